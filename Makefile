@@ -1,0 +1,31 @@
+.PHONY: setup lint types test golden bench demo wheel ci
+PYTHON ?= python
+
+setup:
+	$(PYTHON) -m pip install -e '.[test]' ruff basedpyright build
+
+lint:
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+
+types:
+	$(PYTHON) -m basedpyright
+
+test:
+	$(PYTHON) -m pytest
+
+golden:
+	$(PYTHON) -m tests.golden tests/golden/vectors
+
+bench:
+	$(PYTHON) -m pytest tests/test_attention.py tests/hosts
+	$(PYTHON) eval/bench/vit.py
+	$(PYTHON) eval/bench/segment.py
+
+figures:
+	$(PYTHON) eval/figures.py
+
+wheel:
+	$(PYTHON) -m build
+
+ci: lint types test golden
