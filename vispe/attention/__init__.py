@@ -1,0 +1,148 @@
+"""Attention with structured biases and transforms: one function, several backends, one meaning.
+
+The backends are `reference` (plain float32 or float64), `sdpa` (one dense mask) and `lowrank` (a few extra
+columns). Each has `refuses(call)`, which says why it cannot serve a call, and `run(call)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from vispe.attention import lowrank, reference, sdpa
+from vispe.attention.bias import Bias, DenseBias, DistanceBias, LowRankBias, ProfileBias, SumBias, TableBias
+from vispe.attention.call import Call
+from vispe.attention.content import ContextBias, GatedBias, ValueTerm
+from vispe.attention.rotation import Affine, BlockTransform, Expand, PairRotation, Transform
+from vispe.errors import BackendUnavailable, UnknownName, did_you_mean
+
+__all__ = [
+    "Affine",
+    "Bias",
+    "BlockTransform",
+    "ContextBias",
+    "DenseBias",
+    "DistanceBias",
+    "Expand",
+    "Explanation",
+    "GatedBias",
+    "LowRankBias",
+    "PairRotation",
+    "ProfileBias",
+    "SumBias",
+    "TableBias",
+    "Transform",
+    "ValueTerm",
+    "attention",
+    "explain",
+]
+
+Backend = Literal["auto", "reference", "sdpa", "lowrank"]
+_Entry = tuple[Callable[[Call], str | None], Callable[[Call], Tensor]]
+_BACKENDS: dict[str, _Entry] = {
+    "reference": (reference.refuses, reference.run),
+    "sdpa": (sdpa.refuses, sdpa.run),
+    "lowrank": (lowrank.refuses, lowrank.run),
+}
+_LONG = 1024  # tokens from which extra columns beat a dense mask (CPU, measured)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which backend a call takes and why; `str` of it is readable."""
+
+    backend: str
+    reason: str
+    refused: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.backend}: {self.reason}"]
+        return "\n".join(lines + [f"not {name}: {why}" for name, why in self.refused.items()])
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    bias: Bias | None = None,
+    transform: Transform | None = None,
+    value_term: ValueTerm | None = None,
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    enable_gqa: bool = False,
+    backend: Backend = "auto",
+    deterministic: bool | None = None,
+) -> Tensor:
+    """Return ``softmax(scale * q k^T + bias) v`` (b, h, n, d_v) in q's dtype.
+
+    Args:
+        q: queries (b, h, n, d), after qk-norm and before rotation.
+        k: keys (b, h_kv, m, d).
+        v: values (b, h_kv, m, d_v).
+        bias: what an encoding's `bias()` returned.
+        transform: what an encoding's `transform()` returned; applied to q, k, v and the output.
+        value_term: relative values, added to the output.
+        attn_mask: bool (True = attend) or additive float, broadcastable to (b, h, n, m).
+        key_padding_mask: bool (b, m), True = a real key.
+        is_causal: key j is visible to query i when j <= i.
+        cu_seqlens: (s + 1,) integer ends of sequences packed along n, starting with 0; needs b = 1.
+        scale: factor of the logits, ``d ** -0.5`` by default.
+        dropout_p: dropout of the attention weights.
+        enable_gqa: repeat key and value heads for groups of query heads.
+        backend: 'auto' takes the fastest that serves the call; a named one is obeyed or refused.
+        deterministic: True takes only kernels whose backward pass is reproducible.
+
+    Rows that may attend to nothing give 0.
+
+    Raises:
+        ShapeError: shapes, dtypes or devices disagree.
+        BackendUnavailable: the named backend cannot serve the call.
+        UnknownName: there is no such backend.
+    """
+    call = Call(
+        q, k, v, bias, transform, value_term, attn_mask, key_padding_mask, is_causal, cu_seqlens, scale, dropout_p,
+        enable_gqa, deterministic,
+    )  # fmt: skip
+    return _BACKENDS[_choose(call, backend)[0]][1](call)
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arguments: Any) -> Explanation:
+    """Return which backend `attention` would take for the same arguments, and why the others were not taken."""
+    call = Call(q, k, v, **arguments)
+    name, reason = _choose(call, backend)
+    refused = {other: refuses(call) for other, (refuses, _) in _BACKENDS.items() if other != name}
+    return Explanation(name, reason, {other: why or "slower here" for other, why in refused.items()})
+
+
+def _choose(call: Call, backend: str) -> tuple[str, str]:
+    if backend != "auto":
+        if backend not in _BACKENDS:
+            raise UnknownName(
+                f"There is no backend {backend!r}.{did_you_mean(backend, _BACKENDS)} Choose auto, {', '.join(_BACKENDS)}."
+            )
+        refusal = _BACKENDS[backend][0](call)
+        if refusal:
+            raise BackendUnavailable(
+                f"backend={backend!r} cannot serve this call: {refusal}; use backend='auto'."
+            )
+        return backend, "asked for by name"
+    refusal = sdpa.refuses(call)
+    if refusal:
+        return "reference", refusal
+    if call.bias is None:
+        return "sdpa", "there is no bias"
+    if isinstance(call.bias, DistanceBias) and call.k.shape[2] >= _LONG and lowrank.refuses(call) is None:
+        return (
+            "lowrank",
+            f"squared distance with {call.k.shape[2]} keys is cheaper as extra columns than as a mask",
+        )
+    kept = "kept with its positions" if call.bias.key is not None else "made in each call"
+    return "sdpa", f"one dense mask, {kept}"

@@ -1,0 +1,163 @@
+"""One call of attention: the arguments, checked in one place, and the masks that they amount to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias import Bias
+from vispe.attention.content import ValueTerm
+from vispe.attention.rotation import Transform
+from vispe.errors import OptionError, ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of `vispe.attention`; see there."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Bias | None = None
+    transform: Transform | None = None
+    value_term: ValueTerm | None = None
+    attn_mask: Tensor | None = None
+    key_padding_mask: Tensor | None = None
+    is_causal: bool = False
+    cu_seqlens: Tensor | None = None
+    scale: float | None = None
+    dropout_p: float = 0.0
+    enable_gqa: bool = False
+    deterministic: bool | None = None
+
+    def __post_init__(self) -> None:
+        q, k, v = self.q, self.k, self.v
+        if not (q.ndim == k.ndim == v.ndim == 4):
+            raise ShapeError(
+                "attention needs q, k, v of shape (b, h, n, d), got "
+                f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}."
+            )
+        if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+            raise ShapeError(
+                "attention needs q, k, v of one dtype on one device, got "
+                f"q={q.dtype}/{q.device}, k={k.dtype}/{k.device}, v={v.dtype}/{v.device}."
+            )
+        if not (
+            q.shape[0] == k.shape[0] == v.shape[0]
+            and k.shape[1:3] == v.shape[1:3]
+            and q.shape[3] == k.shape[3]
+        ):
+            raise ShapeError(
+                "attention needs one batch size, as many keys as values and q as wide as k, got "
+                f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}."
+            )
+        if q.shape[1] != k.shape[1] and not (self.enable_gqa and q.shape[1] % k.shape[1] == 0):
+            raise ShapeError(
+                f"attention got {q.shape[1]} query heads and {k.shape[1]} key heads; pass enable_gqa=True, which "
+                "needs query heads to be a multiple of key heads."
+            )
+        if not 0.0 <= self.dropout_p < 1.0:
+            raise OptionError(f"dropout_p must be in [0, 1), got {self.dropout_p}.")
+        pos = None if self.bias is None else self.bias.pos
+        if pos is not None and (pos.tokens != q.shape[2] or pos.tokens != k.shape[2]):
+            raise ShapeError(
+                f"The bias describes {pos.tokens} tokens ({pos}), but there are {q.shape[2]} queries and "
+                f"{k.shape[2]} keys; make the bias from the positions of this input."
+            )
+        mask, keep = self.attn_mask, self.key_padding_mask
+        if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+            raise ShapeError(
+                f"attn_mask must be bool (True = keep) or floating point (added), got {mask.dtype}."
+            )
+        if keep is not None and (keep.dtype != torch.bool or keep.shape != (k.shape[0], k.shape[2])):
+            raise ShapeError(
+                f"key_padding_mask must be bool (True = keep) of shape {(k.shape[0], k.shape[2])}, got "
+                f"{keep.dtype} {tuple(keep.shape)}."
+            )
+        if self.cu_seqlens is not None and (q.shape[0] != 1 or q.shape[2] != k.shape[2]):
+            raise ShapeError(
+                "cu_seqlens packs sequences along one token axis, so it needs batch 1 and as many queries as "
+                f"keys, got q={tuple(q.shape)}, k={tuple(k.shape)}."
+            )
+
+    @property
+    def factor(self) -> float:
+        """The factor of the logits."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    def transformed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v after the transform, grouped keys and values repeated for their query heads."""
+        q, k, v = self.q, self.k, self.v
+        if self.transform is not None:
+            q, k, v = self.transform.query(q), self.transform.key(k), self.transform.value(v)
+        groups = q.shape[1] // k.shape[1]
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        return q, k, v
+
+    def finish(self, out: Tensor) -> Tensor:
+        """Return the output after the transform's part on it."""
+        return out if self.transform is None else self.transform.output(out)
+
+    def dense_bias(self, heads: slice = slice(None)) -> Tensor | None:
+        """Return the bias made dense, float32 or better."""
+        if self.bias is None:
+            return None
+        groups = self.q.shape[1] // self.k.shape[1]
+        k = self.k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else self.k
+        return self.bias.dense(q=self.q, k=k, scale=self.factor, heads=heads)
+
+    def allowed(self) -> Tensor | None:
+        """Return which pairs may attend, bool (b or 1, h or 1, n, m), or None for all."""
+        n, m, device = self.q.shape[2], self.k.shape[2], self.q.device
+        parts: list[Tensor] = []
+        if self.attn_mask is not None and self.attn_mask.dtype == torch.bool:
+            parts.append(_four(self.attn_mask))
+        if self.key_padding_mask is not None:
+            parts.append(self.key_padding_mask[:, None, None, :])
+        if self.is_causal:
+            parts.append(torch.ones(n, m, dtype=torch.bool, device=device).tril()[None, None])
+        if self.cu_seqlens is not None:
+            token = torch.arange(n, device=device)
+            segment = torch.bucketize(token, self.cu_seqlens.to(device), right=True)
+            parts.append((segment[:, None] == segment[None])[None, None])
+        if not parts:
+            return None
+        keep = parts[0]
+        for part in parts[1:]:
+            keep = keep & part
+        return keep
+
+    def added(self) -> Tensor | None:
+        """Return the user's additive mask as (b or 1, h or 1, n, m), or None."""
+        mask = self.attn_mask
+        return None if mask is None or mask.dtype == torch.bool else _four(mask)
+
+
+def combine(
+    bias: Tensor | None, added: Tensor | None, keep: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the one additive mask, and which rows have no key at all (bool, (b, h, n, 1)) or None.
+
+    Rows without any key get a mask of zeros, so that no NaN arises; the caller sets their output to 0.
+    """
+    total = bias if added is None else added if bias is None else bias + added
+    if added is not None and total is not None:
+        open_ = total != float("-inf")
+        keep = open_ if keep is None else keep & open_
+    if keep is None:
+        return total, None
+    dead = ~keep.any(-1, keepdim=True)
+    if total is None:
+        total = torch.zeros((), device=keep.device)
+    elif added is not None:
+        total = total.masked_fill(dead, 0.0)
+    return total.masked_fill(~(keep | dead), float("-inf")), dead
+
+
+def _four(mask: Tensor) -> Tensor:
+    if mask.ndim > 4:
+        raise ShapeError(f"attn_mask must broadcast to (b, h, n, m), got {tuple(mask.shape)}.")
+    return mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))

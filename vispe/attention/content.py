@@ -1,0 +1,120 @@
+"""Members of the bias vocabulary that depend on the content of the tokens, and the value-side term."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias import Bias, Request
+from vispe.errors import ShapeError
+from vispe.grid import Positions
+
+
+class GatedBias(Bias):
+    """``(row[b, h, i] + col[b, h, j]) * profile(i, j)``: a profile with gates from queries and keys.
+
+    Args:
+        row: (b, h, n), or None for 0.
+        col: (b, h, m), or None for 0.
+        profile: the bias that is gated.
+    """
+
+    __slots__ = ("col", "profile", "row")
+
+    def __init__(self, row: Tensor | None, col: Tensor | None, profile: Bias) -> None:
+        super().__init__(profile.pos)
+        if row is None and col is None:
+            raise ShapeError("GatedBias needs a row gate, a column gate or both, got neither.")
+        self.row, self.col, self.profile = row, col, profile
+
+    @property
+    def per_sample(self) -> bool:
+        """See `Bias.per_sample`."""
+        return True
+
+    def _dense(self, ask: Request) -> Tensor:
+        row = None if self.row is None else ask.pick(self.row, 1)[..., :, None]
+        col = None if self.col is None else ask.pick(self.col, 1)[..., None, :]
+        gate = col if row is None else row if col is None else row + col
+        profile = self.profile.dense(*ask[:2], q=ask.q, k=ask.k, scale=ask.scale, heads=ask.heads)
+        return profile if gate is None else gate * profile
+
+
+class ContextBias(Bias):
+    """``q_i . w[bucket(i, j)]`` or ``k_j . w[bucket(i, j)]``: an offset table that the content reads.
+
+    Args:
+        weights: (h or 1, buckets, d_h).
+        buckets: (n, m) int64.
+        dot: which side the content comes from.
+        scaled: whether the term is multiplied by the scale of the logits.
+        pos: the positions it is bound to.
+    """
+
+    __slots__ = ("buckets", "dot", "scaled", "weights")
+
+    def __init__(
+        self,
+        weights: Tensor,
+        buckets: Tensor,
+        dot: Literal["query", "key"],
+        scaled: bool,
+        pos: Positions | None = None,
+    ) -> None:
+        super().__init__(pos)
+        if weights.ndim != 3 or buckets.ndim != 2:
+            raise ShapeError(
+                "ContextBias needs weights (h, buckets, d_h) and buckets (n, m), got "
+                f"{tuple(weights.shape)} and {tuple(buckets.shape)}."
+            )
+        self.weights, self.buckets, self.dot, self.scaled = weights, buckets, dot, scaled
+
+    @property
+    def per_sample(self) -> bool:
+        """See `Bias.per_sample`."""
+        return True
+
+    def _dense(self, ask: Request) -> Tensor:
+        x = ask.q if self.dot == "query" else ask.k
+        if x is None or (self.scaled and ask.scale is None):
+            raise ShapeError(
+                f"ContextBias reads the {self.dot} with scaled={self.scaled}; pass q, k and scale."
+            )
+        x = ask.pick(x, 1).to(torch.promote_types(x.dtype, torch.float32))
+        read = x @ ask.pick(self.weights).to(x.dtype).transpose(-1, -2)  # (b, h, n or m, buckets)
+        if self.scaled and ask.scale is not None:
+            read = read * ask.scale
+        if self.dot == "query":
+            return read.gather(-1, self.buckets.expand(*read.shape[:2], -1, -1))
+        return read.gather(-1, self.buckets.t().expand(*read.shape[:2], -1, -1)).transpose(-1, -2)
+
+
+class ValueTerm:
+    """``sum_j attn[i, j] * w[bucket(i, j)]``, added to the output of attention (relative values).
+
+    Args:
+        weights: (h or 1, buckets, d_v).
+        buckets: (n, m) int64.
+    """
+
+    __slots__ = ("buckets", "weights")
+
+    def __init__(self, weights: Tensor, buckets: Tensor) -> None:
+        if weights.ndim != 3 or buckets.ndim != 2:
+            raise ShapeError(
+                "ValueTerm needs weights (h, buckets, d_v) and buckets (n, m), got "
+                f"{tuple(weights.shape)} and {tuple(buckets.shape)}."
+            )
+        self.weights, self.buckets = weights, buckets
+
+    def apply(self, attn: Tensor) -> Tensor:
+        """Return what is added to the output, (b, h, n, d_v), for attention weights (b, h, n, m).
+
+        Weights are summed per bucket first, so nothing of size n x m x d_v is ever made.
+        """
+        b, h, n, _ = attn.shape
+        sums = attn.new_zeros(b, h, n, self.weights.shape[1])
+        sums = sums.scatter_add(-1, self.buckets.expand(b, h, -1, -1), attn)
+        return sums @ self.weights.to(sums.dtype)

@@ -1,0 +1,98 @@
+"""Distances between tokens: between any two sets of positions, and by offset on a regular grid."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError
+from vispe.grid import Grid, Positions
+
+Metric = Literal["euclidean", "manhattan", "chebyshev", "squared"]
+Normalize = Literal["max", "reference", "none"]
+Reference = tuple[int, ...] | None
+
+
+def check_rule(metric: str, normalize: str) -> None:
+    """Raise `OptionError` for a metric or normalisation that does not exist."""
+    if metric not in get_args(Metric):
+        raise OptionError(f"metric must be one of {', '.join(get_args(Metric))}, got {metric!r}.")
+    if normalize not in get_args(Normalize):
+        raise OptionError(f"normalize must be one of {', '.join(get_args(Normalize))}, got {normalize!r}.")
+
+
+def distances(
+    pos_q: Positions,
+    pos_k: Positions,
+    metric: Metric,
+    wrap: bool,
+    normalize: Normalize,
+    reference: Reference = None,
+) -> Tensor:
+    """Return distances (b or 1, n, m) between tokens, 0 where either has no place.
+
+    The coordinates' dtype (float32 or better) is kept. The subgradient at distance 0 is 0.
+    """
+    gap = (pos_q.coords[:, :, None] - pos_k.coords[:, None]).abs()
+    distance = _measure(gap, pos_q.extent[:, None, None], metric, wrap)
+    divisor = largest(pos_q.extent, pos_q.cell, pos_q.grid, metric, wrap, normalize, reference)
+    if divisor is not None:
+        distance = distance / divisor[:, None, None]
+    placed = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+    return distance.masked_fill(~placed, 0.0)
+
+
+def offsets(
+    grid: Grid,
+    metric: Metric,
+    wrap: bool,
+    normalize: Normalize,
+    reference: Reference = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Return the distance of every offset on `grid`, (2 n_1 - 1, 2 n_2 - 1, ...) float32."""
+    spacing = torch.tensor(grid.spacing or (1.0,) * grid.axes, device=device)
+    lines = [torch.arange(1 - n, n, dtype=torch.float32, device=device) for n in grid.shape]
+    gap = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).abs() * spacing
+    extent = torch.tensor([float(n) for n in grid.shape], device=device) * spacing
+    distance = _measure(gap, extent, metric, wrap)
+    divisor = largest(extent[None], spacing[None], grid, metric, wrap, normalize, reference)
+    return distance if divisor is None else distance / divisor
+
+
+def _measure(gap: Tensor, extent: Tensor, metric: Metric, wrap: bool) -> Tensor:
+    if wrap:
+        gap = torch.minimum(gap, extent - gap)
+    if metric == "euclidean":
+        return torch.linalg.vector_norm(gap, dim=-1)
+    if metric == "squared":
+        return gap.square().sum(-1)
+    return gap.sum(-1) if metric == "manhattan" else gap.amax(-1)
+
+
+def largest(
+    extent: Tensor,
+    cell: Tensor,
+    grid: Grid | None,
+    metric: Metric,
+    wrap: bool,
+    normalize: Normalize,
+    reference: Reference,
+) -> Tensor | None:
+    """Return the largest distance of the field, (b or 1,), by its closed form; 1 where it is 0."""
+    if normalize == "none":
+        return None
+    cells = extent / cell
+    if normalize == "reference":
+        shape = reference or (grid.reference if grid else None)
+        if shape is None or len(shape) != extent.shape[-1]:
+            raise OptionError(
+                f"normalize='reference' needs the grid of the training resolution, got {shape} for "
+                f"{extent.shape[-1]} axes; pass reference=[h, w] or Grid(..., reference=(h, w))."
+            )
+        cells = extent.new_tensor(shape)[None]
+    farthest = (cells / 2).floor() if wrap else cells - 1
+    largest = _measure(farthest * cell, extent, metric, wrap=False)
+    return largest.where(largest > 0, torch.ones_like(largest))

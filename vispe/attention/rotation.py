@@ -1,0 +1,200 @@
+"""What an encoding may do to queries, keys, values and outputs: the closed `Transform` vocabulary.
+
+Every transform acts on tensors (b, h, n, d_h). Tokens without a place carry the identity in the tables.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vispe.errors import ShapeError
+
+Layout = Literal["half", "interleaved"]
+
+
+class Transform:
+    """Base of the transforms: the identity on everything."""
+
+    __slots__ = ()
+
+    def query(self, q: Tensor) -> Tensor:
+        """Transform queries (b, h, n, d_h)."""
+        return q
+
+    def key(self, k: Tensor) -> Tensor:
+        """Transform keys (b, h_kv, m, d_h)."""
+        return k
+
+    def value(self, v: Tensor) -> Tensor:
+        """Transform values (b, h_kv, m, d_v)."""
+        return v
+
+    def output(self, out: Tensor) -> Tensor:
+        """Transform the attention output (b, h, n, d_v)."""
+        return out
+
+
+class PairRotation(Transform):
+    """Rotate pairs of channels of q and k by angles; channels beyond ``2 * pairs`` pass unchanged.
+
+    Args:
+        cos: (b or 1, h or 1, n, pairs), float32 or float64.
+        sin: like cos.
+        layout: ``'half'`` pairs channel c with c + pairs, ``'interleaved'`` pairs 2c with 2c + 1. It travels
+            with the angles, so producer and consumer cannot disagree.
+    """
+
+    __slots__ = ("cos", "layout", "sin")
+
+    def __init__(self, cos: Tensor, sin: Tensor, layout: Layout) -> None:
+        if layout not in ("half", "interleaved"):
+            raise ShapeError(f"PairRotation needs layout 'half' or 'interleaved', got {layout!r}.")
+        if cos.ndim != 4 or cos.shape != sin.shape:
+            raise ShapeError(
+                f"PairRotation needs cos and sin of one shape (b, h, n, pairs), got {tuple(cos.shape)} "
+                f"and {tuple(sin.shape)}."
+            )
+        self.cos, self.sin, self.layout = cos, sin, layout
+
+    def query(self, q: Tensor) -> Tensor:
+        """Rotate queries; computed in the tables' precision, cast back once."""
+        return self._rotate(q)
+
+    def key(self, k: Tensor) -> Tensor:
+        """Rotate keys; computed in the tables' precision, cast back once."""
+        return self._rotate(k)
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        pairs = self.cos.shape[-1]
+        if 2 * pairs > x.shape[-1]:
+            raise ShapeError(f"The rotation has {pairs} pairs but the head has {x.shape[-1]} channels.")
+        head, rest = x[..., : 2 * pairs].to(self.cos.dtype), x[..., 2 * pairs :]
+        a, b = (
+            (head[..., :pairs], head[..., pairs:])
+            if self.layout == "half"
+            else head.unflatten(-1, (pairs, 2)).unbind(-1)
+        )
+        first, second = a * self.cos - b * self.sin, b * self.cos + a * self.sin
+        if self.layout == "half":
+            turned = torch.cat([first, second], -1)
+        else:
+            turned = torch.stack([first, second], -1).flatten(-2)
+        return torch.cat([turned.to(x.dtype), rest], -1)
+
+
+class BlockTransform(Transform):
+    """Multiply blocks of channels by matrices, separately for q, k, v and the output.
+
+    Args:
+        q, k, v, out: (b or 1, h or 1, n, blocks, s, s) or None for the identity. Each acts on the first
+            ``blocks * s`` channels, as block-diagonal matrix from the left.
+    """
+
+    __slots__ = ("k", "out", "q", "v")
+
+    def __init__(
+        self,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> None:
+        for name, m in {"q": q, "k": k, "v": v, "out": out}.items():
+            if m is not None and (m.ndim != 6 or m.shape[-1] != m.shape[-2]):
+                raise ShapeError(
+                    f"BlockTransform needs {name} of shape (b, h, n, blocks, s, s), got {tuple(m.shape)}."
+                )
+        self.q, self.k, self.v, self.out = q, k, v, out
+
+    def query(self, q: Tensor) -> Tensor:
+        """Multiply queries by the q blocks."""
+        return _blocks(self.q, q)
+
+    def key(self, k: Tensor) -> Tensor:
+        """Multiply keys by the k blocks."""
+        return _blocks(self.k, k)
+
+    def value(self, v: Tensor) -> Tensor:
+        """Multiply values by the v blocks."""
+        return _blocks(self.v, v)
+
+    def output(self, out: Tensor) -> Tensor:
+        """Multiply the output by the out blocks."""
+        return _blocks(self.out, out)
+
+
+class Affine(Transform):
+    """Scale and shift queries and keys: ``q * q_mul + q_add``, ``k * k_mul + k_add``.
+
+    Args:
+        q_mul, k_mul, q_add, k_add: broadcastable to (b, h, n, d_h), or None.
+    """
+
+    __slots__ = ("k_add", "k_mul", "q_add", "q_mul")
+
+    def __init__(
+        self,
+        q_mul: Tensor | None = None,
+        k_mul: Tensor | None = None,
+        q_add: Tensor | None = None,
+        k_add: Tensor | None = None,
+    ) -> None:
+        self.q_mul, self.k_mul, self.q_add, self.k_add = q_mul, k_mul, q_add, k_add
+
+    def query(self, q: Tensor) -> Tensor:
+        """Return ``q * q_mul + q_add`` in q's dtype."""
+        return _affine(q, self.q_mul, self.q_add)
+
+    def key(self, k: Tensor) -> Tensor:
+        """Return ``k * k_mul + k_add`` in k's dtype."""
+        return _affine(k, self.k_mul, self.k_add)
+
+
+class Expand(Transform):
+    """Double the width of q and k: ``[x * cos, x * sin]``, so that scores weigh channel c by
+    ``cos(angle_c(i) - angle_c(j))``.
+
+    Args:
+        cos: (b or 1, h or 1, n, d_h).
+        sin: like cos.
+    """
+
+    __slots__ = ("cos", "sin")
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        if cos.ndim != 4 or cos.shape != sin.shape:
+            raise ShapeError(
+                f"Expand needs cos and sin of one shape (b, h, n, d_h), got {tuple(cos.shape)} and {tuple(sin.shape)}."
+            )
+        self.cos, self.sin = cos, sin
+
+    def query(self, q: Tensor) -> Tensor:
+        """Return queries of doubled width."""
+        return self._expand(q)
+
+    def key(self, k: Tensor) -> Tensor:
+        """Return keys of doubled width."""
+        return self._expand(k)
+
+    def _expand(self, x: Tensor) -> Tensor:
+        wide = x.to(self.cos.dtype)
+        return torch.cat([wide * self.cos, wide * self.sin], -1).to(x.dtype)
+
+
+def _blocks(matrices: Tensor | None, x: Tensor) -> Tensor:
+    if matrices is None:
+        return x
+    blocks, s = matrices.shape[-3], matrices.shape[-1]
+    if blocks * s > x.shape[-1]:
+        raise ShapeError(f"The transform covers {blocks * s} channels but the head has {x.shape[-1]}.")
+    head = x[..., : blocks * s].to(matrices.dtype).unflatten(-1, (blocks, s))
+    turned = (matrices @ head[..., None]).squeeze(-1).flatten(-2)
+    return torch.cat([turned.to(x.dtype), x[..., blocks * s :]], -1)
+
+
+def _affine(x: Tensor, mul: Tensor | None, add: Tensor | None) -> Tensor:
+    y = x if mul is None else x * mul
+    return (y if add is None else y + add).to(x.dtype)

@@ -1,0 +1,304 @@
+"""Where the tokens are: `Grid` (shapes only, no tensors) and `Positions` (coordinates of every token)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError, ShapeError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The shape of a regular token grid, row-major, with prefix tokens in front.
+
+    Args:
+        shape: tokens per axis, slow to fast: (n,), (h, w) or (t, h, w).
+        prefix: tokens without a place (class, registers), in front of the patches.
+        spacing: distance between neighbours along each axis, in any length unit; 1 per axis by default.
+        reference: shape of the grid that the model was trained with, for encodings that rescale.
+
+    Raises:
+        ShapeError: an axis is empty, there are more than 3 axes, or the lengths of the arguments differ.
+    """
+
+    shape: tuple[int, ...]
+    prefix: int = 0
+    spacing: tuple[float, ...] | None = None
+    reference: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        shape = _as_shape(self.shape, "shape")
+        object.__setattr__(self, "shape", shape)
+        if (
+            isinstance(self.prefix, bool)
+            or not isinstance(self.prefix, (int, torch.SymInt))
+            or self.prefix < 0
+        ):
+            raise ShapeError(f"Grid needs a prefix of 0 or more tokens, got prefix={self.prefix!r}.")
+        if self.spacing is not None:
+            object.__setattr__(self, "spacing", as_spacing(self.spacing, len(shape)))
+        if self.reference is not None:
+            reference = _as_shape(self.reference, "reference")
+            if len(reference) != len(shape):
+                raise ShapeError(
+                    f"Grid has shape={shape} but reference={reference}; give one number per axis."
+                )
+            object.__setattr__(self, "reference", reference)
+
+    @property
+    def axes(self) -> int:
+        """Number of axes, 1 to 3."""
+        return len(self.shape)
+
+    @property
+    def patches(self) -> int:
+        """Number of tokens that have a place."""
+        count = 1
+        for n in self.shape:
+            count = count * n
+        return count
+
+    @property
+    def tokens(self) -> int:
+        """Number of all tokens, prefix included."""
+        return self.prefix + self.patches
+
+    def positions(self, device: torch.device | str | None = None) -> Positions:
+        """Return the `Positions` of every token of this grid (float32 coordinates)."""
+        spacing = self.spacing or (1.0,) * self.axes
+        lines = [
+            torch.arange(n, dtype=torch.float32, device=device) * s
+            for n, s in zip(self.shape, spacing, strict=True)
+        ]
+        coords = torch.stack(torch.meshgrid(*lines, indexing="ij"), dim=-1).flatten(0, -2)
+        cell = torch.tensor(spacing, dtype=torch.float32, device=device)
+        extent = coords[-1] + cell  # the last token is the far corner
+        spatial = coords.new_ones(coords.shape[0], dtype=torch.bool)
+        if self.prefix:
+            coords = torch.cat([coords.new_zeros(self.prefix, self.axes), coords])
+            spatial = torch.cat([spatial.new_zeros(self.prefix), spatial])
+        return Positions(coords[None], spatial[None], extent[None], cell=cell[None], grid=self)
+
+
+class Positions:
+    """Coordinates of the tokens of a batch, prefix tokens included.
+
+    A plain object on purpose: sharded training casts tensors that it finds in tuples and dataclasses.
+
+    Args:
+        coords: (b or 1, n, a) floating point, axes slow to fast; 0 for tokens without a place. May require grad.
+        spatial: (b or 1, n) bool, False for tokens without a place.
+        extent: (b or 1, a), the length of the whole field of view along each axis. It, not the kept tokens,
+            defines the period of wrapped encodings and the divisor of normalised ones.
+        cell: (b or 1, a), distance between neighbouring cells; ones by default.
+        index: (b or 1, n) int64, which cell of `grid` each token is (anything for prefix tokens); None when
+            the tokens are the full grid in order.
+        grid: the grid that the tokens come from, if any.
+        attrs: what particular encodings need beside coordinates, such as camera poses or random draws.
+    """
+
+    __slots__ = ("attrs", "cell", "coords", "extent", "grid", "index", "memo", "spatial")
+
+    def __init__(
+        self,
+        coords: Tensor,
+        spatial: Tensor | None = None,
+        extent: Tensor | None = None,
+        *,
+        cell: Tensor | None = None,
+        index: Tensor | None = None,
+        grid: Grid | None = None,
+        attrs: dict[str, Any] | None = None,
+    ) -> None:
+        if coords.ndim == 2:
+            coords = coords[None]
+        if coords.ndim != 3 or not 1 <= coords.shape[-1] <= 3 or not coords.is_floating_point():
+            raise ShapeError(
+                "Positions needs floating-point coords of shape (b, n, axes) with 1 to 3 axes, "
+                f"got {tuple(coords.shape)} {coords.dtype}."
+            )
+        self.coords = coords
+        self.spatial = coords.new_ones(coords.shape[:2], dtype=torch.bool) if spatial is None else spatial
+        self.cell = coords.new_ones(1, coords.shape[-1]) if cell is None else cell
+        if extent is None:
+            extent = coords.amax(1) - coords.amin(1) + self.cell
+        self.extent = extent
+        self.index = index
+        self.grid = grid
+        self.attrs = attrs or {}
+        self.memo: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        kept = "" if self.index is None else ", tokens dropped"
+        return f"Positions(coords={tuple(self.coords.shape)}, grid={self.grid}{kept})"
+
+    @property
+    def axes(self) -> int:
+        """Number of axes, 1 to 3."""
+        return self.coords.shape[-1]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, prefix included."""
+        return self.coords.shape[1]
+
+    @property
+    def regular(self) -> bool:
+        """Whether the tokens are a full grid in order, so that translation-invariant biases are tables."""
+        return self.grid is not None and self.index is None
+
+    @property
+    def static(self) -> bool:
+        """Whether what is computed from these positions alone may be kept (no gradient flows to them)."""
+        return not self.coords.requires_grad
+
+    def cells(self) -> Tensor:
+        """Return the integer cell of every token, (b or 1, n, a) int64; 0 for prefix tokens.
+
+        Raises:
+            ShapeError: the tokens do not come from a grid.
+        """
+        if self.grid is None:
+            raise ShapeError(
+                "A table bias needs tokens of a Grid, got free coordinates; use grid.positions()."
+            )
+        return self.remember("cells", lambda: (self.coords / self.cell[:, None]).round().long())
+
+    def gather(self, keep: Tensor) -> Positions:
+        """Return the positions of the kept tokens.
+
+        Args:
+            keep: (b, m) int64, which tokens of this object remain (prefix tokens included, as token numbers).
+        """
+        if keep.ndim != 2:
+            raise ShapeError(f"gather needs token numbers of shape (b, kept), got {tuple(keep.shape)}.")
+        b, n = keep.shape[0], self.tokens
+        coords = self.coords.expand(b, -1, -1).gather(1, keep[..., None].expand(-1, -1, self.axes))
+        spatial = self.spatial.expand(b, -1).gather(1, keep)
+        prefix = self.grid.prefix if self.grid else 0
+        index = self.index if self.index is not None else torch.arange(n, device=keep.device)[None] - prefix
+        index = index.expand(b, -1).gather(1, keep)
+        return Positions(
+            coords, spatial, self.extent, cell=self.cell, index=index, grid=self.grid, attrs=self.attrs
+        )
+
+    def replace(self, **changes: Any) -> Positions:
+        """Return a copy with some fields exchanged; what was remembered goes along when only `attrs` change."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "memo"}
+        copy = Positions(**{**fields, **changes})
+        if set(changes) <= {"attrs"}:
+            copy.memo = self.memo
+        return copy
+
+    def spaced(self, spacing: Sequence[float]) -> Positions:
+        """Return these positions with another distance between neighbouring cells along each axis."""
+        spacing = as_spacing(spacing, self.axes)
+
+        def make() -> Positions:
+            step = self.cell.new_tensor(spacing)[None]
+            scale = step / self.cell
+            return self.replace(coords=self.coords * scale[:, None], extent=self.extent * scale, cell=step)
+
+        return self.remember(("spaced", spacing), make)
+
+    def remember(self, key: Any, make: Callable[[], T]) -> T:
+        """Return `make()`, computed once for these positions. Only for values without gradients."""
+        if not self.static:
+            return make()
+        if key not in self.memo:
+            if torch.compiler.is_compiling():
+                self.memo[key] = make()
+            else:
+                with torch.inference_mode(False):  # what is made while predicting must serve training too
+                    self.memo[key] = make()
+        return self.memo[key]
+
+
+class PositionCache:
+    """Keeps the `Positions` of the last few grids, with what was computed from them.
+
+    Everything in it is free of parameters and keyed by grid and device. It is left out of copies, pickles
+    and state dicts, and is not used while a model is compiled, exported, traced or captured.
+    """
+
+    def __init__(self, size: int = 4) -> None:
+        self.size = size
+        self._kept: dict[tuple[Grid, torch.device], Positions] = {}
+
+    def __call__(self, grid: Grid, like: Tensor) -> Positions:
+        """Return `grid.positions()` on the device of `like`, kept when that is safe."""
+        if not _cacheable(like):
+            return grid.positions(like.device)
+        key = (grid, like.device)
+        pos = self._kept.pop(key, None)
+        if pos is None:
+            with torch.inference_mode(False):
+                pos = grid.positions(like.device)
+        self._kept[key] = pos  # the newest is last
+        while len(self._kept) > self.size:
+            self._kept.pop(next(iter(self._kept)))
+        return pos
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PositionCache:
+        return PositionCache(self.size)
+
+    def __reduce__(self) -> tuple[type[PositionCache], tuple[int]]:
+        return PositionCache, (self.size,)
+
+
+def _cacheable(like: Tensor) -> bool:
+    if (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or type(like) not in (Tensor, torch.nn.Parameter)
+    ):
+        return False
+    return not (like.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _as_shape(shape: Sequence[int], name: str) -> tuple[int, ...]:
+    shape = tuple(shape)
+    if not 1 <= len(shape) <= 3 or any(not isinstance(n, (int, torch.SymInt)) for n in shape):
+        raise ShapeError(f"Grid needs 1 to 3 whole numbers as {name}, got {name}={shape}.")
+    if any(n < 1 for n in shape):
+        raise ShapeError(f"Grid needs at least one token per axis, got {name}={shape}.")
+    return shape
+
+
+def as_spacing(spacing: Sequence[float], axes: int) -> tuple[float, ...]:
+    """Return `spacing` as floats, checked: one positive number per axis."""
+    values = tuple(float(s) for s in spacing)
+    if len(values) != axes or any(not s > 0 or s == float("inf") for s in values):
+        raise OptionError(
+            f"spacing needs one positive number for each of {axes} axes, got spacing={spacing}."
+        )
+    return values
+
+
+def as_positions(where: Positions | Grid | Sequence[int], like: Tensor) -> Positions:
+    """Return positions for `like` (b, n, d), from Positions, a Grid or a bare grid shape.
+
+    A bare shape takes the tokens beyond the grid as prefix tokens only when there are none; say
+    ``Grid(shape, prefix=...)`` otherwise.
+
+    Raises:
+        ShapeError: the number of tokens differs from the one that `where` describes.
+    """
+    if isinstance(where, Positions):
+        pos = where
+    else:
+        grid = where if isinstance(where, Grid) else Grid(tuple(where))
+        pos = grid.positions(like.device)
+    if pos.tokens != like.shape[1]:
+        raise ShapeError(
+            f"The input has {like.shape[1]} tokens but {pos.grid or pos} describes {pos.tokens}; "
+            "give the grid of this input, with prefix=number of class and register tokens."
+        )
+    return pos
