@@ -1,0 +1,77 @@
+"""A learned table with one vector per grid cell, as in the original ViT (arXiv 2010.11929, section 3.1)."""
+
+from __future__ import annotations
+
+import torch
+from timm.layers.weight_init import trunc_normal_
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.base import Additive
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.registry import register
+
+
+@register
+class Learned(Additive):
+    """Adds a learned vector per grid cell to the tokens.
+
+    table[y, x] is a parameter; another grid reads it resampled: bicubic, antialiased when shrinking, to the target
+    size itself (never by a scale factor, which rounds to a shifted raster), cell centres aligned.
+
+    Args:
+        dim: width of the tokens, d.
+        grid: shape of the table, (h, w): the grid of the training resolution.
+        std: standard deviation of the truncated normal initialisation.
+
+    Shapes: pos of a grid with n tokens -> (1, n, d) float32; prefix tokens get 0.
+    New resolution: resampled as above.   Cost: h * w * d parameters, one resampling per new grid.
+    Invariant to: nothing.
+    Raises: ShapeError if `pos` does not come from a 2-axis grid.
+    Differs from the reference: prefix tokens have no entry; timm's own `pos_embed='learn'` may have one.
+    """
+
+    name = "learned"
+    paper = "An Image is Worth 16x16 Words, https://arxiv.org/abs/2010.11929"
+    year = 2020
+    extrapolates = False
+
+    def __init__(self, *, dim: int, grid: tuple[int, int], std: float = 0.02) -> None:
+        super().__init__()
+        if len(grid) != 2 or min(grid) < 1:
+            raise OptionError(f"learned needs a grid of two positive numbers, got grid={grid}.")
+        self.dim, self.grid, self.std = dim, tuple(grid), std
+        self.weight = nn.Parameter(torch.empty(1, grid[0] * grid[1], dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the table from a truncated normal of standard deviation `std`."""
+        trunc_normal_(self.weight, std=self.std)
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the table for the grid of `pos`, (1 or b, n, d), 0 for prefix tokens."""
+        if pos.grid is None or pos.axes != 2:
+            raise ShapeError(
+                f"learned needs the tokens of a 2-axis grid, got {pos}; use sincos2d for free coordinates."
+            )
+        table = resample(self.weight, self.grid, pos.grid.shape).float()
+        prefix = table.new_zeros(1, pos.grid.prefix, self.dim)
+        table = torch.cat([prefix, table], 1)
+        if pos.index is None:
+            return table
+        token = (pos.index + pos.grid.prefix).clamp(min=0)  # tokens without a place are masked below
+        kept = table[0].index_select(0, token.flatten()).unflatten(0, token.shape)
+        return kept * pos.spatial[..., None]
+
+
+def resample(table: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
+    """Return a table (1, h * w, d) resampled from grid `old` to grid `new` (1, h' * w', d), in its dtype.
+
+    Bicubic with antialiasing towards the target size, computed in float32.
+    """
+    if tuple(old) == tuple(new):
+        return table
+    picture = table.float().reshape(1, *old, -1).permute(0, 3, 1, 2)
+    picture = F.interpolate(picture, size=tuple(new), mode="bicubic", antialias=True, align_corners=False)
+    return picture.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)
