@@ -1,0 +1,1 @@
+"""How an encoding enters a model that exists: one file per family of hosts."""

@@ -1,0 +1,92 @@
+"""What travels through the blocks of a converted model, and what a converted model remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from vispe.base import Encoding
+from vispe.grid import PositionCache, Positions
+from vispe.layers import attend
+
+
+class Context:
+    """One forward pass, as its attention layers see it: positions, shared encodings, the user's mask.
+
+    It is handed through the blocks as their `attn_mask`, the only explicit channel that every block has; so
+    recomputation under checkpointing sees what the first pass saw. It is a plain object, because sharded
+    training casts the tensors that it finds in tuples and dataclasses, and it is never changed.
+    """
+
+    __slots__ = ("encodings", "is_causal", "mask", "positions")
+
+    def __init__(
+        self, positions: Positions, encodings: Sequence[Encoding], mask: Tensor | None, is_causal: bool
+    ) -> None:
+        self.positions, self.encodings, self.mask, self.is_causal = (
+            positions,
+            tuple(encodings),
+            mask,
+            is_causal,
+        )
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
+    ) -> Tensor:
+        """Return attention as the swapped attention layer `module` computes it.
+
+        Args:
+            module: the layer; its `vispe_layer`, `pos_enc` and `fused_attn` are read.
+            q: queries (b, h, n, d_h) after qk-norm.
+            k: keys, likewise.
+            v: values.
+            x: input of the layer (b, n, d).
+            dropout_p: dropout of the attention weights.
+        """
+        own = module.pos_enc
+        encodings = self.encodings if own is None else (*self.encodings, *own.parts())
+        return attend(
+            q,
+            k,
+            v,
+            encodings,
+            self.positions,
+            module.vispe_layer,
+            x,
+            attn_mask=self.mask,
+            is_causal=self.is_causal,
+            dropout_p=dropout_p,
+            backend="auto" if module.fused_attn else "reference",
+        )
+
+
+@dataclass
+class HostState:
+    """What a converted model remembers beside its modules; it is copied and pickled with the model.
+
+    Attributes:
+        spec: the encoding, JSON-able.
+        stock: the class that the model had.
+        reference: grid of the training resolution.
+        table: the absolute table that was taken out and the grid it belongs to; None when there was none.
+        built: whether the model was built with the encoding, so that it never had a table to bring back.
+        keep_abs: whether the absolute table stays in use.
+        inside: whether the encoding works inside attention, so that attention layers are swapped.
+        layered: whether layers have encodings with parameters of their own.
+        args: what timm remembered as `pos_embed` before, if anything.
+        cache: positions of the last grids.
+    """
+
+    spec: list[dict[str, Any]]
+    stock: type[nn.Module]
+    reference: tuple[int, ...]
+    table: tuple[nn.Parameter, tuple[int, ...]] | None
+    built: bool
+    keep_abs: bool
+    inside: bool
+    layered: bool
+    args: Any = None
+    cache: PositionCache = field(default_factory=PositionCache)

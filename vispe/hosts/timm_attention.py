@@ -1,0 +1,152 @@
+"""timm's attention layers and inlined-attention blocks, made to take a `Context`.
+
+Each class differs from its parent in one thing: when the mask argument is a `Context`, attention is computed
+with the encodings in it. Anything else takes timm's own path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from einops import rearrange
+from timm.layers import Attention, DiffAttention
+from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock
+from torch import Tensor, nn
+
+from vispe.base import Encoding
+from vispe.hosts.context import Context
+
+
+class VispeAttention(Attention):
+    """timm's multi-head self-attention with positional encodings."""
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after attention."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+        q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.num_heads)
+        dropout = self.attn_drop.p if self.training else 0.0
+        out = attn_mask.attend(self, self.q_norm(q), self.k_norm(k), v, x, dropout)
+        out = self.norm(rearrange(out, "b h n d -> b n (h d)"))
+        gate = getattr(self, "gate", None)  # newer timm only
+        if gate is not None:
+            out = out * gate(x).sigmoid()
+        return self.proj_drop(self.proj(out))
+
+
+class VispeDiffAttention(DiffAttention):
+    """timm's differential attention with positional encodings; both maps of a head share its encoding."""
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after attention."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+        q, k, v = self.qkv(x).chunk(3, dim=2)
+        out = _differential(self, attn_mask, q, k, v, x)
+        return self.proj_drop(self.proj(self.norm(out)))
+
+
+class VispeParallelScalingBlock(ParallelScalingBlock):
+    """timm's block with attention and MLP side by side, with positional encodings."""
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after the block."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+        y = self.in_norm(x)
+        mlp, q, k, v = self.in_proj(y).split(self.in_split, dim=-1)
+        q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=self.num_heads) for t in (q, k, v))
+        dropout = self.attn_drop.p if self.training else 0.0
+        out = attn_mask.attend(self, self.q_norm(q), self.k_norm(k), v, y, dropout)
+        return _side_by_side(self, x, rearrange(out, "b h n d -> b n (h d)"), mlp)
+
+
+class VispeDiffParallelScalingBlock(DiffParallelScalingBlock):
+    """timm's side-by-side block with differential attention, with positional encodings."""
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after the block."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+        y = self.in_norm(x)
+        mlp, q, k, v = self.in_proj(y).split(self.in_split, dim=-1)
+        return _side_by_side(self, x, _differential(self, attn_mask, q, k, v, y), mlp)
+
+
+def _differential(module: nn.Module, context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+    """Return the difference of two attention maps per head on the values, normed and joined (b, n, d)."""
+    maps = "b n (h two d) -> two b h n d"
+    q, k = (rearrange(t, maps, h=module.num_heads, two=2) for t in (q, k))
+    v = rearrange(v, "b n (h d) -> b h n d", h=module.num_heads)
+    q, k = module.q_norm(q), module.k_norm(k)
+    dropout = module.attn_drop_p if module.training else 0.0
+    first, second = (context.attend(module, q[i], k[i], v, x, dropout) for i in (0, 1))
+    out = module.sub_norm(first - module._compute_lambda().type_as(q) * second)
+    return rearrange(out * (1 - module.lambda_init), "b h n d -> b n (h d)")
+
+
+def _side_by_side(block: nn.Module, x: Tensor, attn: Tensor, mlp: Tensor) -> Tensor:
+    """Return the block's output from its attention (b, n, d) and the input of its MLP (b, n, hidden)."""
+    if block.mlp_bias is not None:
+        mlp = mlp + block.mlp_bias
+    mlp = block.mlp_drop(block.mlp_act(mlp))
+    if block.out_proj is not None:
+        y = block.out_proj(torch.cat([attn, mlp], -1))
+    else:
+        y = block.attn_out_proj(attn) + block.mlp_out_proj(mlp)
+    return x + block.drop_path(block.ls(y))
+
+
+SWAPS: dict[type[nn.Module], type[nn.Module]] = {
+    Attention: VispeAttention,
+    DiffAttention: VispeDiffAttention,
+    ParallelScalingBlock: VispeParallelScalingBlock,
+    DiffParallelScalingBlock: VispeDiffParallelScalingBlock,
+}
+STOCK = {ours: stock for stock, ours in SWAPS.items()}
+
+
+def stock_type(module: nn.Module) -> type[nn.Module]:
+    """Return timm's class of an attention layer or block, whether it is swapped or not."""
+    return STOCK.get(type(module), type(module))
+
+
+def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
+    """Yield (block, path, module) of every attention layer, or of the block where attention is inlined.
+
+    The module need not be one that can be swapped.
+    """
+    for i, block in enumerate(model.blocks):
+        path = f"blocks.{i}"
+        if stock_type(block) in SWAPS:
+            yield i, path, block
+        elif hasattr(block, "attns"):
+            yield from ((i, f"{path}.attns.{j}.attn", branch.attn) for j, branch in enumerate(block.attns))
+        elif hasattr(block, "attn"):
+            yield i, f"{path}.attn", block.attn
+        else:
+            yield i, path, block
+
+
+def shared_encodings(model: nn.Module) -> tuple[Encoding, ...]:
+    """Return the encodings at the root of a converted model."""
+    return () if model.pos_enc is None else model.pos_enc.parts()
+
+
+def encodings_of(model: nn.Module) -> Iterator[tuple[str, Encoding]]:
+    """Yield (path, encoding) of every encoding module of a converted model."""
+    if model.pos_enc is not None:
+        yield "pos_enc", model.pos_enc
+    if model.vispe.layered:
+        for _, path, module in attentions(model):
+            if module.pos_enc is not None:
+                yield f"{path}.pos_enc", module.pos_enc
