@@ -1,0 +1,1 @@
+"""Conformance with the authors' own code: `python -m tests.golden DIR`."""

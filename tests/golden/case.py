@@ -1,0 +1,77 @@
+"""One golden case: arrays and configuration of an .npz file, and what an adapter has read of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+_MISSING = object()
+
+
+class Case:
+    """The contents of a golden file; keeps track of what was read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, path.stem
+        with np.load(path, allow_pickle=False) as arrays:
+            self.meta: dict[str, Any] = json.loads(str(arrays["meta"]))
+            groups: dict[str, dict[str, np.ndarray]] = {"in": {}, "param": {}, "out": {}}
+            for key in arrays.files:
+                group, _, name = key.partition(".")
+                if key != "meta":
+                    groups[group][name] = arrays[key]
+        self._in, self._param, self.outputs = groups["in"], groups["param"], groups["out"]
+        self.settings: dict[str, Any] = self.meta.get("config", {})
+        self.ignored: dict[str, str] = {}
+        self._read: set[str] = set()
+
+    @property
+    def encoding(self) -> str:
+        """Name of the adapter."""
+        return self.meta["encoding"]
+
+    @property
+    def inputs(self) -> set[str]:
+        """Names of the inputs."""
+        return set(self._in)
+
+    @property
+    def params(self) -> set[str]:
+        """Names of the parameters."""
+        return set(self._param)
+
+    @property
+    def output_names(self) -> set[str]:
+        """Names of the expected outputs."""
+        return set(self.outputs)
+
+    def input(self, name: str) -> torch.Tensor:
+        """Return an input as a tensor of its stored dtype."""
+        self._read.add(f"in.{name}")
+        return torch.from_numpy(self._in[name].copy())
+
+    def param(self, name: str) -> torch.Tensor:
+        """Return a parameter as a tensor of its stored dtype."""
+        self._read.add(f"param.{name}")
+        return torch.from_numpy(self._param[name].copy())
+
+    def config(self, key: str, default: Any = _MISSING) -> Any:
+        """Return a value of the configuration."""
+        self._read.add(f"config.{key}")
+        if key not in self.settings and default is _MISSING:
+            raise KeyError(f"{self.name} has no config key {key!r}; it has {sorted(self.settings)}")
+        return self.settings.get(key, default)
+
+    def ignore(self, key: str, reason: str) -> None:
+        """Mark a configuration key as informational."""
+        self.ignored[key] = reason
+        self._read.add(f"config.{key}")
+
+    def unread(self) -> list[str]:
+        """Return what no adapter has read."""
+        have = [f"in.{n}" for n in self._in] + [f"param.{n}" for n in self._param]
+        return sorted({*have, *(f"config.{k}" for k in self.settings)} - self._read)
