@@ -1,0 +1,397 @@
+"""Files appear complete or not at all, and pictures show what they should."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from vispe.errors import InputError, ShapeError
+from vispe.segment.draw import PALETTE, boundaries, overlay, uncertainty_image
+from vispe.segment.images import Micrograph, read_image
+from vispe.segment.outputs import (
+    atomic_path,
+    check_writable,
+    label_suffix,
+    write_csv,
+    write_json,
+    write_labels,
+    write_png,
+    write_probabilities,
+)
+
+RNG = np.random.default_rng(2)
+H, W = 31, 45
+
+
+def micrograph(z=1, **more):
+    return Micrograph(Path("x.tif"), np.zeros((z, H, W, 1), np.uint8), **more)
+
+
+def left_over(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+# --- atomic_path ---
+
+
+def write_half(target, error, *, force=False, meanwhile=None):
+    """Write through `atomic_path` and raise `error` half way, or let another program write `target` meanwhile."""
+    with atomic_path(target, force) as temporary:
+        temporary.write_text("half")
+        if meanwhile:
+            target.write_text(meanwhile)
+        if error:
+            raise error
+
+
+def test_atomic_path_renames_on_success_and_cleans_up_on_failure(tmp_path):
+    target = tmp_path / "deep/er/a.txt"
+    with atomic_path(target) as temporary:
+        assert temporary.parent == target.parent
+        assert temporary.suffix == ".txt"
+        assert temporary.name.startswith(".")
+        temporary.write_text("one")
+        assert not target.exists()
+    assert target.read_text() == "one"
+    for error in (ValueError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(error):
+            write_half(target, error, force=True)
+        assert target.read_text() == "one"
+    assert left_over(target.parent) == ["a.txt"]
+    with pytest.raises(InputError, match=r"a.txt exists; add --force to overwrite it"), atomic_path(target):
+        pytest.fail("must not get here")
+    with atomic_path(target, force=True) as temporary:
+        temporary.write_text("two")
+    assert target.read_text() == "two"
+    assert left_over(target.parent) == ["a.txt"]
+
+
+def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
+    target = tmp_path / "a.txt"
+    with pytest.raises(InputError, match=r"a.txt exists; add --force"):
+        write_half(target, None, meanwhile="theirs")
+    assert target.read_text() == "theirs"
+    assert left_over(tmp_path) == ["a.txt"]
+
+
+def test_nothing_written_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "a.txt"):
+        pass
+    assert left_over(tmp_path) == []
+
+
+def test_new_files_have_ordinary_permissions(tmp_path):
+    write_json(tmp_path / "a.json", {})
+    (tmp_path / "plain").write_text("")
+    assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_process_leaves_no_half_file(tmp_path, how):
+    program = textwrap.dedent(
+        f"""
+        import time
+        from pathlib import Path
+        from vispe.segment.outputs import atomic_path
+        with atomic_path(Path({str(tmp_path)!r}) / "a.tif", force=True) as temporary:
+            temporary.write_bytes(b"half")
+            print("ready", flush=True)
+            time.sleep(60)
+        """
+    )
+    (tmp_path / "a.tif").write_bytes(b"old")
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(how)
+    assert (tmp_path / "a.tif").read_bytes() == b"old"
+    rest = [n for n in left_over(tmp_path) if n != "a.tif"]
+    assert len(rest) == (1 if how == signal.SIGKILL else 0)
+    assert all(n.startswith(".") and ".partial-" in n for n in rest)
+
+
+def test_check_writable(tmp_path):
+    one, two = tmp_path / "a.png", tmp_path / "b.png"
+    check_writable([one, two])
+    check_writable([tmp_path / "new/folder/c.png"])
+    one.write_text("")
+    with pytest.raises(InputError, match=r"a.png exists; add --force to overwrite it\.$"):
+        check_writable([one, two])
+    two.write_text("")
+    with pytest.raises(InputError, match=r"a.png, .*b.png exist; add --force to overwrite them"):
+        check_writable([one, two])
+    check_writable([one, two], force=True)
+    many = [tmp_path / f"{i}.png" for i in range(9)]
+    for path in many:
+        path.write_text("")
+    with pytest.raises(InputError, match=r"4.png and 4 more exist; add --force"):
+        check_writable(many)
+    with pytest.raises(InputError, match=r"two outputs have the same name .*a.png"):
+        check_writable([one, tmp_path / "x/../a.png"], force=True)
+    with pytest.raises(InputError, match=r"a.png is an input and would be overwritten"):
+        check_writable([one], force=True, protect=[one])
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=r"folder is a folder, but a file of this name is to be written"):
+        check_writable([tmp_path / "folder"])
+    with pytest.raises(InputError, match=r"c.png cannot be written: .*a.png is not a folder"):
+        check_writable([one / "c.png"])
+    if os.geteuid() != 0:
+        (tmp_path / "folder").chmod(0o500)
+        with pytest.raises(InputError, match=r"no permission to write"):
+            check_writable([tmp_path / "folder/c.png"])
+
+
+# --- label maps and probabilities ---
+
+
+def test_labels_of_one_page_are_a_png(tmp_path):
+    values = RNG.integers(0, 4, (1, H, W), dtype=np.uint8)
+    assert label_suffix(1) == ".png"
+    path = write_labels(tmp_path / "a.png", values, micrograph(pixel_size=(0.5, 0.25)))
+    back = read_image(path)
+    np.testing.assert_array_equal(back.pages[..., 0], values)
+    assert back.pixel_size == pytest.approx((0.5, 0.25), rel=1e-3)
+    with Image.open(path) as image:
+        assert image.mode == "L"
+    with Image.open(write_labels(tmp_path / "b.png", values)) as image:
+        assert "dpi" not in image.info
+    write_labels(tmp_path / "c.png", values, micrograph(pixel_size=(1e-6, 1e-6)))
+
+
+@pytest.mark.parametrize("z", [1, 3, 4, 7])
+def test_labels_of_a_stack_are_a_tiff_with_the_resolution_tags(tmp_path, z):
+    assert label_suffix(3) == ".tif"
+    values = RNG.integers(0, 4, (z, H, W), dtype=np.uint8)
+    tags = (30_000.0, 15_000.0, "cm")
+    path = write_labels(tmp_path / "a.tif", values, micrograph(z, resolution=tags, pixel_size=(2 / 3, 1 / 3)))
+    back = read_image(path)
+    np.testing.assert_array_equal(back.pages[..., 0], values)
+    assert back.resolution == tags
+    assert back.pixel_size == pytest.approx((2 / 3, 1 / 3))
+    path = write_labels(
+        tmp_path / "b.tif", values, micrograph(z, resolution=(4.0, 4.0, "none"), pixel_size=(0.25, 0.25))
+    )
+    assert read_image(path).pixel_size == pytest.approx((0.25, 0.25))
+    assert read_image(write_labels(tmp_path / "c.tif", values)).pixel_size is None
+    with tifffile.TiffFile(path) as tif:
+        assert len(tif.pages) == z
+
+
+def test_label_refusals(tmp_path):
+    values = np.zeros((2, H, W), np.uint8)
+    with pytest.raises(InputError, match=r"a PNG holds one page, but there are 2; write a .tif"):
+        write_labels(tmp_path / "a.png", values)
+    with pytest.raises(InputError, match=r"a.jpg must end in .tif"):
+        write_labels(tmp_path / "a.jpg", values)
+    with pytest.raises(InputError, match=r"at most 255 classes\), got int32"):
+        write_labels(tmp_path / "a.tif", values.astype(np.int32))
+    with pytest.raises(ShapeError, match=r"have the shape \(z, h, w\), got \(31, 45\)"):
+        write_labels(tmp_path / "a.tif", values[0])
+    with pytest.raises(ShapeError, match=r"the label map is \(2, 31, 45\), but the image is \(1, 31, 45\)"):
+        write_labels(tmp_path / "a.tif", values, micrograph())
+    write_labels(tmp_path / "a.tif", values)
+    with pytest.raises(InputError, match=r"a.tif exists; add --force"):
+        write_labels(tmp_path / "a.tif", values)
+    write_labels(tmp_path / "a.tif", values + 1, force=True)
+    assert read_image(tmp_path / "a.tif").pages.min() == 1
+    assert left_over(tmp_path) == ["a.tif"]
+
+
+def test_probabilities_are_one_float_page_per_class(tmp_path):
+    prob = RNG.random((2, 3, H, W), dtype=np.float32)
+    path = write_probabilities(
+        tmp_path / "p.tif", prob, micrograph(2, pixel_size=(0.1, 0.1)), ["a", "b", "c"]
+    )
+    with tifffile.TiffFile(path) as tif:
+        assert len(tif.pages) == 6
+        assert tif.pages[0].dtype == np.float32
+        assert tif.shaped_metadata[0]["classes"] == ["a", "b", "c"]
+        np.testing.assert_array_equal(tif.pages[4].asarray(), prob[1, 1])
+    back = read_image(path)
+    np.testing.assert_array_equal(back.pages, prob.transpose(0, 2, 3, 1))
+    assert back.pixel_size == pytest.approx((0.1, 0.1))
+    with pytest.raises(InputError, match=r"written as float32, got float64"):
+        write_probabilities(tmp_path / "q.tif", prob.astype(float))
+    with pytest.raises(ShapeError, match=r"have the shape \(z, k, h, w\), got \(3, 31, 45\)"):
+        write_probabilities(tmp_path / "q.tif", prob[0])
+    with pytest.raises(InputError, match=r"1 names were given for 3 classes"):
+        write_probabilities(tmp_path / "q.tif", prob, names=["a"])
+    with pytest.raises(InputError, match=r"q.png must end in .tif"):
+        write_probabilities(tmp_path / "q.png", prob)
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((H, W), np.uint8), ((H, W), np.uint16), ((H, W, 3), np.uint8)])
+def test_write_png(tmp_path, shape, kind):
+    a = RNG.integers(0, np.iinfo(kind).max, shape, dtype=kind)
+    back = read_image(write_png(tmp_path / "a.png", a)).pages[0]
+    assert back.dtype == kind
+    np.testing.assert_array_equal(back, a.reshape(H, W, -1))
+    with pytest.raises(ShapeError, match=r"a PNG needs .* got \(31, 45\) float32"):
+        write_png(tmp_path / "b.png", np.zeros((H, W), np.float32))
+
+
+# --- reports ---
+
+
+def test_write_json(tmp_path):
+    report = {
+        "b": np.float32(0.5),
+        "a": [np.int64(3), True, None, "µm"],
+        "c": {"path": Path("x/y"), "d": np.arange(3)},
+    }
+    text = write_json(tmp_path / "r.json", report).read_text(encoding="utf-8")
+    assert json.loads(text) == {"b": 0.5, "a": [3, True, None, "µm"], "c": {"path": "x/y", "d": [0, 1, 2]}}
+    assert text.index('"b"') < text.index('"a"')
+    assert text.endswith("}\n")
+    for bad in (np.nan, np.inf, np.float32(-np.inf)):
+        with pytest.raises(
+            InputError, match=r"value.scores\[1\].miou is (nan|inf|-inf), which a report cannot hold"
+        ):
+            write_json(tmp_path / "s.json", {"scores": [{}, {"miou": bad}]})
+    with pytest.raises(InputError, match=r"value.x is a set, which a report cannot hold"):
+        write_json(tmp_path / "s.json", {"x": {1}})
+    assert left_over(tmp_path) == ["r.json"]
+
+
+def test_write_csv(tmp_path):
+    rows = [{"image": "a, b.png", "iou": {"m": 0.1, "p": None}}, {"image": "c.png", "seconds": np.float64(2)}]
+    path = write_csv(tmp_path / "r.csv", rows)
+    with path.open(newline="", encoding="utf-8") as stream:
+        assert list(csv.reader(stream)) == [
+            ["image", "iou.m", "iou.p", "seconds"],
+            ["a, b.png", "0.1", "", ""],
+            ["c.png", "", "", "2.0"],
+        ]
+    with pytest.raises(InputError, match=r"row 0.x is nan"):
+        write_csv(tmp_path / "s.csv", [{"x": np.nan}])
+    with pytest.raises(InputError, match=r"the column x.y holds a list"):
+        write_csv(tmp_path / "s.csv", [{"x": {"y": [1]}}])
+    with pytest.raises(InputError, match=r"there are no rows"):
+        write_csv(tmp_path / "s.csv", [])
+
+
+# --- pictures ---
+
+
+def test_palette():
+    assert len(PALETTE) == len(set(PALETTE)) == 20
+    assert all(0 <= c <= 255 for color in PALETTE for c in color)
+
+
+@pytest.mark.parametrize("channels", [None, 1, 2, 3, 5])
+def test_overlay_blends_at_native_resolution(channels):
+    h, w = 500, 601
+    image = RNG.random((h, w) if channels is None else (h, w, channels)).astype(np.float32)
+    labels = np.ones((h, w), int)
+    labels[100:200, 150:400] = 2
+    labels[:50] = 0
+    before = image.copy()
+    out = overlay(image, labels, ["matrix", "particle"], alpha=0.25)
+    assert out.dtype == np.uint8
+    assert out.shape[2] == 3
+    plane = image.reshape(h, w, -1)
+    plane = {1: plane, 2: plane[..., :1], 3: plane}.get(plane.shape[2], plane.mean(2, keepdims=True))
+    shown = np.repeat(plane, 3, 2) if plane.shape[2] == 1 else plane
+    color = np.array([(0, 0, 0), *PALETTE[:2]])[labels]
+    weight = np.where(labels > 0, 0.25, 0)[..., None]
+    weight[boundaries(labels)] = 1
+    expected = 255 * shown * (1 - weight) + color * weight
+    gap = np.argmax((out != 255).any((1, 2)))
+    left = np.argmax((out != 255).any((0, 2)))
+    np.testing.assert_allclose(out[gap : gap + h, left : left + w], expected, atol=1.6)
+    np.testing.assert_array_equal(image, before)
+    assert out.shape[0] > h
+    assert out.shape[1] > w
+
+
+def test_overlay_enlarges_small_images_by_whole_factors():
+    image, labels = RNG.random((100, 61)), np.ones((100, 61), int)
+    out = overlay(image, labels, ["m"], alpha=0)
+    expected = np.rint(image * 255).astype(np.uint8).repeat(5, 0).repeat(5, 1)
+    top = np.argmax((out != 255).any((1, 2)))
+    left = np.argmax((out != 255).any((0, 2)))
+    found = out[top : top + 500, left : left + 305, 0]
+    np.testing.assert_allclose(found.astype(int), expected, atol=1)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 900), (900, 1), (300, 1500), (29, 37)])
+@pytest.mark.parametrize("k", [1, 2, 20])
+def test_overlay_of_any_shape_and_number_of_classes(shape, k):
+    labels = RNG.integers(0, k + 1, shape)
+    names = [f"a class with quite a long name {i}" for i in range(k)]
+    out = overlay(RNG.random(shape), labels, names, pixel_size=(1e-4, 1e-4), title="a title " * 30)
+    assert out.ndim == 3
+    assert max(out.shape) < 4000
+
+
+def test_overlay_uses_given_colours_and_title():
+    image, labels = np.zeros((500, 500)), np.ones((500, 500), np.uint8)
+    plain = overlay(image, labels, ["m"])
+    red = overlay(image, labels, ["m"], colors=[(255, 0, 0)], alpha=1)
+    assert (red[250, 250] == (255, 0, 0)).all()
+    assert overlay(image, labels, ["m"], title="x").shape[0] > plain.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("pixel_size", "length", "text"),
+    [
+        (None, 100, "100 px"),
+        ((1, 0.01), 100, "1 µm"),
+        ((0.003, 0.003), 67, "200 nm"),
+        ((5, 5), 100, "500 µm"),
+        ((100, 100), 100, "10 mm"),
+        ((1e-6, 1e-6), 100, "0.1 nm"),
+    ],
+)
+def test_scale_bars_are_round(pixel_size, length, text):
+    from vispe.segment import draw
+
+    assert draw._scale_bar(draw._page(500), 500, 1, pixel_size) == (length, text)
+    assert draw._scale_bar(draw._page(500), 100, 5, pixel_size)[0] <= 125
+
+
+def test_boundaries_lie_in_the_higher_class_and_not_at_missing_data():
+    labels = np.ones((9, 11), int)
+    labels[3:8, 4:9] = 2
+    labels[0] = 0
+    inner = np.zeros(labels.shape, bool)
+    inner[3:8, 4:9] = True
+    inner[4:7, 5:8] = False
+    np.testing.assert_array_equal(boundaries(labels), inner)
+    thick = boundaries(labels, 2)
+    inner[4:7, 5:8] = True
+    inner[5, 6] = False
+    np.testing.assert_array_equal(thick, inner)
+
+
+def test_overlay_refusals():
+    image, labels = np.zeros((4, 5)), np.ones((4, 5), int)
+    with pytest.raises(ShapeError, match=r"image has the shape \(4, 5\), but the labels have \(5, 4\)"):
+        overlay(image, labels.T, ["a"])
+    with pytest.raises(ShapeError, match=r"there is nothing to draw"):
+        overlay(image[:0], labels[:0], ["a"])
+    with pytest.raises(InputError, match=r"the labels hold 2, but there are 1 class names"):
+        overlay(image, labels + 1, ["a"])
+    with pytest.raises(InputError, match=r"1 colours were given for 2 classes"):
+        overlay(image, labels, ["a", "b"], colors=[(1, 2, 3)])
+    with pytest.raises(InputError, match=r"alpha=1.5 must lie between 0 and 1"):
+        overlay(image, labels, ["a"], alpha=1.5)
+
+
+def test_uncertainty_image():
+    unc = np.array([[0, 0.5, 1], [np.nan, 0.2, 1 + 1e-7]])
+    np.testing.assert_array_equal(uncertainty_image(unc), [[0, 128, 255], [0, 51, 255]])
+    with pytest.raises(InputError, match=r"uncertainty lies in 0 to 1, found 0 to 1.5"):
+        uncertainty_image(unc * 1.5)
+    with pytest.raises(ShapeError, match=r"has the shape \(h, w\), got \(1, 2, 3\)"):
+        uncertainty_image(unc[None])

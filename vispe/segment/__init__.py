@@ -1,0 +1,1 @@
+"""Feature segmentation of micrographs: images in, label maps, overlays and reports out."""

@@ -1,0 +1,339 @@
+"""Micrographs: files in, arrays of known layout out, with everything that was noticed on the way.
+
+The layout is always (z, h, w, c): pages, rows, columns, channels.  Values keep the file's own depth;
+`normalize` is the only place where they are scaled.
+"""
+
+import glob
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from vispe.errors import InputError, OptionError, did_you_mean, require
+from vispe.segment.decode import GIGAPIXEL, SUFFIXES, Decoded, Resolution, decode
+
+MODES = ("stack", "image", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class Micrograph:
+    """An image file in memory.
+
+    Attributes:
+        path: the file.
+        pages: (z, h, w, c) in the file's own number type, native byte order; c = 1 for grey, 3 for colour.
+        pixel_size: microns per pixel (y, x); None where the file does not say.
+        resolution: resolution tags as stored, (x, y, unit), with unit 'none', 'inch' or 'cm'.
+        channel_names: one name per channel, or () where the file does not name them.
+        notes: one sentence for each thing that the user should know, such as a dropped alpha channel.
+    """
+
+    path: Path
+    pages: np.ndarray
+    pixel_size: tuple[float, float] | None = None
+    resolution: Resolution | None = None
+    channel_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.pages.shape[1], self.pages.shape[2]
+
+    @property
+    def n_pages(self) -> int:
+        """Number of pages, z."""
+        return self.pages.shape[0]
+
+    @property
+    def channels(self) -> int:
+        """Number of channels, c."""
+        return self.pages.shape[3]
+
+    @cached_property
+    def valid(self) -> np.ndarray:
+        """Boolean (z, h, w): the pixels that hold data, finite in every channel."""
+        if self.pages.dtype.kind != "f":
+            return np.ones(self.pages.shape[:3], bool)
+        return np.isfinite(self.pages).all(-1)
+
+
+def read_image(
+    path: str | Path,
+    *,
+    channel: int | str | Sequence[int | str] | None = None,
+    z: int | str | None = None,
+    axes: str | None = None,
+) -> Micrograph:
+    """Read a PNG, JPEG, TIFF or BMP micrograph in its full depth.
+
+    Palettes become colours, an alpha channel is dropped with a note, values stored from white to black are
+    turned round, 1-bit files become 0 and 255, and the orientation tag is applied once.  Every axis but Y, X,
+    C and S counts pages.
+
+    Args:
+        path: the file; its content decides how it is read, not its name.
+        channel: which channels to keep, from 0: a number, a name that the file gives, several of them, or a
+            comma-separated string.
+        z: which pages to keep, from 0: a number or 'a:b' (b excluded); either side may be left out.
+        axes: what each dimension of the stored array means, such as 'ZYX' or 'YXC'; None believes the file.
+
+    Raises:
+        InputError: missing, unreadable, truncated or empty file, only NaN, or a page or channel that is not
+            there.
+    """
+    path = Path(path)
+    found = decode(path, axes=axes)
+    notes = list(found.notes)
+    pages = _pick_pages(path, found.pages, z)
+    pages = _plain_colours(pages, found, notes)
+    names = found.channel_names if len(found.channel_names) == pages.shape[-1] else ()
+    if channel is not None:
+        chosen = _channels(path, channel, pages.shape[-1], names)
+        pages = np.ascontiguousarray(pages[..., chosen])
+        names = tuple(names[i] for i in chosen) if names else ()
+    image = Micrograph(path, pages, found.pixel_size, found.resolution, names, ())
+    pixels = image.valid.size
+    if pixels > GIGAPIXEL:
+        notes.append(f"{path.name} has {pixels / 1e9:.1f} Gpixel; expect long run times and much memory.")
+    invalid = pixels - int(image.valid.sum())
+    if invalid == pixels:
+        raise InputError(f"{path} holds no data: all {pixels} pixels are NaN or infinite; export it again.")
+    if invalid:
+        share = 100 * invalid / pixels
+        notes.append(
+            f"{invalid} pixels ({share:.2g} %) of {path.name} are NaN or infinite: treated as no data."
+        )
+    if found.pixel_size and abs(found.pixel_size[0] / found.pixel_size[1] - 1) > 0.01:
+        y, x = found.pixel_size
+        notes.append(f"the pixels of {path.name} are not square: {y:.4g} x {x:.4g} microns (y, x).")
+    return Micrograph(path, pages, found.pixel_size, found.resolution, names, tuple(notes))
+
+
+def _plain_colours(pages: np.ndarray, found: Decoded, notes: list[str]) -> np.ndarray:
+    """Palette indices to colours, white-to-black to black-to-white, 1-bit to 8-bit; alpha goes."""
+    if found.palette is not None:
+        pages = _apply_palette(pages, found.palette, notes)
+    elif found.min_is_white:
+        pages = _invert(pages, found.min_is_white)
+        notes.append("stored from white to black: values were turned round.")
+    if pages.dtype == bool:
+        pages = pages.astype(np.uint8) * np.uint8(255)
+    if found.alpha:
+        pages = np.ascontiguousarray(pages[..., :-1])
+    if found.alpha or found.transparent:
+        notes.append("alpha channel dropped.")
+    return pages
+
+
+def _apply_palette(pages: np.ndarray, palette: np.ndarray, notes: list[str]) -> np.ndarray:
+    index = pages[..., 0]
+    if int(index.max()) >= len(palette):
+        raise InputError(
+            f"a palette of {len(palette)} colours has no entry {int(index.max())}; the file is damaged."
+        )
+    if (palette == palette[:, :1]).all():
+        notes.append("a palette of greys was read as one channel.")
+        palette = palette[:, :1]
+    return palette[index]
+
+
+def _invert(pages: np.ndarray, bits: int) -> np.ndarray:
+    if pages.dtype == bool:
+        return ~pages
+    if pages.dtype.kind == "u":
+        return np.asarray((1 << bits) - 1, pages.dtype) - pages
+    return ~pages if pages.dtype.kind == "i" else -pages
+
+
+def _pick_pages(path: Path, pages: np.ndarray, z: int | str | None) -> np.ndarray:
+    if z is None:
+        return pages
+    n, text = len(pages), str(z).strip()
+    match = re.fullmatch(r"(\d*):(\d*)|(\d+)", text)
+    if not match:
+        raise InputError(
+            f"z={z!r} is not a page number or a range; give a number such as 3, or a:b such as 0:10."
+        )
+    first, last, single = match.groups()
+    start, stop = (int(single), int(single) + 1) if single else (int(first or 0), int(last) if last else n)
+    if not 0 <= start < stop <= n:
+        raise InputError(f"z={text} asks for pages that {path} does not have; it has {n} (0 to {n - 1}).")
+    return pages[start:stop]
+
+
+def _channels(
+    path: Path, asked: int | str | Sequence[int | str], n: int, names: tuple[str, ...]
+) -> list[int]:
+    entries = (
+        asked.split(",") if isinstance(asked, str) else [asked] if isinstance(asked, int) else list(asked)
+    )
+    if not entries:
+        raise InputError("channel names no channel; leave it out to keep all of them.")
+    return [_channel(path, entry, n, names) for entry in entries]
+
+
+def _channel(path: Path, entry: int | str, n: int, names: tuple[str, ...]) -> int:
+    text = str(entry).strip()
+    if text in names:
+        return names.index(text)
+    if text.isdecimal() and int(text) < n:
+        return int(text)
+    known = f", named {', '.join(names)}" if names else ""
+    hint = did_you_mean(text, names)
+    raise InputError(f"channel={text} is not in {path}; it has {n} (0 to {n - 1}{known}).{hint}")
+
+
+def find_images(patterns: Sequence[str | Path]) -> list[Path]:
+    """Turn files, folders and globs into a list of image files.
+
+    The order of `patterns` is kept, so that labels given in the same order belong together; what a folder or
+    glob matches is in natural order (2 before 10).  Folders are not searched in depth (use ``**``); hidden
+    files and files with other endings than `SUFFIXES` are passed over in folders and globs.  A file that is
+    matched twice comes once.  ``skimage:ihc`` is the picture ihc that scikit-image installs.
+
+    Raises:
+        InputError: a pattern that matches nothing, named; or no pattern at all.
+    """
+    if isinstance(patterns, str | Path):
+        patterns = [patterns]
+    if not patterns:
+        raise InputError("no image was given; name files, folders or globs such as 'data/*.png'.")
+    found: dict[Path, Path] = {}
+    for pattern in patterns:
+        for path in _expand(pattern):
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _expand(pattern: str | Path) -> list[Path]:
+    if str(pattern).startswith("skimage:"):
+        return [_installed(str(pattern).removeprefix("skimage:"))]
+    path = Path(pattern).expanduser()
+    endings = " ".join(SUFFIXES)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        matches = _images(path.iterdir())
+        if not matches:
+            raise InputError(f"the folder {path} holds no image; looked for {endings}.")
+        return matches
+    if not glob.has_magic(str(path)):
+        raise InputError(f"{path} does not exist; check the name.")
+    fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
+    matches = _images(Path(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:]))))
+    if not matches:
+        raise InputError(f"{pattern} matches no image; looked for {endings}.")
+    return matches
+
+
+def _installed(name: str) -> Path:
+    """Return a picture that scikit-image installs, by its name without ending."""
+    require("skimage", "cli", "An image of scikit-image")
+    folder = Path(importlib.util.find_spec("skimage").origin).parent / "data"
+    known = {p.stem: p for p in _images(folder.iterdir())}
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise InputError(f"scikit-image installs no image {name!r}.{hint} It has: {', '.join(known)}.")
+    return known[name]
+
+
+def _images(paths: object) -> list[Path]:
+    kept = [p for p in paths if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()]
+    return sorted(kept, key=natural)
+
+
+def natural(path: str | Path) -> list[tuple[int, int, str]]:
+    """Sort key that puts ``img2`` before ``img10``."""
+    parts = re.findall(r"\d+|\D+", str(path))
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p.casefold()) for p in parts]
+
+
+def normalize(
+    m: Micrograph, mode: str = "stack", clip: tuple[float, float] = (0.5, 99.5)
+) -> tuple[np.ndarray, list[str]]:
+    """Scale intensities to [0, 1].
+
+    One pair of limits serves all channels, so that colours are kept.  Pixels without data do not count and
+    become 0.
+
+    Args:
+        m: the image.
+        mode: 'stack' takes one pair of percentiles over all pages, 'image' one pair for each page; 'none'
+            only divides integers by the largest value of their type and wants floats in [0, 1] already.
+        clip: the lower and upper percentile that become 0 and 1; used by 'stack' and 'image'.
+
+    Returns:
+        Float32 (z, h, w, c), and notes, for instance that a page is constant (its values are then all 0).
+
+    Raises:
+        OptionError: unknown `mode`, or `clip` not 0 <= low < high <= 100.
+        InputError: mode 'none' and values that are negative, or floats above 1.
+    """
+    if mode not in MODES:
+        raise OptionError(f"normalize={mode!r} is not one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+    low, high = clip
+    if not 0 <= low < high <= 100:
+        raise OptionError(f"clip={low:g},{high:g} must be two percentiles with 0 <= low < high <= 100.")
+    notes: list[str] = []
+    if mode == "none":
+        return _by_type(m), notes
+    groups = [slice(0, m.n_pages)] if mode == "stack" else [slice(i, i + 1) for i in range(m.n_pages)]
+    out = np.zeros(m.pages.shape, np.float32)
+    for group in groups:
+        where = m.path.name if len(groups) == 1 else f"page {group.start} of {m.path.name}"
+        limits = _limits(m.pages[group], m.valid[group], clip, where, notes)
+        for i in range(*group.indices(m.n_pages)):
+            if limits is not None:
+                out[i] = _scaled(m.pages[i], m.valid[i], *limits)
+    return out, notes
+
+
+def _limits(
+    pages: np.ndarray, valid: np.ndarray, clip: tuple[float, float], where: str, notes: list[str]
+) -> tuple[float, float] | None:
+    values = pages[valid] if not valid.all() else pages.reshape(-1)
+    if values.size == 0:
+        notes.append(f"{where} holds no data.")
+        return None
+    if values.dtype == np.float16:
+        values = values.astype(np.float32)
+    low, high = (float(v) for v in np.percentile(values, clip))
+    if low < high:
+        return low, high
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        notes.append(f"{where} is constant (every value is {low:g}): there is nothing to separate.")
+        return None
+    notes.append(
+        f"the {clip[0]:g} and {clip[1]:g} percentiles of {where} are equal: the whole range {low:g} to "
+        f"{high:g} is used."
+    )
+    return low, high
+
+
+def _scaled(page: np.ndarray, valid: np.ndarray, low: float, high: float) -> np.ndarray:
+    kind = np.float32 if page.dtype.itemsize <= 2 else np.float64
+    with np.errstate(invalid="ignore", over="ignore"):
+        out = (page.astype(kind) - kind(low)) / kind(high - low)
+    out = np.clip(out, 0, 1).astype(np.float32)
+    out[~valid] = 0
+    return out
+
+
+def _by_type(m: Micrograph) -> np.ndarray:
+    values = m.pages[m.valid]
+    lowest, highest = values.min(), values.max()
+    whole = m.pages.dtype.kind in "ui"
+    top = float(np.iinfo(m.pages.dtype).max) if whole else 1.0
+    if lowest < 0 or highest > top:
+        raise InputError(
+            f"{m.path} holds values from {lowest:g} to {highest:g}; normalize=none needs 0 to {top:g}; use "
+            "normalize=stack or normalize=image."
+        )
+    return np.stack([_scaled(p, v, 0.0, top) for p, v in zip(m.pages, m.valid, strict=True)])

@@ -1,0 +1,310 @@
+"""Labels: scribbles and masks in, class numbers out.
+
+The convention everywhere: 0 = unlabelled, 1..K = classes.  Label images are never resized and never guessed
+at; when grey levels or colours have to be mapped to class numbers, a note gives the mapping.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vispe.errors import InputError, OptionError
+from vispe.segment.decode import Decoded, decode
+from vispe.segment.levels import Level, Naming, assign, describe, read_names
+from vispe.segment.strokes import draw_strokes, read_strokes
+
+FEW = 10
+"""A class with fewer labelled pixels than this gets a note."""
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Class numbers for the pixels of one image.
+
+    Attributes:
+        values: (z, h, w) int32, 0 = unlabelled, 1..K.
+        names: the K class names, in order.
+        notes: one sentence for each thing that the user should know, such as how grey levels became classes.
+        colors: (r, g, b) in 0..255 for each class when the file gave colours, else None.
+    """
+
+    values: np.ndarray
+    names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    colors: tuple[tuple[int, int, int], ...] | None = None
+
+
+def read_labels(
+    path: str | Path,
+    shape: tuple[int, int, int],
+    *,
+    classes: Sequence[str] | None = None,
+    legend: str | Path | None = None,
+    dense: bool = False,
+    max_classes: int = 20,
+    label_page: int | None = None,
+) -> Labels:
+    """Read scribbles, a mask or a JSON file of strokes for one image.
+
+    A label image holds 0 = unlabelled and 1..K; other grey levels (85, 170, 255) are ranked.  In a colour
+    image each colour is a class, in the order of red, then green, then blue value; black and transparent are
+    unlabelled.  Palette images count by palette index when entry 0 is black or transparent, otherwise by
+    colour. Numbers are taken as they are stored, also in files that count from white to black.  A JSON file
+    holds ``[{"class": 1, "width": 3, "points": [[x, y], ...], "page": 0}, ...]``; one point draws a dot.
+
+    Args:
+        path: PNG, TIFF or BMP label image, or ``.json``.
+        shape: (z, h, w) of the image.
+        classes: names of the classes 1..K.  Then no class is ever renumbered while the numbers are 1..K.
+        legend: JSON file with names: ``["matrix", ...]``, ``{"1": "matrix", ...}``, or by grey level or
+            colour, ``{"#ff0000": "matrix", ...}``.
+        dense: every pixel is labelled: 0 (or black) is a class too.
+        max_classes: more distinct classes than this are refused.
+        label_page: the page (from 0) that labels of one page belong to, when the image has several; for
+            strokes, the page of strokes that name none.
+
+    Raises:
+        InputError: unreadable, lossy (JPEG), another size or page count, too many classes, fewer than 2, or
+            names that do not fit.
+        OptionError: options that exclude each other.
+    """
+    return read_label_set(
+        [path],
+        [shape],
+        classes=classes,
+        legend=legend,
+        dense=dense,
+        max_classes=max_classes,
+        label_page=label_page,
+    )[0]
+
+
+def read_label_set(
+    paths: Sequence[str | Path],
+    shapes: Sequence[tuple[int, int, int]],
+    *,
+    classes: Sequence[str] | None = None,
+    legend: str | Path | None = None,
+    dense: bool = False,
+    max_classes: int = 20,
+    label_page: int | None = None,
+) -> list[Labels]:
+    """Read the labels of several images with ONE numbering, for one classifier; see `read_labels`.
+
+    Grey levels and colours are mapped to classes by the levels of all files together, so a class that is
+    missing in one file cannot shift the others.  At least two classes must be labelled in the files together.
+    """
+    if classes is not None and legend is not None:
+        raise OptionError("classes and legend were both given; the names must come from one of them.")
+    naming = read_names(classes, Path(legend) if legend is not None else None)
+    parts = [
+        _read_levels(Path(p), s, naming, dense, max_classes, label_page)
+        for p, s in zip(paths, shapes, strict=True)
+    ]
+    together = sorted({level for _, levels, _ in parts for level in levels})
+    where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
+    if len(together) > max_classes:
+        raise InputError(
+            f"{where}: found {len(together)} distinct classes ({describe(together)}), more than "
+            f"max_classes={max_classes}; draw without smooth edges (a pencil, not a brush) or raise "
+            "max_classes."
+        )
+    classes_of, names, colors, mapping = assign(where, together, naming, dense)
+    drawn = {classes_of[level] for level in together}
+    if len(drawn) < 2:
+        listed = ", ".join(names[c - 1] for c in sorted(drawn)) or "none"
+        raise InputError(
+            f"{where}: need at least 2 labelled classes, found {len(drawn)} ({listed}); draw the others."
+        )
+    out = []
+    for path, (index, levels, notes) in zip(paths, parts, strict=True):
+        table = np.array([0, *(classes_of[level] for level in levels)], np.int32)
+        values = table[index]
+        notes = [*mapping, *notes, *_thin_classes(Path(path), values, names)]
+        out.append(Labels(values, names, tuple(notes), colors))
+    return out
+
+
+def read_truth(
+    path: str | Path,
+    shape: tuple[int, int, int],
+    *,
+    zero_is: str = "class",
+    n_classes: int | None = None,
+    page: int | None = None,
+) -> np.ndarray:
+    """Read a ground-truth mask as (z, h, w) int32 with 1..K and 0 = left out of the score.
+
+    Masks come in two conventions, told apart by `zero_is`:
+
+    - 'class': the pixel value is the class index from 0, as in most published masks; value v becomes v + 1
+      and every pixel counts.
+    - 'ignore': the label convention; values are 1..K as they are, and 0 is left out.
+
+    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked.
+
+    Args:
+        path: PNG, TIFF or BMP of one channel (or three equal ones), or a palette image (the index counts).
+        shape: (z, h, w) of the image.
+        zero_is: 'class' or 'ignore'.
+        n_classes: K when known; a larger class is an error.
+        page: the page (from 0) that a mask of one page belongs to, when the image has several; the other
+            pages are 0.
+
+    Raises:
+        InputError: unreadable, lossy, another size or page count, colours, or values that are no classes.
+        OptionError: unknown `zero_is`.
+    """
+    if zero_is not in ("class", "ignore"):
+        raise OptionError(f"zero_is={zero_is!r} must be 'class' or 'ignore'.")
+    path = Path(path)
+    found = _decoded(path)
+    codes, is_colour, unlabelled = _codes(path, found, by_index=True)
+    if is_colour:
+        raise InputError(f"{path} is a colour image; a truth mask holds one class number per pixel.")
+    codes = _placed(path, np.where(unlabelled, -1, codes), shape, page, "truth", fill=-1)
+    first = 0 if zero_is == "class" else 1
+    levels = _distinct(codes)
+    levels = levels[levels >= first]
+    limit = (n_classes or 255) - 1 + first
+    if levels.size and levels[-1] > limit:
+        if n_classes is None or levels.size != n_classes:
+            count = f"n_classes={n_classes}" if n_classes else "at most 255 classes"
+            raise InputError(
+                f"{path} holds the values {describe([(int(v),) for v in levels])}, but with {count} and "
+                f"zero_is={zero_is} they must lie in {first} to {limit}; renumber the mask."
+            )
+        out = np.searchsorted(levels, codes) + 1
+        return np.where(codes < first, 0, out).astype(np.int32)
+    return np.where(codes < first, 0, codes + 1 - first).astype(np.int32)
+
+
+def _read_levels(
+    path: Path,
+    shape: tuple[int, int, int],
+    naming: Naming,
+    dense: bool,
+    max_classes: int,
+    label_page: int | None,
+) -> tuple[np.ndarray, list[Level], list[str]]:
+    """One file as (z, h, w) indices into a sorted list of levels, 0 = unlabelled; and notes."""
+    if path.suffix.lower() == ".json":
+        if dense:
+            raise OptionError(f"{path} holds strokes, which cannot label every pixel; leave dense away.")
+        strokes = read_strokes(path, naming, 0 if label_page is None and shape[0] == 1 else label_page)
+        return draw_strokes(path, strokes, shape)
+    found = _decoded(path)
+    codes, is_colour, unlabelled = _codes(path, found, by_index=False)
+    if not dense:
+        unlabelled = unlabelled | (codes == 0)
+    codes = _placed(path, np.where(unlabelled, -1, codes), shape, label_page, "labels", fill=-1)
+    present = _distinct(codes)
+    if len(present) > max(max_classes, 1000):
+        raise InputError(
+            f"{path}: found {len(present)} distinct classes, more than max_classes={max_classes}; this "
+            "looks like a "
+            "photograph or smoothed drawing, not labels; draw without smooth edges (a pencil, not a brush)."
+        )
+    index = np.searchsorted(present, codes) + 1
+    index[codes < 0] = 0
+    levels: list[Level] = [
+        (v >> 32, v >> 16 & 65535, v & 65535) if is_colour else (v,) for v in map(int, present)
+    ]
+    if is_colour and found.pages.dtype == np.uint16:
+        levels = [tuple(round(c / 257) for c in level) for level in levels]
+    return index, levels, list(found.notes)
+
+
+def _distinct(codes: np.ndarray) -> np.ndarray:
+    """Sorted distinct codes from 0 up; -1, unlabelled, is not among them."""
+    if codes.max(initial=0) < 65536:
+        return np.flatnonzero(np.bincount(codes.ravel() + 1)[1:])
+    present = np.unique(codes)
+    return present[present >= 0]
+
+
+def _decoded(path: Path) -> Decoded:
+    found = decode(path)
+    if found.lossy:
+        raise InputError(
+            f"{path} is JPEG-compressed, which changes label values; save the labels as PNG or TIFF."
+        )
+    return found
+
+
+def _codes(path: Path, found: Decoded, *, by_index: bool) -> tuple[np.ndarray, bool, np.ndarray]:
+    """Whole-number codes (z, h, w) int64, whether they are packed colours, and the transparent pixels."""
+    pages = found.pages if found.step == 1 else found.pages // found.step
+    clear = np.zeros(pages.shape[:3], bool)
+    if found.alpha:
+        clear, pages = pages[..., -1] == 0, pages[..., :-1]
+    if found.palette is not None:
+        clear = np.isin(pages[..., 0], found.transparent)
+        zero_is_background = not found.palette[0].any() or 0 in found.transparent
+        if not (by_index or zero_is_background):
+            pages = found.palette[pages[..., 0]]
+    if pages.shape[-1] not in (1, 3):
+        raise InputError(
+            f"{path} has {pages.shape[-1]} channels; labels have 1 (class numbers) or 3 (colours)."
+        )
+    if pages.dtype.kind == "f":
+        if not (np.isfinite(pages).all() and np.array_equal(pages, np.rint(pages))):
+            raise InputError(f"{path} holds fractions or NaN; label values must be whole numbers.")
+    elif pages.dtype.kind == "b":
+        pages = pages.astype(np.uint8)
+    if pages.size and pages.min() < 0:
+        raise InputError(f"{path} holds the value {pages.min():g}; label values must be 0 or more.")
+    if pages.shape[-1] == 1 or (pages == pages[..., :1]).all():
+        return pages[..., 0].astype(np.int64), False, clear
+    if pages.dtype.itemsize > 2:
+        raise InputError(f"{path} holds {pages.dtype} colours; save colour labels with 8 or 16 bits.")
+    r, g, b = (pages[..., i].astype(np.int64) for i in range(3))
+    return r << 32 | g << 16 | b, True, clear
+
+
+def _placed(
+    path: Path, codes: np.ndarray, shape: tuple[int, int, int], page: int | None, what: str, fill: int
+) -> np.ndarray:
+    """Check size and page count, and put a single page where it belongs."""
+    z, h, w = shape
+    if codes.shape[1:] != (h, w):
+        turned = " (height and width are exchanged)" if codes.shape[1:] == (w, h) else ""
+        raise InputError(
+            f"{path}: the {what} are {codes.shape[1]} x {codes.shape[2]} pixels (height x width), but the "
+            "image is "
+            f"{h} x {w}{turned}; they must have the same size and are never resized."
+        )
+    option = "page" if what == "truth" else "label_page"
+    if len(codes) != 1:
+        if len(codes) != z:
+            raise InputError(
+                f"{path}: the {what} have {len(codes)} pages, but the image has {z}; give as many."
+            )
+        if page is not None:
+            raise OptionError(f"{option}={page} was given, but {path} has a page for each of the {z} pages.")
+        return codes
+    if page is None and z > 1:
+        raise InputError(
+            f"{path}: the {what} have 1 page, but the image has {z}; say which page they belong to with "
+            f"{option}."
+        )
+    if page is not None and not 0 <= page < z:
+        raise InputError(f"{option}={page} is not a page of the image, which has {z} (0 to {z - 1}).")
+    if z == 1:
+        return codes
+    out = np.full(shape, fill, codes.dtype)
+    out[page] = codes[0]
+    return out
+
+
+def _thin_classes(path: Path, values: np.ndarray, names: tuple[str, ...]) -> list[str]:
+    counts = np.bincount(values.ravel(), minlength=len(names) + 1)[1:]
+    notes = []
+    for name, count in zip(names, counts, strict=True):
+        if count == 0:
+            notes.append(f"class {name!r} is not drawn in {path.name}; it is kept.")
+        elif count < FEW:
+            notes.append(f"class {name!r} has only {count} labelled pixels in {path.name}; draw more of it.")
+    return notes

@@ -1,0 +1,147 @@
+"""Grey levels and colours to class numbers, and the names of classes."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vispe.errors import InputError
+
+Level = tuple[int, ...]
+"""(grey level,) or (red, green, blue) as found in a label file, or (class number,) of a stroke."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What the user said about the classes.
+
+    Attributes:
+        names: class names in order of the classes; () when nothing was said.
+        levels: the grey level or colour of each class where the user gave it, else None: the classes are
+            1..K.
+        notes: what was noticed.
+    """
+
+    names: tuple[str, ...] = ()
+    levels: tuple[Level, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_names(classes: Sequence[str] | None, legend: Path | None) -> Naming:
+    """Read class names from a list, or from a legend JSON: a list, or an object {level or '#rrggbb': name}.
+
+    Raises:
+        InputError: unreadable legend, empty, repeated or non-text names, or keys that are no levels.
+    """
+    if classes is not None:
+        return Naming(_checked("classes", classes))
+    if legend is None:
+        return Naming()
+    content = load_json(legend)
+    if isinstance(content, list):
+        return Naming(_checked(str(legend), content))
+    if not isinstance(content, dict):
+        raise InputError(f'{legend} must hold a list of names or an object such as {{"1": "matrix"}}.')
+    entries = sorted((_level(legend, key), name) for key, name in content.items())
+    names = _checked(str(legend), [name for _, name in entries])
+    levels = tuple(level for level, _ in entries)
+    if len({len(level) for level in levels}) > 1:
+        raise InputError(f"{legend} mixes numbers and colours as keys; use one kind.")
+    if len(set(levels)) < len(levels):
+        raise InputError(f"{legend} gives one level twice.")
+    return Naming(names, levels)
+
+
+def load_json(path: Path) -> object:
+    """Parse a JSON file; InputError names the file and the place of a mistake."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; check the name.")
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read as text: {error}.") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path} is not JSON: {error.msg} in line {error.lineno}.") from error
+
+
+def assign(
+    where: str, found: list[Level], naming: Naming, dense: bool
+) -> tuple[dict[Level, int], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:
+    """Decide which class each level is.
+
+    Args:
+        where: the file, for messages.
+        found: the distinct levels, sorted; unlabelled is not among them.
+        naming: what the user said about the classes.
+        dense: whether level 0 is a class.
+
+    Returns:
+        The class (from 1) of each level, the K names, the K colours or None, and notes.
+    """
+    notes = list(naming.notes)
+    colour = bool(found) and len(found[0]) == 3
+    if len({len(level) for level in found}) > 1:
+        raise InputError(f"{where}: some files are grey and some coloured; use one kind of labels.")
+    names, levels = naming.names, naming.levels
+    if levels and not dense and levels[0] in ((0,), (0, 0, 0)):
+        notes.append(f"the legend's name {names[0]!r} is for unlabelled pixels and no class.")
+        names, levels = names[1:], levels[1:]
+    first = 0 if dense else 1
+    as_numbers = tuple((i + first,) for i in range(len(names)))
+    if levels is None:
+        levels = as_numbers
+    if set(found) <= set(levels):
+        known = {level: i + 1 for i, level in enumerate(levels)}
+    elif names and levels != as_numbers:
+        strange = describe(sorted(set(found) - set(levels)))
+        raise InputError(
+            f"{where}: found {strange}, which the legend does not name; it names {describe(levels)}."
+        )
+    elif names and len(found) != len(names):
+        count = "more" if len(found) > len(names) else "fewer"
+        raise InputError(
+            f"{where}: found {describe(found)}, {count} than the {len(names)} class names; use the values "
+            f"{first} to {first + len(names) - 1}, or a legend JSON such as "
+            f'{{"{_key(found[0])}": "{names[0]}"}}.'
+        )
+    else:
+        known = {level: i + 1 for i, level in enumerate(found)}
+    if not names:
+        names = tuple(f"class {known[level]}" for level in found)
+    if any(level != (number - 1 + first,) for level, number in known.items()) and found:
+        kind = "colours" if colour else "grey levels"
+        pairs = ", ".join(f"{_key(level)} -> {known[level]}" for level in found)
+        notes.append(f"{where}: {kind} were mapped to classes: {pairs}.")
+    colors = None
+    if colour and len(known) == len(names):
+        colors = tuple(level for level, _ in sorted(known.items(), key=lambda item: item[1]))
+    return known, names, colors, notes
+
+
+def describe(levels: Iterable[Level], limit: int = 8) -> str:
+    """Write levels for a message: '85, 170, 255' or '#ff0000, #00ff00'; shortened after `limit`."""
+    shown = [_key(level) for level in levels]
+    return ", ".join(shown[:limit]) + (", ..." if len(shown) > limit else "")
+
+
+def _key(level: Level) -> str:
+    return str(level[0]) if len(level) == 1 else "#" + "".join(f"{c:02x}" for c in level)
+
+
+def _level(legend: Path, key: str) -> Level:
+    if re.fullmatch(r"\d+", key):
+        return (int(key),)
+    if re.fullmatch(r"#[0-9a-fA-F]{6}", key):
+        return tuple(bytes.fromhex(key[1:]))
+    raise InputError(f"{legend}: the key {key!r} is neither a number nor a colour such as '#ff0000'.")
+
+
+def _checked(where: str, names: Sequence[object]) -> tuple[str, ...]:
+    if isinstance(names, str) or not all(isinstance(n, str) and n.strip() for n in names) or not names:
+        raise InputError(f"{where} must hold class names, each a text that is not empty; found {names!r}.")
+    stripped = tuple(str(n).strip() for n in names)
+    twice = sorted({n for n in stripped if stripped.count(n) > 1})
+    if twice:
+        raise InputError(f"{where} gives the class name {twice[0]!r} twice; names must differ.")
+    return stripped

@@ -1,0 +1,279 @@
+"""Scores of a label map against ground truth, and their summary over images.
+
+Everywhere 1..K are classes and 0 is no data; a pixel that is 0 in either map is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.ndimage import distance_transform_edt
+from scipy.optimize import linear_sum_assignment
+
+from vispe.errors import InputError, ShapeError
+
+Scores = dict[str, Any]
+
+
+def scores(
+    pred: np.ndarray,
+    truth: np.ndarray,
+    n_classes: int,
+    *,
+    ignore: np.ndarray | None = None,
+    names: Sequence[str] | None = None,
+    boundary_px: float = 2,
+) -> Scores:
+    """Compare a label map with the truth.
+
+    Args:
+        pred: (h, w) or (z, h, w) integers, 1..K, 0 = no data.
+        truth: the same shape, 1..K, 0 = no ground truth.
+        n_classes: K.
+        ignore: bool, the same shape: pixels to leave out, such as those that were scribbled on.
+        names: K class names; default 'class 1' ...
+        boundary_px: distance in pixels within which two boundaries agree.
+
+    Returns:
+        A JSON-able dict.  Values by class name are None where the class is in neither map:
+
+        - 'miou', 'mean_dice': means over the classes that are in either map; 'iou', 'dice': by class name.
+        - 'pixel_accuracy'; 'balanced_accuracy': mean recall over the classes in the truth.
+        - 'boundary_f1' by class name and 'mean_boundary_f1': F1 of the boundary pixels (those with a
+          4-neighbour of another class) that have one of the other map within `boundary_px`; None where
+          neither has any.
+        - 'phase_fraction': {'truth': ..., 'pred': ...} by class name; 'phase_fraction_error_pp': prediction
+          minus truth in percentage points; 'phase_fraction_mean_abs_error_pp' and
+          'phase_fraction_max_abs_error_pp' over the classes in either map.
+        - 'confusion': K lists, rows are the truth; 'n_pixels': pixels that counted; 'boundary_px'.
+
+    Raises:
+        ShapeError: shapes differ.
+        InputError: values outside 0..K, not K names, or no pixel left to score.
+    """
+    pred, truth, valid, names = _checked(pred, truth, n_classes, ignore, names)
+    k = n_classes
+    confusion = _confusion(pred[valid], truth[valid], k, k)
+    total = int(confusion.sum())
+    if total == 0:
+        raise InputError("no pixel is left to score: all are without data, without truth or left out.")
+    hits, in_truth, in_pred = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    union = in_truth + in_pred - hits
+    present = union > 0
+    iou, dice = _ratio(hits, union), _ratio(2 * hits, in_truth + in_pred)
+    recall = hits[in_truth > 0] / in_truth[in_truth > 0]
+    f1 = _boundary_f1(pred, truth, valid, k, boundary_px)
+    error = 100.0 * (in_pred - in_truth) / total
+    return {
+        "n_pixels": total,
+        "miou": _mean(iou),
+        "iou": _by_name(names, iou),
+        "mean_dice": _mean(dice),
+        "dice": _by_name(names, dice),
+        "pixel_accuracy": float(hits.sum() / total),
+        "balanced_accuracy": float(recall.mean()),
+        "mean_boundary_f1": _mean(f1),
+        "boundary_f1": _by_name(names, f1),
+        "boundary_px": boundary_px,
+        "phase_fraction": {
+            "truth": _by_name(names, list(in_truth / total)),
+            "pred": _by_name(names, list(in_pred / total)),
+        },
+        "phase_fraction_error_pp": _by_name(names, list(error)),
+        "phase_fraction_mean_abs_error_pp": float(np.abs(error[present]).mean()),
+        "phase_fraction_max_abs_error_pp": float(np.abs(error).max()),
+        "confusion": confusion.tolist(),
+    }
+
+
+def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[int, int]:
+    """Give every cluster a class, one to one, with the largest mean IoU (Hungarian method).
+
+    Args:
+        pred: cluster numbers from 1, 0 = no data; any number of clusters.
+        truth: the same shape, 1..n_classes, 0 = no ground truth.
+        n_classes: number of classes in the truth.
+
+    Returns:
+        {cluster: class} for the clusters 1..max(pred).  Clusters beyond the number of classes get the numbers
+        n_classes + 1, ... in their order, which match nothing; see `apply_mapping`.
+    """
+    k = int(pred.max(initial=0))
+    pred, truth, valid, _ = _checked(pred, truth, max(k, n_classes), None, None)
+    if int(truth.max(initial=0)) > n_classes:
+        raise InputError(f"the truth holds class {int(truth.max())}, but n_classes={n_classes}.")
+    confusion = _confusion(pred[valid], truth[valid], k, n_classes)
+    union = confusion.sum(1)[:, None] + confusion.sum(0)[None, :] - confusion
+    iou = confusion / np.maximum(union, 1)
+    rows, columns = linear_sum_assignment(iou, maximize=True)
+    mapping = {int(c) + 1: int(r) + 1 for r, c in zip(rows, columns, strict=True)}
+    extra = n_classes
+    for cluster in range(1, k + 1):
+        if cluster not in mapping:
+            extra += 1
+            mapping[cluster] = extra
+    return dict(sorted(mapping.items()))
+
+
+def apply_mapping(values: np.ndarray, mapping: Mapping[int, int]) -> np.ndarray:
+    """Replace cluster numbers by class numbers (`match_clusters`); 0 stays 0.  Same shape, int32."""
+    table = np.zeros(max(mapping, default=0) + 1, np.int32)
+    table[list(mapping)] = list(mapping.values())
+    if int(values.max(initial=0)) >= len(table):
+        raise InputError(
+            f"the map holds cluster {int(values.max())}, but the mapping ends at {len(table) - 1}."
+        )
+    return table[values]
+
+
+def adjusted_rand(pred: np.ndarray, truth: np.ndarray, *, ignore: np.ndarray | None = None) -> float:
+    """Agreement of two groupings of the pixels, whatever their numbers: 1 for equal ones, about 0 for chance.
+
+    Pixels that are 0 in either map, or marked in `ignore`, are left out.
+    """
+    from sklearn.metrics import adjusted_rand_score
+
+    highest = int(max(pred.max(initial=0), truth.max(initial=0)))
+    pred, truth, valid, _ = _checked(pred, truth, highest, ignore, None)
+    if not valid.any():
+        raise InputError("no pixel is left to score: all are without data, without truth or left out.")
+    return float(adjusted_rand_score(truth[valid], pred[valid]))
+
+
+def summarize(
+    results: Sequence[Mapping[str, Any]], key: str, seed: int = 0, *, higher_is_better: bool = True
+) -> dict[str, Any]:
+    """Summarise one score over images.
+
+    Args:
+        results: one dict of `scores` for each image.
+        key: the score; dots reach into nested dicts: 'miou', 'iou.matrix'.  Images where it is None do not
+            count.
+        seed: of the bootstrap.
+        higher_is_better: whether the worst image is the lowest (True) or the one furthest from 0 (False,
+            errors).
+
+    Returns:
+        'n' images, 'mean', 'median', 'std' (sample standard deviation; 0 for one image), 'worst', and 'ci95':
+        the [low, high] 95 % percentile bootstrap interval of the mean over images (10 000 resamples).  All
+        but 'n' are None when no image has the score.
+
+    Raises:
+        InputError: an image has no such key.
+    """
+    values = np.array([v for v in (_lookup(r, key) for r in results) if v is not None], np.float64)
+    n = len(values)
+    if n == 0:
+        return {"n": 0, "mean": None, "median": None, "std": None, "worst": None, "ci95": None}
+    draws = np.random.default_rng(seed).integers(0, n, (10_000, n))
+    low, high = np.percentile(values[draws].mean(1), [2.5, 97.5])
+    worst = values.min() if higher_is_better else values[np.abs(values).argmax()]
+    return {
+        "n": n,
+        "mean": float(values.mean()),
+        "median": float(np.median(values)),
+        "std": float(values.std(ddof=1)) if n > 1 else 0.0,
+        "worst": float(worst),
+        "ci95": [float(low), float(high)],
+    }
+
+
+def _checked(
+    pred: np.ndarray, truth: np.ndarray, k: int, ignore: np.ndarray | None, names: Sequence[str] | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Sequence[str]]:
+    """Both maps as (z, h, w), the pixels that count, and the names."""
+    for what, array in (("truth", truth), ("ignore", ignore)):
+        if array is not None and array.shape != pred.shape:
+            raise ShapeError(f"the prediction has the shape {pred.shape}, but {what} has {array.shape}.")
+    if pred.ndim not in (2, 3):
+        raise ShapeError(f"label maps have the shape (h, w) or (z, h, w), got {pred.shape}.")
+    for what, array in (("prediction", pred), ("truth", truth)):
+        if array.dtype.kind not in "ui":
+            raise InputError(f"the {what} holds {array.dtype} values; label maps hold integers.")
+        low, high = int(array.min(initial=0)), int(array.max(initial=0))
+        if low < 0 or high > k:
+            raise InputError(
+                f"the {what} holds the value {low if low < 0 else high}, outside 0 to n_classes={k}."
+            )
+    names = [f"class {i + 1}" for i in range(k)] if names is None else list(names)
+    if len(names) != k:
+        raise InputError(f"{len(names)} names were given for n_classes={k}; give one for each class.")
+    valid = (pred > 0) & (truth > 0)
+    if ignore is not None:
+        valid &= ~ignore.astype(bool)
+    if pred.ndim == 2:
+        pred, truth, valid = pred[None], truth[None], valid[None]
+    return pred, truth, valid, names
+
+
+def _confusion(pred: np.ndarray, truth: np.ndarray, k_pred: int, k_truth: int) -> np.ndarray:
+    codes = (truth.astype(np.int64) - 1) * k_pred + (pred.astype(np.int64) - 1)
+    return np.bincount(codes, minlength=k_pred * k_truth).reshape(k_truth, k_pred)
+
+
+def _boundary_f1(
+    pred: np.ndarray, truth: np.ndarray, valid: np.ndarray, k: int, reach: float
+) -> list[float | None]:
+    found = np.zeros((k, 2, 2), np.int64)  # class, prediction or truth, (boundary pixels, those matched)
+    for page_pred, page_truth, page_valid in zip(pred, truth, valid, strict=True):
+        edges = [_boundary(page_pred), _boundary(page_truth)]
+        for c in range(k):
+            own = [edge & (page == c + 1) for edge, page in zip(edges, (page_pred, page_truth), strict=True)]
+            for side in (0, 1):
+                counted = own[side] & page_valid
+                found[c, side, 0] += counted.sum()
+                if counted.any() and own[1 - side].any():
+                    near = distance_transform_edt(~own[1 - side]) <= reach
+                    found[c, side, 1] += (counted & near).sum()
+    return [_f1(*found[c, 0], *found[c, 1]) for c in range(k)]
+
+
+def _boundary(page: np.ndarray) -> np.ndarray:
+    """Pixels with a 4-neighbour of another class; no data is not a class."""
+    edge = np.zeros(page.shape, bool)
+    for a, b in (
+        ((slice(1, None),), (slice(None, -1),)),
+        ((slice(None), slice(1, None)), (slice(None), slice(None, -1))),
+    ):
+        differ = (page[a] != page[b]) & (page[a] > 0) & (page[b] > 0)
+        edge[a] |= differ
+        edge[b] |= differ
+    return edge
+
+
+def _f1(n_pred: int, hit_pred: int, n_truth: int, hit_truth: int) -> float | None:
+    if n_pred + n_truth == 0:
+        return None
+    precision = hit_pred / n_pred if n_pred else 0.0
+    recall = hit_truth / n_truth if n_truth else 0.0
+    return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
+
+
+def _ratio(top: np.ndarray, bottom: np.ndarray) -> list[float | None]:
+    return [float(t / b) if b else None for t, b in zip(top, bottom, strict=True)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _by_name(names: Sequence[str], values: Sequence[float | None]) -> dict[str, float | None]:
+    return {name: None if v is None else float(v) for name, v in zip(names, values, strict=True)}
+
+
+def _lookup(result: Mapping[str, Any], key: str) -> float | None:
+    if key in result:
+        return result[key]
+    node: Any = result
+    rest = key
+    while rest:
+        if not isinstance(node, Mapping):
+            break
+        if rest in node:  # names may hold dots themselves
+            return node[rest]
+        first, _, rest = rest.partition(".")
+        if first not in node:
+            break
+        node = node[first]
+    raise InputError(f"there is no score {key!r}; known are {', '.join(map(str, result))}.")

@@ -1,0 +1,308 @@
+"""Results to files: complete or not there at all, and never over an existing file unless asked."""
+
+import csv
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vispe.errors import InputError, ShapeError
+from vispe.segment.images import Micrograph
+
+MARK = ".partial-"
+"""Part of the name of unfinished files; what is left of them after a kill can be deleted."""
+
+
+@contextmanager
+def atomic_path(path: str | Path, force: bool = False) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; rename it on success, remove it on any failure.
+
+    The folder is made if needed.  A process that is killed leaves no half-written `path`, at most a hidden
+    file whose name contains `MARK`.
+
+    Raises:
+        InputError: `path` exists and not `force`, or its folder cannot be written.
+    """
+    path = Path(path)
+    check_writable([path], force)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem[:100]}{MARK}{uuid.uuid4().hex[:12]}{path.suffix}")
+    try:
+        yield temporary
+        with temporary.open("rb") as stream:
+            os.fsync(stream.fileno())
+        if force:
+            temporary.replace(path)
+        else:
+            _rename_new(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_writable(
+    paths: Sequence[str | Path], force: bool = False, *, protect: Sequence[str | Path] = ()
+) -> None:
+    """Check all output files before any work starts.
+
+    Args:
+        paths: every file that will be written.
+        force: whether existing files may be replaced.
+        protect: files that are never replaced, such as the inputs, not even with `force`.
+
+    Raises:
+        InputError: two outputs of one name, a target that exists or is a folder or an input, or a folder that
+            cannot be written.
+    """
+    targets = [Path(p) for p in paths]
+    resolved = [p.resolve() for p in targets]
+    inputs = {Path(p).resolve() for p in protect}
+    seen: set[Path] = set()
+    for path, real in zip(targets, resolved, strict=True):
+        if real in seen:
+            raise InputError(
+                f"two outputs have the same name {path}; rename an input or use separate folders."
+            )
+        seen.add(real)
+        if real in inputs:
+            raise InputError(f"{path} is an input and would be overwritten; choose another output folder.")
+        if path.is_dir():
+            raise InputError(
+                f"{path} is a folder, but a file of this name is to be written; choose another name."
+            )
+        folder = next(p for p in real.parents if p.exists())
+        if not folder.is_dir():
+            raise InputError(f"{path} cannot be written: {folder} is not a folder.")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InputError(f"{path} cannot be written: no permission to write in {folder}.")
+    existing = [p for p in targets if os.path.lexists(p)]
+    if existing and not force:
+        verb = "exists" if len(existing) == 1 else "exist"
+        shown = ", ".join(str(p) for p in existing[:5]) + (
+            f" and {len(existing) - 5} more" if len(existing) > 5 else ""
+        )
+        raise InputError(
+            f"{shown} {verb}; add --force to overwrite {'it' if len(existing) == 1 else 'them'}."
+        )
+
+
+def label_suffix(n_pages: int) -> str:
+    """File name ending for label maps: '.png' for one page, '.tif' for several."""
+    return ".png" if n_pages == 1 else ".tif"
+
+
+def write_labels(
+    path: str | Path, values: np.ndarray, micrograph: Micrograph | None = None, force: bool = False
+) -> Path:
+    """Write a label map with the pixel size of its image.
+
+    Args:
+        path: '.png' (one page) or '.tif' (any number of pages); see `label_suffix`.
+        values: (z, h, w) uint8, the size of the image.
+        micrograph: the image; its resolution tags are copied.
+        force: overwrite.
+
+    Raises:
+        ShapeError: not (z, h, w), or another size than the image.
+        InputError: not uint8, several pages as PNG, another ending, or `path` exists.
+    """
+    path = Path(path)
+    if values.ndim != 3:
+        raise ShapeError(f"label maps have the shape (z, h, w), got {values.shape}.")
+    if micrograph is not None and values.shape != micrograph.pages.shape[:3]:
+        raise ShapeError(f"the label map is {values.shape}, but the image is {micrograph.pages.shape[:3]}.")
+    if values.dtype != np.uint8:
+        raise InputError(f"label maps are written as uint8 (at most 255 classes), got {values.dtype}.")
+    if path.suffix.lower() == ".png":
+        if len(values) != 1:
+            raise InputError(f"{path}: a PNG holds one page, but there are {len(values)}; write a .tif file.")
+        return write_png(path, values[0], force, micrograph=micrograph)
+    _check_tiff(path)
+    with atomic_path(path, force) as temporary:
+        _write_tiff(temporary, values, "ZYX", micrograph, compression="zlib")
+    return path
+
+
+def write_probabilities(
+    path: str | Path,
+    prob: np.ndarray,
+    micrograph: Micrograph | None = None,
+    names: Sequence[str] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write class probabilities as a TIFF with one float32 page for each class (of each image page).
+
+    Args:
+        path: '.tif' file.
+        prob: (z, k, h, w) float32; file pages are in this order, classes fastest.
+        micrograph: the image; its resolution tags are copied.
+        names: the k class names, stored in the file's description.
+        force: overwrite.
+
+    Raises:
+        ShapeError: not (z, k, h, w).
+        InputError: not float32, not k names, another ending, or `path` exists.
+    """
+    path = Path(path)
+    if prob.ndim != 4:
+        raise ShapeError(f"probabilities have the shape (z, k, h, w), got {prob.shape}.")
+    if prob.dtype != np.float32:
+        raise InputError(f"probabilities are written as float32, got {prob.dtype}.")
+    if names is not None and len(names) != prob.shape[1]:
+        raise InputError(f"{len(names)} names were given for {prob.shape[1]} classes; give one for each.")
+    _check_tiff(path)
+    with atomic_path(path, force) as temporary:
+        _write_tiff(temporary, prob, "ZCYX", micrograph, names=names)
+    return path
+
+
+def write_png(
+    path: str | Path, array: np.ndarray, force: bool = False, *, micrograph: Micrograph | None = None
+) -> Path:
+    """Write (h, w) uint8 or uint16, or (h, w, 3) uint8, as PNG, with the pixel size of `micrograph`."""
+    path = Path(path)
+    fits = array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3))
+    if not fits and not (array.dtype == np.uint16 and array.ndim == 2):
+        raise ShapeError(
+            f"a PNG needs (h, w) uint8 or uint16 or (h, w, 3) uint8, got {array.shape} {array.dtype}."
+        )
+    dots = _per_inch(micrograph)
+    with atomic_path(path, force) as temporary:
+        image = Image.fromarray(np.ascontiguousarray(array))
+        if dots is None:
+            image.save(temporary, format="PNG")
+        else:
+            image.save(temporary, format="PNG", dpi=dots)
+    return path
+
+
+def write_json(path: str | Path, obj: Any, force: bool = False) -> Path:
+    """Write JSON (UTF-8, two spaces, keys in the order given); NumPy values and paths become plain ones.
+
+    Raises:
+        InputError: NaN, infinity or an object that JSON cannot say; its place in `obj` is named.
+    """
+    text = json.dumps(_plain(obj, "value"), indent=2, ensure_ascii=False, allow_nan=False)
+    path = Path(path)
+    with atomic_path(path, force) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], force: bool = False) -> Path:
+    """Write one line per row under a header.
+
+    Columns are the keys in order of first appearance; nested dicts become 'outer.inner'; None and absent are
+    empty.
+
+    Raises:
+        InputError: NaN, infinity or lists; no rows at all.
+    """
+    if not rows:
+        raise InputError(f"{path}: there are no rows to write.")
+    flat = [_flat(_plain(row, f"row {i}")) for i, row in enumerate(rows)]
+    columns = list(dict.fromkeys(key for row in flat for key in row))
+    path = Path(path)
+    with atomic_path(path, force) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+    return path
+
+
+def _rename_new(temporary: Path, path: Path) -> None:
+    """Rename, failing if `path` has appeared meanwhile, where the file system can tell."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise InputError(f"{path} exists; add --force to overwrite it.") from error
+    except OSError:  # no hard links here
+        check_writable([path])
+        temporary.replace(path)
+
+
+def _check_tiff(path: Path) -> None:
+    if path.suffix.lower() not in (".tif", ".tiff"):
+        raise InputError(f"{path} must end in .tif (or .png for a label map of one page).")
+
+
+def _write_tiff(
+    path: Path,
+    array: np.ndarray,
+    axes: str,
+    micrograph: Micrograph | None,
+    *,
+    compression: str | None = None,
+    names: Sequence[str] | None = None,
+) -> None:
+    import tifffile
+
+    metadata: dict[str, Any] = {"axes": axes}
+    if names is not None:
+        metadata["classes"] = list(names)
+    x, y, unit = _resolution(micrograph)
+    tifffile.imwrite(
+        path,
+        array,
+        photometric="minisblack",
+        compression=compression,
+        resolution=(x, y),
+        resolutionunit={"none": 1, "inch": 2, "cm": 3}[unit],
+        metadata=metadata,
+    )
+
+
+def _resolution(micrograph: Micrograph | None) -> tuple[float, float, str]:
+    """Resolution tags of the image; pixels per cm where these have no unit but the pixel size is known."""
+    tags = micrograph.resolution if micrograph is not None else None
+    size = micrograph.pixel_size if micrograph is not None else None
+    if size is not None and (tags is None or tags[2] == "none"):
+        return 1e4 / size[1], 1e4 / size[0], "cm"
+    return tags if tags is not None else (1.0, 1.0, "none")
+
+
+def _per_inch(micrograph: Micrograph | None) -> tuple[float, float] | None:
+    x, y, unit = _resolution(micrograph)
+    if unit == "none":
+        return None
+    factor = 1.0 if unit == "inch" else 2.54
+    dots = (x * factor, y * factor)
+    return dots if max(dots) / 0.0254 < 2**31 else None  # PNG stores pixels per metre in 31 bits
+
+
+def _plain(obj: Any, where: str) -> Any:
+    """Only dicts, lists, text, finite numbers, bool and None."""
+    if obj is None or isinstance(obj, bool | str | int):
+        return obj
+    if isinstance(obj, np.generic):
+        return _plain(obj.item(), where)
+    if isinstance(obj, float):
+        if not np.isfinite(obj):
+            raise InputError(f"{where} is {obj}, which a report cannot hold; leave it out or use None.")
+        return obj
+    if isinstance(obj, Path):
+        return str(obj)
+    if isinstance(obj, Mapping):
+        return {str(key): _plain(value, f"{where}.{key}") for key, value in obj.items()}
+    if isinstance(obj, np.ndarray):
+        return _plain(obj.tolist(), where)
+    if isinstance(obj, Sequence):
+        return [_plain(value, f"{where}[{i}]") for i, value in enumerate(obj)]
+    raise InputError(f"{where} is a {type(obj).__name__}, which a report cannot hold.")
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            out |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            raise InputError(f"the column {prefix}{key} holds a list; a table cell holds one value.")
+        else:
+            out[prefix + key] = value
+    return out

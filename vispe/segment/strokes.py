@@ -1,0 +1,154 @@
+"""Strokes and points from a JSON file, drawn as label pixels."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from skimage.draw import disk, line
+
+from vispe.errors import InputError, did_you_mean
+from vispe.segment.levels import Level, Naming, load_json
+
+KEYS = ("class", "width", "points", "page")
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """One pen stroke.
+
+    Attributes:
+        level: the class, as a level (a number, or a colour of the legend).
+        width: pixels.
+        points: (n, 2) float64, (x, y), pixel centres at whole numbers.
+        page: from 0.
+    """
+
+    level: Level
+    width: int
+    points: np.ndarray
+    page: int
+
+
+def read_strokes(path: Path, naming: Naming, default_page: int | None) -> list[Stroke]:
+    """Read ``[{"class": 1, "width": 3, "points": [[x, y], ...], "page": 0}, ...]``; width is 1 when left out.
+
+    Args:
+        path: the JSON file.
+        naming: class names, so that ``"class"`` may be one of them.
+        default_page: the page of strokes that name none; None makes that an error.
+
+    Raises:
+        InputError: not such a list; the stroke (counted from 0) and what is wrong with it are named.
+    """
+    content = load_json(path)
+    if not isinstance(content, list):
+        raise InputError(f'{path} must hold a list of strokes such as [{{"class": 1, "points": [[5, 9]]}}].')
+    return [_stroke(f"{path}: stroke {i}", entry, naming, default_page) for i, entry in enumerate(content)]
+
+
+def draw_strokes(
+    path: Path, strokes: list[Stroke], shape: tuple[int, int, int]
+) -> tuple[np.ndarray, list[Level], list[str]]:
+    """Draw strokes in their order, later ones over earlier ones.
+
+    Returns:
+        (z, h, w) indices into the sorted list of levels, from 1, 0 where nothing is drawn; that list; and
+        notes.
+
+    Raises:
+        InputError: a point outside the image or a page that it does not have.
+    """
+    z, h, w = shape
+    levels = sorted({s.level for s in strokes})
+    index = np.zeros(shape, np.int64)
+    covered = np.zeros(shape, bool)
+    for number, stroke in enumerate(strokes):
+        if stroke.page >= z:
+            raise InputError(
+                f"{path}: stroke {number} is on page {stroke.page}, but the image has {z} (0 to {z - 1})."
+            )
+        outside = ((stroke.points < -0.5) | (stroke.points >= (w - 0.5, h - 0.5))).any(1)
+        if outside.any():
+            x, y = stroke.points[outside][0]
+            raise InputError(
+                f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} "
+                "pixels (x, y)."
+            )
+        rows, columns = _pixels(stroke, h, w)
+        page, value = index[stroke.page], levels.index(stroke.level) + 1
+        before = page[rows, columns]
+        covered[stroke.page][rows, columns] |= (before > 0) & (before != value)
+        page[rows, columns] = value
+    overdrawn = int(covered.sum())
+    notes = [f"{overdrawn} pixels of {path.name} lie under strokes of two classes; the later counts."]
+    return index, levels, notes if overdrawn else []
+
+
+def _pixels(stroke: Stroke, h: int, w: int) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.floor(stroke.points + 0.5).astype(int)
+    if len(ends) == 1:
+        ends = np.repeat(ends, 2, axis=0)
+    parts = [line(y0, x0, y1, x1) for (x0, y0), (x1, y1) in pairwise(ends)]
+    rows, columns = (np.concatenate(p) for p in zip(*parts, strict=True))
+    middle = 0.0 if stroke.width % 2 else 0.5  # an even pen is centred between pixels
+    tip_rows, tip_columns = disk((middle, middle), stroke.width / 2)
+    rows, columns = (rows[:, None] + tip_rows).ravel(), (columns[:, None] + tip_columns).ravel()
+    inside = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
+    return rows[inside], columns[inside]
+
+
+def _stroke(where: str, entry: object, naming: Naming, default_page: int | None) -> Stroke:
+    if not isinstance(entry, dict):
+        raise InputError(f"{where} is {entry!r}; each stroke is an object with 'class' and 'points'.")
+    for key in entry:
+        if key not in KEYS:
+            hint = did_you_mean(str(key), KEYS)
+            raise InputError(f"{where} has the unknown key {key!r}; known are {', '.join(KEYS)}.{hint}")
+    for key in ("class", "points"):
+        if key not in entry:
+            raise InputError(f"{where} has no {key!r}; each stroke needs 'class' and 'points'.")
+    width = entry.get("width", 1)
+    if not _whole(width) or width < 1:
+        raise InputError(f"{where} has width={width!r}; the width is a whole number of pixels from 1.")
+    page = entry.get("page", default_page)
+    if page is None:
+        raise InputError(f'{where} names no page, but the image has several; add "page" or give label_page.')
+    if not _whole(page) or page < 0:
+        raise InputError(f"{where} has page={page!r}; pages are whole numbers from 0.")
+    return Stroke(
+        _class(where, entry["class"], naming), int(width), _points(where, entry["points"]), int(page)
+    )
+
+
+def _class(where: str, value: object, naming: Naming) -> Level:
+    if isinstance(value, str):
+        if not naming.names:
+            raise InputError(
+                f"{where} names the class {value!r}, but no class names were given; give classes or legend."
+            )
+        if value not in naming.names:
+            hint = did_you_mean(value, naming.names)
+            raise InputError(f"{where} names the class {value!r}; known are {', '.join(naming.names)}.{hint}")
+        position = naming.names.index(value)
+        return naming.levels[position] if naming.levels else (position + 1,)
+    if not _whole(value) or value < 1:
+        raise InputError(f"{where} has class={value!r}; classes are whole numbers from 1, or names.")
+    return (int(value),)
+
+
+def _points(where: str, value: object) -> np.ndarray:
+    message = (
+        f"{where} has points={str(value)[:60]}; points are a list of [x, y] pairs of numbers, at least one."
+    )
+    try:
+        points = np.array(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(message) from error
+    if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():
+        raise InputError(message)
+    return points
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

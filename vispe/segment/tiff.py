@@ -1,0 +1,270 @@
+"""TIFF files to arrays with tifffile: OME and ImageJ stacks, planar colour, any depth and byte order."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import tifffile
+from PIL import Image, TiffImagePlugin  # noqa: F401 - registers the TIFF format with Image.open
+
+from vispe.errors import InputError
+from vispe.segment.decode import (
+    BROKEN,
+    Decoded,
+    Resolution,
+    no_size_limit,
+    physical,
+    swap_orientation,
+    to_pages,
+)
+
+MICRONS = {
+    **dict.fromkeys(("µm", "μm", "um", "\\u00b5m", "micron", "microns", "micrometer", "micrometre"), 1.0),
+    **{"nm": 1e-3, "pm": 1e-6, "å": 1e-4, "angstrom": 1e-4},
+    **{"mm": 1e3, "cm": 1e4, "m": 1e6, "inch": 25_400.0, "in": 25_400.0},
+}
+"""Microns in one unit of length, by the lower-case names that microscopes and ImageJ write."""
+
+LOSSY = {"OJPEG", "JPEG", "JPEG_LOSSY", "JPEGXR", "JPEG_2000_LOSSY", "JPEG2000", "WEBP", "APERIO_JP2000_YCBC"}
+UNITS = {1: "none", 2: "inch", 3: "cm"}
+
+
+def decode_tiff(path: Path, axes: str | None) -> Decoded:
+    """Read the first image series of a TIFF file; see `decode`, which judges the file before it calls this.
+
+    Raises:
+        InputError: damaged, truncated, planes missing, no pixels, or a compression that cannot be read here.
+    """
+    try:
+        with _log() as messages, tifffile.TiffFile(path) as tif:
+            return _read(path, tif, axes, messages)
+    except InputError:
+        raise
+    except BROKEN as error:
+        raise InputError(
+            f"{path} is truncated or damaged ({_reason(error)}); copy or export it again."
+        ) from error
+
+
+def _read(path: Path, tif: tifffile.TiffFile, axes: str | None, messages: list[str]) -> Decoded:
+    series = tif.series
+    if not series:
+        raise InputError(f"{path} is truncated or has no pixels: it lists no image; copy or export it again.")
+    first = series[0]
+    notes = []
+    if len(series) > 1:
+        shapes = ", ".join(" x ".join(map(str, s.shape)) for s in series)
+        notes.append(f"{path.name} holds {len(series)} separate images ({shapes}); only the first is used.")
+    if 0 in first.shape:
+        raise InputError(
+            f"{path} has no pixels (its array is {' x '.join(map(str, first.shape))}); export the image "
+            "again."
+        )
+    if len(first.levels) > 1:
+        notes.append(f"{path.name} holds {len(first.levels)} sizes of the image; only the largest is used.")
+    _check_complete(path, tif, first, messages)
+    page = first.keyframe
+    orientation = _tag(page, "Orientation", 1)
+    min_is_white = page.bitspersample if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE else 0
+    try:
+        if page.photometric == tifffile.PHOTOMETRIC.SEPARATED:
+            raise _NeedsPillow("CMYK")
+        array, letters = first.asarray(), first.axes
+    except (ValueError, ImportError, _NeedsPillow) as error:
+        if isinstance(error, ValueError) and "imagecodecs" not in str(error):
+            raise
+        array, letters = _through_pillow(path, first, error)
+        orientation = 1  # Pillow has applied it
+        if isinstance(error, _NeedsPillow):
+            notes.append("CMYK colours were converted to RGB.")
+    notes += [f"{path.name}: {text}" for text in messages]
+    page_axes = [(a, n) for a, n in zip(letters, array.shape, strict=True) if a not in "YXCS" and n > 1]
+    if len(page_axes) > 1 and axes is None:
+        sizes = " x ".join(f"{a}={n}" for a, n in page_axes)
+        notes.append(f"{path.name}: the axes {sizes} are read as {np.prod([n for _, n in page_axes])} pages.")
+    resolution = _resolution(page)
+    size = _pixel_size(tif, resolution)
+    turned = _tag(page, "Orientation", 1)
+    return Decoded(
+        pages=to_pages(path, array, letters, axes, orientation),
+        format="TIFF",
+        palette=_palette(page),
+        alpha=_has_alpha(page) and axes is None and "C" not in letters,
+        min_is_white=min_is_white,
+        lossy=getattr(page.compression, "name", "") in LOSSY,
+        pixel_size=swap_orientation(turned, size),
+        resolution=swap_orientation(turned, resolution),
+        channel_names=_channel_names(tif),
+        notes=tuple(notes),
+    )
+
+
+class _NeedsPillow(Exception):
+    """A colour space that tifffile does not convert."""
+
+
+def _check_complete(
+    path: Path, tif: tifffile.TiffFile, series: tifffile.TiffPageSeries, messages: list[str]
+) -> None:
+    size = tif.filehandle.size
+    if any("invalid page offset" in text or "corrupted" in text for text in messages):
+        raise InputError(f"{path} is truncated: its list of pages breaks off; copy or export it again.")
+    pages = list(series.pages)
+    missing = sum(p is None for p in pages)
+    if missing:
+        raise InputError(
+            f"{path} lists {len(pages)} planes in its OME metadata, but {missing} are not in the file (a "
+            "data set spread over several files must be complete); put the other files beside it or export one file."
+        )
+    if series.dataoffset is not None:
+        end = series.dataoffset + series.nbytes
+    else:
+        own = [p for p in pages if getattr(p.parent, "filehandle", None) is tif.filehandle]
+        ends = [o + n for p in own for o, n in zip(p.dataoffsets, p.databytecounts, strict=False)]
+        end = max(ends, default=0)
+    keyframe = series.keyframe
+    if len(keyframe.dataoffsets) < np.prod(keyframe.chunked, dtype=np.int64):
+        raise InputError(
+            f"{path} is damaged: it lists fewer strips or tiles than its size needs; copy it again."
+        )
+    if end > size:
+        raise InputError(f"{path} is truncated: it should hold {end} bytes, but has {size}; copy it again.")
+
+
+def _through_pillow(path: Path, series: tifffile.TiffPageSeries, reason: Exception) -> tuple[np.ndarray, str]:
+    """Decode by libtiff what tifffile leaves to imagecodecs; refuses where Pillow would cut the depth."""
+    page = series.keyframe
+    # Elsewhere Pillow cuts the depth, or forgets the byte order, the sign or the inversion (measured, Pillow 13).
+    deep = page.bitspersample == 16 and page.samplesperpixel == 1
+    exact = page.bitspersample <= 8 or (deep and page.photometric == tifffile.PHOTOMETRIC.MINISBLACK)
+    if not exact or page.dtype is None or page.dtype.kind not in "bu":
+        raise InputError(
+            f"{path} stores {page.samplesperpixel} x {page.bitspersample}-bit {page.dtype} samples with "
+            f"{page.compression.name} compression, which needs imagecodecs; run: pip install imagecodecs"
+        ) from reason
+    planes = []
+    with no_size_limit(), Image.open(path, formats=("TIFF",)) as image:
+        for each in series.pages:
+            index = each.index[0] if isinstance(each.index, tuple) else each.index
+            image.seek(index)
+            loaded = image.convert("RGB") if image.mode in ("CMYK", "YCbCr", "LAB") else image
+            planes.append(np.array(loaded))
+    planes = [_as_stored(plane, page) for plane in planes]
+    lead = [(a, n) for a, n in zip(series.axes, series.shape, strict=True) if a not in "YXS"]
+    plane = planes[0].shape
+    array = np.stack(planes).reshape(*(n for _, n in lead), *plane)
+    return array, "".join(a for a, _ in lead) + "YXS"[: len(plane)]
+
+
+def _as_stored(plane: np.ndarray, page: tifffile.TiffPage) -> np.ndarray:
+    """Undo what Pillow does to greys: it spreads 2 and 4 bits over 0..255 and turns MinIsWhite round."""
+    grey = page.photometric in (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
+    if grey and page.bitspersample in (2, 4):
+        plane = plane // np.uint8(255 // ((1 << page.bitspersample) - 1))
+    if page.photometric != tifffile.PHOTOMETRIC.MINISWHITE:
+        return plane
+    return ~plane if plane.dtype == bool else np.uint8((1 << page.bitspersample) - 1) - plane
+
+
+def _palette(page: tifffile.TiffPage) -> np.ndarray | None:
+    if page.photometric != tifffile.PHOTOMETRIC.PALETTE or page.colormap is None:
+        return None
+    colours = np.asarray(page.colormap).T
+    low, high = colours & 255, colours >> 8
+    if (low == high).all() or (low == 0).all():
+        return high.astype(np.uint8)
+    if (high == 0).all():  # some writers store 8-bit values unscaled
+        return low.astype(np.uint8)
+    return colours.astype(np.uint16)
+
+
+def _has_alpha(page: tifffile.TiffPage) -> bool:
+    return page.samplesperpixel in (2, 4) and page.extrasamples[-1:] in ((1,), (2,))
+
+
+def _resolution(page: tifffile.TiffPage) -> Resolution | None:
+    x, y = (_tag(page, name, None) for name in ("XResolution", "YResolution"))
+    if x is None or y is None or 0 in (*x, *y):
+        return None
+    unit = UNITS.get(int(_tag(page, "ResolutionUnit", 2)), "none")
+    return x[0] / x[1], y[0] / y[1], unit
+
+
+def _pixel_size(tif: tifffile.TiffFile, resolution: Resolution | None) -> tuple[float, float] | None:
+    """Microns per pixel (y, x), from the most specific source that the file has."""
+    if tif.is_ome:
+        found = _ome_pixels(tif)
+        sizes = [
+            _microns(found.get(f"PhysicalSize{a}"), found.get(f"PhysicalSize{a}Unit", "µm")) for a in "YX"
+        ]
+        return (sizes[0] or sizes[1], sizes[1] or sizes[0]) if any(sizes) else None
+    if tif.is_imagej:
+        unit = str((tif.imagej_metadata or {}).get("unit", ""))
+        if resolution is None or not unit:
+            return None
+        sizes = [_microns(1 / r if r else None, unit) for r in (resolution[1], resolution[0])]
+        return (sizes[0], sizes[1]) if all(sizes) else None
+    if tif.is_fei:
+        scan = (tif.fei_metadata or {}).get("Scan", {})
+        sizes = [_microns(scan.get(f"Pixel{name}"), "m") for name in ("Height", "Width")]
+        return (sizes[0], sizes[1]) if all(sizes) else None
+    if tif.is_sem:
+        entry = (tif.sem_metadata or {}).get("ap_image_pixel_size", (None, None, ""))
+        size = _microns(entry[1], entry[2])
+        return (size, size) if size else None
+    return physical(resolution)
+
+
+def _microns(value: object, unit: str) -> float | None:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    factor = MICRONS.get(str(unit).strip().lower())
+    return number * factor if factor and np.isfinite(number) and number > 0 else None
+
+
+def _ome_pixels(tif: tifffile.TiffFile) -> dict[str, str]:
+    root = ElementTree.fromstring(tif.ome_metadata or "<OME/>")
+    return next((dict(e.attrib) for e in root.iter() if e.tag.rpartition("}")[2] == "Pixels"), {})
+
+
+def _channel_names(tif: tifffile.TiffFile) -> tuple[str, ...]:
+    if not tif.is_ome:
+        return ()
+    root = ElementTree.fromstring(tif.ome_metadata or "<OME/>")
+    pixels = next((e for e in root.iter() if e.tag.rpartition("}")[2] == "Pixels"), None)
+    channels = [e for e in pixels if e.tag.rpartition("}")[2] == "Channel"] if pixels is not None else []
+    names = tuple(e.attrib.get("Name", "") for e in channels)
+    return names if names and all(names) else ()
+
+
+def _tag(page: tifffile.TiffPage, name: str, default: object) -> object:
+    tag = page.tags.get(name)
+    return default if tag is None else tag.value
+
+
+def _reason(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+@contextmanager
+def _log() -> Iterator[list[str]]:
+    """Collect what tifffile logs, which is all that it says about some damage."""
+    messages: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage().rpartition("> ")[2])
+
+    logger, handler = logging.getLogger("tifffile"), Collector(logging.WARNING)
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
