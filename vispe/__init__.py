@@ -9,11 +9,11 @@ from vispe import encodings as encodings
 from vispe.attention import attention, explain
 from vispe.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
 from vispe.errors import VispeError
+from vispe.evaluate.plots import plot_bias
 from vispe.grid import Grid, Positions
 from vispe.hosts import front_door
 from vispe.hosts.convert import convert, describe, restore
 from vispe.layers import Attention
-from vispe.plot import plot_bias
 from vispe.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
 
 __all__ = [

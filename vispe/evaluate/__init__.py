@@ -1,0 +1,1 @@
+"""Measurements of positional and rotational bias."""

@@ -1,0 +1,267 @@
+"""The positional linear probe: how well a linear model reads a patch's position from its features.
+
+The features of ONE image are split into a few sampled patches, on which ridge regression learns a ramp over
+the grid, and the rest. A high R² means that the features carry position whatever the image shows; about 0 or
+below means that they do not. R² over the patches that were not sampled (`r2_heldout`) is the honest score and
+the one that reports lead with; R² over all patches (`r2`) is what published tables show.
+
+Source: the probe of dino-saw (tldr-group, arXiv 2603.16840).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.linear import Features, Regressor, channel_r2, fit_probe, to_numpy
+from vispe.evaluate.ramps import TARGETS, check_target, ramp, sample_mask, sample_region
+
+
+@dataclass(frozen=True)
+class ProbeRow:
+    """The scores of one target over images x masks.
+
+    Attributes:
+        target: name of the target.
+        r2: R² over all patches, (images, masks).
+        r2_heldout: R² over the patches that were not sampled, (images, masks).
+    """
+
+    target: str
+    r2: np.ndarray
+    r2_heldout: np.ndarray
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return target, and mean, median and standard deviation of both scores."""
+        stats = {"mean": np.mean, "median": np.median, "std": np.std}
+        scores = {"r2_heldout": self.r2_heldout, "r2": self.r2}
+        return {"target": self.target} | {
+            key: {name: _finite(function(values)) for name, function in stats.items()}
+            for key, values in scores.items()
+        }
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the probe found for one model or feature set.
+
+    Attributes:
+        rows: scores by target, the headline target first, `random` last.
+        grid: patches (h, w) of the first image.
+        n_images: number of images.
+        n_samples: patches that each fit of the headline target saw, for the first image.
+        n_nan: feature values that were NaN and counted as 0, over all images.
+        channel_r2: held-out R² of each channel alone for the headline target, mean over images and masks,
+            (C,).
+        settings: the arguments that the numbers depend on.
+        example: headline ramp, mask and prediction of the first image and mask, for drawing.
+    """
+
+    rows: tuple[ProbeRow, ...]
+    grid: tuple[int, int]
+    n_images: int
+    n_samples: int
+    n_nan: int
+    channel_r2: np.ndarray
+    settings: dict[str, Any]
+    example: dict[str, np.ndarray] = field(repr=False)
+
+    @property
+    def headline(self) -> float:
+        """Median held-out R² of the first target."""
+        return float(np.median(self.rows[0].r2_heldout))
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on what the headline number means."""
+        score = f"held-out R² {self.headline:.2f}"
+        if np.isnan(self.headline):
+            return (
+                f"cannot be judged: {self.rows[0].target} is constant on a {self.grid[0]}x{self.grid[1]} grid"
+            )
+        if self.headline >= 0.5:
+            return f"position can be read: {score}"
+        if self.headline >= 0.1:
+            return f"position can partly be read: {score}"
+        return f"no linear position: {score}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What weakens the verdict, one sentence each."""
+        notes = []
+        if self.n_samples < 16:
+            notes.append(
+                f"Only {self.n_samples} patches were fitted: weak; use larger images or a smaller step."
+            )
+        if np.median(self.rows[-1].r2_heldout) > 0.1:
+            notes.append("Random noise was read too, so these scores mean nothing.")
+        if self.n_nan:
+            notes.append(f"{self.n_nan} feature values were NaN and counted as 0.")
+        return tuple(notes)
+
+    def top_channels(self, n: int = 6) -> list[int]:
+        """Return the `n` channels that reveal most of the headline target, best first."""
+        return [int(c) for c in np.argsort(-self.channel_r2, kind="stable")[:n]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the example as JSON values; NaN becomes `None`."""
+        return {
+            "verdict": self.verdict,
+            "notes": list(self.notes),
+            "rows": [row.to_dict() for row in self.rows],
+            "grid": list(self.grid),
+            "n_images": self.n_images,
+            "n_samples": self.n_samples,
+            "n_nan": self.n_nan,
+            "settings": self.settings,
+            "top_channels": self.top_channels(),
+            "channel_r2": [_finite(value) for value in self.channel_r2],
+        }
+
+    def to_markdown(self) -> str:
+        """Return the table of scores as Markdown, its columns aligned."""
+        table = [["target", "held-out R² mean", "median", "std", "all patches R² mean", "median", "std"]]
+        for row in self.rows:
+            cells = [f(v) for v in (row.r2_heldout, row.r2) for f in (np.mean, np.median, np.std)]
+            table.append([row.target, *(f"{value:.3f}" for value in cells)])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "| "
+            + " | ".join(
+                cell.rjust(w) if i else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+            )
+            + " |"
+            for cells in table
+        ]
+        rule = "|" + "|".join("-" * (w + 1) + (":" if i else "-") for i, w in enumerate(widths)) + "|"
+        return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def positional_probe(
+    model_or_features: torch.nn.Module | Iterable[Features],
+    images: Tensor | Iterable[Tensor] | None = None,
+    *,
+    targets: Sequence[str] = TARGETS,
+    step: int = 6,
+    cutoff: float = 1.0,
+    random_mask: bool = True,
+    masks_per_image: int = 6,
+    regressor: Regressor = "ridge",
+    alpha: float = 1.0,
+    standardize: bool = True,
+    generator: np.random.Generator | int = 0,
+) -> ProbeResult:
+    """Measure how well position is read, linearly, from the patch features of a model.
+
+    The defaults are the settings of the published tables. Each image is probed on its own; targets that
+    sample the same region share the mask and the factorisation.
+
+    Args:
+        model_or_features: a timm model (converted or not), or features (h, w, C) of each image, or (b, h, w,
+            C).
+        images: normalised images (b, 3, H, W), or (3, H, W) one by one, for a model; `None` with features.
+        targets: the first is the headline; `random`, the sanity check, is added and comes last.
+        step: one patch in step² is used for the fit.
+        cutoff: share of each side of the grid that is sampled.
+        random_mask: draw the patches at random, else take the regular grid (then one mask per image is
+            enough).
+        masks_per_image: masks drawn for each image.
+        regressor: see `fit_probe`.
+        alpha: see `fit_probe`.
+        standardize: see `fit_probe`.
+        generator: a numpy Generator, or a seed for one; draws masks and the random target.
+
+    Raises:
+        ShapeError: no images, or a grid so small that the step leaves no patch to fit on.
+        OptionError: unknown target, or images without a model.
+    """
+    rng = np.random.default_rng(generator)
+    names = [*(name for name in dict.fromkeys(targets) if name != "random"), "random"]
+    for name in names:
+        check_target(name)
+    if masks_per_image < 1:
+        raise OptionError(
+            f"The probe needs at least one mask per image, got masks_per_image={masks_per_image}."
+        )
+    draws = masks_per_image if random_mask else 1
+    fit = {"regressor": regressor, "alpha": alpha, "standardize": standardize}
+    sampling = {"step": step, "cutoff": cutoff, "random_mask": random_mask, "masks_per_image": draws}
+    scores: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in names}
+    curves, first, n_nan = [], {}, 0
+    for feats in _each_features(model_or_features, images):
+        shape = feats.shape[:2]
+        for name in names:
+            scores[name].append([])
+        for draw in range(draws):
+            values = {name: ramp(name, shape, rng) for name in names}
+            for group in _same_region(names, shape, cutoff):
+                mask = sample_mask(
+                    group[0], shape, step=step, cutoff=cutoff, random=random_mask, generator=rng
+                )
+                if not mask.any():
+                    fitting = max(1, int(cutoff * min(shape) / 2))
+                    raise ShapeError(
+                        f"step={step} samples no patch of a {shape[0]}x{shape[1]} grid; "
+                        f"use larger images or step={fitting} or less."
+                    )
+                fits = fit_probe(feats, mask, {name: values[name] for name in group}, **fit)
+                for name, one in fits.items():
+                    scores[name][-1].append((one.r2, one.r2_heldout))
+                if names[0] in group:
+                    n_nan += fits[names[0]].n_nan if draw == 0 else 0
+                    curves.append(channel_r2(feats, mask, values[names[0]], held_out=True, **fit))
+                    first = first or {
+                        "ramp": values[names[0]],
+                        "mask": mask,
+                        "prediction": fits[names[0]].prediction,
+                    }
+    if not curves:
+        raise ShapeError("The probe got no images; give at least one.")
+    if len({len(curve) for curve in curves}) > 1:
+        raise ShapeError("The images have features of different widths; probe one model at a time.")
+    arrays = {name: np.array(values) for name, values in scores.items()}
+    return ProbeResult(
+        rows=tuple(ProbeRow(name, arrays[name][..., 0], arrays[name][..., 1]) for name in names),
+        grid=first["mask"].shape,
+        n_images=len(arrays[names[0]]),
+        n_samples=int(first["mask"].sum()),
+        n_nan=n_nan,
+        channel_r2=np.mean(curves, axis=0),
+        settings=sampling | fit,
+        example=first,
+    )
+
+
+def _each_features(
+    source: torch.nn.Module | Iterable[Features], images: Iterable[Tensor] | None
+) -> Iterator[np.ndarray]:
+    if not isinstance(source, torch.nn.Module):
+        if images is not None:
+            raise OptionError(
+                "The probe got features and images; give a model with images, or features alone."
+            )
+        yield from map(to_numpy, source)
+        return
+    if images is None:
+        raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
+    from vispe.evaluate.backbone import patch_features
+
+    for image in images:
+        yield to_numpy(patch_features(source, image[None])[0])
+
+
+def _same_region(names: Sequence[str], shape: tuple[int, int], cutoff: float) -> list[list[str]]:
+    """Group the targets whose training patches come from the same box."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name in names:
+        groups.setdefault(sample_region(name, shape, cutoff), []).append(name)
+    return list(groups.values())
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

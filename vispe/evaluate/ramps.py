@@ -1,0 +1,134 @@
+"""What a positional probe is asked to read, and from which patches: ramps over the grid and sampling masks.
+
+Source: the probe of dino-saw (tldr-group, arXiv 2603.16840).
+"""
+
+import numpy as np
+
+from vispe.errors import OptionError, ShapeError, did_you_mean
+
+TARGETS = ("lr+ud", "lr", "ud", "diag", "radial", "raster", "random")
+
+
+def ramp(target: str, shape: tuple[int, int], generator: np.random.Generator | None = None) -> np.ndarray:
+    """Return the values of a positional target on a grid, (h, w, n) float64; n is 2 for `lr+ud`, else 1.
+
+    Args:
+        target: `lr` and `ud` run from 0 to 1 along columns and rows, `lr+ud` stacks them; `diag` is the mean
+            of both, each over the longer side; `radial` falls from 1 at patch (h//2, w//2) to 0 at the
+            farthest patch; `raster` is (row·w + col)/(h·w); `random` is uniform noise, the sanity check.
+        shape: grid (h, w) in patches.
+        generator: draws `random`; the other targets do not use it.
+
+    Raises:
+        OptionError: unknown target, or `random` without a generator.
+        ShapeError: a grid without patches.
+    """
+    check_target(target)
+    h, w = _check_shape(shape)
+    rows, cols = np.mgrid[:h, :w]
+    if target == "lr+ud":
+        return np.concatenate([ramp("lr", shape), ramp("ud", shape)], axis=2)
+    if target == "lr":
+        values = np.linspace(0, 1, w)[cols]
+    elif target == "ud":
+        values = np.linspace(0, 1, h)[rows]
+    elif target == "diag":
+        side = np.linspace(0, 1, max(h, w))
+        values = (side[rows] + side[cols]) / 2
+    elif target == "radial":
+        radius = np.hypot(rows - h // 2, cols - w // 2)
+        values = 1 - radius / max(radius.max(), 1)
+    elif target == "raster":
+        values = (rows * w + cols) / (h * w)
+    else:
+        values = _need_generator(generator, "the target 'random'").random((h, w))
+    return values[..., None]
+
+
+def sample_region(target: str, shape: tuple[int, int], cutoff: float = 1.0) -> tuple[int, int, int, int]:
+    """Return the half-open box (y0, y1, x0, x1) from which training patches are taken.
+
+    Args:
+        target: `radial` uses a centred box, every other target the top-left one.
+        shape: grid (h, w) in patches.
+        cutoff: share of each side, in (0, 1].
+    """
+    check_target(target)
+    h, w = _check_shape(shape)
+    if not 0 < cutoff <= 1:
+        raise OptionError(
+            f"The cutoff of the probe is a share of the grid's sides in (0, 1], got cutoff={cutoff}."
+        )
+    rows, cols = int(h * cutoff), int(w * cutoff)
+    if target != "radial":
+        return 0, rows, 0, cols
+    return -((rows - h) // 2), (h + rows) // 2, -((cols - w) // 2), (w + cols) // 2
+
+
+def n_random_samples(region: tuple[int, int, int, int], step: int) -> int:
+    """Return how many patches a random mask takes from `region`: its area over step², rounded down."""
+    y0, y1, x0, x1 = region
+    return (y1 - y0) * (x1 - x0) // _check_step(step) ** 2
+
+
+def sample_mask(
+    target: str,
+    shape: tuple[int, int],
+    *,
+    step: int = 6,
+    cutoff: float = 1.0,
+    random: bool = True,
+    generator: np.random.Generator | None = None,
+) -> np.ndarray:
+    """Return the mask (h, w) bool of the patches that the probe is fitted on.
+
+    Args:
+        target: see `sample_region`.
+        shape: grid (h, w) in patches.
+        step: every step-th row and column is taken, or as many patches at random.
+        cutoff: see `sample_region`.
+        random: draw area/step² patches of the region without replacement, instead of the regular grid.
+        generator: makes the draw when `random`.
+    """
+    y0, y1, x0, x1 = region = sample_region(target, shape, cutoff)
+    mask = np.zeros(shape, dtype=bool)
+    box = mask[y0:y1, x0:x1]
+    if random:
+        draw = _need_generator(generator, "a random mask")
+        rows, cols = np.unravel_index(
+            draw.choice(box.size, n_random_samples(region, step), replace=False), box.shape
+        )
+        box[rows, cols] = True
+    else:
+        box[:: _check_step(step), ::step] = True
+    return mask
+
+
+def check_target(target: str) -> None:
+    """Raise `OptionError` for a target that does not exist."""
+    if target not in TARGETS:
+        raise OptionError(
+            f"There is no probe target {target!r}.{did_you_mean(target, TARGETS)} "
+            f"They are {', '.join(TARGETS)}."
+        )
+
+
+def _check_shape(shape: tuple[int, int]) -> tuple[int, int]:
+    if len(shape) != 2 or min(shape) < 1:
+        raise ShapeError(f"The probe needs a grid (h, w) of at least 1x1 patches, got {tuple(shape)}.")
+    return int(shape[0]), int(shape[1])
+
+
+def _check_step(step: int) -> int:
+    if step < 1:
+        raise OptionError(f"The step of the probe is a number of patches from 1 up, got step={step}.")
+    return step
+
+
+def _need_generator(generator: np.random.Generator | None, purpose: str) -> np.random.Generator:
+    if generator is None:
+        raise OptionError(
+            f"{purpose} needs a generator, got None; pass generator=numpy.random.default_rng(seed)."
+        )
+    return generator
