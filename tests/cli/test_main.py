@@ -1,0 +1,352 @@
+import inspect
+import json
+import os
+import subprocess
+import sys
+import types
+import warnings
+from typing import Literal
+
+import pytest
+
+import vispe
+from vispe.cli import main as frame
+from vispe.cli.main import COMMANDS, load_command, main, read_docstring
+from vispe.errors import InputError, MissingExtra
+
+
+def toy(
+    images: list[str],
+    out: str,
+    labels: str | None = None,
+    cluster: int | None = None,
+    kind: Literal["forest", "logistic"] = "forest",
+    filters: bool = True,
+    scales: list[float] | None = None,
+    class_names: list[str] | None = None,
+    force: bool = False,
+) -> int | None:
+    """Do what a test wants, 100 % of it.
+
+    A second paragraph.
+
+    Args:
+        images: what to read,
+            over two lines: yes.
+        out: where to write.
+
+    Examples:
+        vispe toy a.png -o out
+    """
+    given = {k: v for k, v in locals().items() if v != inspect.signature(toy).parameters[k].default}
+    if labels == "raise":
+        raise InputError("toy needs labels=other, got labels=raise; choose another.")
+    if labels == "crash":
+        raise ZeroDivisionError("a bug")
+    if labels == "interrupt":
+        raise KeyboardInterrupt
+    if labels == "file":
+        open("/nonexistent/folder/file")  # noqa: SIM115, PTH123  the error is what is tested
+    if labels == "package":
+        import a_package_that_does_not_exist  # noqa: F401
+    if labels == "warn":
+        warnings.warn("a thing was\nnoticed", stacklevel=1)
+    sys.stdout.write(json.dumps(given) + "\n")
+    return 7 if labels == "seven" else None
+
+
+@pytest.fixture(autouse=True)
+def _toy_command(monkeypatch):
+    module = types.ModuleType("vispe.cli.toy")
+    module.toy, module.POSITIONALS, module.SHORT = toy, ("images",), {"out": "-o"}
+    monkeypatch.setitem(sys.modules, "vispe.cli.toy", module)
+    monkeypatch.setitem(COMMANDS, "toy", "Do what a test wants, 100 % of it.")
+
+
+def given(capsys, *words):
+    assert main(["toy", *words]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+def failed(capsys, *words, code=2):
+    assert main(list(words)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("vispe: ")
+    assert "Traceback" not in err
+    return err.removeprefix("vispe: ").rstrip()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("a.png -o out", {"images": ["a.png"], "out": "out"}),
+        (
+            "a.png b.png --labels s.png --out out",
+            {"images": ["a.png", "b.png"], "out": "out", "labels": "s.png"},
+        ),
+        (
+            "--labels s.png -o out a.png b.png",
+            {"images": ["a.png", "b.png"], "out": "out", "labels": "s.png"},
+        ),
+        ("a -o o --force --no-filters", {"images": ["a"], "out": "o", "force": True, "filters": False}),
+        ("a -o o --filters --cluster 3", {"images": ["a"], "out": "o", "cluster": 3}),
+        ("a -o o --scales 1,2.5,4", {"images": ["a"], "out": "o", "scales": [1, 2.5, 4]}),
+        ("a -o o --scales=2", {"images": ["a"], "out": "o", "scales": [2]}),
+        ("a -o o --scales [1,2]", {"images": ["a"], "out": "o", "scales": [1, 2]}),
+        ("a -o o --class-names x,1,yes", {"images": ["a"], "out": "o", "class_names": ["x", "1", "yes"]}),
+        ("12 -o 1e3 --labels null.png", {"images": ["12"], "out": "1e3", "labels": "null.png"}),
+        ("a -o o --kind logistic", {"images": ["a"], "out": "o", "kind": "logistic"}),
+    ],
+)
+def test_words_become_arguments(capsys, words, expected):
+    assert given(capsys, *words.split()) == expected
+
+
+def test_values_with_spaces_and_commas_stay_whole(capsys):
+    assert given(capsys, "my image, 1.png", "-o", "a folder") == {
+        "images": ["my image, 1.png"],
+        "out": "a folder",
+    }
+
+
+def test_config_file_gives_options_and_later_words_win(capsys, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("images: [a.png]\nout: there\nscales: [1, 2]\nclass_names: [x, y]\nfilters: false\n")
+    expected = {
+        "images": ["a.png"],
+        "out": "there",
+        "scales": [1, 2],
+        "class_names": ["x", "y"],
+        "filters": False,
+    }
+    assert given(capsys, "--config", str(path)) == expected
+    changed = given(capsys, "--config", str(path), "b.png", "--filters", "--scales", "4")
+    del expected["filters"]
+    assert changed == expected | {"images": ["b.png"], "scales": [4]}
+
+
+def test_printed_config_can_be_read_again(capsys, tmp_path):
+    assert main(["toy", "a.png", "-o", "out", "--scales", "1,2", "--print_config"]) == 0
+    path = tmp_path / "c.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert given(capsys, "--config", str(path)) == {"images": ["a.png"], "out": "out", "scales": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("a -o o --lables s", "toy has no option '--lables'. Did you mean '--labels'"),
+        ("a -o o --no-filter", "toy has no option '--no-filter'. Did you mean '--no-filters'"),
+        ("a -o o --lab s", "toy has no option '--lab'"),
+        ("a", "toy needs --out, which was not given."),
+        ("-o o", "toy needs IMAGES, which was not given."),
+        ("a -o", "toy: argument -o/--out: expected one argument."),
+        (
+            "a -o o b",
+            "toy got 'b' where no further value is expected; keep the values without `--` together.",
+        ),
+        ("a -o o --cluster x", "toy needs --cluster to be a whole number, got 'x'."),
+        ("a -o o --kind forrest", "toy needs --kind to be 'forest' or 'logistic', got 'forrest'."),
+        ("a -o o --scales 1,x", "toy needs --scales to be a number, got "),
+    ],
+)
+def test_wrong_words_are_explained_in_one_line(capsys, words, message):
+    error = failed(capsys, "toy", *words.split())
+    assert error.startswith(message)
+    assert error.endswith("See vispe toy --help.")
+
+
+def test_wrong_config_files_are_explained_in_one_line(capsys, tmp_path):
+    assert "nope.yaml' does not exist." in failed(capsys, "toy", "--config", "nope.yaml")
+    path = tmp_path / "c.yaml"
+    path.write_text("images: [a]\nouts: there\n")
+    assert "has the unknown key 'outs'. Did you mean 'out'" in failed(capsys, "toy", "--config", str(path))
+    path.write_text("images: [a\n")
+    failed(capsys, "toy", "--config", str(path))
+
+
+def test_unknown_command_suggests_the_right_one(capsys):
+    error = failed(capsys, "segmnt", "a.png")
+    assert error.startswith(
+        "There is no command 'segmnt'. Did you mean 'segment'? The commands are list, info,"
+    )
+    assert "has no command" in failed(capsys, "--lables")
+
+
+def test_user_errors_are_one_line_and_tracebacks_with_debug(capsys):
+    error = failed(capsys, "toy", "a", "-o", "o", "--labels", "raise")
+    assert error == "toy needs labels=other, got labels=raise; choose another."
+    for words in (["--debug", "toy"], ["toy", "--debug"]):
+        with pytest.raises(InputError, match="got labels=raise"):
+            main([*words, "a", "-o", "o", "--labels", "raise"])
+
+
+def test_files_and_packages_that_are_missing_are_user_errors(capsys):
+    words = ("toy", "a", "-o", "o", "--labels")
+    assert failed(capsys, *words, "file") == "/nonexistent/folder/file: No such file or directory."
+    error = failed(capsys, *words, "package")
+    assert "needs the package 'a_package_that_does_not_exist'" in error
+    assert "pip install 'vispe[cli]'" in error
+
+
+def test_bugs_are_not_dressed_up_as_user_errors():
+    with pytest.raises(ZeroDivisionError):
+        main(["toy", "a", "-o", "o", "--labels", "crash"])
+
+
+def test_ctrl_c_ends_with_130_and_one_line(capsys):
+    assert "Ctrl-C" in failed(capsys, "toy", "a", "-o", "o", "--labels", "interrupt", code=130)
+
+
+def test_exit_code_of_the_command_is_passed_on(capsys):
+    assert main(["toy", "a", "-o", "o", "--labels", "seven"]) == 7
+
+
+def test_warnings_of_vispe_are_one_line(capsys, monkeypatch):
+    shown = frame._format_warning(UserWarning("two\nlines"), UserWarning, frame.__file__, 1)
+    assert shown == "vispe: warning: two lines\n"
+    assert "UserWarning" in frame._format_warning(UserWarning("x"), UserWarning, "/elsewhere.py", 1)
+    before = warnings.formatwarning
+    with pytest.warns(UserWarning, match="noticed"):
+        main(["toy", "a", "-o", "o", "--labels", "warn"])
+    assert warnings.formatwarning is before
+
+
+def test_missing_parser_package_is_named(capsys, monkeypatch):
+    def absent(module, extra, purpose):
+        raise MissingExtra(f"{purpose} needs the package {module!r}, which is not installed; vispe[{extra}]")
+
+    monkeypatch.setattr(frame, "require", absent)
+    assert failed(capsys, "toy", "a").startswith("the command `vispe toy` needs the package 'jsonargparse'")
+
+
+def test_help_shows_text_arguments_and_examples(capsys):
+    assert main(["toy", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Do what a test wants, 100 % of it.\n\nA second paragraph." in out
+    assert "what to read, over two lines: yes." in " ".join(out.split())
+    assert "-o OUT, --out OUT" in out
+    assert "--debug" in out
+    assert out.rstrip().endswith("examples:\n    vispe toy a.png -o out")
+
+
+def test_docstrings_are_split_into_parts():
+    text, helps, examples = read_docstring(inspect.getdoc(toy))
+    assert text == "Do what a test wants, 100 % of it.\n\nA second paragraph."
+    assert helps == {"images": "what to read, over two lines: yes.", "out": "where to write."}
+    assert examples == "    vispe toy a.png -o out"
+    assert read_docstring("") == ("", {}, "")
+
+
+def test_overview_lists_every_command_and_version(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out and line in out for name, line in COMMANDS.items())
+    assert main([]) == 2
+    capsys.readouterr()
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"vispe {vispe.__version__}\n"
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "toy"])
+def test_every_command_documents_itself(name, capsys):
+    function, positionals, short = load_command(name)
+    parameters = inspect.signature(function).parameters
+    text, helps, examples = read_docstring(inspect.getdoc(function))
+    assert text.splitlines()[0] == COMMANDS[name]
+    assert set(helps) == set(parameters)
+    assert examples.strip().startswith(f"vispe {name}")
+    assert set(positionals) | set(short) <= set(parameters)
+    assert "json" in parameters
+    assert main([name, "--help"]) == 0
+    assert "examples:" in capsys.readouterr().out
+
+
+def test_overview_and_help_import_only_what_they_need():
+    code = (
+        "import sys, vispe; before = set(sys.modules)\n"
+        "from vispe.cli.main import main; main(['--help']); main(['--version'])\n"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
+        "print(sorted(new - {'vispe'}), file=sys.stderr)\n"
+        "main(['probe', '--help'])\n"
+        "heavy = {'sklearn', 'skimage', 'scipy', 'matplotlib', 'tifffile', 'skops', 'rich'} & set(sys.modules)\n"
+        "others = {name for name in sys.modules if name.startswith('vispe.cli.')}\n"
+        "print(sorted(heavy), sorted(others), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines() == ["[]", "[] ['vispe.cli.main', 'vispe.cli.probe']"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes close in another way on Windows")
+def test_closed_pipe_is_quiet():
+    code = "import sys; from vispe.cli.main import main; sys.exit(main(['--help']))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode == 141
+
+
+def test_list_and_info_and_cite(capsys):
+    assert main(["list", "alibi2d.*", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == vispe.list_encodings("alibi2d.*")
+    assert main(["list", "--kind", "bias", "--exclude", "alibi2d*"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("alibi ")
+    assert "alibi2d" not in out
+    assert main(["info", "alibi2d.geometric", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["options"]["slopes"] == "geometric"
+    assert facts["presets"] == {"geometric": {"slopes": "geometric"}}
+    assert main(["info", "sincos2d"]) == 0
+    assert "additive" in capsys.readouterr().out
+    assert "Did you mean 'alibi2d'" in failed(capsys, "info", "alibi2")
+    assert main(["cite", "alibi2d"]) == 0
+    out = capsys.readouterr().out
+    assert "arxiv.org/abs/2603.16840" in out
+    assert f"version = {{{vispe.__version__}}}" in out
+
+
+def test_info_of_a_preset_that_does_not_exist_is_refused(capsys):
+    assert "alibi2d.geometrc" in failed(capsys, "info", "alibi2d.geometrc")
+
+
+def test_plot_writes_a_picture_once(capsys, tmp_path):
+    path = tmp_path / "bias.png"
+    words = ["plot", "alibi2d.geometric", "--grid", "5x7", "--query", "1,2", "-o", str(path)]
+    assert main(words) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out == f"{path}\n"
+    assert "add --force to overwrite it" in failed(capsys, *words)
+    assert main([*words, "--force"]) == 0
+    capsys.readouterr()
+    assert "such as 14x20, got '5'" in failed(capsys, *words, "--force", "--grid", "5")
+    assert "a row and a column" in failed(capsys, *words, "--force", "--query", "1,2,3")
+    assert "not in the 5x7 grid" in failed(capsys, *words, "--force", "--query", "5,2")
+    assert "no ending of a picture" in failed(capsys, *words[:-1], str(tmp_path / "bias.xyz"))
+    assert [p.name for p in tmp_path.iterdir()] == ["bias.png"]
+
+
+def test_doctor_reports_what_it_found(capsys):
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["versions"]["vispe"] == vispe.__version__
+    assert set(report["attention"]) == set(vispe.list_encodings(kind="bias"))
+    assert report["attention"]["alibi2d"].startswith("sdpa: ")
+    assert report["extras"]["cli"] == "complete"
+    assert "cpu" in report["devices"]
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert all(
+        title in out for title in ("versions", "devices", "attention backend", "weights on disk", "extras")
+    )

@@ -1,0 +1,94 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vispe.cli.main import main
+
+MODEL = ["test_vit", "--weights", "random", "--img-size", "128", "--step", "2"]
+
+
+def failed(capsys, *words):
+    assert main(["probe", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (50, 71), np.uint8)).save(folder / "grey.png")
+    Image.fromarray(rng.integers(0, 255, (90, 60, 3), np.uint8)).save(folder / "colour.png")
+    return folder
+
+
+def test_noise_alone_prints_the_table(capsys):
+    assert main(["probe", *MODEL, "--noise", "2", "--masks", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    title, *rest = out.splitlines()
+    assert title.startswith("test_vit (random weights), 2 noise images: ")
+    assert "held-out R²" in title
+    assert [line.split("|")[1].strip() for line in rest if line.startswith("| ")] == [
+        "target", "lr+ud", "lr", "ud", "diag", "radial", "raster", "random",
+    ]  # fmt: skip
+
+
+def test_images_and_noise_leave_a_report_and_two_pictures(capsys, images, tmp_path):
+    out = tmp_path / "out"
+    words = ["probe", *MODEL[:1], str(images), *MODEL[1:], "--noise", "1", "--target", "ud", "-o", str(out)]
+    assert main(words) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["probe.png", "probe_noise.png", "report.json"]
+    with Image.open(out / "probe.png") as picture:
+        assert min(picture.size) > 800
+    report = json.loads((out / "report.json").read_text())
+    assert report["results"]["images"]["n_images"] == 2
+    assert report["results"]["noise"]["n_images"] == 1
+    assert report["results"]["images"]["rows"][0]["target"] == "ud"
+    assert report["results"]["images"]["settings"]["step"] == 2
+    assert report["weights"] == "random"
+    assert "written: " in capsys.readouterr().err
+    before = (out / "probe.png").stat().st_mtime_ns
+    assert "add --force to overwrite them" in failed(capsys, *words[1:])
+    assert (out / "probe.png").stat().st_mtime_ns == before
+    assert main([*words, "--force"]) == 0
+
+
+def test_json_goes_to_stdout_and_follows_the_seed(capsys):
+    reports = []
+    for seed in ("3", "3", "4"):
+        assert main(["probe", *MODEL, "--noise", "1", "--json", "--seed", seed]) == 0
+        reports.append(json.loads(capsys.readouterr().out)["results"])
+    assert reports[0] == reports[1]
+    assert reports[0] != reports[2]
+
+
+def test_another_encoding_takes_the_place_of_the_models_own(capsys):
+    results = []
+    for extra in ([], ["--pos-embed", "alibi2d"]):
+        assert main(["probe", *MODEL, "--noise", "1", "--json", *extra]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[1]["pos_embed"] == "alibi2d"
+    assert results[0]["results"] != results[1]["results"]
+
+
+def test_nothing_to_look_at_and_wrong_names_are_explained(capsys):
+    assert "give images, or --noise N" in failed(capsys, *MODEL)
+    assert "Did you mean 'test_vit'" in failed(capsys, "test_vitt", "--noise", "1", "--weights", "random")
+    assert "nope.png does not exist" in failed(capsys, "test_vit", "nope.png", "--weights", "random")
+    assert "There is no encoding 'alibi2'" in failed(capsys, *MODEL, "--noise", "1", "--pos-embed", "alibi2")
+    assert "weights nope.pth are not a file" in failed(
+        capsys, "test_vit", "--noise", "1", "--weights", "nope.pth"
+    )
+    assert "--target to be 'lr+ud' or 'lr'" in failed(capsys, *MODEL, "--noise", "1", "--target", "x")
+
+
+def test_small_grids_name_a_step_that_fits(capsys):
+    words = [*MODEL[:-1], "6", "--noise", "1"]
+    words[words.index("--img-size") + 1] = "64"
+    assert "step=6 samples no patch of a 4x4 grid" in failed(capsys, *words)

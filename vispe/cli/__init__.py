@@ -1,0 +1,1 @@
+"""The `vispe` command: one file per subcommand, no logic."""
