@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from vispe.errors import InputError, OptionError
+from vispe.segment.classify import KINDS, PixelClassifier
+from vispe.segment.cluster import PixelClusters
+
+
+def blobs(count=300, seed=0):
+    rng = np.random.default_rng(seed)
+    classes = rng.integers(1, 4, count)
+    centres = np.array([[0, 0, 0, 0], [3, 0, 1, 0], [0, 3, 0, 1]], np.float32)
+    return (centres[classes - 1] + rng.normal(0, 0.3, (count, 4))).astype(np.float32), classes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_learns_and_repeats_itself(kind):
+    features, classes = blobs()
+    first, second = (PixelClassifier(kind, 3, seed=7).fit(features, classes) for _ in range(2))
+    fresh, wanted = blobs(seed=1)
+    prob = first.probabilities(fresh)
+    assert prob.shape == (300, 3)
+    assert prob.dtype == np.float32
+    np.testing.assert_allclose(prob.sum(1), 1, atol=1e-5)
+    assert (prob.argmax(1) + 1 == wanted).mean() > 0.97
+    np.testing.assert_array_equal(prob, second.probabilities(fresh))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_without_labels_keeps_its_column(kind):
+    features, classes = blobs()
+    classes = np.where(classes == 2, 4, classes)
+    prob = PixelClassifier(kind, 5).fit(features, classes).probabilities(features)
+    assert prob.shape == (300, 5)
+    assert (prob[:, [1, 4]] == 0).all()
+    assert (prob.argmax(1) + 1 == classes).mean() > 0.97
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_does_not_win_by_being_drawn_more(kind):
+    rng = np.random.default_rng(0)
+    features = np.concatenate([rng.normal(-1, 1, (4000, 1)), rng.normal(1, 1, (200, 1))]).astype(np.float32)
+    classes = np.repeat([1, 2], [4000, 200])
+    found = PixelClassifier("logistic", 2).fit(features, classes)
+    middle = found.probabilities(np.zeros((1, 1), np.float32))
+    np.testing.assert_allclose(middle, 0.5, atol=0.05)
+
+
+def test_prediction_in_chunks_is_the_same(monkeypatch):
+    features, classes = blobs()
+    found = PixelClassifier("logistic", 3).fit(features, classes)
+    whole = found.probabilities(features)
+    monkeypatch.setattr("vispe.segment.classify._CHUNK", 7)
+    np.testing.assert_array_equal(found.probabilities(features), whole)
+
+
+def test_wrong_requests_are_refused():
+    with pytest.raises(OptionError, match=r"classifier='florest' is not one of .*Did you mean 'forest'"):
+        PixelClassifier("florest", 2)
+    with pytest.raises(InputError, match=r"need at least 2 labelled classes, found 1 \(matrix\)"):
+        PixelClassifier("logistic", 2).fit(np.zeros((3, 2), np.float32), np.ones(3, int), ("matrix", "hole"))
+
+
+def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed():
+    features, classes = blobs()
+    grey = np.array([0.9, 0.1, 0.5])[classes - 1]
+    for seed in range(3):
+        prob = PixelClusters(3, seed=seed).fit(features, grey).probabilities(features)
+        np.testing.assert_allclose(prob.sum(1), 1, atol=1e-5)
+        np.testing.assert_array_equal(prob.argmax(1) + 1, np.array([3, 1, 2])[classes - 1])
+
+
+def test_wrong_cluster_numbers_are_refused():
+    with pytest.raises(OptionError, match="cluster=1 must lie between 2 and 255"):
+        PixelClusters(1)
+    with pytest.raises(InputError, match=r"more clusters than there are different pixels \(2\)"):
+        PixelClusters(3).fit(np.repeat(np.eye(2, dtype=np.float32), 5, 0), np.zeros(10))

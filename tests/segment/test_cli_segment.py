@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from vispe.cli.main import main
+
+
+def scene(seed=0, height=40, width=51):
+    rng = np.random.default_rng(seed)
+    mask = np.zeros((height, width), np.uint8)
+    mask[height // 4 : height // 2, width // 3 : width // 2] = 1
+    grey = np.clip(np.where(mask, 60, 180) + rng.normal(0, 8, mask.shape), 0, 255).astype(np.uint8)
+    drawn = np.where(rng.random(mask.shape) < 0.25, mask + 1, 0).astype(np.uint8)
+    return grey, mask, drawn
+
+
+def vispe(words):
+    return main(words.split())
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name, array in zip(("a", "mask", "drawn"), scene(), strict=True):
+        Image.fromarray(array).save(tmp_path / f"{name}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_micrograph_is_segmented_by_one_command(folder, capsys):
+    words = (
+        "segment a.png --labels drawn.png --classes matrix,pore --truth mask.png --classifier logistic -o out"
+    )
+    assert vispe(words) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("a.png: matrix ")
+    assert "pore" in lines[0]
+    assert "; mIoU " in lines[0]
+    assert lines[0].endswith("-> out/a_seg.png")
+    assert shown.err == ""  # no progress where stderr is no terminal
+    Image.open("out/a_overlay.png").load()
+
+
+def test_json_goes_to_stdout_and_equals_the_report(folder, capsys):
+    assert vispe("segment a.png --labels drawn.png --classifier logistic -o out --json") == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(Path("out/report.json").read_text())
+
+
+def test_a_saved_model_is_applied(folder, capsys):
+    assert vispe("segment a.png --labels drawn.png --classifier logistic -o out") == 0
+    Image.fromarray(scene(1)[0]).save("b.png")
+    Path("mask.png").rename("a_mask.png")
+    assert vispe("apply out/model.vispe a.png b.png -o more --truth a_mask.png") == 0
+    assert Path("more/a_seg.png").read_bytes() == Path("out/a_seg.png").read_bytes()
+    labels = np.asarray(Image.open("more/b_seg.png"))
+    assert (labels - 1 == scene(1)[1]).mean() > 0.95
+    assert not Path("more/model.vispe").exists()
+
+
+def test_clusters_by_command(folder, capsys):
+    assert vispe("segment a.png --cluster 2 --truth mask.png -o out") == 0
+    assert "cluster 1" in capsys.readouterr().out
+
+
+def test_results_are_not_overwritten_without_force(folder, capsys):
+    words = "segment a.png --labels drawn.png --classifier logistic -o out"
+    assert vispe(words) == 0
+    before = {p: p.stat().st_mtime_ns for p in Path("out").iterdir()}
+    assert vispe(words) == 2
+    assert "add --force to overwrite" in capsys.readouterr().err
+    assert before == {p: p.stat().st_mtime_ns for p in Path("out").iterdir()}
+    assert vispe(f"{words} --force") == 0
+
+
+def test_options_come_from_a_file_too(folder, capsys):
+    Path("run.yaml").write_text(
+        "labels: [drawn.png]\nclassifier: logistic\nclasses: [matrix, pore]\nseed: 3\n"
+    )
+    assert vispe("segment a.png --config run.yaml -o out --json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["classifier"] == "logistic"
+    assert report["seed"] == 3
+    assert report["classes"] == ["matrix", "pore"]
+
+
+def test_every_option_reaches_the_run(folder, capsys):
+    colour = np.repeat(scene()[0][..., None], 3, -1)
+    tifffile.imwrite("rgb.tif", colour)
+    words = (
+        "segment rgb.tif --labels drawn.png --channel 1 --normalize image --clip 1,99 --tile 32 --smooth 1 "
+        "--min-area 5 --device cpu --classifier logistic --seed 4 -o out --json"
+    )
+    assert vispe(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["images"][0]["channels"] == 1
+    assert report["normalize"] == "image"
+    assert report["clip"] == [1, 99]
+    assert report["post"] == {"smooth": 1, "min_area": 5}
+    assert report["features"]["tile"] == 32
+
+
+def test_a_model_brings_tokens_and_filters(folder, capsys):
+    words = "segment a.png --labels drawn.png --model test_vit --weights random --classifier logistic -o out --json"
+    assert vispe(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["features"]["kind"] == "both"
+    assert len(report["features"]["fingerprint"]) == 64
+
+
+@pytest.mark.parametrize("command", ["segment", "apply"])
+def test_help_ends_with_examples(command, capsys):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "examples:" in text
+    assert f"vispe {command} " in text.rstrip().splitlines()[-1]

@@ -1,0 +1,308 @@
+"""Every row of the table of errors, by calling the command."""
+
+import json
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+import vispe.segment.tokens as tokens_module
+from vispe.cli.main import main
+from vispe.segment import batch
+
+SIZE = (32, 45)
+
+
+def save(name, array):
+    Image.fromarray(np.asarray(array, np.uint8)).save(name)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    mask = np.zeros(SIZE, int)
+    mask[:, 20:] = 1
+    save("a.png", np.where(mask, 60, 180) + rng.integers(0, 20, SIZE))
+    save("b.png", np.where(mask, 70, 190) + rng.integers(0, 20, SIZE))
+    drawn = np.where(rng.random(SIZE) < 0.2, mask + 1, 0)
+    save("a_labels.png", drawn)
+    np.save("drawn.npy", drawn)
+    return tmp_path
+
+
+def vispe(capsys, words):
+    """Run the command -> exit code, stdout, stderr."""
+    code = main(words.split() if isinstance(words, str) else words)
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    return code, shown.out, shown.err
+
+
+def refused(capsys, words, *parts):
+    """Check that a command ends with code 2 and one line that holds `parts`, and writes nothing."""
+    code, out, err = vispe(capsys, words)
+    assert code == 2
+    assert out == ""
+    lines = [line for line in err.splitlines() if not line.startswith("vispe: note:")]
+    assert len(lines) == 1, err
+    for part in parts:
+        assert part in lines[0]
+    assert not list(Path().glob("out/*"))
+    return err
+
+
+LEARN = "--labels a_labels.png --classifier logistic -o out"
+
+
+def test_a_missing_image_is_named(capsys):
+    refused(capsys, f"segment gone.png {LEARN}", "gone.png", "does not exist")
+
+
+def test_an_unreadable_image_is_named_with_the_reason(capsys):
+    Path("text.png").write_text("this is no image")
+    refused(capsys, f"segment text.png {LEARN}", "text.png")
+
+
+def test_a_truncated_image_is_named_with_the_reason(capsys):
+    data = Path("a.png").read_bytes()
+    Path("cut.png").write_bytes(data[: len(data) // 2])
+    refused(capsys, f"segment cut.png {LEARN}", "cut.png")
+
+
+def test_a_batch_goes_on_and_lists_what_was_left_out(capsys):
+    data = Path("a.png").read_bytes()
+    Path("cut.png").write_bytes(data[: len(data) // 2])
+    Path("text.png").write_text("this is no image")
+    code, out, err = vispe(capsys, f"segment a.png cut.png gone.png text.png b.png {LEARN}")
+    assert code == 1
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["a.png", "b.png"]
+    ending = err[err.index("2 image(s) done in out, 3 left out") :]
+    assert all(name in ending for name in ("cut.png", "gone.png", "text.png"))
+    report = json.loads(Path("out/report.json").read_text())
+    assert {Path(f["image"]).name for f in report["failures"]} == {"cut.png", "gone.png", "text.png"}
+    assert Path("out/b_seg.png").exists()
+
+
+def test_an_unreadable_labelled_image_of_a_batch_is_left_out(capsys):
+    Path("c.png").write_text("this is no image")
+    save("c_labels.png", np.load("drawn.npy"))
+    code, out, err = vispe(
+        capsys, "segment a.png b.png c.png --labels a_labels.png,c_labels.png --classifier logistic -o out"
+    )
+    assert code == 1
+    assert len(out.splitlines()) == 2
+    assert "c.png" in err
+
+
+def test_a_truth_of_the_wrong_size_leaves_only_its_image_out(capsys):
+    save("b_truth.png", np.zeros((9, 9)))
+    code, out, err = vispe(capsys, f"segment a.png b.png --truth b_truth.png {LEARN}")
+    assert code == 1
+    assert "9 x 9" in err
+    assert out.startswith("a.png")
+    assert not Path("out/b_seg.png").exists()
+
+
+def test_labels_of_another_size_are_not_resized(capsys):
+    save("a_labels.png", np.ones((32, 40)))
+    refused(capsys, f"segment a.png {LEARN}", "32 x 40", "32 x 45", "never resized")
+
+
+@pytest.mark.parametrize(("value", "found"), [(0, "found 0"), (1, "found 1")])
+def test_fewer_than_two_classes_are_not_enough(capsys, value, found):
+    save("a_labels.png", np.full(SIZE, value))
+    refused(capsys, f"segment a.png {LEARN}", "need at least 2 labelled classes", found)
+
+
+def test_an_empty_label_file_is_named(capsys):
+    Path("a_labels.png").write_bytes(b"")
+    refused(capsys, f"segment a.png {LEARN}", "a_labels.png")
+
+
+def test_a_class_that_is_not_drawn_is_kept_with_a_warning(capsys):
+    code, out, err = vispe(capsys, f"segment a.png --classes ground,grain,pore {LEARN}")
+    assert code == 0
+    assert "class 'pore' is not drawn" in err
+    assert "pore 0.0 %" in out
+    assert tifffile.imread("out/a_prob.tif").squeeze().shape == (3, *SIZE)
+
+
+def test_a_class_of_few_pixels_is_kept_with_a_warning(capsys):
+    drawn = np.load("drawn.npy")
+    drawn[0, :3] = 3
+    save("a_labels.png", drawn)
+    code, _, err = vispe(capsys, f"segment a.png {LEARN}")
+    assert code == 0
+    assert "only 3 labelled pixels" in err
+
+
+def test_nan_and_infinite_pixels_are_no_data(capsys):
+    grey = np.asarray(Image.open("a.png"), np.float32)
+    grey[4:8, 5:10], grey[20, 30] = np.nan, np.inf
+    tifffile.imwrite("a.tif", grey)
+    code, _, err = vispe(capsys, f"segment a.tif {LEARN}")
+    assert code == 0
+    assert "21 pixels (1.5 %) of a.tif are NaN or infinite" in err
+    np.testing.assert_array_equal(np.asarray(Image.open("out/a_seg.png")) == 0, ~np.isfinite(grey))
+    assert json.loads(Path("out/report.json").read_text())["images"][0]["no_data_share"] > 0
+
+
+def test_an_image_of_nan_only_is_refused(capsys):
+    tifffile.imwrite("a.tif", np.full(SIZE, np.nan, np.float32))
+    refused(capsys, f"segment a.tif {LEARN}", "a.tif", "no data")
+
+
+def test_an_image_smaller_than_a_patch_is_padded_with_a_warning(capsys):
+    save("s.png", np.random.default_rng(0).integers(0, 255, (9, 30)))
+    drawn = np.zeros((9, 30))
+    drawn[2, :15], drawn[6, 15:] = 1, 2
+    save("d.png", drawn)
+    code, _, err = vispe(
+        capsys,
+        "segment s.png --labels d.png --model test_vit --weights random --classifier logistic -o out",
+    )
+    assert code == 0
+    assert "smaller than one patch of 16 px (9 x 30)" in err
+    assert np.asarray(Image.open("out/s_seg.png")).shape == (9, 30)
+
+
+def test_an_image_of_no_pixels_is_refused(capsys):
+    with pytest.warns(UserWarning, match="zero-size"):
+        tifffile.imwrite("a.tif", np.zeros((0, 5), np.uint8))
+    refused(capsys, f"segment a.tif {LEARN}", "a.tif")
+
+
+def test_an_unknown_model_gets_a_suggestion(capsys):
+    refused(
+        capsys,
+        f"segment a.png --model vit_smal_patch16_224 {LEARN}",
+        "'vit_smal_patch16_224'",
+        "Did you mean",
+    )
+
+
+def test_weights_that_cannot_be_had_are_said_at_once(capsys, monkeypatch):
+    monkeypatch.setattr(tokens_module, "_cached", lambda config: None)
+    monkeypatch.setattr(tokens_module, "_on_disk", lambda: "vit_small_patch14_dinov2.lvd142m")
+
+    def unreachable(*_, timeout):
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(tokens_module.urllib.request, "urlopen", unreachable)
+    refused(
+        capsys,
+        f"segment a.png --model vit_tiny_patch16_224 {LEARN}",
+        "vit_tiny_patch16_224",
+        "no route to host",
+        "vit_small_patch14_dinov2.lvd142m",
+        "--weights FILE",
+    )
+
+
+def test_page_counts_must_agree_unless_a_page_is_named(capsys):
+    pages = np.stack([np.asarray(Image.open("a.png"))] * 3)
+    tifffile.imwrite("a.tif", pages, photometric="minisblack", metadata={"axes": "ZYX"})
+    two = np.stack([np.load("drawn.npy")] * 2).astype(np.uint8)
+    tifffile.imwrite("two.tif", two, photometric="minisblack", metadata={"axes": "ZYX"})
+    refused(capsys, f"segment a.tif {LEARN}", "1 page", "image has 3")
+    refused(
+        capsys, "segment a.tif --labels two.tif --classifier logistic -o out", "2 pages", "the image has 3"
+    )
+    assert vispe(capsys, f"segment a.tif --label-page 1 {LEARN}")[0] == 0
+
+
+def test_memory_trouble_is_announced_and_at_the_end_named(capsys, monkeypatch):
+    def never(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(batch, "predict_page", never)
+    code, _, err = vispe(capsys, f"segment a.png --device cpu {LEARN}")
+    assert code == 2
+    assert "halved to 512 px" in err
+    assert "out of memory even with tiles of 64 px" in err.splitlines()[-1]
+
+
+def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
+    plain = batch.predict_page
+
+    def stopped(page, *rest):
+        if stopped.calls:
+            raise KeyboardInterrupt
+        stopped.calls += 1
+        return plain(page, *rest)
+
+    stopped.calls = 0
+    monkeypatch.setattr(batch, "predict_page", stopped)
+    code, out, err = vispe(capsys, f"segment a.png b.png {LEARN}")
+    assert code == 130
+    assert "finished are complete" in err
+    assert out.startswith("a.png")
+    names = {p.name for p in Path("out").iterdir()}
+    assert {
+        "a_seg.png",
+        "a_prob.tif",
+        "a_overlay.png",
+        "a_uncertainty.png",
+        "model.vispe",
+        "report.json",
+    } <= names
+    assert not any(name.startswith(("b_", ".")) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("-o out", "needs labels or cluster=K, got neither"),
+        ("--labels a_labels.png --cluster 2 -o out", "got both"),
+        ("--cluster 1 -o out", "cluster=1 must lie between 2 and 255"),
+        (f"{LEARN} --weights w.pth", "weights='w.pth' has no effect on features=filters"),
+        (f"{LEARN} --features tokens", "features='tokens' needs a model"),
+        (f"{LEARN} --device warp", "device='warp' cannot be used here"),
+        (f"{LEARN} --tile 3", "tile=3 px is too small"),
+        (f"{LEARN} --normalize never", "normalize"),
+        (f"{LEARN} --truth b.txt", "b.txt"),
+    ],
+)
+def test_wrong_options_are_refused_before_any_work(capsys, words, part):
+    refused(capsys, f"segment a.png {words}", part)
+
+
+def test_labels_that_belong_to_no_image_are_refused(capsys):
+    refused(capsys, "segment b.png a.png --labels drawing.png -o out", "drawing.png")
+    save("drawing.png", np.load("drawn.npy"))
+    refused(
+        capsys,
+        "segment b.png a.png --labels drawing.png -o out",
+        "no labels file belongs to an image",
+        "drawing.png",
+    )
+
+
+def test_two_label_files_for_one_image_are_refused(capsys):
+    save("a-2.png", np.load("drawn.npy"))
+    refused(capsys, "segment a.png b.png --labels a_labels.png,a-2.png -o out", "are both labels of a.png")
+
+
+def test_two_images_of_one_name_are_refused(capsys):
+    Path("other").mkdir()
+    save("other/a.png", np.ones(SIZE))
+    refused(capsys, "segment a.png other/a.png --cluster 2 -o out", "same name")
+
+
+def test_another_number_of_channels_is_refused(capsys):
+    assert vispe(capsys, f"segment a.png {LEARN}")[0] == 0
+    Image.fromarray(np.zeros((*SIZE, 3), np.uint8) + np.arange(3, dtype=np.uint8)).save("rgb.png")
+    code, _, err = vispe(capsys, "apply out/model.vispe rgb.png -o more")
+    assert code == 2
+    assert "3 channel(s), but the model was trained with 1" in err
+
+
+def test_a_file_that_is_no_model_is_refused(capsys):
+    code, _, err = vispe(capsys, "apply a.png b.png -o more")
+    assert code == 2
+    assert "a.png is not a complete vispe model file" in err

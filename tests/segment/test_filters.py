@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.ndimage import gaussian_filter
+
+from vispe.errors import OptionError, ShapeError
+from vispe.segment.filters import SIGMAS, Filters
+from vispe.segment.tiles import Region, blocks
+
+SIZES = [(1, 1), (1, 7), (5, 1), (2, 3), (17, 40), (33, 150), (131, 70)]
+
+
+def image(height, width, channels=1, seed=0):
+    return np.random.default_rng(seed).random((height, width, channels), np.float32)
+
+
+def turned(array, turns, flip):
+    return np.ascontiguousarray(np.rot90(array[::-1] if flip else array, turns))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_features_turn_with_the_image(size):
+    page, filters = image(*size), Filters()
+    page[: size[0] // 2, : size[1] // 3] = 0.5  # a flat part: variances are 0 there
+    found = filters(page)
+    for turns in range(4):
+        for flip in (False, True):
+            other = filters(turned(page, turns, flip))
+            np.testing.assert_allclose(other, turned(found, turns, flip), atol=1e-5, rtol=0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 3), st.booleans(), st.booleans())
+def test_features_of_any_tiny_image_turn_with_it(height, width, turns, flip, holes):
+    page, filters = image(height, width, seed=height * 41 + width), Filters()
+    if holes:
+        page[np.random.default_rng(1).random((height, width)) < 0.2] = np.nan
+    other = filters(turned(page, turns, flip))
+    assert np.isfinite(other).all()
+    np.testing.assert_allclose(other, turned(filters(page), turns, flip), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(3, 5), (40, 90), (150, 33)])
+def test_smoothing_and_std_agree_with_scipy(size):
+    page, filters = image(*size), Filters()
+    found = dict(zip(filters.names(), np.moveaxis(filters(page), -1, 0), strict=True))
+    grey = page[..., 0].astype(np.float64)
+    for sigma in SIGMAS:
+        mean, square = (gaussian_filter(v, sigma, mode="reflect", truncate=4) for v in (grey, grey * grey))
+        np.testing.assert_allclose(found[f"gaussian_{sigma:g}"], mean, atol=1e-6)
+        np.testing.assert_allclose(
+            found[f"std_{sigma:g}"], np.sqrt(np.maximum(square - mean**2, 0)), atol=1e-6
+        )
+
+
+def test_derivatives_of_a_parabola_are_known():
+    y, x = np.mgrid[0:121, 0:101].astype(np.float32)
+    page = (0.02 * (y - 60) ** 2 + 0.005 * (x - 50) ** 2)[..., None]
+    filters = Filters((1.0,))
+    found = filters(page)[40:80, 30:70]
+    yy, xx = np.mgrid[40:80, 30:70]
+    gradient = np.hypot(0.04 * (yy - 60), 0.01 * (xx - 50))
+    np.testing.assert_allclose(found[..., 2], gradient, atol=1e-4)
+    np.testing.assert_allclose(found[..., 3], 0.04, atol=1e-4)  # the larger eigenvalue first
+    np.testing.assert_allclose(found[..., 4], 0.01, atol=1e-4)
+
+
+@pytest.mark.parametrize("side", [1, 48, 1000])
+def test_pieces_are_the_same_as_the_whole(side):
+    size = (70, 95) if side > 1 else (3, 4)
+    page, filters = image(*size, channels=2), Filters()
+    page[30:33, 60:80] = np.nan
+    whole, out = filters(page), np.zeros((*size, 52), np.float32)
+    for region in blocks(*size, side):
+        out[region.slices] = filters(page, region)
+    np.testing.assert_allclose(out, whole, atol=1e-7, rtol=0)
+
+
+def test_a_region_in_the_middle_is_cut_from_the_whole():
+    page, filters = image(200, 300), Filters()
+    region = Region(77, 130, 101, 102)
+    np.testing.assert_allclose(filters(page, region), filters(page)[region.slices], atol=1e-7, rtol=0)
+
+
+def test_pixels_without_data_are_zero_and_do_not_reach_their_neighbours():
+    page = np.full((50, 60, 1), 0.25, np.float32)
+    page[20:30, 10:40] = np.nan
+    page[0, 0] = np.inf
+    found = Filters()(page)
+    lost = ~np.isfinite(page[..., 0])
+    assert (found[lost] == 0).all()
+    names = Filters().names()
+    for name, layer in zip(names, np.moveaxis(found, -1, 0), strict=True):
+        wanted = 0.25 if name.startswith(("intensity", "gaussian")) else 0
+        np.testing.assert_allclose(layer[~lost], wanted, atol=1e-6, err_msg=name)
+
+
+def test_channels_are_computed_one_by_one():
+    page, filters = image(20, 31, channels=3), Filters()
+    found = filters(page)
+    assert found.shape == (20, 31, 78)
+    assert found.dtype == np.float32
+    for c in range(3):
+        np.testing.assert_array_equal(found[..., 26 * c : 26 * (c + 1)], filters(page[..., c : c + 1]))
+    assert len(filters.names(3)) == 78
+    assert filters.names(3)[26] == "c1.intensity"
+
+
+def test_wrong_requests_are_refused():
+    with pytest.raises(OptionError, match=r"scales above 0 px, got sigmas=\(0,\)"):
+        Filters((0,))
+    with pytest.raises(ShapeError, match=r"got shape \(3, 4\)"):
+        Filters()(np.zeros((3, 4), np.float32))
+    with pytest.raises(ShapeError, match="at least one pixel"):
+        Filters()(np.zeros((0, 4, 1), np.float32))

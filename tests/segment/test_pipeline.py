@@ -1,0 +1,316 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from vispe.errors import InputError, OptionError
+from vispe.segment import batch, predict
+from vispe.segment.features import FeatureConfig
+from vispe.segment.pipeline import MODEL_NAME, Labelling, Post, Scoring, apply, segment
+from vispe.segment.report import Watcher
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "microscopy"
+
+
+def scene(height=60, width=83, seed=0):
+    """Make dark discs on a bright ground with noise -> (image uint8, mask 0/1, scribbles 0/1/2)."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width]
+    mask = np.zeros((height, width), np.uint8)
+    for _ in range(8):
+        cy, cx = rng.integers(0, height), rng.integers(0, width)
+        mask |= ((y - cy) ** 2 + (x - cx) ** 2 < 64).astype(np.uint8)
+    grey = np.where(mask, 80, 170) + rng.normal(0, 12, mask.shape)
+    drawn = np.where(rng.random(mask.shape) < 0.06, mask + 1, 0).astype(np.uint8)
+    return np.clip(grey, 0, 255).astype(np.uint8), mask, drawn
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, array in zip(("a", "mask", "drawn"), scene(), strict=True):
+        Image.fromarray(array).save(tmp_path / f"{name}.png")
+    return tmp_path
+
+
+def run(folder, **options):
+    options = {"labels": [folder / "drawn.png"], "classifier": "logistic", **options}
+    return segment([folder / "a.png"], folder / "out", **options)
+
+
+def many(tmp_path, count=3):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "masks").mkdir()
+    for number in range(count):
+        grey, mask, drawn = scene(seed=number)
+        Image.fromarray(grey).save(tmp_path / "images" / f"i{number}.png")
+        Image.fromarray(mask).save(tmp_path / "masks" / f"i{number}.png")
+        if number != 1:
+            Image.fromarray(drawn).save(tmp_path / "labels" / f"i{number}_labels.png")
+    return tmp_path
+
+
+def test_scribbles_become_maps_scores_and_a_model(folder):
+    report = run(folder, labelling=Labelling(["ground", "disc"]), scoring=Scoring([folder / "mask.png"]))
+    out = folder / "out"
+    assert {p.name for p in out.iterdir()} == {
+        "a_seg.png",
+        "a_prob.tif",
+        "a_uncertainty.png",
+        "a_overlay.png",
+        "model.vispe",
+        "report.json",
+        "report.csv",
+    }
+    grey, _, drawn = scene()
+    labels = np.asarray(Image.open(out / "a_seg.png"))
+    prob = tifffile.imread(out / "a_prob.tif").squeeze()
+    assert labels.dtype == np.uint8
+    assert labels.shape == grey.shape
+    assert prob.shape == (2, *grey.shape)
+    np.testing.assert_allclose(prob.sum(0), 1, atol=1e-5)
+    np.testing.assert_array_equal(labels, prob.argmax(0) + 1)
+    unsure = np.asarray(Image.open(out / "a_uncertainty.png")) / 255
+    np.testing.assert_allclose(unsure, 1 - np.abs(prob[0] - prob[1]), atol=1 / 255)
+    saved = json.loads((out / "report.json").read_text())
+    assert saved == json.loads(json.dumps(report.as_dict()))
+    record = saved["images"][0]
+    assert record["scores"]["miou"] > 0.9
+    assert record["scores"]["n_pixels"] == int((drawn == 0).sum())
+    assert record["fractions"]["disc"] == pytest.approx((labels == 2).mean())
+    assert saved["training"]["labelled_pixels"] == {
+        "ground": int((drawn == 1).sum()),
+        "disc": int((drawn == 2).sum()),
+    }
+    assert saved["peak_memory_mb"]["process"] > 10
+    assert saved["versions"]["vispe"]
+    assert saved["device"] == "cpu" or torch.cuda.is_available()
+    assert "miou" in (out / "report.csv").read_text().splitlines()[0]
+
+
+def test_labelled_pixels_can_be_scored_too(folder):
+    report = run(folder, scoring=Scoring([folder / "mask.png"], include_labelled=True))
+    assert report.images[0]["scores"]["n_pixels"] == 60 * 83
+
+
+@pytest.mark.parametrize("kind", ["logistic", "forest", "boosting"])
+def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
+    run(folder, classifier=kind)
+    segment([folder / "a.png"], folder / "second", labels=[folder / "drawn.png"], classifier=kind)
+    apply(folder / "out" / MODEL_NAME, [folder / "a.png"], folder / "third")
+    for name in ("a_seg.png", "a_prob.tif", "a_uncertainty.png", "a_overlay.png"):
+        first = (folder / "out" / name).read_bytes()
+        assert (folder / "second" / name).read_bytes() == first
+        assert (folder / "third" / name).read_bytes() == first
+    assert (folder / "second" / MODEL_NAME).read_bytes() == (folder / "out" / MODEL_NAME).read_bytes()
+
+
+def test_the_tile_does_not_change_the_filters(folder):
+    run(folder)
+    run_in_tiles = segment(
+        [folder / "a.png"],
+        folder / "tiles",
+        labels=[folder / "drawn.png"],
+        classifier="logistic",
+        features=FeatureConfig(tile=24),
+    )
+    assert run_in_tiles.images[0]["tile_disagreement"] is None
+    whole, tiled = (tifffile.imread(folder / name / "a_prob.tif") for name in ("out", "tiles"))
+    np.testing.assert_allclose(whole, tiled, atol=1e-5)
+
+
+def test_several_images_share_one_classifier(tmp_path):
+    many(tmp_path)
+    report = segment(
+        [tmp_path / "images"],
+        tmp_path / "out",
+        labels=[tmp_path / "labels"],
+        classifier="logistic",
+        scoring=Scoring([tmp_path / "masks"]),
+    )
+    assert [Path(r["image"]).stem for r in report.images] == ["i0", "i1", "i2"]
+    assert report.images[1]["labels"] is None
+    assert report.summary()["miou"]["n"] == 3
+    assert report.summary()["miou"]["worst"] > 0.85
+    total = sum(int((scene(seed=n)[2] > 0).sum()) for n in (0, 2))
+    assert sum(report.run["training"]["labelled_pixels"].values()) == total
+
+
+def test_tokens_and_filters_together(folder):
+    features = FeatureConfig("both", model="test_vit", weights="random", tile=32)
+    report = run(folder, features=features, scoring=Scoring([folder / "mask.png"]))
+    record = report.images[0]
+    assert 0 <= record["tile_disagreement"] <= 1
+    assert record["overlap_pixels"] > 0
+    apply(folder / "out" / MODEL_NAME, [folder / "a.png"], folder / "again")
+    first, second = (tifffile.imread(folder / name / "a_prob.tif") for name in ("out", "again"))
+    np.testing.assert_allclose(first, second, atol=1e-6)
+
+
+def test_clusters_need_no_labels_and_are_matched_to_the_truth(folder):
+    report = segment([folder / "a.png"], folder / "out", cluster=2, scoring=Scoring([folder / "mask.png"]))
+    found = report.images[0]["scores"]
+    assert found["cluster_to_class"] == {"1": 2, "2": 1}  # the dark cluster first; discs are class 2
+    assert found["miou"] > 0.6
+    assert 0 < found["adjusted_rand"] <= 1
+    apply(folder / "out" / MODEL_NAME, [folder / "a.png"], folder / "again")
+    assert (folder / "again" / "a_seg.png").read_bytes() == (folder / "out" / "a_seg.png").read_bytes()
+
+
+def test_stacks_keep_their_pages(tmp_path):
+    pages = np.stack([scene(seed=s)[0] for s in range(3)])
+    tifffile.imwrite(tmp_path / "s.tif", pages, imagej=True, metadata={"axes": "ZYX"})
+    Image.fromarray(scene(seed=1)[2]).save(tmp_path / "l.png")
+    report = segment(
+        [tmp_path / "s.tif"],
+        tmp_path / "out",
+        labels=[tmp_path / "l.png"],
+        labelling=Labelling(label_page=1),
+        classifier="logistic",
+    )
+    labels = tifffile.imread(tmp_path / "out" / "s_seg.tif")
+    assert labels.shape == pages.shape
+    assert report.images[0]["pages"] == 3
+    for page, seed in zip(labels, range(3), strict=True):
+        assert (page - 1 == scene(seed=seed)[1]).mean() > 0.93
+    assert any("overlay" in note and "page 1 of 3" in note for note in report.images[0]["notes"])
+
+
+def test_pixels_without_data_stay_zero(folder):
+    grey = scene()[0].astype(np.float32)
+    grey[10:20, 30:50] = np.nan
+    tifffile.imwrite(folder / "n.tif", grey)
+    report = segment([folder / "n.tif"], folder / "out", labels=[folder / "drawn.png"], classifier="logistic")
+    labels = np.asarray(Image.open(folder / "out" / "n_seg.png"))
+    np.testing.assert_array_equal(labels == 0, np.isnan(grey))
+    assert report.images[0]["no_data_share"] == pytest.approx(200 / grey.size)
+    assert any("no data" in note for note in report.notes)  # labels drawn on them
+
+
+def test_smoothing_and_small_patches(folder):
+    from skimage.measure import label
+
+    run(folder, post=Post(smooth=1, min_area=30))
+    labels = np.asarray(Image.open(folder / "out" / "a_seg.png"))
+    patches = label(labels, background=0, connectivity=2)
+    assert np.bincount(patches.ravel())[1:].min() >= 30
+    with pytest.raises(OptionError, match="smooth=-1 must be 0 or more"):
+        Post(smooth=-1)
+
+
+def test_memory_trouble_halves_the_tile_and_is_announced(folder, monkeypatch):
+    plain = predict.predict_page
+
+    def small_only(page, valid, features, *rest):
+        if features.tile is None or features.tile > 256:
+            raise MemoryError
+        return plain(page, valid, features, *rest)
+
+    monkeypatch.setattr(batch, "predict_page", small_only)
+    report = run(folder)
+    assert report.notes == [
+        "out of memory: the tile was halved to 512 px.",
+        "out of memory: the tile was halved to 256 px.",
+    ]
+    assert report.images[0]["tile"] == 256
+
+
+def test_memory_trouble_that_stays_names_the_smallest_tile(folder, monkeypatch):
+    def never(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(batch, "predict_page", never)
+    with pytest.raises(InputError, match="out of memory even with tiles of 64 px on cpu"):
+        run(folder, device="cpu")
+
+
+def test_a_watcher_hears_of_everything(tmp_path):
+    many(tmp_path)
+    heard = []
+
+    class Ears(Watcher):
+        def start(self, what, total):
+            heard.append((what, total))
+
+        def step(self, share):
+            heard.append(share)
+
+        def done(self, record):
+            heard.append(Path(record["image"]).stem)
+
+    segment(
+        [tmp_path / "images"],
+        tmp_path / "out",
+        labels=[tmp_path / "labels"],
+        classifier="logistic",
+        watch=Ears(),
+    )
+    last = heard.index(("segmenting", 3))
+    assert heard[last + 1 :] == [1.0, "i0", 1.0, "i1", 1.0, "i2"]
+
+
+def test_a_killed_run_leaves_complete_images(tmp_path):
+    many(tmp_path, count=6)
+    program = textwrap.dedent(
+        f"""
+        import sys, time
+        from pathlib import Path
+        from vispe.segment import pipeline
+        from vispe.segment.report import Watcher
+
+        class Slow(Watcher):
+            def done(self, record):
+                time.sleep(0.05)
+
+            def step(self, share):
+                time.sleep(0.2)
+
+        root = Path({str(tmp_path)!r})
+        pipeline.segment([root / "images"], root / "out", labels=[root / "labels"], classifier="logistic",
+                         watch=Slow())
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", program])
+    out = tmp_path / "out"
+    limit = time.monotonic() + 60
+    while not (out / "i1_seg.png").exists() and time.monotonic() < limit:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
+    process.wait()
+    finished = sorted(p.stem.removesuffix("_seg") for p in out.glob("[!.]*_seg.png"))
+    assert finished[:2] == ["i0", "i1"]
+    for stem in finished:
+        assert (np.asarray(Image.open(out / f"{stem}_seg.png")) > 0).all()
+        assert tifffile.imread(out / f"{stem}_prob.tif").squeeze().shape == (2, 60, 83)
+        Image.open(out / f"{stem}_overlay.png").load()
+    saved = json.loads((out / "report.json").read_text())
+    assert len(saved["images"]) >= 1
+    rest = [tmp_path / "images" / f"i{n}.png" for n in range(6) if f"i{n}" not in finished]
+    assert apply(out / MODEL_NAME, rest, tmp_path / "rest").exit_code == 0
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the shared micrographs are not on this machine")
+@pytest.mark.parametrize(("kind", "reference"), [("logistic", 0.850), ("forest", 0.852)])
+def test_stained_nuclei_are_found_as_well_as_by_the_reference(tmp_path, kind, reference):
+    root = SHARED / "nuclei_histology_dsb2018"
+    found = []
+    for path in sorted((root / "images").glob("*.png"))[:4]:
+        report = segment(
+            [path],
+            tmp_path / path.stem,
+            labels=[root / "scribbles" / path.name],
+            classifier=kind,
+            scoring=Scoring([root / "masks" / path.name], include_labelled=True),
+        )
+        found.append(report.images[0]["scores"]["miou"])
+    assert np.mean(found) > reference - 0.03

@@ -1,0 +1,72 @@
+"""The command `vispe apply`."""
+
+from typing import Literal
+
+POSITIONALS = ("model", "images")
+SHORT = {"out": "-o"}
+
+
+def apply(
+    model: str,
+    images: list[str],
+    out: str,
+    truth: list[str] | None = None,
+    truth_zero: Literal["class", "ignore"] = "class",
+    truth_page: int | None = None,
+    channel: str | None = None,
+    z: str | None = None,
+    axes: str | None = None,
+    smooth: int = 0,
+    min_area: int = 0,
+    weights: str | None = None,
+    tile: int | None = None,
+    device: str = "auto",
+    force: bool = False,
+    json: bool = False,
+) -> int:
+    """Segment more images with a model that `vispe segment` wrote.
+
+    The folder OUT then holds the same files for each image as after `vispe segment`, and report.json and
+    report.csv. Grey levels are normalised as they were for the training.
+
+    Args:
+        model: the model.vispe file of an earlier run.
+        images: image files, folders or globs.
+        out: folder for the results.
+        truth: ground-truth masks to score against, matched to the images by name.
+        truth_zero: whether the value 0 in a mask is the first class, or is left out of the score.
+        truth_page: page (from 0) that a mask of one page belongs to, in a stack.
+        channel: channels to use, by number (from 0) or name, separated by commas.
+        z: page (from 0) or range a:b of a stack.
+        axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        smooth: average probabilities over squares of this radius, in pixels.
+        min_area: patches with fewer pixels take the class of their surroundings.
+        weights: where the checkpoint of the token model is now, if it has moved.
+        tile: side of the pieces in which an image is worked on, in pixels.
+        device: auto, cpu, cuda, ...
+        force: overwrite existing results.
+        json: print the report as JSON instead of one line for each image.
+
+    Examples:
+        vispe apply out/model.vispe more/*.png -o more_out
+        vispe apply out/model.vispe stack.tif --z 0:20 -o stack_out --json
+    """
+    from vispe.cli.segment import Console
+    from vispe.segment import pipeline
+    from vispe.segment.predict import Post
+
+    with Console(json) as console:
+        report = pipeline.apply(
+            model,
+            images,
+            out,
+            reading=pipeline.Reading(channel, z, axes),
+            scoring=pipeline.Scoring(truth or (), truth_zero, truth_page),
+            post=Post(smooth, min_area),
+            weights=weights,
+            tile=tile,
+            device=device,
+            force=force,
+            watch=console.watcher,
+        )
+    return console.finish(report, out)

@@ -1,0 +1,192 @@
+"""The command `vispe segment`."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+POSITIONALS = ("images",)
+SHORT = {"out": "-o"}
+
+
+def segment(
+    images: list[str],
+    out: str,
+    labels: list[str] | None = None,
+    cluster: int | None = None,
+    classifier: Literal["forest", "logistic", "boosting"] = "forest",
+    features: Literal["filters", "tokens", "both"] | None = None,
+    model: str | None = None,
+    pos_embed: str | None = None,
+    weights: str | None = None,
+    classes: list[str] | None = None,
+    legend: str | None = None,
+    dense: bool = False,
+    max_classes: int = 20,
+    label_page: int | None = None,
+    truth: list[str] | None = None,
+    truth_zero: Literal["class", "ignore"] = "class",
+    truth_page: int | None = None,
+    score_labelled: bool = False,
+    channel: str | None = None,
+    z: str | None = None,
+    axes: str | None = None,
+    normalize: Literal["stack", "image", "none"] = "stack",
+    clip: list[float] | None = None,
+    smooth: int = 0,
+    min_area: int = 0,
+    tile: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    force: bool = False,
+    json: bool = False,
+) -> int:
+    """Segment micrographs from a few scribbles, or from no labels.
+
+    Give scribbles (--labels) and a classifier learns to tell the classes apart, or a number of clusters
+    (--cluster) and k-means finds them. The folder OUT then holds, for each image, a label map, class
+    probabilities, a map of uncertainty and a picture; and report.json, report.csv, and model.vispe for
+    `vispe apply`.
+
+    Args:
+        images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP.
+        out: folder for the results.
+        labels: label files, 0 or black = unlabelled: label images, colour drawings, or JSON strokes; several
+            are matched to the images by name (a.png with a.png or a_labels.png).
+        cluster: number of clusters, in place of labels; they are numbered from dark to bright.
+        classifier: forest is best on thin and rare classes; logistic is ten times faster and good on clean
+            images of two phases; boosting is the slowest.
+        features: filters (26 multi-scale filters), tokens (of --model) or both; default filters, with
+            --model both.
+        model: timm model whose patch tokens are features, such as vit_small_patch14_dinov2.
+        pos_embed: positional encoding that replaces the model's own, such as alibi2d.
+        weights: checkpoint file of the model; default timm's pretrained weights; 'random' only for trials.
+        classes: names of the classes 1, 2, ..., separated by commas.
+        legend: JSON file with class names by number, grey level or colour.
+        dense: every pixel is labelled; 0 is a class too.
+        max_classes: more different labels than this are taken for a mistake.
+        label_page: page (from 0) that labels of one page belong to, in a stack.
+        truth: ground-truth masks to score against, matched like labels.
+        truth_zero: whether the value 0 in a mask is the first class, or is left out of the score.
+        truth_page: page (from 0) that a mask of one page belongs to, in a stack.
+        score_labelled: score the labelled pixels too.
+        channel: channels to use, by number (from 0) or name, separated by commas.
+        z: page (from 0) or range a:b of a stack.
+        axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        normalize: one pair of grey limits for the whole file, one for each page, or none.
+        clip: the two percentiles that become black and white; default 0.5,99.5.
+        smooth: average probabilities over squares of this radius, in pixels.
+        min_area: patches with fewer pixels take the class of their surroundings.
+        tile: side of the pieces in which an image is worked on, in pixels.
+        seed: of all random numbers.
+        device: auto, cpu, cuda, ...
+        force: overwrite existing results.
+        json: print the report as JSON instead of one line for each image.
+
+    Examples:
+        vispe segment steel.png --labels scribbles.png --classes matrix,carbide -o out
+        vispe segment 'run/*.tif' --labels run_labels/ --truth masks/ -o out --classifier logistic
+        vispe segment steel.png --cluster 3 -o out
+        vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --pos-embed alibi2d -o out
+    """
+    from vispe.segment import pipeline
+    from vispe.segment.features import FeatureConfig
+    from vispe.segment.predict import Post
+
+    kind = features or ("both" if model else "filters")
+    with Console(json) as console:
+        report = pipeline.segment(
+            images,
+            out,
+            labels=labels or (),
+            cluster=cluster,
+            classifier=classifier,
+            features=FeatureConfig(kind, model=model, pos_embed=pos_embed, weights=weights, tile=tile),
+            reading=pipeline.Reading(channel, z, axes, normalize, tuple(clip) if clip else (0.5, 99.5)),
+            labelling=pipeline.Labelling(classes, legend, dense, max_classes, label_page),
+            scoring=pipeline.Scoring(truth or (), truth_zero, truth_page, score_labelled),
+            post=Post(smooth, min_area),
+            seed=seed,
+            device=device,
+            force=force,
+            watch=console.watcher,
+        )
+    return console.finish(report, out)
+
+
+class Console:
+    """Shows a run to a person: results on stdout, progress with the time left and notes on stderr.
+
+    Args:
+        json: print the whole report as JSON at the end instead of one line for each image.
+    """
+
+    def __init__(self, json: bool) -> None:
+        from rich.console import Console as RichConsole
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from vispe.segment.report import Watcher
+
+        stderr = RichConsole(stderr=True, soft_wrap=True, highlight=False, markup=False)
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.1f}/{task.total:.0f} images"),
+            TimeRemainingColumn(),
+            console=stderr,
+            disable=not stderr.is_terminal,
+            transient=True,
+            redirect_stdout=False,
+        )
+
+        class Shown(Watcher):
+            """Passes what it hears to the terminal."""
+
+            task = None
+
+            def start(self, what: str, total: int) -> None:
+                if self.task is not None:
+                    bar.remove_task(self.task)
+                self.task = bar.add_task(what, total=total)
+
+            def step(self, share: float) -> None:
+                bar.advance(self.task, share)
+
+            def note(self, text: str) -> None:
+                stderr.print(f"vispe: note: {text}")
+
+            def failed(self, path: str, reason: str) -> None:
+                stderr.print(f"vispe: {path} was left out: {reason}")
+
+            def done(self, record: Mapping[str, Any]) -> None:
+                if not json:
+                    print(describe(record), flush=True)
+
+        self.json, self.bar, self.stderr, self.watcher = json, bar, stderr, Shown()
+
+    def __enter__(self) -> "Console":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def finish(self, report: Any, out: str) -> int:
+        """Print what is left to say, and return the exit code."""
+        import json
+
+        if self.json:
+            print(json.dumps(report.as_dict(), indent=2))
+        if report.failures:
+            count = len(report.failures)
+            self.stderr.print(f"vispe: {len(report.images)} image(s) done in {out}, {count} left out:")
+            for failure in report.failures:
+                self.stderr.print(f"  {failure['image']}: {failure['reason']}")
+        return report.exit_code
+
+
+def describe(record: Mapping[str, Any]) -> str:
+    """Say in one line what was found in an image."""
+    shares = ", ".join(f"{name} {100 * (v or 0):.1f} %" for name, v in record["fractions"].items())
+    line = f"{record['image']}: {shares}"
+    if "scores" in record:
+        line += f"; mIoU {record['scores']['miou']:.3f}"
+    return f"{line} -> {record['files']['labels']}"

@@ -1,0 +1,335 @@
+"""A batch of images on its way to results: checks first, then image by image, each file complete or not there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vispe.errors import InputError, VispeError
+from vispe.segment.draw import overlay, uncertainty_image
+from vispe.segment.features import Features
+from vispe.segment.images import Micrograph, find_images, normalize, read_image
+from vispe.segment.labels import Labels, read_truth
+from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
+from vispe.segment.modelfile import Model, versions
+from vispe.segment.outputs import check_writable, label_suffix, write_labels, write_png, write_probabilities
+from vispe.segment.predict import Post, Prediction, predict_page, within_memory
+from vispe.segment.report import Clock, Report, Watcher, fractions
+
+Paths = Sequence[str | Path]
+MODEL_NAME = "model.vispe"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How image files are read; see `read_image` and `normalize` in `vispe.segment.images`."""
+
+    channel: str | None = None
+    z: str | None = None
+    axes: str | None = None
+    normalize: str = "stack"
+    clip: tuple[float, float] = (0.5, 99.5)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How results are compared with ground truth.
+
+    Attributes:
+        truth: files with the true classes, matched to the images by name.
+        zero_is: `'class'`: pixel value 0 is the first class; `'ignore'`: 0 is left out and classes start at
+            1.
+        page: page that truth of one page belongs to, where the image has several.
+        include_labelled: count the labelled pixels too; without it they are left out.
+    """
+
+    truth: Paths = ()
+    zero_is: Literal["class", "ignore"] = "class"
+    page: int | None = None
+    include_labelled: bool = False
+
+
+@dataclass(eq=False)
+class BatchImage:
+    """One input file and what belongs to it."""
+
+    path: Path
+    labels: Path | None = None
+    truth: Path | None = None
+    drawn: Labels | None = None
+
+
+class Batch:
+    """The state of one run: checked inputs, then model, then results."""
+
+    features: Features
+    model: Model
+
+    def __init__(
+        self,
+        images: Paths,
+        out: str | Path,
+        reading: Reading | None,
+        scoring: Scoring | None,
+        post: Post | None,
+        force: bool,
+        watch: Watcher | None,
+        *,
+        labels: Paths = (),
+        model: bool = False,
+        protect: Paths = (),
+    ) -> None:
+        self.reading, self.scoring = reading or Reading(), scoring or Scoring()
+        self.post, self.force, self.watch = post or Post(), force, watch or Watcher()
+        self.out = Path(out)
+        self.report = Report({})
+        self._last: tuple[Path, Micrograph] | None = None
+        self.images = self._find(images)
+        label_files, truth_files = find_files(labels), find_files(self.scoring.truth)
+        self._match("labels", label_files)
+        self._match("truth", truth_files)
+        inputs = [i.path for i in self.images] + label_files + truth_files + [Path(p) for p in protect]
+        check_writable(self._targets(model), force, protect=inputs)
+
+    def note(self, text: str) -> None:
+        """Keep and announce something about the whole run, once."""
+        if text not in self.report.notes:
+            self.report.notes.append(text)
+            self.watch.note(text)
+
+    def read(self, path: Path) -> Micrograph:
+        """Read an image; the last one is kept."""
+        if self._last is None or self._last[0] != path:
+            how = self.reading
+            self._last = path, read_image(path, channel=how.channel, z=how.z, axes=how.axes)
+        return self._last[1]
+
+    def fail(self, image: BatchImage, error: VispeError | OSError) -> None:
+        """Leave an image out, unless it is the only one."""
+        if len(self.images) + len(self.report.failures) == 1:
+            raise error
+        self.images.remove(image)
+        self._failure(str(image.path), error)
+
+    def predict(self, command: str, device: str, **extra: str) -> Report:
+        """Segment every image, write its files, renew the report."""
+        features, model = self.features, self.model
+        self.report.run = {
+            "command": command,
+            **extra,
+            "model": features.config.model or "filters",
+            "features": {**vars(features.config), "sigmas": list(features.config.sigmas)},
+            "classifier": model.classifier.kind,
+            "classes": list(model.names),
+            "normalize": model.normalize,
+            "clip": list(model.clip),
+            "post": vars(self.post),
+            "training": dict(model.notes),
+            "seed": model.seed,
+            "device": features.device,
+            "versions": versions(),
+        }
+        self.watch.start("segmenting", len(self.images))
+        for image in list(self.images):
+            try:
+                record = self._one(image)
+            except (VispeError, OSError) as error:
+                self.fail(image, error)
+            else:
+                self.report.images.append(record)
+                self.watch.done(record)
+            self.report.run["device"] = features.device
+            self.report.write(self.out)
+        return self.report
+
+    def pages(self, image: Micrograph) -> tuple[np.ndarray, list[str]]:
+        """Normalise an image -> (z, h, w, c) float32 in [0, 1], and notes."""
+        return normalize(image, self.reading.normalize, self.reading.clip)
+
+    def _one(self, image: BatchImage) -> dict[str, Any]:
+        clock = Clock()
+        micrograph = self.read(image.path)
+        truth = self._truth(image, micrograph)
+        if micrograph.channels != self.model.channels:
+            raise InputError(
+                f"{image.path} has {micrograph.channels} channel(s), but the model was trained with "
+                f"{self.model.channels}; choose channels with --channel."
+            )
+        pages, notes = self.pages(micrograph)
+        notes = [*micrograph.notes, *notes]
+        results = []
+        for page, valid in zip(pages, micrograph.valid, strict=True):
+            results.append(
+                within_memory(self.features, lambda p=page, v=valid: self._page(p, v, len(pages)), self.note)
+            )
+        notes += list(dict.fromkeys(n for r in results for n in r.notes))
+        labels = np.stack([r.labels for r in results])
+        files = self._write(image, micrograph, pages, results, labels, notes)
+        overlap = sum(r.overlap for r in results)
+        unsure = np.stack([r.uncertainty for r in results])
+        seconds = clock()
+        record: dict[str, Any] = {
+            "image": str(image.path),
+            "labels": None if image.labels is None else str(image.labels),
+            "pages": micrograph.n_pages,
+            "height": micrograph.shape[0],
+            "width": micrograph.shape[1],
+            "channels": micrograph.channels,
+            "pixel_size_um": micrograph.pixel_size,
+            "no_data_share": float(1 - micrograph.valid.mean()),
+            "fractions": fractions(labels, self.model.names),
+            "mean_uncertainty": float(np.nanmean(unsure)),
+            "overlap_pixels": overlap,
+            "tile_disagreement": sum(r.disagreeing for r in results) / overlap if overlap else None,
+            "tile": self.features.tile,
+            "seconds": round(seconds, 3),
+            "seconds_per_megapixel": round(seconds / (labels.size / 1e6), 3),
+            "files": files,
+            "notes": notes,
+        }
+        for text in notes:
+            self.watch.note(text)
+        if truth is not None:
+            record["truth"] = str(image.truth)
+            record["scores"] = self._score(image, labels, truth)
+        return record
+
+    def _page(self, page: np.ndarray, valid: np.ndarray, count: int) -> Prediction:
+        return predict_page(
+            page, valid, self.features, self.model.classifier, self.post, lambda s: self.watch.step(s / count)
+        )
+
+    def _write(
+        self,
+        image: BatchImage,
+        micrograph: Micrograph,
+        pages: np.ndarray,
+        results: list[Prediction],
+        labels: np.ndarray,
+        notes: list[str],
+    ) -> dict[str, str]:
+        """Write the files of one image; the label map comes last, so it stands for a complete image."""
+        stem, count = image.path.stem, len(pages)
+        ending = label_suffix(count)
+        files = {
+            "probabilities": self.out / f"{stem}_prob.tif",
+            "uncertainty": self.out / f"{stem}_uncertainty{ending}",
+            "overlay": self.out / f"{stem}_overlay.png",
+            "labels": self.out / f"{stem}_seg{ending}",
+        }
+        names, force = self.model.names, self.force
+        prob = np.stack([r.prob for r in results])
+        write_probabilities(files["probabilities"], prob, micrograph, names, force)
+        unsure = np.stack([uncertainty_image(r.uncertainty) for r in results])
+        write_labels(files["uncertainty"], unsure, micrograph, force)
+        middle = count // 2
+        title = stem if count == 1 else f"{stem}, page {middle}"
+        if count > 1:
+            notes.append(f"the overlay of {image.path.name} shows page {middle} of {count} (counted from 0).")
+        picture = overlay(
+            pages[middle],
+            labels[middle],
+            names,
+            self.model.colors,
+            pixel_size=micrograph.pixel_size,
+            title=title,
+        )
+        write_png(files["overlay"], picture, force)
+        write_labels(files["labels"], labels, micrograph, force)
+        return {key: str(path) for key, path in files.items()}
+
+    def _truth(self, image: BatchImage, micrograph: Micrograph) -> np.ndarray | None:
+        if image.truth is None:
+            return None
+        how = self.scoring
+        count = None if self.model.classifier.kind == "kmeans" else len(self.model.names)
+        shape = micrograph.pages.shape[:3]
+        return read_truth(image.truth, shape, zero_is=how.zero_is, n_classes=count, page=how.page)
+
+    def _score(self, image: BatchImage, labels: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+        ignore = None
+        if image.drawn is not None and not self.scoring.include_labelled:
+            ignore = image.drawn.values > 0
+        if self.model.classifier.kind != "kmeans":
+            return scores(labels, truth, len(self.model.names), ignore=ignore, names=self.model.names)
+        count = int(truth.max())
+        mapping = match_clusters(labels, truth, count)
+        found = scores(apply_mapping(labels, mapping), truth, max(count, *mapping.values()))
+        found["cluster_to_class"] = {str(k): v for k, v in mapping.items()}
+        found["adjusted_rand"] = adjusted_rand(labels, truth)
+        return found
+
+    def _find(self, patterns: Paths) -> list[BatchImage]:
+        """Expand the image patterns; in a batch, one that matches nothing is a failure and not the end."""
+        patterns = [patterns] if isinstance(patterns, str | Path) else list(patterns)
+        if len(patterns) < 2:
+            return [BatchImage(p) for p in find_images(patterns)]
+        found: dict[Path, BatchImage] = {}
+        for pattern in patterns:
+            try:
+                for path in find_images([pattern]):
+                    found.setdefault(path.resolve(), BatchImage(path))
+            except InputError as error:
+                self._failure(str(pattern), error)
+        if not found:
+            raise InputError("; ".join(f["reason"] for f in self.report.failures))
+        return list(found.values())
+
+    def _failure(self, path: str, error: BaseException) -> None:
+        reason = " ".join(str(error).split())
+        self.report.failures.append({"image": path, "reason": reason})
+        self.watch.failed(path, reason)
+
+    def _match(self, what: Literal["labels", "truth"], files: Sequence[Path]) -> None:
+        """Give each file of labels or truth to its image, by name."""
+        if len(files) == 1 and len(self.images) == 1:
+            setattr(self.images[0], what, files[0])
+            return
+        strays = []
+        for file in files:
+            fitting = [i for i in self.images if _belongs(file.stem, i.path.stem)]
+            if not fitting:
+                strays.append(file)
+                continue
+            image = max(fitting, key=lambda i: len(i.path.stem))
+            if getattr(image, what) is not None:
+                raise InputError(
+                    f"{getattr(image, what)} and {file} are both {what} of {image.path}; give one for each image."
+                )
+            setattr(image, what, file)
+        if strays and len(strays) == len(files):
+            names = ", ".join(i.path.stem for i in self.images[:3])
+            raise InputError(
+                f"no {what} file belongs to an image by name: found {strays[0].name} for images such as {names}; "
+                "name them alike, for example a.png and a_labels.png."
+            )
+        if strays:
+            listed = ", ".join(s.name for s in strays[:5]) + (" ..." if len(strays) > 5 else "")
+            self.note(f"{len(strays)} {what} file(s) belong to no image and are not used: {listed}.")
+
+    def _targets(self, model: bool) -> list[Path]:
+        """List every file that this run may write."""
+        endings = (
+            "_seg.png",
+            "_seg.tif",
+            "_prob.tif",
+            "_uncertainty.png",
+            "_uncertainty.tif",
+            "_overlay.png",
+        )
+        names = [f"{image.path.stem}{ending}" for image in self.images for ending in endings]
+        names += ["report.json", "report.csv", *([MODEL_NAME] if model else [])]
+        return [self.out / name for name in names]
+
+
+def find_files(patterns: Paths) -> list[Path]:
+    """Expand files, folders and globs of labels or truth; none given gives none."""
+    patterns = [patterns] if isinstance(patterns, str | Path) else patterns
+    return find_images(patterns) if patterns else []
+
+
+def _belongs(stem: str, image: str) -> bool:
+    """Tell whether a file called `stem` goes with the image: the same, or followed by `_`, `-` or `.`."""
+    return stem == image or (stem.startswith(image) and stem[len(image)] in "_-.")

@@ -1,0 +1,246 @@
+"""One interface over filters and tokens: the features of any piece of a page, and of labelled pixels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from vispe.errors import InputError, OptionError, did_you_mean
+from vispe.segment.filters import SIGMAS, Filters
+from vispe.segment.tiles import Region, blocks, window
+from vispe.segment.tokens import TokenBasis, TokenMaps, TokenModel, token_maps
+
+KINDS = ("filters", "tokens", "both")
+BLOCK = 1024
+"""Side of the pieces that filters are computed in, in pixels, where no tile size is given."""
+
+_LEAST = 64  # tiles are not halved below this, in pixels
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """What decides the features of a pixel; JSON-able.
+
+    Attributes:
+        kind: `'filters'`, `'tokens'` or `'both'`.
+        sigmas: scales of the filters, in pixels.
+        model: timm model of the tokens.
+        pos_embed: positional encoding that replaces the model's own.
+        weights: checkpoint file, `'random'`, or None for timm's pretrained weights.
+        fingerprint: SHA-256 of the weights that were used; checked when the model is loaded again.
+        tile: side of a tile in pixels; None chooses.
+        components: principal components of the tokens.
+    """
+
+    kind: str = "filters"
+    sigmas: tuple[float, ...] = SIGMAS
+    model: str | None = None
+    pos_embed: str | None = None
+    weights: str | None = None
+    fingerprint: str | None = None
+    tile: int | None = None
+    components: int = 32
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            hint = did_you_mean(self.kind, KINDS)
+            raise OptionError(f"features={self.kind!r} is not one of {', '.join(KINDS)}.{hint}")
+        if self.kind != "filters" and not self.model:
+            raise OptionError(f"features={self.kind!r} needs a model; name a timm model with --model.")
+        for name in ("model", "pos_embed", "weights"):
+            if self.kind == "filters" and getattr(self, name) is not None:
+                value = getattr(self, name)
+                raise OptionError(
+                    f"{name}={value!r} has no effect on features=filters; use --features both or tokens with --model."
+                )
+        if self.tile is not None and self.tile < 16:
+            raise OptionError(f"tile={self.tile} px is too small; use 16 or more, or leave it out.")
+
+
+class Features:
+    """Computes features as a `FeatureConfig` says.
+
+    Args:
+        config: what to compute.
+        seed: of random weights and of the sample that the basis is fitted on.
+        device: torch device; `'auto'` takes a GPU when there is one.
+        basis: principal components, when they come from a model file.
+
+    Raises:
+        InputError: weights are not the ones that the fingerprint names.
+    """
+
+    def __init__(
+        self, config: FeatureConfig, *, seed: int = 0, device: str = "auto", basis: TokenBasis | None = None
+    ) -> None:
+        self.device = choose_device(device)
+        self.seed, self.basis = seed, basis
+        self._half = False
+        self._filters = Filters(config.sigmas, self.device) if config.kind != "tokens" else None
+        self.tile = config.tile
+        self._model = None
+        if config.kind != "filters":
+            self._model = self._load(config)
+            found = self._model.fingerprint()
+            if config.fingerprint not in (None, found):
+                raise InputError(
+                    f"the weights of {config.model} are not those of the training (sha256 {found[:12]}, expected "
+                    f"{config.fingerprint[:12]}); give the same checkpoint with --weights."
+                )
+            config = replace(config, fingerprint=found)
+        self.config = config
+
+    def fit(self, pages: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+        """Fit the principal components of the tokens to training pages; filters need nothing.
+
+        Args:
+            pages: (h, w, c) float32 grey levels and (h, w) bool of pixels with data, for each page.
+        """
+        if self._model is not None:
+            maps = [m for page, valid in pages for m in self._maps(page, valid).maps]
+            self.basis = TokenBasis.fit(maps, self.config.components, self.seed)
+
+    def prepare(self, page: np.ndarray, valid: np.ndarray) -> "PreparedPage":
+        """Run what needs the whole page: the model, tile by tile.
+
+        Args:
+            page: (h, w, c) float32 grey levels in [0, 1].
+            valid: (h, w) bool, pixels with data.
+        """
+        maps = self._maps(page, valid) if self._model is not None else None
+        return PreparedPage(page, valid, self._filters, maps, self.basis, self.tile or BLOCK)
+
+    def shrink(self) -> str | None:
+        """Need less memory next time: half the tile, then bfloat16, then the CPU.
+
+        Returns:
+            What was done, in words; None when nothing is left to try.
+        """
+        side = self.tile or (518 if self._model is not None else BLOCK)
+        if side // 2 >= _LEAST and (self._model is None or self._model.flexible):
+            self.tile = side // 2
+            return f"out of memory: the tile was halved to {self.tile} px."
+        on_gpu = self.device != "cpu"
+        if on_gpu and self._model is not None and not self._half:
+            self._half = True
+            self._model = self._load(self.config)
+            return "out of memory: the model runs in bfloat16 now."
+        if on_gpu:
+            self.device, self._half = "cpu", False
+            self._model = self._load(self.config) if self._model is not None else None
+            self._filters = Filters(self.config.sigmas) if self._filters is not None else None
+            return "out of memory: the work goes on on the CPU."
+        return None
+
+    def _load(self, config: FeatureConfig) -> TokenModel:
+        return TokenModel(
+            config.model or "",
+            pos_embed=config.pos_embed,
+            weights=config.weights,
+            seed=self.seed,
+            device=self.device,
+            half=self._half,
+        )
+
+    def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps:
+        filled = np.where(valid[..., None], page, np.float32(0))
+        return token_maps(self._model, filled, self.tile)
+
+
+class PreparedPage:
+    """The features of one page, piece by piece; made by `Features.prepare`."""
+
+    def __init__(
+        self,
+        page: np.ndarray,
+        valid: np.ndarray,
+        filters: Filters | None,
+        maps: TokenMaps | None,
+        basis: TokenBasis | None,
+        block: int,
+    ) -> None:
+        if maps is not None and basis is not None and maps.maps[0].shape[-1] != basis.mean.shape[0]:
+            raise InputError(
+                f"the image has {page.shape[-1]} channel(s) and gives {maps.maps[0].shape[-1]} values per token, but "
+                f"the model was trained with {basis.mean.shape[0]}; choose channels with --channel."
+            )
+        self._page = np.where(valid[..., None], page, np.float32(np.nan)) if not valid.all() else page
+        self._valid, self._filters, self._maps, self._basis = valid, filters, maps, basis
+        height, width = valid.shape
+        if maps is None:
+            self.pieces = blocks(height, width, block)
+        else:
+            self.pieces = [maps.inside(i) for i in range(len(maps.regions))]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about this page."""
+        return self._maps.notes if self._maps is not None else ()
+
+    def weight(self, number: int) -> np.ndarray | None:
+        """Return the blending weight (rows, columns) of a piece; None where pieces do not overlap."""
+        if self._maps is None or len(self.pieces) == 1:
+            return None
+        return window(*self._maps.regions[number].shape)[self._maps.crop(number)]
+
+    def compute(self, number: int) -> np.ndarray:
+        """Return the features of a piece, (rows, columns, f) float32."""
+        parts = []
+        if self._filters is not None:
+            parts.append(self._filters(self._page, self.pieces[number]))
+        if self._maps is not None and self._basis is not None:
+            parts.append(self._maps.pixels(number, self._basis))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+    def gather(self, mask: np.ndarray) -> np.ndarray:
+        """Return the features (n, f) of the pixels in `mask` (h, w), row by row.
+
+        A pixel in several tiles gets the features of the one that has it nearest to its middle.
+        """
+        owner = np.zeros(mask.shape, np.int32)
+        best = np.full(mask.shape, -1, np.float32)
+        for number, piece in enumerate(self.pieces):
+            weight = self.weight(number)
+            better = (np.float32(1) if weight is None else weight) > best[piece.slices]
+            owner[piece.slices][better] = number
+            best[piece.slices] = np.where(better, 1 if weight is None else weight, best[piece.slices])
+        owners = owner[mask]
+        out: np.ndarray | None = None
+        for number in np.unique(owners):
+            piece = self.pieces[number]
+            wanted = mask[piece.slices] & (owner[piece.slices] == number)
+            found = self.compute(number)[wanted]
+            out = np.empty((len(owners), found.shape[1]), np.float32) if out is None else out
+            out[owners == number] = found
+        if out is None:
+            raise InputError("no pixel was chosen; there is nothing to compute.")
+        return out
+
+
+def choose_device(device: str) -> str:
+    """Turn `'auto'` into `'cuda'` or `'cpu'`, and check any other name.
+
+    Raises:
+        OptionError: not a device of this machine.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise OptionError(f"device={device!r} cannot be used here ({reason}); use auto or cpu.") from error
+    return device
+
+
+__all__ = [
+    "BLOCK",
+    "KINDS",
+    "FeatureConfig",
+    "Features",
+    "PreparedPage",
+    "Region",
+    "TokenBasis",
+    "choose_device",
+]

@@ -1,0 +1,247 @@
+"""One file that holds everything a segmentation needs later: features, classifier, class names.
+
+A `.vispe` file is a zip of three members: `card.json` (what it is, readable by people), `estimator.skops`
+(the fitted scikit-learn estimator; no pickle) and `tensors.safetensors` (the basis of token features). The
+same model gives the same bytes: time stamps are fixed and object numbers are renumbered.
+"""
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vispe.errors import InputError, require
+from vispe.segment.classify import KINDS, PixelClassifier
+from vispe.segment.cluster import PixelClusters
+from vispe.segment.features import FeatureConfig, TokenBasis
+from vispe.segment.outputs import atomic_path
+
+FORMAT = "vispe.segment"
+VERSION = 1
+"""Version of the layout; raised when an older vispe could not read a new file."""
+
+_TRUSTED = frozenset(
+    {
+        "sklearn.tree._tree.Tree",
+        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    }
+)
+_MEMBERS = ("card.json", "estimator.skops", "tensors.safetensors")
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What `vispe segment` learnt.
+
+    Attributes:
+        features: how features are computed.
+        classifier: gives class probabilities from features.
+        names: K class names.
+        colors: K colours (r, g, b), or None for the default palette.
+        normalize: mode of `vispe.segment.images.normalize`.
+        clip: its percentiles.
+        channels: number of image channels that the features were fitted with.
+        seed: of all random numbers.
+        basis: principal components of the tokens; None without tokens.
+        notes: facts about the training, such as the names of the images; JSON-able.
+    """
+
+    features: FeatureConfig
+    classifier: PixelClassifier | PixelClusters
+    names: tuple[str, ...]
+    colors: tuple[tuple[int, int, int], ...] | None
+    normalize: str
+    clip: tuple[float, float]
+    channels: int
+    seed: int
+    basis: TokenBasis | None
+    notes: Mapping[str, Any]
+
+
+def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
+    """Write a model file, complete or not at all.
+
+    Raises:
+        InputError: `path` exists and not `force`, or cannot be written.
+    """
+    import skops.io
+    from safetensors.numpy import save
+
+    classifier = model.classifier
+    tensors = dict(classifier.tensors()) if isinstance(classifier, PixelClusters) else {}
+    if model.basis is not None:
+        tensors |= {f"basis.{key}": value for key, value in model.basis.tensors().items()}
+    parts = {
+        "estimator.skops": _canonical(skops.io.dumps(classifier.estimator)),
+        "tensors.safetensors": save(tensors or {"empty": np.zeros(1, np.float32)}),
+    }
+    card = {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "classifier": classifier.kind,
+        "n_classes": classifier.n_classes,
+        "classes": list(model.names),
+        "colors": model.colors,
+        "features": asdict(model.features),
+        "channels": model.channels,
+        "normalize": model.normalize,
+        "clip": list(model.clip),
+        "seed": model.seed,
+        "training": dict(model.notes),
+        "versions": versions(),
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
+    }
+    parts["card.json"] = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True).encode()
+    path = Path(path)
+    with atomic_path(path, force) as temporary:
+        temporary.write_bytes(_zip({name: parts[name] for name in _MEMBERS}, zipfile.ZIP_STORED))
+    return path
+
+
+def load_model(path: str | Path) -> Model:
+    """Read a model file; nothing in it is executed.
+
+    Raises:
+        InputError: missing, no vispe model, damaged, of another layout version, or an estimator with types
+            that scikit-learn's own classifiers do not have.
+    """
+    require("skops", "cli", "a model file")
+    path = Path(path)
+    card, parts = _read(path)
+    kind = card["classifier"]
+    estimator = _estimator(path, parts["estimator.skops"], kind)
+    tensors = _tensors(path, parts["tensors.safetensors"])
+    features = FeatureConfig(**{**card["features"], "sigmas": tuple(card["features"]["sigmas"])})
+    if kind == "kmeans":
+        classifier = PixelClusters(card["n_classes"], seed=card["seed"], estimator=estimator, state=tensors)
+    else:
+        classifier = PixelClassifier(kind, card["n_classes"], seed=card["seed"], estimator=estimator)
+    own = {key.removeprefix("basis."): value for key, value in tensors.items() if key.startswith("basis.")}
+    colors = card["colors"]
+    return Model(
+        features=features,
+        classifier=classifier,
+        names=tuple(card["classes"]),
+        colors=None if colors is None else tuple(tuple(c) for c in colors),
+        normalize=card["normalize"],
+        clip=tuple(card["clip"]),
+        channels=card["channels"],
+        seed=card["seed"],
+        basis=TokenBasis(**own) if own else None,
+        notes=card["training"],
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of vispe and of the libraries that decide the numbers."""
+    from importlib.metadata import version
+
+    import vispe
+
+    libraries = ("numpy", "scipy", "scikit-learn", "scikit-image", "torch", "timm", "skops")
+    return {"vispe": vispe.__version__, **{name: version(name) for name in libraries}}
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Read the members and check the card against them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = {name: archive.read(name) for name in _MEMBERS}
+        card = json.loads(parts["card.json"])
+    except FileNotFoundError:
+        raise InputError(
+            f"{path} does not exist; give the model.vispe file that vispe segment wrote."
+        ) from None
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise InputError(f"{path} is not a complete vispe model file ({error}); train it again.") from error
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        found = card.get("format") if isinstance(card, dict) else type(card).__name__
+        raise InputError(f"{path} is not a segmentation model: format={found!r}, expected {FORMAT!r}.")
+    if card.get("format_version") != VERSION:
+        made = card.get("versions", {}).get("vispe", "unknown")
+        raise InputError(
+            f"{path} has format_version={card.get('format_version')} (written by vispe {made}), but this vispe reads "
+            f"format_version={VERSION}; use that version of vispe or train the model again."
+        )
+    for name, digest in card["sha256"].items():
+        if hashlib.sha256(parts[name]).hexdigest() != digest:
+            raise InputError(f"{path} is damaged: {name} does not match its checksum; copy it again.")
+    return card, parts
+
+
+def _estimator(path: Path, data: bytes, kind: str) -> Any:
+    """Load the scikit-learn estimator, with known types only."""
+    import skops.io
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.pipeline import Pipeline
+    from skops.io.exceptions import UntrustedTypesFoundException
+
+    classes = {
+        "forest": RandomForestClassifier,
+        "boosting": HistGradientBoostingClassifier,
+        "logistic": Pipeline,
+    }
+    if kind not in (*KINDS, "kmeans"):
+        raise InputError(
+            f"{path} holds a classifier of kind {kind!r}; known are {', '.join(KINDS)} and kmeans."
+        )
+    strange = sorted(set(skops.io.get_untrusted_types(data=data)) - _TRUSTED)
+    if strange:
+        raise InputError(
+            f"{path} was refused: its estimator holds types that no model of vispe has ({', '.join(strange)}); "
+            "use only model files whose origin you know."
+        )
+    try:
+        estimator = skops.io.loads(data, trusted=sorted(_TRUSTED))
+    except (UntrustedTypesFoundException, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"{path}: scikit-learn cannot load the estimator ({' '.join(str(error).split())}); its version may differ "
+            "from the one in card.json: train the model again."
+        ) from error
+    if not isinstance(estimator, classes.get(kind, Pipeline)):
+        raise InputError(f"{path} says {kind!r} but holds a {type(estimator).__name__}; train it again.")
+    return estimator
+
+
+def _tensors(path: Path, data: bytes) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged: {error}; copy it again.") from error
+
+
+def _canonical(data: bytes) -> bytes:
+    """Renumber the objects of a skops archive, whose numbers are memory addresses, in order of appearance."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    schema = parts.pop("schema.json").decode()
+    numbers: dict[str, str] = {}
+    for found in re.findall(r'"__id__": (\d+)|"file": "(\d+)\.', schema):
+        number = found[0] or found[1]
+        numbers.setdefault(number, str(len(numbers)))
+    schema = re.sub(r'("__id__": )(\d+)', lambda m: m[1] + numbers[m[2]], schema)
+    schema = re.sub(r'("file": ")(\d+)(\.)', lambda m: m[1] + numbers[m[2]] + m[3], schema)
+    renamed = {re.sub(r"^\d+", lambda m: numbers[m[0]], name): part for name, part in parts.items()}
+    return _zip({"schema.json": schema.encode(), **dict(sorted(renamed.items()))}, zipfile.ZIP_DEFLATED)
+
+
+def _zip(parts: Mapping[str, bytes], compression: int) -> bytes:
+    """Pack members with fixed time stamps."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in parts.items():
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = compression
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    return buffer.getvalue()

@@ -1,0 +1,138 @@
+"""What a run tells: events while it goes on, one record per image, and the report at the end."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vispe.segment.metrics import summarize
+from vispe.segment.outputs import write_csv, write_json
+
+_SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
+_ERRORS = ("phase_fraction_mean_abs_error_pp",)
+
+
+class Watcher:
+    """Hears of the progress of a run; this one keeps quiet."""
+
+    def start(self, what: str, total: int) -> None:
+        """Hear that a part of the run begins, with `total` images to go."""
+
+    def step(self, share: float) -> None:
+        """Hear that a share of one image is done; the shares of an image sum to 1."""
+
+    def note(self, text: str) -> None:
+        """Hear something that the user should know."""
+
+    def done(self, record: Mapping[str, Any]) -> None:
+        """Hear that an image and all its files are complete."""
+
+    def failed(self, path: str, reason: str) -> None:
+        """Hear that an image of a batch could not be used."""
+
+
+@dataclass
+class Report:
+    """The result of a run.
+
+    Attributes:
+        run: what was run with what, JSON-able.
+        images: one record for each finished image.
+        failures: `{'image': path, 'reason': text}` for each image that could not be used.
+        notes: what the user should know about the whole run.
+        peak_memory_mb: largest memory of the process so far; of the GPU, where one was used.
+    """
+
+    run: dict[str, Any]
+    images: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    peak_memory_mb: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every image is done, else 1."""
+        return 1 if self.failures else 0
+
+    def summary(self) -> dict[str, Any]:
+        """Summarise each score over the images that have a truth: mean, median, std, worst, interval."""
+        scored = [record["scores"] for record in self.images if "scores" in record]
+        if not scored:
+            return {}
+        keys = [(key, True) for key in _SCORES] + [(key, False) for key in _ERRORS]
+        if any("adjusted_rand" in s for s in scored):
+            keys.append(("adjusted_rand", True))
+        return {key: summarize(scored, key, higher_is_better=up) for key, up in keys}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as a JSON-able dict."""
+        return {
+            **self.run,
+            "peak_memory_mb": self.peak_memory_mb,
+            "notes": self.notes,
+            "summary": self.summary(),
+            "images": self.images,
+            "failures": self.failures,
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write `report.json` and `report.csv` into `folder`, in place of earlier ones of this run."""
+        self.peak_memory_mb = peak_memory()
+        write_json(folder / "report.json", self.as_dict(), force=True)
+        if self.images:
+            write_csv(folder / "report.csv", [_row(record) for record in self.images], force=True)
+
+
+class Clock:
+    """Measures the seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __call__(self) -> float:
+        """Return the seconds so far."""
+        return time.perf_counter() - self._start
+
+
+def peak_memory() -> dict[str, float]:
+    """Return the largest memory used so far in MB: of the process, and of the GPU where one was used."""
+    out: dict[str, float] = {}
+    if sys.platform != "win32":
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kilobytes elsewhere
+        out["process"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        out["gpu"] = round(torch.cuda.max_memory_allocated() / 1e6, 1)
+    return out
+
+
+def fractions(labels: np.ndarray, names: Sequence[str]) -> dict[str, float | None]:
+    """Return the share of each class among the pixels with data; None where no pixel has any."""
+    counts = np.bincount(labels.ravel(), minlength=len(names) + 1)[1:]
+    total = int(counts.sum())
+    return {name: float(n / total) if total else None for name, n in zip(names, counts, strict=True)}
+
+
+def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten a record to one line of the table."""
+    scores = record.get("scores", {})
+    row = {
+        "image": record["image"],
+        "pages": record["pages"],
+        "height": record["height"],
+        "width": record["width"],
+        "seconds": record["seconds"],
+        "mean_uncertainty": record["mean_uncertainty"],
+        "tile_disagreement": record["tile_disagreement"],
+        "fraction": record["fractions"],
+    }
+    for key in (*_SCORES, *_ERRORS, "adjusted_rand", "iou", "dice", "boundary_f1", "phase_fraction_error_pp"):
+        if key in scores:
+            row[key] = scores[key]
+    return row

@@ -1,0 +1,144 @@
+"""Rectangles of pixels: how a page is cut into pieces, and how overlapping pieces are blended again."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vispe.errors import ShapeError
+
+OVERLAP = 0.25
+"""Least share of a tile that it has in common with the next one."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A rectangle of pixels: rows `top` to `bottom`, columns `left` to `right` (ends excluded)."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.bottom - self.top, self.right - self.left
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """Index of the region in an array that starts with the two image axes."""
+        return slice(self.top, self.bottom), slice(self.left, self.right)
+
+
+def blocks(height: int, width: int, side: int) -> list[Region]:
+    """Cut a page into blocks of at most `side` x `side` pixels that do not overlap, row by row."""
+    return [
+        Region(top, min(top + side, height), left, min(left + side, width))
+        for top in range(0, height, side)
+        for left in range(0, width, side)
+    ]
+
+
+def tiles(height: int, width: int, tile: tuple[int, int], step: int) -> list[Region]:
+    """Cover a page with overlapping tiles of one size.
+
+    Tiles share at least `OVERLAP` of their side with the next one. All origins are multiples of `step`, and
+    the last tile is moved inward instead of being cut.
+
+    Args:
+        height: of the page in pixels, a multiple of `step`.
+        width: likewise.
+        tile: height and width of a tile, multiples of `step`, not larger than the page.
+        step: patch size of the model in pixels.
+
+    Raises:
+        ShapeError: sizes that are no multiples of `step`, or a tile that is larger than the page.
+    """
+    for name, length, side in (("height", height, tile[0]), ("width", width, tile[1])):
+        if length % step or side % step or not 0 < side <= length:
+            raise ShapeError(
+                f"tiles need a {name} and a tile that are multiples of step={step}, the tile not larger than the "
+                f"page; got {name}={length}, tile={side}."
+            )
+    return [
+        Region(top, top + tile[0], left, left + tile[1])
+        for top in _starts(height, tile[0], step)
+        for left in _starts(width, tile[1], step)
+    ]
+
+
+def _starts(length: int, side: int, step: int) -> list[int]:
+    """Give origins along one axis, evenly spread on the raster of `step`."""
+    stride = max(int(side * (1 - OVERLAP)) // step, 1) * step
+    return [*range(0, length - side, stride), length - side]
+
+
+def window(height: int, width: int) -> np.ndarray:
+    """Give the weight of each pixel of a tile when tiles are blended.
+
+    A raised cosine along each axis, sin²(pi (i + 1/2) / n): largest in the middle, where a model sees most
+    around a pixel, small at the rim, and above zero everywhere, so that a sum of windows can be divided out.
+
+    Returns:
+        (height, width) float32.
+    """
+    rows, columns = (np.sin(np.pi * (np.arange(n) + 0.5) / n) ** 2 for n in (height, width))
+    return np.outer(rows, columns).astype(np.float32)
+
+
+def padding(height: int, width: int, step: int, least: tuple[int, int] = (1, 1)) -> tuple[int, int, int, int]:
+    """Pixels to add at (top, bottom, left, right) so that both sides become multiples of `step`.
+
+    Half of them on each side; where the number is odd, the extra pixel goes to the bottom or the right. Sides
+    shorter than `least` are brought up to it.
+    """
+    out: list[int] = []
+    for length, floor in ((height, least[0]), (width, least[1])):
+        extra = -(-max(length, floor) // step) * step - length
+        out += [extra // 2, extra - extra // 2]
+    return out[0], out[1], out[2], out[3]
+
+
+class Blend:
+    """Sums the class probabilities of tiles into one page, and counts where tiles disagree.
+
+    Args:
+        height: of the page in pixels.
+        width: likewise.
+        n_classes: K.
+    """
+
+    def __init__(self, height: int, width: int, n_classes: int) -> None:
+        self._sum = np.zeros((n_classes, height, width), np.float32)
+        self._weight = np.zeros((height, width), np.float32)
+        self._first = np.zeros((height, width), np.uint8)
+        self._twice = np.zeros((height, width), bool)
+        self._differ = np.zeros((height, width), bool)
+
+    def add(self, region: Region, prob: np.ndarray, weight: np.ndarray | None) -> None:
+        """Add probabilities (rows, columns, K) of a region, weighted by `weight` (rows, columns) or 1."""
+        where = region.slices
+        weight = np.ones(region.shape, np.float32) if weight is None else weight
+        own = (prob.argmax(-1) + 1).astype(np.uint8)
+        first = self._first[where]
+        self._twice[where] |= first > 0
+        self._differ[where] |= (first > 0) & (first != own)
+        self._first[where] = np.where(first > 0, first, own)
+        for k in range(prob.shape[-1]):
+            self._sum[(k, *where)] += prob[..., k] * weight
+        self._weight[where] += weight
+
+    def result(self) -> np.ndarray:
+        """Return the blended probabilities (K, h, w), float32; the sums are used up."""
+        self._sum /= np.maximum(self._weight, np.finfo(np.float32).tiny)
+        return self._sum
+
+    @property
+    def overlap_pixels(self) -> int:
+        """Number of pixels that lie in more than one tile."""
+        return int(self._twice.sum())
+
+    @property
+    def disagreeing_pixels(self) -> int:
+        """Number of pixels where two tiles give different classes."""
+        return int(self._differ.sum())

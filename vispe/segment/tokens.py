@@ -1,0 +1,357 @@
+"""Pixel features from a frozen transformer: patch tokens of any timm model, tile by tile.
+
+The page is padded by reflection to whole patches, cut into overlapping tiles, and each tile gives a map of
+final-norm patch tokens (class and register tokens left out). Their first principal components, fitted on the
+training images, are what a classifier sees; bilinear upsampling brings them to pixels.
+"""
+
+import hashlib
+import threading
+import urllib.error
+import urllib.request
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost, did_you_mean
+from vispe.segment.tiles import Region, padding, tiles
+
+MAX_TOKENS = 4096
+"""A page of at most this many tokens is not cut into tiles unless a tile size is given."""
+
+TILE = 518
+"""Default tile side in pixels, rounded down to whole patches (518 for patch 14, 512 for patch 16)."""
+
+_FIT_TOKENS = 50_000
+_PATIENCE = 3.0  # seconds to wait for the model hub before saying that it cannot be reached
+
+
+class TokenModel:
+    """A frozen timm model that turns images into maps of tokens.
+
+    Args:
+        name: timm model name, with or without tag.
+        pos_embed: positional encoding spec of vispe; None keeps the model's own.
+        weights: a checkpoint file; `'random'` for seeded random weights (tests); None for timm's pretrained
+            ones.
+        seed: of the random weights.
+        device: torch device.
+        half: run in bfloat16 (a way out of memory trouble; tokens are float32 anyway).
+
+    Raises:
+        UnknownName: no such timm model.
+        InputError: weights that are not on disk while the hub cannot be reached, or that do not fit.
+        UnsupportedHost: a model without intermediate feature maps.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        pos_embed: str | None = None,
+        weights: str | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+        half: bool = False,
+    ) -> None:
+        _check_name(name)
+        self.device, self.half = torch.device(device), half
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _create(name, pos_embed, weights)
+        if not hasattr(model, "forward_intermediates"):
+            raise UnsupportedHost(f"{name} gives no feature maps (no forward_intermediates); choose a ViT.")
+        self._model = model.eval().requires_grad_(False).to(self.device)
+        self.flexible, self.patch, self.size = _geometry(model)
+        config = model.pretrained_cfg
+        mean, std = config.get("mean", (0.5,) * 3), config.get("std", (0.5,) * 3)
+        self._mean = torch.tensor(mean).view(1, 3, 1, 1)
+        self._std = torch.tensor(std).view(1, 3, 1, 1)
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of all weights, to recognise the model later."""
+        digest = hashlib.sha256()
+        for key, value in sorted(self._model.state_dict().items()):
+            digest.update(key.encode())
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Run (b, 3, h, w) grey levels in [0, 1] -> (b, rows, columns, d) float32 tokens on the CPU."""
+        batch = ((images - self._mean) / self._std).to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            found = self._model.forward_intermediates(
+                batch, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
+            )[-1]
+        return found.float().permute(0, 2, 3, 1).cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class TokenMaps:
+    """Tokens of the tiles of one page.
+
+    Attributes:
+        regions: each tile, in the padded frame.
+        maps: for each tile (rows, columns, d) float32.
+        offset: padding at (top, left), in pixels.
+        frame: height and width of the page without padding.
+        notes: what the user should know.
+    """
+
+    regions: list[Region]
+    maps: list[np.ndarray]
+    offset: tuple[int, int]
+    frame: tuple[int, int]
+    notes: tuple[str, ...] = ()
+
+    def inside(self, number: int) -> Region:
+        """Return the part of a tile that lies on the page, in page coordinates."""
+        tile, (dy, dx), (height, width) = self.regions[number], self.offset, self.frame
+        return Region(
+            max(tile.top - dy, 0),
+            min(tile.bottom - dy, height),
+            max(tile.left - dx, 0),
+            min(tile.right - dx, width),
+        )
+
+    def crop(self, number: int) -> tuple[slice, slice]:
+        """Return the index of `inside(number)` within the tile."""
+        tile, part, (dy, dx) = self.regions[number], self.inside(number), self.offset
+        top, left = part.top + dy - tile.top, part.left + dx - tile.left
+        return slice(top, top + part.shape[0]), slice(left, left + part.shape[1])
+
+    def pixels(self, number: int, basis: "TokenBasis") -> np.ndarray:
+        """Return the components of a tile at every pixel of `inside(number)`: (rows, columns, m) float32."""
+        grid = torch.from_numpy(basis.project(self.maps[number])).permute(2, 0, 1)[None]
+        full = torch.nn.functional.interpolate(
+            grid, size=self.regions[number].shape, mode="bilinear", align_corners=False
+        )[0]
+        return full.permute(1, 2, 0).numpy()[self.crop(number)]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBasis:
+    """Principal components of tokens, standardised: (tokens - mean) @ components.T / scale."""
+
+    mean: np.ndarray  # (d,)
+    components: np.ndarray  # (m, d)
+    scale: np.ndarray  # (m,)
+
+    @classmethod
+    def fit(cls, maps: list[np.ndarray], components: int, seed: int) -> "TokenBasis":
+        """Fit to at most 50 000 of the tokens in `maps`; the largest loading of each component is positive."""
+        from sklearn.decomposition import PCA
+
+        tokens = np.concatenate([m.reshape(-1, m.shape[-1]) for m in maps])
+        if len(tokens) > _FIT_TOKENS:
+            tokens = tokens[np.sort(np.random.default_rng(seed).permutation(len(tokens))[:_FIT_TOKENS])]
+        count = min(components, len(tokens), tokens.shape[1])
+        with np.errstate(invalid="ignore", divide="ignore"):  # equal tokens, or a single one, have no spread
+            pca = PCA(count, svd_solver="full").fit(tokens.astype(np.float64))
+        largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1)[:, None], 1)
+        turned = pca.components_ * np.where(largest < 0, -1, 1)
+        spread = np.sqrt(np.nan_to_num(pca.explained_variance_))
+        scale = np.where(spread > 1e-6 * max(spread.max(initial=0), 1e-12), spread, 1)
+        return cls(*(np.ascontiguousarray(a, np.float32) for a in (pca.mean_, turned, scale)))
+
+    def project(self, tokens: np.ndarray) -> np.ndarray:
+        """Project (..., d) -> (..., m) float32."""
+        return ((tokens - self.mean) @ self.components.T / self.scale).astype(np.float32)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the arrays by name, for a model file."""
+        return {"mean": self.mean, "components": self.components, "scale": self.scale}
+
+
+def token_maps(model: TokenModel, page: np.ndarray, tile: int | None) -> TokenMaps:
+    """Run a model over a page, tile by tile.
+
+    Args:
+        model: the frozen model.
+        page: (h, w, c) float32 in [0, 1], finite. One channel is shown to the model as grey, three as
+            colour; with 2 or more than 3 each is run alone as grey, and their tokens are put side by side.
+        tile: side of a tile in pixels, rounded down to whole patches. None: the whole page when it has at
+            most `MAX_TOKENS` tokens, else `TILE`. Models with a fixed input size use that size.
+    """
+    height, width, channels = page.shape
+    step = model.patch
+    notes = []
+    if min(height, width) < step:
+        notes.append(
+            f"the image is smaller than one patch of {step} px ({height} x {width}): padded by reflection."
+        )
+    if not model.flexible:
+        pads = padding(height, width, step, model.size)
+        side = model.size
+    else:
+        pads = padding(height, width, step)
+        padded = height + pads[0] + pads[1], width + pads[2] + pads[3]
+        whole = tile is None and padded[0] * padded[1] <= MAX_TOKENS * step * step
+        wanted = max(padded) if whole else max((tile or TILE) // step, 1) * step
+        side = (min(wanted, padded[0]), min(wanted, padded[1]))
+    framed = np.pad(page, (pads[:2], pads[2:], (0, 0)), mode="symmetric")
+    regions = tiles(*framed.shape[:2], side, step)
+    groups = [range(3)] if channels == 3 else [[c] * 3 for c in range(channels)]
+    maps = []
+    for region in regions:
+        cut = torch.from_numpy(np.ascontiguousarray(framed[region.slices])).permute(2, 0, 1)
+        tokens = [model(cut[list(group)][None])[0] for group in groups]
+        maps.append(torch.cat(tokens, dim=-1).numpy())
+    return TokenMaps(regions, maps, (pads[0], pads[2]), (height, width), tuple(notes))
+
+
+def _check_name(name: str) -> None:
+    known = timm.list_models()
+    if name.startswith(("local-dir:", "hf-hub:", "hf_hub:")) or timm.is_model(name):
+        return
+    hint = did_you_mean(name, known) or f" timm has {len(known)} models, such as vit_small_patch14_dinov2."
+    raise UnknownName(f"timm has no model {name!r}.{hint}")
+
+
+def _create(name: str, pos_embed: str | None, weights: str | None) -> Any:
+    """Build the model and give it its weights."""
+    options: dict[str, Any] = {"num_classes": 0}
+    if pos_embed is not None:
+        options["pos_embed"] = pos_embed
+    if name.startswith("local-dir:"):
+        if weights not in (None, "random"):
+            raise OptionError(
+                f"weights={weights!r} and the model folder {name!r} both name weights; give one."
+            )
+        return _build(name, pretrained=weights is None, **options)
+    if name.startswith(("hf-hub:", "hf_hub:")):
+        _check_hub(name)
+        return _build(name, pretrained=weights is None, **options)
+    if weights is None:
+        config = timm.get_pretrained_cfg(name)
+        if config is None or not config.has_weights:
+            raise InputError(
+                f"timm has no pretrained weights for {name}; give a checkpoint with --weights FILE."
+            )
+        found = _cached(config)
+        if found is None:
+            _check_hub(name)
+            return _build(name, pretrained=True, **options)
+        weights = str(found)
+    elif weights != "random" and not Path(weights).is_file():
+        raise InputError(f"weights={weights} is not a file; give a checkpoint, or 'random' for a trial run.")
+    model = _build(name, pretrained=False, **options)
+    if weights != "random":
+        _load(model, weights)
+    return model
+
+
+def _build(name: str, **options: Any) -> Any:
+    """Create the model, with token grids of any size where the architecture allows them."""
+    try:
+        return timm.create_model(name, dynamic_img_size=True, **options)
+    except TypeError as error:
+        if "dynamic_img_size" not in str(error):
+            raise UnsupportedHost(f"timm cannot build {name}: {error}.") from error
+    try:
+        return timm.create_model(name, **options)
+    except TypeError as error:
+        raise UnsupportedHost(f"timm cannot build {name} with {sorted(options)}: {error}.") from error
+
+
+def _load(model: Any, path: str) -> None:
+    """Load a checkpoint of timm's or the author's layout; every weight of the model must be in it."""
+    from timm.models import load_checkpoint
+
+    home = next(
+        (c.__module__ for c in type(model).__mro__ if c.__module__.startswith("timm.models.")), "timm"
+    )
+    adapt = getattr(__import__(home, fromlist=["_"]), "checkpoint_filter_fn", None)
+    try:
+        found = load_checkpoint(model, path, strict=False, filter_fn=adapt)
+    except (RuntimeError, KeyError, ValueError, OSError, AttributeError, EOFError) as error:
+        raise InputError(f"{path} does not fit the model ({' '.join(str(error).split())[:300]}).") from error
+    found = found or SimpleNamespace(missing_keys=[], unexpected_keys=[])
+    heads = tuple(model.pretrained_cfg.get("classifier") or ()) or ("head", "fc")
+    heads = (heads,) if isinstance(heads, str) else heads
+    strange = [k for k in found.unexpected_keys if not k.startswith(("head", "fc.", "fc_norm", *heads))]
+    for what, keys in (("lacks", found.missing_keys), ("has the unknown", strange)):
+        if keys:
+            listed = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+            raise InputError(f"{path} does not fit the model: it {what} weights {listed}; check --model.")
+
+
+def _cached(config: Any) -> Path | None:
+    """Find pretrained weights on disk, without asking the network."""
+    if config.hf_hub_id:
+        from huggingface_hub import try_to_load_from_cache
+
+        for name in (config.hf_hub_filename, "model.safetensors", "pytorch_model.bin"):
+            found = try_to_load_from_cache(config.hf_hub_id, name) if name else None
+            if isinstance(found, str):
+                return Path(found)
+    if config.url:
+        found = Path(torch.hub.get_dir()) / "checkpoints" / Path(config.url).name
+        return found if found.is_file() else None
+    return None
+
+
+def _check_hub(name: str) -> None:
+    """Say at once when weights can only come from a network that is not there."""
+    from huggingface_hub import constants
+
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
+    if reason is not None:
+        raise InputError(
+            f"the pretrained weights of {name} are not on this disk and {reason}; give a checkpoint with --weights "
+            f"FILE, choose a model that is on this disk ({_on_disk()}), or use --features filters."
+        )
+
+
+def _unreachable(address: str) -> str | None:
+    """Ask an address for a sign of life; return the reason when there is none within `_PATIENCE` seconds.
+
+    The question is asked in a thread, since looking up a name in a broken network cannot be given a time limit.
+    """
+    found = [f"no answer within {_PATIENCE:g} s"]
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE).close()
+            found.clear()
+        except urllib.error.HTTPError:
+            found.clear()  # it answered
+        except OSError as error:
+            found[0] = str(getattr(error, "reason", error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    return f"{address} cannot be reached ({found[0]})" if found else None
+
+
+def _on_disk() -> str:
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            repos = [r.repo_id for r in scan_cache_dir().repos if r.repo_id.startswith("timm/")]
+    except CacheNotFound:
+        repos = []
+    return ", ".join(sorted(r.removeprefix("timm/") for r in repos)) or "none"
+
+
+def _geometry(model: Any) -> tuple[bool, int, tuple[int, int]]:
+    """Return whether any input size works, the stride of the tokens, and the size that always works."""
+    embed = getattr(model, "patch_embed", None)
+    size = getattr(embed, "img_size", None) or model.pretrained_cfg["input_size"][1:]
+    if embed is not None and getattr(embed, "patch_size", None) is not None and hasattr(model, "blocks"):
+        patch = embed.patch_size if isinstance(embed.patch_size, tuple) else (embed.patch_size,) * 2
+        if patch[0] != patch[1]:
+            raise UnsupportedHost(f"the model has patches of {patch} px; square ones are needed.")
+        return bool(getattr(model, "dynamic_img_size", False)), int(patch[0]), tuple(size)
+    stride = int(model.feature_info[-1]["reduction"])
+    return embed is None, stride, tuple(size)
