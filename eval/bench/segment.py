@@ -1,0 +1,86 @@
+"""Speed and memory of `vispe segment` on 1, 4 and 16 Mpixel, each in a process of its own.
+
+    python eval/bench/segment.py [--out eval/results/segment_speed.json]
+
+The image is scikit-image's `cell` micrograph, mirrored to size; a quarter per cent of the pixels is labelled.
+`wall_s` is the whole command, start of Python and training included; `prediction_s` the image alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from timing import environment
+
+MEGAPIXELS = (1, 4, 16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--classifier", nargs="+", default=["forest", "logistic"])
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "segment_speed.json"
+    )
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for count in MEGAPIXELS:
+            image, labels = inputs(count, Path(folder))
+            for classifier in args.classifier:
+                rows.append(measure(image, labels, classifier, count, Path(folder) / f"{classifier}{count}"))
+                print(*(f"{k}={v}" for k, v in rows[-1].items()), flush=True)
+    packages = ("scikit-learn", "scipy", "numpy", "pillow")
+    args.out.write_text(json.dumps({"environment": environment(*packages), "rows": rows}, indent=1) + "\n")
+
+
+def inputs(megapixels: int, folder: Path) -> tuple[Path, Path]:
+    """Write an image of so many megapixels and its labels."""
+    from skimage import data
+
+    cell = data.cell()
+    side = round((megapixels * 1e6) ** 0.5)
+    reps = [-(-side // n) for n in cell.shape]
+    padded = np.pad(cell, [(0, (r - 1) * n) for r, n in zip(reps, cell.shape, strict=True)], mode="symmetric")
+    image = padded[:side, :side]
+    rng = np.random.default_rng(0)
+    labels = np.zeros(image.shape, np.uint8)
+    drawn = rng.choice(image.size, image.size // 400, replace=False)
+    labels.flat[drawn] = 1 + (image.flat[drawn] > np.median(cell))
+    paths = folder / f"image{megapixels}.png", folder / f"labels{megapixels}.png"
+    for path, array in zip(paths, (image, labels), strict=True):
+        Image.fromarray(np.ascontiguousarray(array)).save(path)
+    return paths
+
+
+def measure(image: Path, labels: Path, classifier: str, megapixels: int, out: Path) -> dict:
+    command = [sys.executable, "-m", "vispe", "segment", str(image), "--labels", str(labels), "-o", str(out)]
+    start = time.perf_counter()
+    pid = os.spawnv(os.P_NOWAIT, sys.executable, [*command, "--classifier", classifier])
+    _, status, usage = os.wait4(pid, 0)
+    if status:
+        raise SystemExit(f"vispe segment failed on {image}")
+    wall = time.perf_counter() - start
+    (record,) = json.loads((out / "report.json").read_text())["images"]
+    return {
+        "megapixels": megapixels,
+        "classifier": classifier,
+        "wall_s": round(wall, 2),
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),
+        "megapixels_per_second": round(megapixels / wall, 3),
+        "peak_memory_gib": round(usage.ru_maxrss / 2**20, 2),
+        "prediction_s": round(record["seconds"], 2),
+    }
+
+
+if __name__ == "__main__":
+    main()

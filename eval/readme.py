@@ -1,0 +1,111 @@
+"""Write the generated parts of README: the table of encodings and the committed numbers.
+
+python eval/readme.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import vispe
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "eval" / "results"
+
+
+def encodings() -> str:
+    rows = [
+        "| name | what it does | kind | axes | new sizes | presets | paper |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in vispe.list_encodings():
+        info = vispe.encoding_info(name)
+        title, _, link = info.paper.rpartition(", ")
+        paper = f"[{title}]({link})" if link else ""
+        cells = [
+            f"`{name}`",
+            info.summary,
+            ", ".join(info.kinds) or "none",
+            ", ".join(map(str, info.ndim)),
+            "as they are" if info.extrapolates else "resampled",
+            ", ".join(f"`{p}`" for p in info.presets),
+            paper,
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def numbers() -> str:
+    return "\n\n".join(part() for part in (vit, segmentation, speed))
+
+
+def vit() -> str:
+    rows = json.loads((RESULTS / "vit_cpu.json").read_text())["rows"]
+    lines = [
+        "ViT-S forward on a CPU, speed relative to the same model with its learned table (higher is faster):",
+        "",
+    ]
+    lines += ["| encoding | model | pixels | fp32, batch 1 | fp32, batch 8 | bf16, batch 1 | bf16, batch 8 |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    keys = [("float32", 1), ("float32", 8), ("bfloat16", 1), ("bfloat16", 8)]
+    for spec, model, size in dict.fromkeys((r["pos_embed"], r["model"], r["size"]) for r in rows):
+        found = {
+            (r["dtype"], r["batch"]): r["relative_speed"]
+            for r in rows
+            if (r["pos_embed"], r["model"], r["size"]) == (spec, model, size)
+        }
+        lines.append(f"| `{spec}` | {model} | {size} | {' | '.join(f'{found[k]:.2f}' for k in keys)} |")
+    return "\n".join(lines)
+
+
+def segmentation() -> str:
+    table = json.loads((RESULTS / "segment_filters.json").read_text())["table"]
+    lines = [
+        "Segmentation of real micrographs from scribbles, default filters: mean mIoU over images, 0.6 % of the pixels"
+    ]
+    lines[0] += " labelled all over the frame (in brackets: only in one quarter of it):"
+    lines += ["", "| set | images | forest | logistic | boosting |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys(r["set"] for r in table):
+        rows = {(r["classifier"], r["scribbles"]): r for r in table if r["set"] == name}
+        cells = []
+        for kind in ("forest", "logistic", "boosting"):
+            spread, corner = rows.get((kind, "spread")), rows.get((kind, "corner"))
+            cell = f"{spread['miou']:.3f}" if spread else ""
+            cells.append(cell + (f" ({corner['miou']:.3f})" if corner else ""))
+        images = next(iter(rows.values()))["images"]
+        lines.append(f"| {name.replace('_', ' ')} | {images} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def speed() -> str:
+    rows = json.loads((RESULTS / "segment_speed.json").read_text())["rows"]
+    lines = ["`vispe segment` on two CPU cores, the whole command, start and training included:", ""]
+    lines += ["| classifier | Mpixel | seconds | Mpixel/s | peak memory, GiB |", "|---|---|---|---|---|"]
+    for r in rows:
+        cells = (
+            r["classifier"],
+            r["megapixels"],
+            r["wall_s"],
+            r["megapixels_per_second"],
+            r["peak_memory_gib"],
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def updated(text: str) -> str:
+    for name, make in (("encodings", encodings), ("numbers", numbers)):
+        mark = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
+        text = re.sub(mark, lambda m, make=make: f"{m[1]}{make()}\n{m[2]}", text, flags=re.DOTALL)
+    return text
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    new = updated(readme.read_text())
+    if "--check" in sys.argv and new != readme.read_text():
+        sys.exit("README is out of date; run python eval/readme.py")
+    readme.write_text(new)
