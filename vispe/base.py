@@ -39,6 +39,9 @@ class Encoding(nn.Module):
     extrapolates: ClassVar[bool] = True
     fused: ClassVar[bool] = False
 
+    def __init__(self) -> None:
+        super().__init__()
+
     @property
     def per_layer(self) -> bool:
         """Whether every layer has parameters of its own: hosts then build one instance per attention."""
@@ -49,7 +52,8 @@ class Encoding(nn.Module):
     ) -> Positions:
         """Return the positions of one forward pass, with every random draw made (into `Positions.attrs`).
 
-        Hosts call it once per forward, outside checkpointed blocks. It may not read parameters.
+        Hosts call it once per forward, outside checkpointed blocks. It may not read parameters, and it leaves
+        positions that have been prepared already as they are.
 
         Args:
             pos: positions of the input.
@@ -152,7 +156,7 @@ class Compose(Additive, Rotary, Biased, Mixing):
         encodings: the members, in order.
 
     Raises:
-        UnsupportedCombination: more than one member rotates.
+        UnsupportedCombination: there is no member, or more than one of them rotates.
     """
 
     name = "compose"
@@ -160,6 +164,8 @@ class Compose(Additive, Rotary, Biased, Mixing):
     def __init__(self, encodings: Sequence[Encoding]) -> None:
         super().__init__()
         self.members = nn.ModuleList(part for e in encodings for part in e.parts())
+        if not len(self.members):
+            raise UnsupportedCombination("A sum of no encodings was asked; say 'none' for no encoding.")
         rotary = [e.name for e in self.parts() if isinstance(e, Rotary)]
         if len(rotary) > 1:
             raise UnsupportedCombination(
@@ -174,6 +180,10 @@ class Compose(Additive, Rotary, Biased, Mixing):
     def per_layer(self) -> bool:
         """See `Encoding.per_layer`; hosts ask the parts."""
         return any(e.per_layer for e in self.parts())
+
+    def active(self, layer: int) -> bool:
+        """Whether any member does anything in block `layer`."""
+        return any(e.active(layer) for e in self.parts())
 
     @property
     def config(self) -> Any:
@@ -236,7 +246,8 @@ def bias_of(
     encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
 ) -> Bias | None:
     """Return the sum of the biases of `encodings` in block `layer`, or None."""
-    terms = [b for e in encodings if isinstance(e, Biased) and (b := e.bias(pos, layer, x)) is not None]
+    biases = [e.bias(pos, layer, x) for e in encodings if isinstance(e, Biased)]
+    terms = [b for b in biases if b is not None]
     return SumBias(terms) if len(terms) > 1 else terms[0] if terms else None
 
 
@@ -249,7 +260,8 @@ def transform_of(
 
 def value_term_of(encodings: Sequence[Encoding], pos: Positions, layer: int) -> ValueTerm | None:
     """Return the one value term of `encodings` in block `layer`, or None."""
-    terms = [t for e in encodings if isinstance(e, Biased) and (t := e.value_term(pos, layer)) is not None]
+    found = [e.value_term(pos, layer) for e in encodings if isinstance(e, Biased)]
+    terms = [t for t in found if t is not None]
     if len(terms) > 1:
         raise UnsupportedCombination("Two encodings add to the attention output; keep one of them.")
     return terms[0] if terms else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -36,11 +37,7 @@ class Grid:
     def __post_init__(self) -> None:
         shape = _as_shape(self.shape, "shape")
         object.__setattr__(self, "shape", shape)
-        if (
-            isinstance(self.prefix, bool)
-            or not isinstance(self.prefix, (int, torch.SymInt))
-            or self.prefix < 0
-        ):
+        if not _is_whole(self.prefix) or self.prefix < 0:
             raise ShapeError(f"Grid needs a prefix of 0 or more tokens, got prefix={self.prefix!r}.")
         if self.spacing is not None:
             object.__setattr__(self, "spacing", as_spacing(self.spacing, len(shape)))
@@ -119,21 +116,47 @@ class Positions:
     ) -> None:
         if coords.ndim == 2:
             coords = coords[None]
-        if coords.ndim != 3 or not 1 <= coords.shape[-1] <= 3 or not coords.is_floating_point():
+        exact = coords.dtype in (torch.float32, torch.float64)
+        if coords.ndim != 3 or not 1 <= coords.shape[-1] <= 3 or not exact:
             raise ShapeError(
-                "Positions needs floating-point coords of shape (b, n, axes) with 1 to 3 axes, "
+                "Positions needs float32 or float64 coords of shape (b, n, axes) with 1 to 3 axes, "
                 f"got {tuple(coords.shape)} {coords.dtype}."
             )
         self.coords = coords
         self.spatial = coords.new_ones(coords.shape[:2], dtype=torch.bool) if spatial is None else spatial
         self.cell = coords.new_ones(1, coords.shape[-1]) if cell is None else cell
-        if extent is None:
-            extent = coords.amax(1) - coords.amin(1) + self.cell
-        self.extent = extent
         self.index = index
         self.grid = grid
         self.attrs = attrs or {}
-        self.memo: dict[Any, Any] = {}
+        self.memo: dict[Any, Any] | None = {}  # None: nothing is kept, see `remember`
+        self._check(extent)
+        self.extent = _extent(coords, self.spatial, self.cell) if extent is None else extent
+
+    def _check(self, extent: Tensor | None) -> None:
+        b, n, a = self.coords.shape
+        fields = (
+            ("spatial", self.spatial, n),
+            ("index", self.index, n),
+            ("extent", extent, a),
+            ("cell", self.cell, a),
+        )
+        for name, field, wanted in fields:
+            if field is not None and (
+                field.ndim != 2 or field.shape[1] != wanted or field.shape[0] not in (1, b)
+            ):
+                raise ShapeError(
+                    f"Positions needs {name} of shape ({b} or 1, {wanted}) beside coords {(b, n, a)}, got "
+                    f"{tuple(field.shape)}."
+                )
+        if self.spatial.dtype != torch.bool:
+            raise ShapeError(f"Positions needs a bool spatial, got {self.spatial.dtype}.")
+        if self.grid is None:
+            return
+        if self.grid.axes != a or (self.index is None and self.grid.tokens != n):
+            raise ShapeError(
+                f"Positions has coords {(b, n, a)} but {self.grid} has {self.grid.tokens} tokens on "
+                f"{self.grid.axes} axes; say by `index` which of its cells the tokens are."
+            )
 
     def __repr__(self) -> str:
         kept = "" if self.index is None else ", tokens dropped"
@@ -157,7 +180,7 @@ class Positions:
     @property
     def static(self) -> bool:
         """Whether what is computed from these positions alone may be kept (no gradient flows to them)."""
-        return not self.coords.requires_grad
+        return not (self.coords.requires_grad or self.extent.requires_grad or self.cell.requires_grad)
 
     def cells(self) -> Tensor:
         """Return the integer cell of every token, (b or 1, n, a) int64; 0 for prefix tokens.
@@ -169,13 +192,26 @@ class Positions:
             raise ShapeError(
                 "A table bias needs tokens of a Grid, got free coordinates; use grid.positions()."
             )
-        return self.remember("cells", lambda: (self.coords / self.cell[:, None]).round().long())
+        shape, prefix = self.grid.shape, self.grid.prefix
+
+        def make() -> Tensor:
+            rest = self.index
+            if rest is None:
+                rest = torch.arange(self.tokens, device=self.coords.device)[None] - prefix
+            cells: list[Tensor] = []
+            for n in reversed(shape):
+                cells.insert(0, rest % n)
+                rest = rest.div(n, rounding_mode="floor")
+            return torch.stack(cells, -1) * self.spatial[..., None]
+
+        return self.remember("cells", make)
 
     def gather(self, keep: Tensor) -> Positions:
         """Return the positions of the kept tokens.
 
         Args:
             keep: (b, m) int64, which tokens of this object remain (prefix tokens included, as token numbers).
+                Attributes that are `PerToken` follow.
         """
         if keep.ndim != 2:
             raise ShapeError(f"gather needs token numbers of shape (b, kept), got {tuple(keep.shape)}.")
@@ -185,8 +221,9 @@ class Positions:
         prefix = self.grid.prefix if self.grid else 0
         index = self.index if self.index is not None else torch.arange(n, device=keep.device)[None] - prefix
         index = index.expand(b, -1).gather(1, keep)
+        attrs = {k: v.gather(keep) if isinstance(v, PerToken) else v for k, v in self.attrs.items()}
         return Positions(
-            coords, spatial, self.extent, cell=self.cell, index=index, grid=self.grid, attrs=self.attrs
+            coords, spatial, self.extent, cell=self.cell, index=index, grid=self.grid, attrs=attrs
         )
 
     def replace(self, **changes: Any) -> Positions:
@@ -209,8 +246,11 @@ class Positions:
         return self.remember(("spaced", spacing), make)
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
-        """Return `make()`, computed once for these positions. Only for values without gradients."""
-        if not self.static:
+        """Return `make()`, computed once for these positions. Only for values without gradients.
+
+        Nothing is kept when `memo` is None: compiled checkpointed blocks may not change what they share.
+        """
+        if self.memo is None or not self.static:
             return make()
         if key not in self.memo:
             if torch.compiler.is_compiling():
@@ -219,6 +259,29 @@ class Positions:
                 with torch.inference_mode(False):  # what is made while predicting must serve training too
                     self.memo[key] = make()
         return self.memo[key]
+
+
+class PerToken:
+    """An attribute of `Positions` with values per token, or per pair of tokens, that follows dropped tokens.
+
+    Args:
+        values: (b or 1, ...).
+        axes: which dimensions of `values` run over the tokens.
+    """
+
+    __slots__ = ("axes", "values")
+
+    def __init__(self, values: Tensor, axes: tuple[int, ...]) -> None:
+        self.values, self.axes = values, axes
+
+    def gather(self, keep: Tensor) -> PerToken:
+        """Return the values of the kept tokens (b, m); see `Positions.gather`."""
+        b, m = keep.shape
+        values = self.values.expand(b, *self.values.shape[1:])
+        for axis in self.axes:
+            index = keep.reshape(b, *(m if i == axis else 1 for i in range(1, values.ndim)))
+            values = values.gather(axis, index.expand(*values.shape[:axis], m, *values.shape[axis + 1 :]))
+        return PerToken(values, self.axes)
 
 
 class PositionCache:
@@ -256,41 +319,56 @@ class PositionCache:
 def _cacheable(like: Tensor) -> bool:
     if (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage] - public, but in no __all__
         or type(like) not in (Tensor, torch.nn.Parameter)
     ):
         return False
     return not (like.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _as_shape(shape: Sequence[int], name: str) -> tuple[int, ...]:
-    shape = tuple(shape)
-    if not 1 <= len(shape) <= 3 or any(not isinstance(n, (int, torch.SymInt)) for n in shape):
-        raise ShapeError(f"Grid needs 1 to 3 whole numbers as {name}, got {name}={shape}.")
-    if any(n < 1 for n in shape):
-        raise ShapeError(f"Grid needs at least one token per axis, got {name}={shape}.")
-    return shape
+def _extent(coords: Tensor, spatial: Tensor, cell: Tensor) -> Tensor:
+    """Return the length along each axis of the smallest field that holds all tokens with a place."""
+    away = ~spatial[..., None]
+    low = coords.masked_fill(away, float("inf")).amin(1)
+    high = coords.masked_fill(away, float("-inf")).amax(1)
+    return (high - low).clamp(min=0) + cell
 
 
-def as_spacing(spacing: Sequence[float], axes: int) -> tuple[float, ...]:
+def _as_shape(shape: Iterable[Any], name: str) -> tuple[int, ...]:
+    given = tuple(shape)
+    if not 1 <= len(given) <= 3 or not all(_is_whole(n) for n in given):
+        raise ShapeError(f"Grid needs 1 to 3 whole numbers as {name}, got {name}={given}.")
+    if any(n < 1 for n in given):
+        raise ShapeError(f"Grid needs at least one token per axis, got {name}={given}.")
+    whole: list[Any] = [n if isinstance(n, torch.SymInt) else int(n) for n in given]
+    return tuple(whole)
+
+
+def _is_whole(n: Any) -> bool:
+    return not isinstance(n, bool) and isinstance(n, Integral | torch.SymInt)
+
+
+def as_spacing(spacing: object, axes: int) -> tuple[float, ...]:
     """Return `spacing` as floats, checked: one positive number per axis."""
-    values = tuple(float(s) for s in spacing)
-    if len(values) != axes or any(not s > 0 or s == float("inf") for s in values):
+    given = tuple(cast("Iterable[object]", spacing)) if isinstance(spacing, Iterable) else (spacing,)
+    numbers = [float(s) for s in given if not isinstance(s, bool) and isinstance(s, Real)]
+    if len(given) != axes or len(numbers) != axes or any(not 0 < s < float("inf") for s in numbers):
         raise OptionError(
-            f"spacing needs one positive number for each of {axes} axes, got spacing={spacing}."
+            f"spacing needs one positive number for each of {axes} axes, got spacing={spacing!r}."
         )
-    return values
+    return tuple(numbers)
 
 
 def as_positions(where: Positions | Grid | Sequence[int], like: Tensor) -> Positions:
     """Return positions for `like` (b, n, d), from Positions, a Grid or a bare grid shape.
 
-    A bare shape takes the tokens beyond the grid as prefix tokens only when there are none; say
-    ``Grid(shape, prefix=...)`` otherwise.
+    A bare shape means that there are no prefix tokens; say ``Grid(shape, prefix=...)`` otherwise.
 
     Raises:
-        ShapeError: the number of tokens differs from the one that `where` describes.
+        ShapeError: the number of tokens differs from the one that `where` describes, or the device does.
     """
+    if like.ndim != 3:
+        raise ShapeError(f"The input must be tokens (b, n, d), got {tuple(like.shape)}.")
     if isinstance(where, Positions):
         pos = where
     else:
@@ -300,5 +378,10 @@ def as_positions(where: Positions | Grid | Sequence[int], like: Tensor) -> Posit
         raise ShapeError(
             f"The input has {like.shape[1]} tokens but {pos.grid or pos} describes {pos.tokens}; "
             "give the grid of this input, with prefix=number of class and register tokens."
+        )
+    if pos.coords.device != like.device:
+        raise ShapeError(
+            f"The input is on {like.device} but its positions are on {pos.coords.device}; "
+            "make them with grid.positions(x.device)."
         )
     return pos

@@ -12,7 +12,7 @@ from vispe.attention import attention
 from vispe.base import Additive, Encoding, Mixing, bias_of, transform_of, value_term_of
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions, as_positions
-from vispe.registry import Spec, create_encoding
+from vispe.registry import Spec, create_encoding, encoding_class, parse_spec
 
 
 class Attention(nn.Module):
@@ -62,13 +62,10 @@ class Attention(nn.Module):
         self.q_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
         self.k_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
         self.proj = nn.Linear(dim, dim) if proj else nn.Identity()
-        self.pos_enc = None if encoding is None else create_encoding(encoding, dim=dim, num_heads=num_heads)
-        outside = [e.name for e in self._encodings() if isinstance(e, (Additive, Mixing))]
-        if outside:
-            raise UnsupportedCombination(
-                f"Attention was given {' + '.join(outside)}, which works on the tokens outside of attention; "
-                "add encoding.table(positions) to them before the blocks instead."
-            )
+        self.pos_enc = None
+        if encoding is not None:
+            _works_inside(encoding)
+            self.pos_enc = create_encoding(encoding, dim=dim, num_heads=num_heads)
 
     def _encodings(self) -> Sequence[Encoding]:
         return self.pos_enc.parts() if self.pos_enc is not None else ()
@@ -86,11 +83,12 @@ class Attention(nn.Module):
         Args:
             x: tokens (b, n, d), prefix tokens first, then the grid row-major.
             where: their positions, their `Grid`, or the bare shape of the grid when there are no prefix tokens.
+                One `Positions` for all layers lets them share what is computed from it.
             attn_mask: see `vispe.attention`.
             key_padding_mask: see `vispe.attention`.
         """
         pos = as_positions(where, x)
-        if self.pos_enc is not None and not isinstance(where, Positions):
+        if self.pos_enc is not None:
             pos = self.pos_enc.prepare(pos)
         if self.qkv is not None:
             q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.num_heads)
@@ -110,6 +108,24 @@ class Attention(nn.Module):
             backend=self.backend,
         )
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+
+
+def _works_inside(spec: Spec) -> None:
+    """Raise for encodings that work outside of attention, before they ask for facts that only a host has."""
+    if isinstance(spec, Encoding):
+        classes = [type(e) for e in spec.parts()]
+    elif isinstance(spec, list | tuple):
+        for member in spec:
+            _works_inside(member)
+        return
+    else:
+        classes = [encoding_class(term["name"]) for term in parse_spec(spec)]
+    outside = [c.name for c in classes if issubclass(c, Additive | Mixing)]
+    if outside:
+        raise UnsupportedCombination(
+            f"Attention was given {' + '.join(outside)}, which works on the tokens outside of attention; "
+            "add encoding.table(positions) to them before the blocks instead."
+        )
 
 
 def attend(

@@ -7,22 +7,24 @@ A spec says which encoding is meant. It is a name ``'alibi2d'``, a preset ``'ali
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import inspect
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 
 from vispe.base import HOST_FACTS, KINDS, Compose, Encoding
 from vispe.errors import OptionError, UnknownEncoding, VispeError, did_you_mean
+from vispe.spec_text import parse_text
 
 Spec = Any
 E = TypeVar("E", bound=type[Encoding])
 _REGISTRY: dict[str, type[Encoding]] = {}
+_SIZES = ("dim", "num_heads", "depth")  # what an encoding and its host must agree on
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,24 @@ def register(cls: E) -> E:
 def _load_plugins() -> None:
     """Import every third-party module that announces itself in the entry-point group `vispe.encodings`."""
     for point in metadata.entry_points(group="vispe.encodings"):
-        loaded = point.load()
+        try:
+            loaded = point.load()
+        except (ImportError, AttributeError) as error:  # one broken package must not take all encodings away
+            source = point.dist.name if point.dist else "an unknown package"
+            warnings.warn(
+                f"The encoding {point.name!r} of {source} cannot be loaded from {point.value!r} ({error}); "
+                "update or uninstall it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            continue
         if inspect.isclass(loaded) and issubclass(loaded, Encoding):
             register(loaded)
+        elif not inspect.ismodule(loaded):  # a module registers what it defines
+            raise OptionError(
+                f"The entry point {point.name!r} of group vispe.encodings is {loaded!r}; "
+                "it must be a class derived from vispe.Encoding, or a module that registers one."
+            )
 
 
 def list_encodings(
@@ -123,11 +140,17 @@ def encoding_class(name: str) -> type[Encoding]:
 
 
 def encoding_info(name: str) -> EncodingInfo:
-    """Return the facts of an encoding, for example ``encoding_info('alibi2d')``."""
-    cls = encoding_class(name.partition(".")[0])
+    """Return the facts of an encoding, for example ``encoding_info('alibi2d')``.
+
+    A preset such as ``'alibi2d.local'`` gives the same with its values among the defaults of the options.
+    """
+    preset = _check(name, {})
+    cls = encoding_class(preset.pop("name"))
     parameters = inspect.signature(cls).parameters.values()
     options = {
-        p.name: None if p.default is p.empty else p.default for p in parameters if p.name not in HOST_FACTS
+        p.name: preset.get(p.name, None if p.default is p.empty else p.default)
+        for p in parameters
+        if p.name not in HOST_FACTS
     }
     return EncodingInfo(
         name=cls.name,
@@ -153,13 +176,13 @@ def parse_spec(spec: Spec) -> list[dict[str, Any]]:
     if isinstance(spec, Encoding):
         return [dict(s) for s in (spec.spec if isinstance(spec, Compose) else [spec.spec])]
     if isinstance(spec, str) and spec.strip():
-        return [_check(*_parse_term(term)) for term in _split(spec, "+")]
+        return [_check(*term) for term in parse_text(spec)]
     if isinstance(spec, Mapping):
-        options = {str(k): v for k, v in spec.items()}
+        options = {str(k): v for k, v in cast("Mapping[Any, Any]", spec).items()}
         if not isinstance(options.get("name"), str):
             raise OptionError(f"An encoding given as dict needs a 'name', got keys {sorted(options)}.")
         return [_check(options.pop("name"), options)]
-    if isinstance(spec, Sequence) and spec and not isinstance(spec, str):
+    if _is_list(spec):
         return [term for member in spec for term in parse_spec(member)]
     raise OptionError(f"An encoding is a name, a dict, a list of these or an Encoding, got {spec!r}.")
 
@@ -186,21 +209,41 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
             raise OptionError(
                 f"Options {sorted(options)} were given beside a finished {spec.name}; give them to it."
             )
+        for part in spec.parts():
+            _agrees(part.name, {k: getattr(part, k) for k in _SIZES if hasattr(part, k)}, facts)
         return spec
-    terms = parse_spec(spec)
-    if options and len(terms) > 1:
+    if _is_list(spec) and len(spec) > 1:
+        built = [create_encoding(member, **facts) for member in spec]  # finished members stay themselves
+    elif _is_list(spec):
+        return create_encoding(spec[0], **facts, **options)
+    else:
+        terms = parse_spec(spec)
+        built = [_build({**term, **(options if len(terms) == 1 else {})}, facts) for term in terms]
+    if options and len(built) > 1:
         raise OptionError(f"Options {sorted(options)} beside a sum are ambiguous; write them into the spec.")
-    built = [_build(term["name"], {**term, **options}, facts) for term in terms]
     return built[0] if len(built) == 1 else Compose(built)
 
 
-def _build(name: str, options: dict[str, Any], facts: dict[str, Any]) -> Encoding:
+def _is_list(spec: Spec) -> TypeGuard[Sequence[Any]]:
+    return isinstance(spec, Sequence) and not isinstance(spec, str) and len(cast("Sequence[Any]", spec)) > 0
+
+
+def _agrees(name: str, given: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Raise when an encoding says another width or number of heads than its host."""
+    for fact in _SIZES:
+        if given.get(fact) is not None and facts.get(fact) is not None and given[fact] != facts[fact]:
+            raise OptionError(
+                f"{name} has {fact}={given[fact]} but the model has {fact}={facts[fact]}; "
+                f"leave {fact} out, the model supplies it."
+            )
+
+
+def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
+    options = dict(term)
+    name = options.pop("name")
+    _check(name, options)
+    _agrees(name, options, facts)
     cls = encoding_class(name)
-    options = {
-        k: v
-        for k, v in _check(name, {k: v for k, v in options.items() if k != "name"}).items()
-        if k != "name"
-    }
     parameters = inspect.signature(cls).parameters
     known = {k: v for k, v in facts.items() if k in parameters and v is not None}
     missing = [
@@ -215,9 +258,9 @@ def _build(name: str, options: dict[str, Any], facts: dict[str, Any]) -> Encodin
 
 
 def _check(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    base, _, preset = name.partition(".")
+    base, dot, preset = name.partition(".")
     cls = encoding_class(base)
-    if preset and preset not in cls.presets:
+    if dot and preset not in cls.presets:
         full = [f"{base}.{p}" for p in cls.presets]
         raise UnknownEncoding(
             f"There is no preset {name!r}.{did_you_mean(name, full)} Known: {', '.join(full) or 'none'}."
@@ -230,50 +273,6 @@ def _check(name: str, options: dict[str, Any]) -> dict[str, Any]:
                 f"It accepts: {', '.join(accepted) or 'none'}."
             )
     return {"name": base, **(cls.presets[preset] if preset else {}), **options}
-
-
-def _parse_term(term: str) -> tuple[str, dict[str, Any]]:
-    match = re.fullmatch(r"\s*([\w.]+)\s*(?:\((.*)\))?\s*", term, re.DOTALL)
-    if not match:
-        raise OptionError(
-            f"The encoding {term!r} cannot be read; write name, name.preset or name(option=value, ...), joined by +."
-        )
-    options: dict[str, Any] = {}
-    for item in _split(match[2] or "", ","):
-        key, sep, value = (
-            re.sub(r":", "=", item, count=1).partition("=") if "=" not in item else item.partition("=")
-        )
-        if not sep or not key.strip().isidentifier():
-            raise OptionError(
-                f"The option {item.strip()!r} of {match[1]} cannot be read; write option=value."
-            )
-        if key.strip() in options:
-            raise OptionError(f"The option {key.strip()!r} of {match[1]} is given twice.")
-        options[key.strip()] = _value(value.strip())
-    return match[1], options
-
-
-def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "null": None}  # 'none' is a word that options use
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-
-
-def _split(text: str, at: str) -> list[str]:
-    """Split at a character that is outside of every bracket; no parts for an empty text."""
-    parts, depth, start = [], 0, 0
-    for i, char in enumerate(text):
-        depth += (char in "([{") - (char in ")]}")
-        if char == at and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    if depth:
-        raise OptionError(f"The encoding {text!r} has unbalanced brackets.")
-    return [*parts, text[start:]] if text.strip() else []
 
 
 def spec_error(spec: Spec) -> VispeError | None:

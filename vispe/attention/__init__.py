@@ -10,13 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from vispe.attention import lowrank, reference, sdpa
-from vispe.attention.bias import Bias, DenseBias, DistanceBias, LowRankBias, ProfileBias, SumBias, TableBias
+from vispe.attention.bias import Bias, DenseBias, DistanceBias, LowRankBias, SumBias
 from vispe.attention.call import Call
 from vispe.attention.content import ContextBias, GatedBias, ValueTerm
 from vispe.attention.rotation import Affine, BlockTransform, Expand, PairRotation, Transform
+from vispe.attention.table import ProfileBias, TableBias
 from vispe.errors import BackendUnavailable, UnknownName, did_you_mean
 
 __all__ = [
@@ -81,7 +83,7 @@ def attention(
     backend: Backend = "auto",
     deterministic: bool | None = None,
 ) -> Tensor:
-    """Return ``softmax(scale * q k^T + bias) v`` (b, h, n, d_v) in q's dtype.
+    """Return ``softmax(scale * q k^T + bias) v`` (b, h, n, d_v) in q's dtype (under autocast, in its dtype).
 
     Args:
         q: queries (b, h, n, d), after qk-norm and before rotation.
@@ -115,7 +117,15 @@ def attention(
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arguments: Any) -> Explanation:
-    """Return which backend `attention` would take for the same arguments, and why the others were not taken."""
+    """Return which backend `attention` would take, and why the others were not taken.
+
+    Args:
+        q: see `attention`.
+        k: see `attention`.
+        v: see `attention`.
+        backend: see `attention`.
+        **arguments: the other arguments of `attention`.
+    """
     call = Call(q, k, v, **arguments)
     name, reason = _choose(call, backend)
     refused = {other: refuses(call) for other, (refuses, _) in _BACKENDS.items() if other != name}
@@ -126,7 +136,8 @@ def _choose(call: Call, backend: str) -> tuple[str, str]:
     if backend != "auto":
         if backend not in _BACKENDS:
             raise UnknownName(
-                f"There is no backend {backend!r}.{did_you_mean(backend, _BACKENDS)} Choose auto, {', '.join(_BACKENDS)}."
+                f"There is no backend {backend!r}.{did_you_mean(backend, _BACKENDS)} "
+                f"Choose auto, {', '.join(_BACKENDS)}."
             )
         refusal = _BACKENDS[backend][0](call)
         if refusal:
@@ -139,10 +150,19 @@ def _choose(call: Call, backend: str) -> tuple[str, str]:
         return "reference", refusal
     if call.bias is None:
         return "sdpa", "there is no bias"
-    if isinstance(call.bias, DistanceBias) and call.k.shape[2] >= _LONG and lowrank.refuses(call) is None:
+    if _columns_pay(call):
         return (
             "lowrank",
             f"squared distance with {call.k.shape[2]} keys is cheaper as extra columns than as a mask",
         )
     kept = "kept with its positions" if call.bias.key is not None else "made in each call"
     return "sdpa", f"one dense mask, {kept}"
+
+
+def _columns_pay(call: Call) -> bool:
+    """Whether extra columns are faster than a mask, and as exact."""
+    bias = call.bias
+    if not isinstance(bias, DistanceBias) or call.k.shape[2] < _LONG or lowrank.refuses(call) is not None:
+        return False
+    # float32 columns cancel: their error is 2^-24 of the largest distance, which a divisor keeps near 1
+    return call.dtype == torch.bfloat16 or (call.dtype == torch.float32 and bias.normalize != "none")

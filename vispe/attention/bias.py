@@ -10,12 +10,14 @@ unless a bias carries `prefix` values. Content-dependent members are in `vispe.a
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vispe.attention.distance import Metric, Normalize, Reference, distances, offsets
+from vispe.attention.distance import Metric, Normalize, Reference, check_rule, distances, offsets
+from vispe.attention.precision import at_least_float32, exact_product
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
 
@@ -23,7 +25,7 @@ ALL = slice(None)
 
 
 class Request(NamedTuple):
-    """What `Bias.dense` was asked for; positions are resolved."""
+    """What `Bias.dense` was asked for; `keep`: what only depends on positions may be kept with them."""
 
     pos_q: Positions | None
     pos_k: Positions | None
@@ -31,6 +33,7 @@ class Request(NamedTuple):
     k: Tensor | None
     scale: float | None
     heads: slice
+    keep: bool = True
 
     def pick(self, per_head: Tensor, axis: int = 0) -> Tensor:
         """Return the asked heads of a tensor with h or 1 heads on `axis`."""
@@ -38,11 +41,13 @@ class Request(NamedTuple):
             return per_head
         return per_head[(ALL,) * axis + (self.heads,)]
 
-    def where(self) -> tuple[Positions, Positions]:
-        """Return the positions of queries and keys, or raise `ShapeError`."""
-        if self.pos_q is None or self.pos_k is None:
+    def where(self, own: Positions | None) -> tuple[Positions, Positions]:
+        """Return the positions of queries and keys for a bias that is bound to `own`, or raise `ShapeError`."""
+        pos_q = own if self.pos_q is None else self.pos_q
+        pos_k = pos_q if self.pos_k is None else self.pos_k
+        if pos_q is None or pos_k is None:
             raise ShapeError("This bias is not bound to positions; pass pos_q (and pos_k) to dense().")
-        return self.pos_q, self.pos_k
+        return pos_q, pos_k
 
 
 class Bias:
@@ -73,8 +78,7 @@ class Bias:
             scale: the factor of the logits, for biases that are scaled with them.
             heads: which heads to return, so that a large bias can be made group by group.
         """
-        pos_q = pos_q or self.pos
-        return self._dense(Request(pos_q, pos_k or pos_q, q, k, scale, heads))
+        return self._dense(Request(pos_q, pos_k, q, k, scale, heads))
 
     def _dense(self, ask: Request) -> Tensor:
         raise NotImplementedError
@@ -99,6 +103,11 @@ class Bias:
         """Whether samples of a batch differ, so that `dense` has b samples and not 1."""
         return self.pos is not None and self.pos.coords.shape[0] > 1
 
+    @property
+    def finite(self) -> bool:
+        """Whether no entry can be -inf, so that every query has a key."""
+        return True
+
     def table(self, grid: Grid) -> Tensor:
         """Return the table T (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) of this bias on `grid`, differentiable.
 
@@ -117,8 +126,9 @@ class Bias:
             raise ShapeError(
                 f"{type(self).__name__} is not fixed, so no mask of it can be kept; use dense()."
             )
+        ask = Request(None, None, None, None, None, heads, keep=False)
         span = (heads.start, heads.stop)
-        return self.pos.remember(("mask", key, dtype, span), lambda: self.dense(heads=heads).to(dtype))
+        return self.pos.remember(("mask", key, dtype, span), lambda: self._dense(ask).to(dtype))
 
 
 class DistanceBias(Bias):
@@ -133,9 +143,14 @@ class DistanceBias(Bias):
         normalize: 'max' divides by the largest distance of the grid, 'reference' by that of the reference grid,
             'none' leaves units of `Grid.spacing`.
         reference: grid shape for 'reference'; `Grid.reference` by default.
+        spacing: distance between neighbouring cells per axis, in place of that of the positions.
+
+    Raises:
+        OptionError: there is no such metric or normalisation.
+        ShapeError: slopes are not one number per head.
     """
 
-    __slots__ = ("metric", "normalize", "reference", "slopes", "wrap")
+    __slots__ = ("metric", "normalize", "reference", "slopes", "spacing", "wrap")
 
     def __init__(
         self,
@@ -146,10 +161,19 @@ class DistanceBias(Bias):
         wrap: bool = False,
         normalize: Normalize = "none",
         reference: Reference = None,
+        spacing: tuple[float, ...] | None = None,
     ) -> None:
         super().__init__(pos)
-        self.slopes, self.metric, self.wrap = slopes, metric, wrap
-        self.normalize, self.reference = normalize, reference
+        check_rule(metric, normalize)
+        if slopes.ndim != 1 if isinstance(slopes, Tensor) else not slopes:
+            raise ShapeError(f"DistanceBias needs one slope per head, got {slopes!r}.")
+        self.slopes, self.wrap, self.reference, self.spacing = slopes, wrap, reference, spacing
+        self.metric: Metric = metric
+        self.normalize: Normalize = normalize
+
+    def placed(self, pos: Positions) -> Positions:
+        """Return the positions in units of `spacing`."""
+        return pos if self.spacing is None else pos.spaced(self.spacing)
 
     @property
     def rule(self) -> tuple[Metric, bool, Normalize, Reference]:
@@ -164,7 +188,7 @@ class DistanceBias(Bias):
     @property
     def key(self) -> Hashable | None:
         """See `Bias.key`."""
-        return None if isinstance(self.slopes, Tensor) else (self.slopes, *self.rule)
+        return None if isinstance(self.slopes, Tensor) else (self.slopes, self.spacing, *self.rule)
 
     @property
     def per_head(self) -> bool:
@@ -172,14 +196,14 @@ class DistanceBias(Bias):
         return isinstance(self.slopes, Tensor) or len(set(self.slopes)) > 1
 
     def slope(self, like: Tensor) -> Tensor:
-        """Return the slopes (h,) in the dtype of `like`, or (1,) when all heads share one fixed slope."""
+        """Return the slopes (h,), in the dtype of `like` or better, or (1,) when all heads share one."""
         if isinstance(self.slopes, Tensor):
-            return self.slopes.to(like.dtype)
+            return self.slopes.to(torch.promote_types(self.slopes.dtype, like.dtype))
         return like.new_tensor(self.slopes if self.per_head else self.slopes[:1])
 
     def _dense(self, ask: Request) -> Tensor:
-        pos_q, pos_k = ask.where()
-        if self.key is None and pos_k is pos_q:  # learned slopes share one distance matrix over the layers
+        pos_q, pos_k = (self.placed(p) for p in ask.where(self.pos))
+        if ask.keep and pos_k is pos_q:  # the layers share one distance matrix
             distance = pos_q.remember(("distance", *self.rule), lambda: distances(pos_q, pos_q, *self.rule))
         else:
             distance = distances(pos_q, pos_k, *self.rule)
@@ -187,81 +211,12 @@ class DistanceBias(Bias):
 
     def table(self, grid: Grid) -> Tensor:
         """See `Bias.table`."""
-        device = self.slopes.device if isinstance(self.slopes, Tensor) else None
-        distance = offsets(grid, *self.rule, device=device)
+        own = (
+            self.slopes if isinstance(self.slopes, Tensor) else None if self.pos is None else self.pos.coords
+        )
+        spaced = grid if self.spacing is None else replace(grid, spacing=self.spacing)
+        distance = offsets(spaced, *self.rule, device=None if own is None else own.device)
         return distance[None] * -self.slope(distance).reshape(-1, *[1] * grid.axes)
-
-
-class TableBias(Bias):
-    """A bias read from a table of offsets (Swin, BEiT, or any other bias made a table).
-
-    Args:
-        values: (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) for the grid that the positions come from.
-        pos: the positions it is bound to.
-        prefix: (h or 1, 3) values for prefix-to-patch, patch-to-prefix, prefix-to-prefix; zeros by default.
-    """
-
-    __slots__ = ("prefix", "values")
-
-    def __init__(self, values: Tensor, pos: Positions | None = None, prefix: Tensor | None = None) -> None:
-        super().__init__(pos)
-        self.values, self.prefix = values, prefix
-
-    @property
-    def invariant(self) -> bool:
-        """See `Bias.invariant`; prefix values have no place in a table."""
-        return self.prefix is None
-
-    def _dense(self, ask: Request) -> Tensor:
-        pos_q, pos_k = ask.where()
-        if pos_q.grid is None or pos_k.grid is None or pos_q.grid.shape != pos_k.grid.shape:
-            raise ShapeError(
-                f"A bias table needs queries and keys of one grid, got {pos_q.grid} and {pos_k.grid}; "
-                "use a DistanceBias for free coordinates."
-            )
-        _check_table(self.values, pos_q.grid)
-        flat = ask.pick(self.values).flatten(1)
-        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
-        extra = flat.new_zeros(1, 3) if self.prefix is None else ask.pick(self.prefix).to(flat.dtype)
-        heads = max(flat.shape[0], extra.shape[0])
-        flat = torch.cat([flat.expand(heads, -1), extra.expand(heads, -1)], 1)
-        index = _table_index(pos_q, pos_k)
-        return flat.index_select(1, index.flatten()).unflatten(1, index.shape).transpose(0, 1)
-
-    def table(self, grid: Grid) -> Tensor:
-        """See `Bias.table`."""
-        _check_table(self.values, grid)
-        return self.values if self.prefix is None else super().table(grid)
-
-
-class ProfileBias(Bias):
-    """``slope[h] * profile(offset)``: one shared table, one factor per head.
-
-    Args:
-        slopes: (h,).
-        profile: (1, 2 n_1 - 1, ...).
-        pos: the positions it is bound to.
-    """
-
-    __slots__ = ("profile", "slopes")
-
-    def __init__(self, slopes: Tensor, profile: Tensor, pos: Positions | None = None) -> None:
-        super().__init__(pos)
-        self.slopes, self.profile = slopes, TableBias(profile, pos)
-
-    @property
-    def invariant(self) -> bool:
-        """See `Bias.invariant`."""
-        return True
-
-    def _dense(self, ask: Request) -> Tensor:
-        shared = self.profile.dense(ask.pos_q, ask.pos_k)
-        return shared * ask.pick(self.slopes).to(shared.dtype)[:, None, None]
-
-    def table(self, grid: Grid) -> Tensor:
-        """See `Bias.table`."""
-        shared = self.profile.table(grid)
-        return shared * self.slopes.reshape(-1, *[1] * grid.axes).to(shared.dtype)
 
 
 class LowRankBias(Bias):
@@ -276,10 +231,25 @@ class LowRankBias(Bias):
 
     def __init__(self, row: Tensor, col: Tensor, pos: Positions | None = None) -> None:
         super().__init__(pos)
+        if row.ndim != 4 or col.ndim != 4 or row.shape[-1] != col.shape[-1]:
+            raise ShapeError(
+                "LowRankBias needs row (b, h, n, r) and col (b, h, m, r), got "
+                f"{tuple(row.shape)} and {tuple(col.shape)}."
+            )
         self.row, self.col = row, col
 
+    @property
+    def per_head(self) -> bool:
+        """See `Bias.per_head`."""
+        return self.row.shape[1] > 1 or self.col.shape[1] > 1
+
+    @property
+    def per_sample(self) -> bool:
+        """See `Bias.per_sample`."""
+        return self.row.shape[0] > 1 or self.col.shape[0] > 1
+
     def _dense(self, ask: Request) -> Tensor:
-        return ask.pick(self.row, 1) @ ask.pick(self.col, 1).transpose(-1, -2)
+        return exact_product(ask.pick(self.row, 1), ask.pick(self.col, 1).transpose(-1, -2))
 
 
 class DenseBias(Bias):
@@ -303,8 +273,13 @@ class DenseBias(Bias):
         """See `Bias.per_sample`."""
         return self.values.shape[0] > 1
 
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`; nothing is known about the values."""
+        return False
+
     def _dense(self, ask: Request) -> Tensor:
-        return ask.pick(self.values, 1)
+        return at_least_float32(ask.pick(self.values, 1))
 
 
 class SumBias(Bias):
@@ -331,7 +306,8 @@ class SumBias(Bias):
     def key(self) -> Hashable | None:
         """See `Bias.key`."""
         keys = tuple(t.key for t in self.terms)
-        return None if None in keys else keys
+        bound_alike = all(t.pos is self.pos for t in self.terms)  # or else the positions were part of the key
+        return keys if bound_alike and all(key is not None for key in keys) else None
 
     @property
     def per_head(self) -> bool:
@@ -343,10 +319,15 @@ class SumBias(Bias):
         """See `Bias.per_sample`."""
         return any(t.per_sample for t in self.terms)
 
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return all(t.finite for t in self.terms)
+
     def _dense(self, ask: Request) -> Tensor:
-        total = self.terms[0].dense(*ask[:2], q=ask.q, k=ask.k, scale=ask.scale, heads=ask.heads)
+        total = self.terms[0]._dense(ask)
         for term in self.terms[1:]:
-            total = total + term.dense(*ask[:2], q=ask.q, k=ask.k, scale=ask.scale, heads=ask.heads)
+            total = total + term._dense(ask)
         return total
 
     def table(self, grid: Grid) -> Tensor:
@@ -355,32 +336,3 @@ class SumBias(Bias):
         for term in self.terms[1:]:
             total = total + term.table(grid)
         return total
-
-
-def _check_table(values: Tensor, grid: Grid) -> None:
-    wanted = tuple(2 * n - 1 for n in grid.shape)
-    if tuple(values.shape[1:]) != wanted:
-        raise ShapeError(
-            f"A bias table of shape {tuple(values.shape)} was given for tokens of {grid}, which need "
-            f"(heads, {', '.join(map(str, wanted))})."
-        )
-
-
-def _table_index(pos_q: Positions, pos_k: Positions) -> Tensor:
-    """Return which entry of the flat table (with 3 prefix values behind it) each pair reads, (b or 1, n, m)."""
-
-    def make() -> Tensor:
-        shape = [2 * n - 1 for n in pos_q.grid.shape] if pos_q.grid else []
-        offset = pos_q.cells()[:, :, None] - pos_k.cells()[:, None]
-        index = torch.zeros_like(offset[..., 0])
-        for axis, span in enumerate(shape):
-            index = index * span + offset[..., axis] + span // 2
-        size = 1
-        for span in shape:
-            size = size * span
-        from_patch, to_patch = pos_q.spatial[:, :, None], pos_k.spatial[:, None]
-        index = torch.where(from_patch & to_patch, index, size + 2)
-        index = torch.where(to_patch & ~from_patch, size, index)
-        return torch.where(from_patch & ~to_patch, size + 1, index)
-
-    return pos_q.remember("table index", make) if pos_k is pos_q else make()

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.attention.bias import Bias
+from vispe.attention.bias import ALL, Bias
 from vispe.attention.content import ValueTerm
+from vispe.attention.precision import autocast_on, compute_dtype, no_autocast
 from vispe.attention.rotation import Transform
 from vispe.errors import OptionError, ShapeError
 
@@ -39,7 +40,8 @@ class Call:
                 "attention needs q, k, v of shape (b, h, n, d), got "
                 f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}."
             )
-        if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        alike = q.dtype == k.dtype == v.dtype or autocast_on(q.device)  # a norm under autocast widens q and k
+        if not (alike and q.device == k.device == v.device):
             raise ShapeError(
                 "attention needs q, k, v of one dtype on one device, got "
                 f"q={q.dtype}/{q.device}, k={k.dtype}/{k.device}, v={v.dtype}/{v.device}."
@@ -66,21 +68,48 @@ class Call:
                 f"The bias describes {pos.tokens} tokens ({pos}), but there are {q.shape[2]} queries and "
                 f"{k.shape[2]} keys; make the bias from the positions of this input."
             )
-        mask, keep = self.attn_mask, self.key_padding_mask
-        if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
-            raise ShapeError(
-                f"attn_mask must be bool (True = keep) or floating point (added), got {mask.dtype}."
-            )
+        self._check_masks()
+
+    def _check_masks(self) -> None:
+        q, k, mask, keep, ends = self.q, self.k, self.attn_mask, self.key_padding_mask, self.cu_seqlens
+        if mask is not None:
+            if mask.dtype != torch.bool and not mask.is_floating_point():
+                raise ShapeError(
+                    f"attn_mask must be bool (True = keep) or floating point (added), got {mask.dtype}."
+                )
+            self._check_shape("attn_mask", _four(mask).shape, q.shape[1])
         if keep is not None and (keep.dtype != torch.bool or keep.shape != (k.shape[0], k.shape[2])):
             raise ShapeError(
                 f"key_padding_mask must be bool (True = keep) of shape {(k.shape[0], k.shape[2])}, got "
                 f"{keep.dtype} {tuple(keep.shape)}."
             )
-        if self.cu_seqlens is not None and (q.shape[0] != 1 or q.shape[2] != k.shape[2]):
+        if ends is not None and (q.shape[0] != 1 or q.shape[2] != k.shape[2]):
             raise ShapeError(
                 "cu_seqlens packs sequences along one token axis, so it needs batch 1 and as many queries as "
                 f"keys, got q={tuple(q.shape)}, k={tuple(k.shape)}."
             )
+        if ends is not None and (ends.ndim != 1 or ends.dtype not in (torch.int32, torch.int64)):
+            raise ShapeError(
+                f"cu_seqlens must be int32 or int64 (sequences + 1,), got {ends.dtype} {tuple(ends.shape)}."
+            )
+        values = [int(end) for end in ends] if ends is not None and _readable(ends) else None
+        if values is not None and not _rises(values, q.shape[2]):
+            raise ShapeError(f"cu_seqlens must rise from 0 to {q.shape[2]} tokens, got {values}.")
+        for name, given in (("attn_mask", mask), ("key_padding_mask", keep)):
+            if given is not None and given.device != q.device:
+                raise ShapeError(f"{name} must be on the device of q, {q.device}, got {given.device}.")
+
+    def _check_shape(self, name: str, shape: torch.Size, heads: int) -> None:
+        wanted = (self.q.shape[0], heads, self.q.shape[2], self.k.shape[2])
+        if any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
+            raise ShapeError(
+                f"{name} has shape {tuple(shape)}, which does not broadcast to (b, h, n, m) = {wanted}."
+            )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the output and of masks: q's, or that of autocast."""
+        return compute_dtype(self.q)
 
     @property
     def factor(self) -> float:
@@ -101,13 +130,19 @@ class Call:
         """Return the output after the transform's part on it."""
         return out if self.transform is None else self.transform.output(out)
 
-    def dense_bias(self, heads: slice = slice(None)) -> Tensor | None:
-        """Return the bias made dense, float32 or better."""
+    def dense_bias(self, heads: slice = ALL, kept: torch.dtype | None = None) -> Tensor | None:
+        """Return the bias made dense, float32 or better; that of fixed biases as kept in dtype `kept`, if given."""
         if self.bias is None:
             return None
-        groups = self.q.shape[1] // self.k.shape[1]
-        k = self.k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else self.k
-        return self.bias.dense(q=self.q, k=k, scale=self.factor, heads=heads)
+        if kept is not None and heads == ALL and self.bias.key is not None and self.bias.pos is not None:
+            dense = self.bias.mask(kept)
+        else:
+            groups = self.q.shape[1] // self.k.shape[1]
+            k = self.k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else self.k
+            with no_autocast(self.q.device):
+                dense = self.bias.dense(q=self.q, k=k, scale=self.factor, heads=heads)
+        self._check_shape("The bias", dense.shape, len(range(self.q.shape[1])[heads]))
+        return dense
 
     def allowed(self) -> Tensor | None:
         """Return which pairs may attend, bool (b or 1, h or 1, n, m), or None for all."""
@@ -121,7 +156,7 @@ class Call:
             parts.append(torch.ones(n, m, dtype=torch.bool, device=device).tril()[None, None])
         if self.cu_seqlens is not None:
             token = torch.arange(n, device=device)
-            segment = torch.bucketize(token, self.cu_seqlens.to(device), right=True)
+            segment = torch.bucketize(token, self.cu_seqlens.to(device, torch.int64), right=True)
             parts.append((segment[:, None] == segment[None])[None, None])
         if not parts:
             return None
@@ -130,6 +165,11 @@ class Call:
             keep = keep & part
         return keep
 
+    @property
+    def finite(self) -> bool:
+        """Whether neither bias nor additive mask can hold -inf."""
+        return self.added() is None and (self.bias is None or self.bias.finite)
+
     def added(self) -> Tensor | None:
         """Return the user's additive mask as (b or 1, h or 1, n, m), or None."""
         mask = self.attn_mask
@@ -137,14 +177,15 @@ class Call:
 
 
 def combine(
-    bias: Tensor | None, added: Tensor | None, keep: Tensor | None
+    bias: Tensor | None, added: Tensor | None, keep: Tensor | None, finite: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the one additive mask, and which rows have no key at all (bool, (b, h, n, 1)) or None.
 
     Rows without any key get a mask of zeros, so that no NaN arises; the caller sets their output to 0.
+    `finite` says that neither bias nor added mask can hold -inf.
     """
     total = bias if added is None else added if bias is None else bias + added
-    if added is not None and total is not None:
+    if not finite and total is not None:
         open_ = total != float("-inf")
         keep = open_ if keep is None else keep & open_
     if keep is None:
@@ -152,9 +193,18 @@ def combine(
     dead = ~keep.any(-1, keepdim=True)
     if total is None:
         total = torch.zeros((), device=keep.device)
-    elif added is not None:
+    elif not finite:
         total = total.masked_fill(dead, 0.0)
     return total.masked_fill(~(keep | dead), float("-inf")), dead
+
+
+def _readable(ends: Tensor) -> bool:
+    """Whether looking at the values costs nothing: not while compiling, and not on another device."""
+    return ends.device.type == "cpu" and type(ends) is Tensor and not torch.compiler.is_compiling()
+
+
+def _rises(ends: list[int], tokens: int) -> bool:
+    return len(ends) > 1 and ends[0] == 0 and ends[-1] == tokens and ends == sorted(ends)
 
 
 def _four(mask: Tensor) -> Tensor:

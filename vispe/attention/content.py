@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from vispe.attention.bias import Bias, Request
+from vispe.attention.precision import exact_product
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -34,11 +34,16 @@ class GatedBias(Bias):
         """See `Bias.per_sample`."""
         return True
 
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return self.profile.finite
+
     def _dense(self, ask: Request) -> Tensor:
         row = None if self.row is None else ask.pick(self.row, 1)[..., :, None]
         col = None if self.col is None else ask.pick(self.col, 1)[..., None, :]
         gate = col if row is None else row if col is None else row + col
-        profile = self.profile.dense(*ask[:2], q=ask.q, k=ask.k, scale=ask.scale, heads=ask.heads)
+        profile = self.profile._dense(ask)
         return profile if gate is None else gate * profile
 
 
@@ -82,8 +87,8 @@ class ContextBias(Bias):
             raise ShapeError(
                 f"ContextBias reads the {self.dot} with scaled={self.scaled}; pass q, k and scale."
             )
-        x = ask.pick(x, 1).to(torch.promote_types(x.dtype, torch.float32))
-        read = x @ ask.pick(self.weights).to(x.dtype).transpose(-1, -2)  # (b, h, n or m, buckets)
+        x = ask.pick(x, 1)
+        read = exact_product(x, ask.pick(self.weights).transpose(-1, -2))  # (b, h, n or m, buckets)
         if self.scaled and ask.scale is not None:
             read = read * ask.scale
         if self.dot == "query":
@@ -117,4 +122,4 @@ class ValueTerm:
         b, h, n, _ = attn.shape
         sums = attn.new_zeros(b, h, n, self.weights.shape[1])
         sums = sums.scatter_add(-1, self.buckets.expand(b, h, -1, -1), attn)
-        return sums @ self.weights.to(sums.dtype)
+        return exact_product(sums, self.weights)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from vispe.grid import Grid, Positions
 Metric = Literal["euclidean", "manhattan", "chebyshev", "squared"]
 Normalize = Literal["max", "reference", "none"]
 Reference = tuple[int, ...] | None
+_vector_norm = cast("Callable[..., Tensor]", torch.linalg.vector_norm)  # pyright: ignore[reportUnknownMemberType]
 
 
 def check_rule(metric: str, normalize: str) -> None:
@@ -36,7 +38,10 @@ def distances(
     The coordinates' dtype (float32 or better) is kept. The subgradient at distance 0 is 0.
     """
     gap = (pos_q.coords[:, :, None] - pos_k.coords[:, None]).abs()
-    distance = _measure(gap, pos_q.extent[:, None, None], metric, wrap)
+    period = pos_q.extent[:, None, None]
+    if wrap:  # free coordinates may lie beyond the field
+        gap = gap.remainder(period)
+    distance = _measure(gap, period, metric, wrap)
     divisor = largest(pos_q.extent, pos_q.cell, pos_q.grid, metric, wrap, normalize, reference)
     if divisor is not None:
         distance = distance / divisor[:, None, None]
@@ -66,7 +71,7 @@ def _measure(gap: Tensor, extent: Tensor, metric: Metric, wrap: bool) -> Tensor:
     if wrap:
         gap = torch.minimum(gap, extent - gap)
     if metric == "euclidean":
-        return torch.linalg.vector_norm(gap, dim=-1)
+        return _vector_norm(gap, dim=-1)
     if metric == "squared":
         return gap.square().sum(-1)
     return gap.sum(-1) if metric == "manhattan" else gap.amax(-1)
@@ -81,7 +86,11 @@ def largest(
     normalize: Normalize,
     reference: Reference,
 ) -> Tensor | None:
-    """Return the largest distance of the field, (b or 1,), by its closed form; 1 where it is 0."""
+    """Return the largest distance of the field, (b or 1,), by its closed form; 1 where it is 0.
+
+    Raises:
+        OptionError: normalize='reference' without a reference grid.
+    """
     if normalize == "none":
         return None
     cells = extent / cell
@@ -93,6 +102,8 @@ def largest(
                 f"{extent.shape[-1]} axes; pass reference=[h, w] or Grid(..., reference=(h, w))."
             )
         cells = extent.new_tensor(shape)[None]
+    whole = cells.round()  # extent / cell misses a whole number by rounding, which floor would make a cell
+    cells = torch.where((cells - whole).abs() < 1e-3, whole, cells)
     farthest = (cells / 2).floor() if wrap else cells - 1
     largest = _measure(farthest * cell, extent, metric, wrap=False)
     return largest.where(largest > 0, torch.ones_like(largest))

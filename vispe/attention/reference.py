@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.call import Call, combine
+from vispe.attention.precision import no_autocast
 
 
 def refuses(call: Call) -> str | None:
@@ -16,12 +17,13 @@ def refuses(call: Call) -> str | None:
 
 
 def run(call: Call) -> Tensor:
-    """Return attention (b, h, n, d_v) in the dtype of q; the attention matrix is materialised."""
-    with torch.autocast(call.q.device.type, enabled=False):
+    """Return attention (b, h, n, d_v) in `Call.dtype`; the attention matrix is materialised."""
+    dtype = call.dtype
+    with no_autocast(call.q.device):
         q, k, v = call.transformed()
         wide = torch.promote_types(q.dtype, torch.float32)
         logits = (q.to(wide) * call.factor) @ k.to(wide).transpose(-1, -2)
-        mask, dead = combine(call.dense_bias(), call.added(), call.allowed())
+        mask, dead = combine(call.dense_bias(), call.added(), call.allowed(), call.finite)
         if mask is not None:
             logits = logits + mask
         attn = logits.softmax(-1)
@@ -31,4 +33,4 @@ def run(call: Call) -> Tensor:
         out = attn @ v.to(wide)
         if call.value_term is not None:
             out = out + call.value_term.apply(attn)
-        return call.finish(out.to(call.q.dtype))
+        return call.finish(out.to(dtype))

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vispe.attention.precision import exact_product
 from vispe.errors import ShapeError
 
 Layout = Literal["half", "interleaved"]
@@ -41,7 +42,7 @@ class PairRotation(Transform):
     """Rotate pairs of channels of q and k by angles; channels beyond ``2 * pairs`` pass unchanged.
 
     Args:
-        cos: (b or 1, h or 1, n, pairs), float32 or float64.
+        cos: (b or 1, h or h_kv or 1, n, pairs), float32 or float64.
         sin: like cos.
         layout: ``'half'`` pairs channel c with c + pairs, ``'interleaved'`` pairs 2c with 2c + 1. It travels
             with the angles, so producer and consumer cannot disagree.
@@ -60,24 +61,24 @@ class PairRotation(Transform):
         self.cos, self.sin, self.layout = cos, sin, layout
 
     def query(self, q: Tensor) -> Tensor:
-        """Rotate queries; computed in the tables' precision, cast back once."""
+        """Rotate queries; computed in the tables' precision or better, cast back once."""
         return self._rotate(q)
 
     def key(self, k: Tensor) -> Tensor:
-        """Rotate keys; computed in the tables' precision, cast back once."""
+        """Rotate keys; computed in the tables' precision or better, cast back once."""
         return self._rotate(k)
 
     def _rotate(self, x: Tensor) -> Tensor:
         pairs = self.cos.shape[-1]
         if 2 * pairs > x.shape[-1]:
             raise ShapeError(f"The rotation has {pairs} pairs but the head has {x.shape[-1]} channels.")
-        head, rest = x[..., : 2 * pairs].to(self.cos.dtype), x[..., 2 * pairs :]
-        a, b = (
-            (head[..., :pairs], head[..., pairs:])
-            if self.layout == "half"
-            else head.unflatten(-1, (pairs, 2)).unbind(-1)
-        )
-        first, second = a * self.cos - b * self.sin, b * self.cos + a * self.sin
+        cos, sin = (_for_heads(t, x) for t in (self.cos, self.sin))
+        head, rest = _widened(x[..., : 2 * pairs], cos), x[..., 2 * pairs :]
+        if self.layout == "half":
+            a, b = head[..., :pairs], head[..., pairs:]
+        else:
+            a, b = head[..., 0::2], head[..., 1::2]
+        first, second = a * cos - b * sin, b * cos + a * sin
         if self.layout == "half":
             turned = torch.cat([first, second], -1)
         else:
@@ -154,8 +155,9 @@ class Affine(Transform):
 
 
 class Expand(Transform):
-    """Double the width of q and k: ``[x * cos, x * sin]``, so that scores weigh channel c by
-    ``cos(angle_c(i) - angle_c(j))``.
+    """Double the width of q and k to ``[x * cos, x * sin]``.
+
+    Scores then weigh channel c by ``cos(angle_c(i) - angle_c(j))``.
 
     Args:
         cos: (b or 1, h or 1, n, d_h).
@@ -180,8 +182,18 @@ class Expand(Transform):
         return self._expand(k)
 
     def _expand(self, x: Tensor) -> Tensor:
-        wide = x.to(self.cos.dtype)
+        wide = _widened(x, self.cos)
         return torch.cat([wide * self.cos, wide * self.sin], -1).to(x.dtype)
+
+
+def _widened(x: Tensor, like: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, like.dtype))
+
+
+def _for_heads(table: Tensor, x: Tensor) -> Tensor:
+    """Return a table of key heads repeated for the groups of query heads that share them."""
+    groups, rest = divmod(x.shape[1], table.shape[1])
+    return table.repeat_interleave(groups, 1) if table.shape[1] > 1 and groups > 1 and not rest else table
 
 
 def _blocks(matrices: Tensor | None, x: Tensor) -> Tensor:
@@ -190,8 +202,8 @@ def _blocks(matrices: Tensor | None, x: Tensor) -> Tensor:
     blocks, s = matrices.shape[-3], matrices.shape[-1]
     if blocks * s > x.shape[-1]:
         raise ShapeError(f"The transform covers {blocks * s} channels but the head has {x.shape[-1]}.")
-    head = x[..., : blocks * s].to(matrices.dtype).unflatten(-1, (blocks, s))
-    turned = (matrices @ head[..., None]).squeeze(-1).flatten(-2)
+    head = x[..., : blocks * s].reshape(*x.shape[:-1], blocks, s, 1)
+    turned = exact_product(matrices, head).flatten(-3)
     return torch.cat([turned.to(x.dtype), x[..., blocks * s :]], -1)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vispe.attention.call import Call, combine
 
@@ -45,26 +45,27 @@ def run(call: Call) -> Tensor:
         heads = slice(start, start + step)
         part = (call, q[:, heads], k[:, heads], v[:, heads], heads)
         # in training each group's mask is made again in the backward pass instead of being kept
-        outs.append(
-            checkpoint(_masked, *part, use_reentrant=False) if torch.is_grad_enabled() else _masked(*part)
-        )
+        again = (
+            torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        )  # compilers choose for themselves
+        outs.append(checkpoint(_masked, *part, use_reentrant=False) if again else _masked(*part))
     return call.finish(torch.cat(outs, 1))
 
 
 def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> Tensor:
-    bias = call.bias
-    if bias is not None and bias.key is not None and heads == slice(None):
-        dense = bias.mask(mask_dtype(q))
-    else:
-        dense = call.dense_bias(heads)
-    added = call.added()
-    if added is not None and added.shape[1] > 1:
-        added = added[:, heads]
-    mask, dead = combine(dense, added, call.allowed())
-    if mask is not None and mask.dtype != mask_dtype(q):
-        mask = mask.to(mask_dtype(q))
+    dense = call.dense_bias(heads, kept=call.dtype)
+    added, keep = (
+        t[:, heads] if t is not None and t.shape[1] > 1 else t for t in (call.added(), call.allowed())
+    )
+    mask, dead = combine(dense, added, keep, call.finite)
+    if mask is not None and mask.dtype != call.dtype:
+        if added is not None:  # large finite numbers stay finite
+            top = torch.finfo(call.dtype).max
+            mask = torch.where(mask == float("-inf"), mask, mask.clamp(-top, top))
+        mask = mask.to(call.dtype)
     if mask is not None and _swap(q, mask):
-        out = _sdpa(call, *(t.transpose(0, 1) for t in (q, k, v, mask))).transpose(0, 1)
+        turned = (t.transpose(0, 1) for t in (q, k, v))
+        out = _sdpa(call, *turned, mask=mask.transpose(0, 1)).transpose(0, 1)
     else:
         out = _sdpa(call, q, k, v, mask)
     return out if dead is None else out.masked_fill(dead, 0.0)
@@ -77,13 +78,6 @@ def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
         )
 
 
-def mask_dtype(q: Tensor) -> torch.dtype:
-    """Return the dtype in which SDPA will compute: q's, or that of autocast."""
-    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
-        return torch.get_autocast_dtype(q.device.type)
-    return q.dtype
-
-
 def _swap(q: Tensor, mask: Tensor) -> bool:
     if torch.compiler.is_compiling() or q.device.type != "cpu":
         return False
@@ -94,6 +88,10 @@ def _heads_per_group(call: Call) -> int:
     h, n, m = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     if call.bias is None or not call.bias.per_head or torch.compiler.is_exporting():
         return h
-    samples = call.q.shape[0] if call.bias.per_sample else 1
-    one = samples * n * m * mask_dtype(call.q).itemsize
+    batched = (
+        call.bias.per_sample
+        or call.key_padding_mask is not None
+        or (call.attn_mask is not None and call.attn_mask.ndim == 4 and call.attn_mask.shape[0] > 1)
+    )
+    one = (call.q.shape[0] if batched else 1) * n * m * call.dtype.itemsize
     return max(1, MASK_LIMIT // one) if one * h > MASK_LIMIT else h

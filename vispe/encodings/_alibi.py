@@ -12,7 +12,7 @@ from vispe.attention.bias import Bias, DenseBias, DistanceBias, SumBias
 from vispe.attention.distance import Metric, Normalize, check_rule
 from vispe.base import Biased
 from vispe.errors import OptionError, ShapeError
-from vispe.grid import Positions, as_spacing
+from vispe.grid import PerToken, Positions, as_spacing
 
 Slopes = Literal["constant", "geometric", "alibi", "learned"]
 
@@ -40,8 +40,11 @@ class AlibiBase(Biased):
         self.num_heads, self.slopes, self.softplus = num_heads, slopes, softplus
         if slopes not in get_args(Slopes):
             raise OptionError(f"slopes must be one of {', '.join(get_args(Slopes))}, got {slopes!r}.")
-        if num_heads < 1:
+        if not _whole(num_heads) or num_heads < 1:
             raise OptionError(f"{self.name} needs at least one head, got num_heads={num_heads}.")
+        for name, flag in (("softplus", softplus), ("wrap", options.get("wrap", False))):
+            if not isinstance(flag, bool):
+                raise OptionError(f"{name} is true or false, got {name}={flag!r}.")
         if softplus and slopes != "learned":
             raise OptionError(
                 f"softplus keeps learned slopes positive, but slopes={slopes!r}; say slopes=learned."
@@ -55,20 +58,25 @@ class AlibiBase(Biased):
             raise OptionError(
                 f"reference={reference} has no effect with normalize={self.normalize!r}; say 'reference'."
             )
-        self.reference = None if reference is None else tuple(int(n) for n in reference)
+        self.reference = None if reference is None else _whole_numbers("reference", reference)
+        if self.reference is not None and (len(self.reference) != self.ndim[0] or min(self.reference) < 1):
+            raise OptionError(
+                f"reference needs one number above 0 for each of {self.ndim[0]} axes, got {reference}."
+            )
         spacing = options.get("spacing")
         self.spacing = None if spacing is None else as_spacing(spacing, self.ndim[0])
         layers = options.get("layers")
-        self.layers = None if layers is None else tuple(int(i) for i in layers)
+        self.layers = None if layers is None else _whole_numbers("layers", layers)
         self.depth: int | None = options.get("depth")
         outside = [i for i in self.layers or () if i < 0 or i >= (self.depth or i + 1)]
         if outside:
             raise OptionError(f"layers must be block indices below depth={self.depth}, got {outside}.")
-        self.jitter = float(options.get("jitter", 0.0))
-        if self.jitter < 0:
-            raise OptionError(f"jitter is a standard deviation, got jitter={self.jitter}.")
+        jitter = options.get("jitter", 0.0)
+        if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter < float("inf"):
+            raise OptionError(f"jitter is a standard deviation, got jitter={jitter!r}.")
+        self.jitter = float(jitter)
         biased = options.get("biased_heads")
-        if biased is not None and not 0 < biased <= num_heads:
+        if biased is not None and not (_whole(biased) and 0 < biased <= num_heads):
             raise OptionError(f"biased_heads must be between 1 and num_heads={num_heads}, got {biased}.")
         self.biased_heads = biased
         if slopes == "learned":
@@ -86,7 +94,7 @@ class AlibiBase(Biased):
             with torch.no_grad():
                 self.slope.uniform_(0.0, 1.0)
                 if self.softplus:  # softplus(slope) is what was drawn
-                    self.slope.copy_(torch.log(torch.expm1(self.slope.clamp(min=1e-4))))
+                    self.slope.copy_(_inverse_softplus(self.slope.clamp(min=1e-4)))
 
     def active(self, layer: int) -> bool:
         """Whether block `layer` has the bias."""
@@ -95,7 +103,13 @@ class AlibiBase(Biased):
     def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
         """Take learned slopes that released checkpoints keep as `m` (h, 1, 1) on the attention layer."""
         if self.slopes == "learned" and f"{beside}m" in state_dict:
-            state_dict[f"{own}slope"] = state_dict.pop(f"{beside}m").flatten()
+            slope = state_dict.pop(f"{beside}m").flatten()
+            if self.softplus and not (slope > 0).all():
+                raise OptionError(
+                    f"{beside}m has slopes down to {slope.min():.3g}, which softplus=true cannot hold; "
+                    "load it with softplus=false."
+                )
+            state_dict[f"{own}slope"] = _inverse_softplus(slope) if self.softplus else slope
 
     def head_slopes(self) -> tuple[float, ...] | Tensor:
         """Return one slope per head: floats of a fixed rule, or the learned tensor (h,) float32."""
@@ -112,10 +126,17 @@ class AlibiBase(Biased):
     ) -> Positions:
         """Draw the jitter of this forward pass while training."""
         noise = (draws or {}).get("jitter")
-        if noise is None and self.jitter and self.training:
+        if noise is None and self.jitter and self.training and "jitter" not in pos.attrs:
             shape = (1, self.num_heads, pos.tokens, pos.tokens)
             noise = torch.randn(shape, generator=generator, device=pos.coords.device) * self.jitter
-        return pos if noise is None else pos.replace(attrs={**pos.attrs, "jitter": noise})
+        if noise is None:
+            return pos
+        if tuple(noise.shape[1:]) != (self.num_heads, pos.tokens, pos.tokens):
+            raise ShapeError(
+                f"{self.name} needs a draw of jitter of shape (1 or b, {self.num_heads}, {pos.tokens}, {pos.tokens}), "
+                f"got {tuple(noise.shape)}."
+            )
+        return pos.replace(attrs={**pos.attrs, "jitter": PerToken(noise, (2, 3))})
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias of block `layer`; None where `layers` leaves it out."""
@@ -123,13 +144,29 @@ class AlibiBase(Biased):
             raise ShapeError(f"{self.name} needs {self.ndim[0]}-axis positions, got {pos.axes} axes ({pos}).")
         if not self.active(layer):
             return None
-        noise = pos.attrs.get("jitter")
+        noise = pos.attrs.get("jitter") if self.jitter else None
         bias = DistanceBias(
             self.head_slopes(),
-            pos if self.spacing is None else pos.spaced(self.spacing),
+            pos,
             metric=self.metric,
             wrap=self.wrap,
             normalize=self.normalize,
             reference=self.reference,
+            spacing=self.spacing,
         )
-        return bias if noise is None else SumBias([bias, DenseBias(noise, pos)])
+        return bias if noise is None else SumBias([bias, DenseBias(noise.values, pos)])
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not all(_whole(n) for n in value):
+        raise OptionError(f"{name} needs a list of whole numbers, got {name}={value!r}.")
+    return tuple(value)
+
+
+def _inverse_softplus(slope: Tensor) -> Tensor:
+    """Return x with softplus(x) = slope, exact for small and large slopes."""
+    return slope + torch.log(-torch.expm1(-slope))

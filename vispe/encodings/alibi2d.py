@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from vispe.attention.distance import Metric, Normalize
 from vispe.encodings._alibi import AlibiBase, Slopes
@@ -15,9 +16,9 @@ class Alibi2D(AlibiBase):
 
     bias[h, i, j] = -slope[h] * |p_i - p_j| / divisor          arXiv 2603.16840
 
-    Bare ``alibi2d`` has the settings of the released checkpoints: slope 1, euclidean, divided by the largest
-    distance, on the torus. ``alibi2d.geometric`` gives every head a reach of its own; ``alibi2d.local`` has no
-    divisor and no torus, so a patch step costs the same at every resolution.
+    Bare ``alibi2d``, also called ``alibi2d.dinosaw``, has the settings of the released checkpoints: slope 1,
+    euclidean, divided by the largest distance, on the torus. ``alibi2d.geometric`` gives every head a reach of its
+    own; ``alibi2d.local`` has no divisor and no torus, so a patch step costs the same at every resolution.
 
     Args:
         num_heads: heads, h.
@@ -49,7 +50,7 @@ class Alibi2D(AlibiBase):
     )
     year = 2026
     ndim = (2,)
-    presets = {
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
         "dinosaw": {"slopes": "constant", "metric": "euclidean", "normalize": "max", "wrap": True},
         "geometric": {"slopes": "geometric"},
         "local": {"normalize": "none", "wrap": False},

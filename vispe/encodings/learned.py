@@ -7,6 +7,7 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.attention.precision import at_least_float32, exact_product
 from vispe.base import Additive
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -39,9 +40,11 @@ class Learned(Additive):
 
     def __init__(self, *, dim: int, grid: tuple[int, int], std: float = 0.02) -> None:
         super().__init__()
-        if len(grid) != 2 or min(grid) < 1:
-            raise OptionError(f"learned needs a grid of two positive numbers, got grid={grid}.")
-        self.dim, self.grid, self.std = dim, tuple(grid), std
+        if len(grid) != 2 or not all(isinstance(n, int) and n > 0 for n in grid):
+            raise OptionError(f"learned needs a grid of two whole numbers above 0, got grid={grid}.")
+        if dim < 1 or not 0 <= std < float("inf"):
+            raise OptionError(f"learned needs dim above 0 and std of 0 or more, got dim={dim}, std={std}.")
+        self.dim, self.grid, self.std = dim, (grid[0], grid[1]), std
         self.weight = nn.Parameter(torch.empty(1, grid[0] * grid[1], dim))
         self.reset_parameters()
 
@@ -55,7 +58,7 @@ class Learned(Additive):
             raise ShapeError(
                 f"learned needs the tokens of a 2-axis grid, got {pos}; use sincos2d for free coordinates."
             )
-        table = resample(self.weight, self.grid, pos.grid.shape).float()
+        table = at_least_float32(resample(self.weight, self.grid, pos.grid.shape))
         prefix = table.new_zeros(1, pos.grid.prefix, self.dim)
         table = torch.cat([prefix, table], 1)
         if pos.index is None:
@@ -68,10 +71,26 @@ class Learned(Additive):
 def resample(table: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
     """Return a table (1, h * w, d) resampled from grid `old` to grid `new` (1, h' * w', d), in its dtype.
 
-    Bicubic with antialiasing towards the target size, computed in float32.
+    Bicubic with antialiasing towards the target size, computed in float32 or better.
     """
-    if tuple(old) == tuple(new):
+    if not torch.compiler.is_exporting() and tuple(old) == tuple(new):  # the size stays free in an export
         return table
-    picture = table.float().reshape(1, *old, -1).permute(0, 3, 1, 2)
-    picture = F.interpolate(picture, size=tuple(new), mode="bicubic", antialias=True, align_corners=False)
+    exact = at_least_float32(table)
+    if torch.compiler.is_compiling():  # its backward pass fails for sizes that stay free (torch 2.15)
+        rows, columns = (_weights(o, n, exact) for o, n in zip(old, new, strict=True))
+        exact = exact_product(rows, exact.reshape(old[0], -1)).reshape(new[0], old[1], -1)
+        return exact_product(columns, exact).flatten(0, 1)[None].to(table.dtype)
+    picture = _interpolate(exact.reshape(1, *old, -1).permute(0, 3, 1, 2), new)
     return picture.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)
+
+
+def _interpolate(picture: Tensor, size: tuple[int, ...]) -> Tensor:
+    return F.interpolate(picture, size=tuple(size), mode="bicubic", antialias=True, align_corners=False)
+
+
+def _weights(old: int, new: int, like: Tensor) -> Tensor:
+    """Return the matrix (new, old) that resamples one axis: what becomes of each unit vector."""
+    units = torch.eye(old, dtype=like.dtype, device=like.device)
+    return _interpolate(units[:, None, None], (1, new))[
+        :, 0, 0
+    ].t()  # along width: torch 2.15 errs along height

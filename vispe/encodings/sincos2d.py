@@ -38,9 +38,9 @@ class SinCos2D(Additive):
 
     def __init__(self, *, dim: int, temperature: float = 10000.0, std: float | None = None) -> None:
         super().__init__()
-        if dim % 4:
+        if dim % 4 or dim < 4:
             raise OptionError(f"sincos2d needs a width divisible by 4, got dim={dim}.")
-        if not temperature > 0 or (std is not None and not std > 0):
+        if not 0 < temperature < float("inf") or not (std is None or 0 < std < float("inf")):
             raise OptionError(f"sincos2d needs positive numbers, got temperature={temperature}, std={std}.")
         self.dim, self.temperature, self.std = dim, temperature, std
 
@@ -51,18 +51,25 @@ class SinCos2D(Additive):
         return pos.remember((self.name, self.dim, self.temperature, self.std), lambda: self._table(pos))
 
     def _table(self, pos: Positions) -> Tensor:
+        table = self._waves(pos)
+        if self.std is not None:
+            whole = pos  # the scale is that of the whole grid, also when tokens are dropped
+            if pos.grid is not None and pos.index is not None:
+                whole = pos.grid.positions(pos.coords.device)
+            waves = table if whole is pos else self._waves(whole)
+            placed = whole.spatial[..., None].expand_as(waves)
+            count = placed.sum((1, 2), keepdim=True)
+            mean = waves.sum((1, 2), keepdim=True) / count
+            spread = (((waves - mean) * placed).square().sum((1, 2), keepdim=True) / (count - 1)).sqrt()
+            table = table / spread * self.std
+        return table
+
+    def _waves(self, pos: Positions) -> Tensor:
         quarter = self.dim // 4
         powers = torch.arange(quarter, dtype=torch.float64, device=_exact(pos.coords)) / quarter
         rates = (self.temperature**-powers).to(pos.coords)
         angle = pos.coords[..., None] * rates  # (b, n, 2, d / 4)
-        table = torch.stack([angle.sin(), angle.cos()], -2).flatten(2) * pos.spatial[..., None]
-        if self.std is not None:
-            placed = pos.spatial[..., None].expand_as(table)
-            count = placed.sum((1, 2), keepdim=True)
-            mean = table.sum((1, 2), keepdim=True) / count
-            spread = (((table - mean) * placed).square().sum((1, 2), keepdim=True) / (count - 1)).sqrt()
-            table = table / spread * self.std
-        return table
+        return torch.stack([angle.sin(), angle.cos()], -2).flatten(2) * pos.spatial[..., None]
 
 
 def _exact(like: Tensor) -> torch.device:

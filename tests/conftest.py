@@ -1,0 +1,61 @@
+"""What every test can rely on: seeds, two threads, warnings that are errors, a clean skip without a GPU."""
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+IGNORED_WARNINGS = (  # every warning is an error, except
+    # torch looks for a GPU driver while compiling and says so when there is none
+    "ignore:CUDA initialization:UserWarning",
+    # torch's own modules still use names that torch or Python has deprecated
+    "ignore::DeprecationWarning:torch.*",
+    "ignore::FutureWarning:torch.*",
+    "ignore::DeprecationWarning:onnxscript.*",
+    # several tests of a worker share a process that hypothesis has slowed down
+    "ignore:.*too_slow.*",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("filterwarnings", "error")
+    for line in IGNORED_WARNINGS:
+        config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and there is none on this machine"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - libraries that are called draw from the global state
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Memory that nobody has written holds NaN, so that reading it shows."""
+
+    def poison(make):
+        def made(*args, **kwargs):
+            out = make(*args, **kwargs)
+            return out.fill_(float("nan")) if out.is_floating_point() and not out.is_meta else out
+
+        return made
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
+    return

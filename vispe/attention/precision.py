@@ -1,0 +1,37 @@
+"""In which precision attention is computed when autocast is on, and how to keep it out of exact parts."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def autocast_on(device: torch.device) -> bool:
+    """Whether autocast is active for tensors on `device`."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype in which SDPA computes with `x`: its own, or that of autocast (never for float64)."""
+    if x.dtype != torch.float64 and autocast_on(x.device):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which autocast rounds nothing."""
+    return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return `x` in float32 or, if it is that already, in float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def exact_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a @ b`` in float32 or better, also under autocast."""
+    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
+    with no_autocast(a.device):
+        return a.to(dtype) @ b.to(dtype)

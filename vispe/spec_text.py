@@ -1,0 +1,75 @@
+"""Spec strings: ``name``, ``name.preset``, ``name(option=value, ...)``, joined by ``+``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+from vispe.errors import OptionError
+
+_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+
+
+def parse_text(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return (name with preset, options) of every term; names and options are not checked.
+
+    ``:`` is accepted for ``=``. Values are Python literals, true, false, null, bare words, or lists of these.
+
+    Raises:
+        OptionError: the text cannot be read.
+    """
+    return [_term(term) for term in _split(text, "+")]
+
+
+def _term(term: str) -> tuple[str, dict[str, Any]]:
+    match = re.fullmatch(r"\s*([\w.]+)\s*(?:\((.*)\))?\s*", term, re.DOTALL)
+    if not match:
+        raise OptionError(
+            f"The encoding {term!r} cannot be read; write name, name.preset or name(option=value, ...), joined by +."
+        )
+    options: dict[str, Any] = {}
+    for item in _split(match[2] or "", ","):
+        pair = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(.*\S)\s*", item, re.DOTALL)
+        if not pair:
+            raise OptionError(
+                f"The option {item.strip()!r} of {match[1]} cannot be read; write option=value."
+            )
+        if pair[1] in options:
+            raise OptionError(f"The option {pair[1]!r} of {match[1]} is given twice.")
+        options[pair[1]] = _value(pair[2])
+    return match[1], options
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "null": None}  # 'none' is a word that options use
+    if text.lower() in words:
+        return words[text.lower()]
+    if text[0] + text[-1] in ("[]", "()"):
+        return [_value(item.strip()) for item in _split(text[1:-1], ",") if item.strip()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        if re.fullmatch(r"[\w./+-]+", text):
+            return text
+        raise OptionError(f"The value {text!r} cannot be read; put texts into quotes.") from None
+
+
+def _split(text: str, at: str) -> list[str]:
+    """Split at a character that is outside of brackets and quotes; no parts for an empty text."""
+    parts: list[str] = []
+    closing: list[str] = []
+    start, quote = 0, ""
+    for i, char in enumerate(text):
+        if quote or char in "'\"":
+            quote = char if not quote else "" if char == quote else quote
+        elif char in _BRACKETS:
+            closing.append(_BRACKETS[char])
+        elif char in ")]}" and (not closing or closing.pop() != char):
+            raise OptionError(f"The encoding {text!r} has unbalanced brackets.")
+        elif char == at and not closing:
+            parts.append(text[start:i])
+            start = i + 1
+    if closing or quote:
+        raise OptionError(f"The encoding {text!r} has unbalanced {'quotes' if quote else 'brackets'}.")
+    return [*parts, text[start:]] if text.strip() else []
