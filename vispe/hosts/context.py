@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vispe.base import Encoding
@@ -48,7 +49,11 @@ class Context:
         """
         own = module.pos_enc
         encodings = self.encodings if own is None else (*self.encodings, *own.parts())
-        return attend(
+        if q.dtype != v.dtype and torch.is_autocast_enabled(
+            q.device.type
+        ):  # norms of q and k give float32 there
+            q, k = q.to(v.dtype), k.to(v.dtype)
+        out = attend(
             q,
             k,
             v,
@@ -61,9 +66,11 @@ class Context:
             dropout_p=dropout_p,
             backend="auto" if module.fused_attn else "reference",
         )
+        # kernels differ in the strides of their output; an exported graph must not depend on them
+        return out.clone(memory_format=torch.contiguous_format) if torch.compiler.is_exporting() else out
 
 
-@dataclass
+@dataclass(eq=False)
 class HostState:
     """What a converted model remembers beside its modules; it is copied and pickled with the model.
 
@@ -90,3 +97,8 @@ class HostState:
     layered: bool
     args: Any = None
     cache: PositionCache = field(default_factory=PositionCache)
+
+    @property
+    def saved(self) -> list[dict[str, Any]]:
+        """What `pos_embed` must be to build such a model again, JSON-able."""
+        return [{"name": "learn"}, *self.spec] if self.keep_abs else self.spec

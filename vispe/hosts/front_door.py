@@ -12,17 +12,25 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from timm.models import VisionTransformer
+import timm
+import torch
+from timm.models import VisionTransformer, deit, vision_transformer
 from timm.models.deit import VisionTransformerDistilled
+from torch import nn
 
 from vispe.errors import UnsupportedHost
-from vispe.hosts.convert import host_terms
+from vispe.hosts.convert import finished, host_terms
 from vispe.hosts.timm_convert import convert_vit
+from vispe.hosts.timm_vit import HostedViT
 
 _TIMM_WORDS = ("", "none", "learn", None)
 _POSITION = (
     list(inspect.signature(VisionTransformer.__init__).parameters).index("pos_embed") - 1
 )  # without self
+
+_RELEASE = tuple(int(part) for part in timm.__version__.split(".")[:3] if part.isdigit())
+# before 1.0.31 the filter of checkpoints asks for the shape of the model's table, also when there is none
+_FILTERS = (vision_transformer, deit) if _RELEASE < (1, 0, 31) else ()
 
 
 def install() -> None:
@@ -30,12 +38,18 @@ def install() -> None:
     for cls in (VisionTransformer, VisionTransformerDistilled):
         if not hasattr(cls.__init__, "vispe_original"):
             cls.__init__ = _wrapped(cls, cls.__init__)
+    for module in _FILTERS:
+        if not hasattr(module.checkpoint_filter_fn, "vispe_original"):
+            module.checkpoint_filter_fn = _without_table(module.checkpoint_filter_fn)
 
 
 def uninstall() -> None:
     """Take the wrappers away again; models that exist keep working."""
     for cls in (VisionTransformer, VisionTransformerDistilled):
         cls.__init__ = getattr(cls.__init__, "vispe_original", cls.__init__)
+    for module in _FILTERS:
+        original = module.checkpoint_filter_fn
+        module.checkpoint_filter_fn = getattr(original, "vispe_original", original)
 
 
 def _wrapped(cls: type[VisionTransformer], original: Callable[..., None]) -> Callable[..., None]:
@@ -59,7 +73,27 @@ def _wrapped(cls: type[VisionTransformer], original: Callable[..., None]) -> Cal
         else:
             kwargs["pos_embed"] = word
         original(self, *args, **kwargs)
-        convert_vit(self, terms, keep_abs, built=True)
+        convert_vit(self, terms, keep_abs, built=True, sources=finished(spec))
 
     __init__.vispe_original = original
     return __init__
+
+
+def _without_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    @functools.wraps(original)
+    def checkpoint_filter_fn(
+        state_dict: dict[str, Any], model: VisionTransformer, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        if not isinstance(model, HostedViT) or model.pos_embed is not None:
+            return original(state_dict, model, *args, **kwargs)
+        entries = model.patch_embed.num_patches + (0 if model.no_embed_class else model.num_prefix_tokens)
+        model.pos_embed = nn.Parameter(torch.empty(1, entries, model.embed_dim, device="meta"))
+        try:
+            found = original(state_dict, model, *args, **kwargs)
+        finally:
+            model.pos_embed = None
+        found.pop("pos_embed", None)
+        return found
+
+    checkpoint_filter_fn.vispe_original = original
+    return checkpoint_filter_fn

@@ -7,6 +7,8 @@ fail comes before the first change.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from vispe.base import Biased, Compose, Encoding, Mixing, Rotary
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.context import HostState
 from vispe.hosts.timm_attention import SWAPS, attentions, stock_type
-from vispe.hosts.timm_vit import HostedViT, hosted
+from vispe.hosts.timm_vit import OVERRIDDEN, HostedViT, hosted
 from vispe.registry import create_encoding
 
 
@@ -33,7 +35,11 @@ class _Plan:
 
 
 def convert_vit(
-    model: VisionTransformer, spec: list[dict[str, Any]], keep_abs: bool, built: bool = False
+    model: VisionTransformer,
+    spec: list[dict[str, Any]],
+    keep_abs: bool,
+    built: bool = False,
+    sources: Sequence[Encoding | None] = (),
 ) -> None:
     """Convert a timm ViT in place, or exchange the encoding of a converted one.
 
@@ -42,8 +48,9 @@ def convert_vit(
         spec: parsed spec of the encoding.
         keep_abs: keep timm's absolute table in use beside it.
         built: whether the model is being built with the encoding, so that its table never counted.
+        sources: finished encodings whose weights are taken over, one or None per term of the spec.
     """
-    plan = _plan(model, spec)
+    plan = _plan(model, spec, sources)
     old = model.vispe if isinstance(model, HostedViT) else None
     table = old.table if old else None
     if keep_abs and model.pos_embed is None:
@@ -71,10 +78,10 @@ def convert_vit(
     model.register_module("pos_enc", plan.shared)
     if plan.inside:
         for (layer, _, module), encoding in zip(attentions(model), plan.own, strict=True):
-            module.__class__ = SWAPS[type(module)]
+            module.__class__ = SWAPS[stock_type(module)]
             module.vispe_layer = layer
             module.register_module("pos_enc", encoding)
-    _remember(model, [{"name": "learn"}, *spec] if keep_abs else spec)
+    model._model_args = getattr(model, "_model_args", {})
 
 
 def restore_vit(model: VisionTransformer) -> None:
@@ -93,44 +100,19 @@ def restore_vit(model: VisionTransformer) -> None:
         _needs_table(state, "restore")
     _strip(model, state)
     _bring_back(model, state.table)
-    _remember(model, state.args)
+    args = {k: v for k, v in getattr(model, "_model_args", {}).items() if k != "pos_embed"}
+    if state.args is not None:
+        args["pos_embed"] = state.args
+    vars(model).pop("_model_args", None)
+    if args:
+        model._model_args = args
 
 
-def describe_vit(model: HostedViT) -> str:
-    """Return what is attached where, in a few lines."""
-    state = model.vispe
-    own = [m.pos_enc for _, _, m in attentions(model) if state.inside and m.pos_enc is not None]
-    count = {
-        name: sum(p.numel() for p in e.parameters())
-        for name, e in (("shared", model.pos_enc),)
-        if e is not None
-    }
-    lines = [f"{state.stock.__name__} with {' + '.join(str(s) for s in state.spec)}"]
-    lines.append(
-        f"  grid {tuple(model.patch_embed.grid_size)}, {model.num_prefix_tokens} prefix tokens, trained at {state.reference}"
-    )
-    lines.append(
-        f"  absolute table: {'in use' if state.keep_abs else 'taken out' if state.table else 'none'}"
-    )
-    if model.pos_enc is not None:
-        lines.append(f"  pos_enc: {model.pos_enc.name}, {count['shared']} parameters")
-    if own:
-        lines.append(
-            f"  {len(own)} attention layers with their own: {own[0].name}, {sum(p.numel() for e in own for p in e.parameters())} parameters"
-        )
-    if state.inside:
-        layers = [m for _, _, m in attentions(model)]
-        fused = all(m.fused_attn for m in layers)
-        lines.append(
-            f"  {len(layers)} attention layers swapped; backend {'auto' if fused else 'reference (fused attention is off)'}"
-        )
-    return "\n".join(lines)
-
-
-def _plan(model: VisionTransformer, spec: list[dict[str, Any]]) -> _Plan:
+def _plan(model: VisionTransformer, spec: list[dict[str, Any]], sources: Sequence[Encoding | None]) -> _Plan:
     """Check everything and build the encodings, without touching the model."""
     stock = model.vispe.stock if isinstance(model, HostedViT) else type(model)
     cls = hosted(stock)
+    _refuse_patched(model, stock.__name__, OVERRIDDEN)
     grid = model.patch_embed.grid_size
     if grid is None:
         raise UnsupportedHost(
@@ -147,7 +129,11 @@ def _plan(model: VisionTransformer, spec: list[dict[str, Any]]) -> _Plan:
 
     def build() -> tuple[Encoding, ...]:
         with torch.device(like.device):
-            return create_encoding(spec, **facts).to(dtype=like.dtype).train(model.training).parts()
+            built = create_encoding(spec, **facts).to(dtype=like.dtype).train(model.training).parts()
+        for encoding, source in zip(built, sources, strict=False):
+            if source is not None:
+                _take_over(encoding, source)
+        return built
 
     parts = build()
     for e in parts:
@@ -167,12 +153,42 @@ def _plan(model: VisionTransformer, spec: list[dict[str, Any]]) -> _Plan:
                 f"The attention at {path} is a {type(module).__name__}; vispe knows "
                 f"{', '.join(c.__name__ for c in SWAPS)}. Use an additive encoding, or vispe.Attention in your blocks."
             )
+        _refuse_patched(module, path, ("forward",))
+    for i, block in enumerate(model.blocks if inside else ()):
+        second = [*inspect.signature(block.forward).parameters][1:2]
+        if second != ["attn_mask"]:
+            raise UnsupportedHost(
+                f"blocks.{i} is a {type(block).__name__} whose forward takes {second or 'nothing'} after the tokens "
+                "and not attn_mask, so nothing reaches its attention; use an additive encoding."
+            )
     layered = any(e.per_layer for e in parts)
     own: list[Encoding | None] = []
     for layer, _, _ in layers:
         mine = [e for e in build() if e.per_layer and e.active(layer)] if layered else []
         own.append(_joined(mine))
     return _Plan(cls, _joined([e for e in parts if not e.per_layer]), own, inside, layered)
+
+
+def _refuse_patched(module: nn.Module, where: str, names: Sequence[str]) -> None:
+    """Raise when an instance carries methods of its own, which would hide those of the class it gets."""
+    patched = [name for name in names if name in vars(module)]
+    if patched:
+        raise UnsupportedHost(
+            f"{where} has {', '.join(patched)} replaced on the instance, which would hide the encoding; convert the "
+            "model first and patch it then."
+        )
+
+
+def _take_over(encoding: Encoding, source: Encoding) -> None:
+    """Copy the weights of a finished encoding, or raise when they are for another host."""
+    theirs, ours = source.state_dict(), encoding.state_dict()
+    for name, value in ours.items():
+        if theirs[name].shape != value.shape:
+            raise UnsupportedCombination(
+                f"The given {source.name} has {name} of shape {tuple(theirs[name].shape)}, but this model needs "
+                f"{tuple(value.shape)}; make it for this model, or give its spec to start anew."
+            )
+        value.copy_(theirs[name])
 
 
 def _joined(encodings: list[Encoding]) -> Encoding | None:
@@ -208,9 +224,3 @@ def _needs_table(state: HostState | None, verb: str) -> None:
             f"There is no absolute table to {verb}: the model was built without one. Build the stock model with "
             "timm.create_model(...) and load its weights instead."
         )
-
-
-def _remember(model: VisionTransformer, value: Any) -> None:
-    """Keep the spec where timm's hub configuration finds it."""
-    args = {k: v for k, v in getattr(model, "_model_args", {}).items() if k != "pos_embed"}
-    model._model_args = args if value is None else {**args, "pos_embed": value}

@@ -22,13 +22,22 @@ from vispe.hosts.context import Context, HostState
 from vispe.hosts.timm_attention import attentions, encodings_of, shared_encodings
 
 _logger = logging.getLogger(__name__)
-_OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
+OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
 
 
 class HostedViT(VisionTransformer):
     """The parts of a timm ViT that change when it is converted."""
 
     vispe: HostState
+
+    @property
+    def _model_args(self) -> dict[str, Any]:
+        """What timm's hub configuration saves; the encoding in it is always the one that the model has."""
+        return self.__dict__.get("_model_args", {})
+
+    @_model_args.setter
+    def _model_args(self, args: dict[str, Any]) -> None:
+        self.__dict__["_model_args"] = {**args, "pos_embed": self.vispe.saved}
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Return the normed tokens (b, n, d) of images (b, c, height, width)."""
@@ -93,9 +102,8 @@ class HostedViT(VisionTransformer):
         encodings = shared_encodings(self)
         for encoding in (*encodings, *self._vispe_layered()):
             pos = encoding.prepare(pos)
-        prefix = [
-            t for t in (self.cls_token, getattr(self, "dist_token", None), self.reg_token) if t is not None
-        ]
+        extra = self.dist_token if isinstance(self, VisionTransformerDistilled) else self.reg_token
+        prefix = [t for t in (self.cls_token, extra) if t is not None]
         x = torch.cat([*(t.expand(x.shape[0], -1, -1) for t in prefix), x], dim=1)
         if self.pos_embed is not None:
             x = x + self._vispe_abs_table(shape)
@@ -104,6 +112,8 @@ class HostedViT(VisionTransformer):
                 x = x + encoding.table(pos, image).to(x.dtype)
         x = self.pos_drop(x)
         x, pos = self._vispe_drop(x, pos)
+        if self.grad_checkpointing and torch.compiler.is_compiling():
+            pos.memo = None  # fresh while compiling, so no other forward pass loses it
         return self.norm_pre(x), Context(pos, encodings, mask, is_causal), shape
 
     def _vispe_layered(self) -> tuple[Encoding, ...]:
@@ -136,11 +146,15 @@ class HostedViT(VisionTransformer):
         return x, pos.gather(torch.cat([prefix, keep + drop.num_prefix_tokens], 1))
 
     def _vispe_block(self, block: nn.Module, x: Tensor, context: Context) -> Tensor:
-        if not self.vispe.inside:  # stock attention takes plain masks only
-            return block(x, attn_mask=context.mask, is_causal=context.is_causal)
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            return checkpoint(block, x, context)
-        return block(x, context)
+        if self.vispe.inside:
+            masks: tuple[Any, ...] = (context,)
+        elif context.mask is None and not context.is_causal:
+            masks = ()
+        else:  # stock attention takes plain masks only
+            masks = (context.mask, context.is_causal)
+        if self.grad_checkpointing:  # positional, as reentrant checkpointing demands
+            return checkpoint(block, x, *masks)
+        return block(x, *masks)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that must not decay."""
@@ -170,7 +184,7 @@ class HostedViT(VisionTransformer):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _new_hosted, (self.vispe.stock,), self.__dict__
+        return _new_hosted, (self.vispe.stock,), self.__getstate__()
 
 
 def _taken(depth: int, indices: int | list[int] | None) -> tuple[set[int], int]:
@@ -202,7 +216,7 @@ def hosted(stock: type[VisionTransformer]) -> type[VisionTransformer]:
         VisionTransformerDistilled if issubclass(stock, VisionTransformerDistilled) else VisionTransformer
     )
     if stock not in known:
-        changed = [n for n in _OVERRIDDEN if getattr(stock, n) is not getattr(family, n)]
+        changed = [n for n in OVERRIDDEN if getattr(stock, n) is not getattr(family, n)]
         if changed:
             raise UnsupportedHost(
                 f"{stock.__name__} is a subclass of timm's {family.__name__} with its own {', '.join(changed)}, which "

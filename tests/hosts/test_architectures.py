@@ -1,0 +1,228 @@
+"""Every kind of timm ViT: the converted model equals timm's own forward pass under the dense bias."""
+
+import copy
+import re
+from functools import partial
+
+import pytest
+import timm
+import torch
+from timm.layers import Attention
+from timm.models import VisionTransformer
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import (
+    DiffParallelScalingBlock,
+    ParallelScalingBlock,
+    ParallelThingsBlock,
+    ResPostBlock,
+)  # fmt: skip
+from timm.models.vision_transformer_hybrid import HybridEmbed
+
+import vispe
+from tests.hosts.common import (
+    RELEASE,
+    close,
+    dense,
+    grads,
+    head_masks,
+    image,
+    oracle,
+    set_fused,
+    shake,
+    slopes_of,
+    tiny,
+    without_table,
+)  # fmt: skip
+
+FORMS = {
+    "class token": {},
+    "no class token": {"class_token": False, "global_pool": "avg"},
+    "registers": {"reg_tokens": 3},
+    "registers without entry": {"reg_tokens": 3, "no_embed_class": True},
+    "registers only": {"class_token": False, "reg_tokens": 2, "global_pool": "avg", "no_embed_class": True},
+    "pre-norm": {"pre_norm": True},
+    "attention pooling": {"class_token": False, "global_pool": "map"},
+    "layer scale": {"init_values": 0.5, "qkv_bias": False, "proj_bias": False},
+    "qk norm": {"qk_norm": True},
+    "scale norms": {"scale_attn_norm": True, "scale_mlp_norm": True},
+    "parallel things": {"block_fn": ParallelThingsBlock},
+    "post-norm": {"block_fn": ResPostBlock},
+    "parallel scaling": {"block_fn": ParallelScalingBlock},
+    "parallel scaling, qk norm": {"block_fn": ParallelScalingBlock, "qk_norm": True, "qkv_bias": False},
+    "parallel diff": {"block_fn": DiffParallelScalingBlock},
+    "parallel diff, no bias": {"block_fn": DiffParallelScalingBlock, "qk_norm": True, "qkv_bias": False},
+    "diff": {"attn_layer": "diff"},
+    "diff, qk norm": {"attn_layer": "diff", "qk_norm": True, "scale_attn_norm": True},
+    "gated": {"qk_norm": True},
+    "dynamic": {"dynamic_img_size": True},
+    "dynamic, padded": {"dynamic_img_size": True, "dynamic_img_pad": True},
+    "no table": {"pos_embed": "none"},
+    "distilled": {"cls": VisionTransformerDistilled},
+    "distilled, registers ignored": {"cls": VisionTransformerDistilled, "reg_tokens": 2},
+}
+
+
+def build(name: str, **options):
+    if name == "gated" and RELEASE < (1, 0, 31):
+        pytest.skip("this timm has no gated attention")
+    model = tiny(**FORMS[name], **options)
+    if name == "gated":
+        for block in model.blocks:
+            block.attn = shake(
+                Attention(32, 4, gated=True, qkv_bias=True, qk_norm=True, norm_layer=torch.nn.LayerNorm)
+            )
+    return model
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
+@pytest.mark.parametrize("name", FORMS)
+def test_converted_equals_stock_under_the_dense_bias_with_gradients(name, fused):
+    stock = without_table(build(name))
+    set_fused(stock, fused)
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
+    x = image()
+    masks = head_masks(stock, dense(3, 5, stock.num_prefix_tokens))
+    wanted = stock.forward_head(oracle(stock, x, masks))
+    found = ours(x)
+    close(found, wanted)
+    close(grads(ours, found), grads(stock, wanted))
+    plain = stock(x)
+    assert (plain - wanted).abs().max() > 1e-3, "the bias would not be seen by this test"
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
+@pytest.mark.parametrize(
+    "name", ["registers", "diff", "parallel scaling", "parallel diff", "distilled", "qk norm"]
+)
+def test_learned_slopes_get_the_gradient_of_the_dense_bias(name, fused):
+    stock = without_table(build(name))
+    set_fused(stock, fused)
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d(slopes=learned,wrap=false,normalize=none)")
+    slopes = slopes_of(ours).detach().clone().requires_grad_()
+    distance = dense(3, 5, stock.num_prefix_tokens, wrap=False, normalize=False)
+    x = image()
+    wanted, found = oracle(stock, x, head_masks(stock, distance, slopes)), ours.forward_features(x)
+    close(found, wanted)
+    grads(stock, wanted)
+    mine = grads(ours, found)
+    got = torch.stack([g for n, g in mine.items() if n.endswith("slope")])
+    assert slopes.grad.abs().min() > 1e-4
+    close(got, slopes.grad)
+
+
+def test_the_branches_of_a_parallel_block_have_slopes_of_their_own_in_one_layer():
+    ours = vispe.convert(build("parallel things"), "alibi2d(slopes=learned,layers=[1])")
+    names = [n for n, _ in ours.named_parameters() if "slope" in n]
+    assert names == [f"blocks.1.attns.{i}.attn.pos_enc.slope" for i in (0, 1)]
+
+
+def hybrid(**options):
+    stem = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 4, 4), torch.nn.ReLU())
+    embed = partial(HybridEmbed, backbone=stem)
+    return tiny(embed_layer=embed, patch_size=2, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic_img_size": True}], ids=["static", "dynamic"])
+def test_hybrid_stems(options):
+    stock = without_table(hybrid(**options))
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
+    x = image()
+    masks = head_masks(stock, dense(3, 5, 1))
+    close(ours.forward_features(x), oracle(stock, x, masks))
+    if options:
+        y = image(2, 3, 40, 16)
+        close(ours.forward_features(y), oracle(stock, y, head_masks(stock, dense(5, 2, 1))))
+
+
+@pytest.mark.parametrize(
+    "name", ["class token", "registers without entry", "distilled", "pre-norm", "no table"]
+)
+def test_sincos_is_added_to_the_patches_only(name):
+    stock = without_table(build(name))
+    ours = vispe.convert(copy.deepcopy(stock), "sincos2d")
+    d = 8
+    rates = 10000.0 ** -(torch.arange(d) / d)
+    rows = [
+        torch.cat([(y * rates).sin(), (y * rates).cos(), (x * rates).sin(), (x * rates).cos()])
+        for y in range(3)
+        for x in range(5)
+    ]
+    extra = torch.cat([torch.zeros(stock.num_prefix_tokens, 32), torch.stack(rows)])[None]
+    x = image()
+    wanted, found = oracle(stock, x, [None] * 2, extra), ours.forward_features(x)
+    close(found, wanted)
+    close(grads(ours, found), grads(stock, wanted))
+
+
+def test_the_learned_table_is_trained_like_timms_own():
+    stock = tiny(no_embed_class=True)
+    ours = vispe.convert(copy.deepcopy(stock), "learned")
+    with torch.no_grad():
+        ours.pos_enc.weight.copy_(stock.pos_embed)
+    x = image()
+    wanted, found = stock(x), ours(x)
+    close(found, wanted)
+    mine, theirs = grads(ours, found, "none"), grads(stock, wanted, "none")
+    close(mine.pop("pos_enc.weight"), theirs.pop("pos_embed"))
+    close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["registers", "registers without entry", "distilled", "dynamic"])
+def test_keep_abs_keeps_the_table_beside_the_bias(name):
+    stock = build(name)
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d", keep_abs=True)
+    x = image()
+    wanted = oracle(stock, x, head_masks(stock, dense(3, 5, stock.num_prefix_tokens)))
+    found = ours.forward_features(x)
+    close(found, wanted)
+    close(grads(ours, found, "none"), grads(stock, wanted, "none"))
+    same = vispe.convert(copy.deepcopy(stock), "learn+alibi2d")
+    assert torch.equal(same.forward_features(x), found)
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 40), (40, 24), (16, 56), (19, 33)])
+def test_padded_dynamic_sizes(height, width):
+    stock = without_table(build("dynamic, padded"))
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
+    x = image(2, 3, height, width)
+    masks = head_masks(stock, dense(-(-height // 8), -(-width // 8), 1))
+    close(ours.forward_features(x), oracle(stock, x, masks))
+
+
+MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit")
+NAMES = [name for module in MODULES for name in timm.list_models(module=module)]
+
+
+@pytest.mark.parametrize("third", range(3))
+def test_every_registered_architecture_converts_and_runs(third):
+    names, kinds = NAMES[third::3], set()
+    assert len(names) > 50
+    for name in names:
+        with torch.device("meta"):
+            model = timm.create_model(name, depth=1, weight_init="skip", num_classes=0)
+            stock, keys = type(model), set(model.state_dict())
+            assert stock in (VisionTransformer, VisionTransformerDistilled)
+            for spec in ("learned", "none", "sincos2d", "alibi2d(slopes=learned)", "alibi2d"):
+                vispe.convert(model, spec)
+                assert isinstance(model, stock)
+                new = set(model.state_dict()) - keys
+                own = spec in ("learned", "alibi2d(slopes=learned)")
+                assert all("pos_enc." in key for key in new)
+                assert bool(new) == own, (name, spec)
+        kind = re.sub(r"\d+", "", repr(model))  # one run for each structure of modules
+        if kind not in kinds:
+            out = model.forward_features(torch.empty(1, 3, *model.patch_embed.img_size, device="meta"))
+            tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+            assert out.shape == (1, tokens, model.embed_dim)
+        kinds.add(kind)
+        vispe.restore(model)
+        assert type(model) is stock
+        assert set(model.state_dict()) == keys
+    assert len(kinds) > 5
+
+
+def test_every_architecture_of_the_two_classes_is_in_the_sweep():
+    assert len(NAMES) == len(set(NAMES)) >= 150
+    assert {"deit_tiny_distilled_patch16_224", "vit_base_r50_s16_224", "vit_xsmall_patch16_clip_224"} <= set(
+        NAMES
+    )

@@ -1,0 +1,102 @@
+"""Compiling, exporting and ONNX give the numbers of eager mode, with free batch, height and width."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.export import Dim
+
+import vispe
+from tests.hosts.common import RELEASE, close, grads, image, tiny
+
+SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+alibi2d"]
+
+
+def graphs(model, sizes) -> int:
+    """Compile `model` without graph breaks, compare it with eager on `sizes`, return the number of compilations."""
+    torch._dynamo.reset()
+    made = []
+    compiled = torch.compile(
+        model, fullgraph=True, backend=lambda graph, _: made.append(graph) or graph.forward
+    )
+    for size in sizes:
+        close(compiled(image(2, 3, *size)), model(image(2, 3, *size)))
+    return len(made)
+
+
+def test_compiled_equals_eager_on_several_grids_without_more_recompiles_than_stock():
+    sizes = [(24, 40), (40, 24), (32, 48), (16, 64)]
+    stock = tiny(dynamic_img_size=True, depth=1)
+    most = graphs(stock, sizes)
+    for spec in ("alibi2d", "alibi2d(slopes=learned)+learned"):
+        assert graphs(vispe.convert(copy.deepcopy(stock), spec), sizes) <= most
+
+
+@pytest.mark.parametrize(
+    ("spec", "checkpointing"), [("alibi2d", True), ("alibi2d(slopes=learned)+sincos2d", False)]
+)
+def test_compiled_training_has_the_gradients_of_eager(spec, checkpointing):
+    torch._dynamo.reset()
+    eager = vispe.convert(tiny(), spec).train()
+    model = copy.deepcopy(eager)
+    model.set_grad_checkpointing(checkpointing)
+    model.compile(fullgraph=True, backend="aot_eager")
+    close(grads(model, model(image())), grads(eager, eager(image())))
+
+
+def test_compiled_with_jitter_and_dropped_patches():
+    torch._dynamo.reset()
+    eager = vispe.convert(tiny(patch_drop_rate=0.4), "alibi2d(jitter=0.3)").train()
+    compiled = torch.compile(eager, fullgraph=True, backend="eager")
+    torch.manual_seed(3)
+    wanted = eager(image())
+    torch.manual_seed(3)
+    close(compiled(image()), wanted)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_exported_with_free_batch_height_and_width(spec):
+    if "learn+" in spec and RELEASE < (1, 0, 31):
+        pytest.skip("this timm fixes the size of its own absolute table in an export")
+    model = vispe.convert(tiny(dynamic_img_size=True), spec)
+    free = {0: Dim("b", min=1, max=8), 2: 8 * Dim("h", min=2, max=12), 3: 8 * Dim("w", min=2, max=12)}
+    program = torch.export.export(model, (image(),), dynamic_shapes=(free,)).module()
+    for size in ((2, 3, 24, 40), (1, 3, 40, 24), (3, 3, 16, 64)):
+        close(program(image(*size)), model(image(*size)))
+
+
+@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "sincos2d+alibi2d"])
+def test_exported_static_and_with_free_batch(spec):
+    model = vispe.convert(tiny(), spec)
+    program = torch.export.export(model, (image(),)).module()
+    close(program(image()), model(image()))
+    program = torch.export.export(model, (image(),), dynamic_shapes=({0: Dim("b", min=1, max=8)},)).module()
+    close(program(image(5, 3, 24, 40)), model(image(5, 3, 24, 40)))
+
+
+def test_exporting_leaves_no_fake_tensor_behind():
+    model = vispe.convert(tiny(), "alibi2d")
+    with torch.no_grad():
+        wanted = model(image())
+    torch.export.export(model, (image(),))
+    assert torch.equal(model(image()), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("spec", ["alibi2d", "alibi2d(slopes=learned)", "sincos2d"])
+def test_onnx(spec, tmp_path):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    model = vispe.convert(tiny(depth=1), spec)
+    path = tmp_path / "model.onnx"
+    torch.onnx.export(model, (image(),), path, dynamo=True, verbose=False)
+    (found,) = runtime.InferenceSession(path).run(None, {"x": image().numpy()})
+    np.testing.assert_allclose(found, model(image()).detach().numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_traced():
+    model = vispe.convert(tiny(), "alibi2d(slopes=learned)")
+    traced = torch.jit.trace(model, image(), check_trace=False)
+    close(traced(image(seed=2)), model(image(seed=2)))

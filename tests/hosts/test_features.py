@@ -1,0 +1,231 @@
+"""Intermediate features, masks of the user, new sizes, copies and files."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import timm
+import torch
+
+import vispe
+from tests.hosts.common import SHAPE, close, dense, head_masks, image, oracle, tiny, without_table
+from vispe.errors import OptionError, ShapeError
+
+SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+alibi2d"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    "form", [{}, {"reg_tokens": 2}, {"class_token": False, "global_pool": "avg"}], ids=str
+)
+def test_intermediates_agree_with_features_in_every_form(spec, form):
+    model = vispe.convert(tiny(depth=3, dynamic_img_size=True, **form), spec)
+    x, p = image(2, 3, 40, 16), model.num_prefix_tokens
+    features = model.forward_features(x)
+    final, taken = model.forward_intermediates(x)
+    assert torch.equal(final, features)
+    assert [t.shape for t in taken] == [(2, 32, 5, 2)] * 3
+    assert torch.equal(
+        model.norm(torch.cat([features[:, :p] * 0, taken[2].flatten(2).mT], 1))[:, p:], final[:, p:]
+    )
+    normed = model.forward_intermediates(x, [-1], norm=True, output_fmt="NLC", intermediates_only=True)
+    assert torch.equal(normed[0], final[:, p:])
+    early = model.forward_intermediates(x, [0, 1], stop_early=True, intermediates_only=True)
+    assert all(torch.equal(a, b) for a, b in zip(early, taken, strict=False))
+    assert len(early) == 2
+    with_prefix = model.forward_intermediates(
+        x, 2, return_prefix_tokens=True, norm=True, intermediates_only=True
+    )
+    result = model.forward_intermediates(x, (1, 2), return_prefix_tokens=True, output_dict=True)
+    assert torch.equal(result["image_features"], final)
+    assert torch.equal(result["image_intermediates"][1], taken[2])
+    if p:
+        assert torch.equal(with_prefix[1][1], final[:, :p])
+        assert torch.equal(model.norm(result["image_intermediates_prefix"][1]), final[:, :p])
+    else:
+        assert isinstance(with_prefix[1], torch.Tensor)
+        assert "image_intermediates_prefix" not in result
+    assert set(model.forward_intermediates(x, 1, output_dict=True, intermediates_only=True)) == {
+        "image_intermediates"
+    }
+    layers = model.get_intermediate_layers(x, [0, 2], reshape=True, return_prefix_tokens=False, norm=True)
+    assert torch.equal(layers[1].flatten(2).mT, final[:, p:])
+
+
+@pytest.mark.parametrize("arguments", [
+    {}, {"indices": 2}, {"indices": [0, -1]}, {"norm": True, "output_fmt": "NLC"}, {"return_prefix_tokens": True},
+    {"stop_early": True, "indices": [1]}, {"output_dict": True, "return_prefix_tokens": True},
+], ids=str)  # fmt: skip
+def test_intermediates_have_the_shape_and_values_of_timm(arguments):
+    stock = tiny(depth=3)
+    ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
+    wanted, found = (m.forward_intermediates(image(), **arguments) for m in (stock, ours))
+    flat = torch.utils._pytree.tree_flatten
+    assert flat(found)[1] == flat(wanted)[1]
+    assert all(torch.equal(a, b) for a, b in zip(flat(found)[0], flat(wanted)[0], strict=True))
+
+
+def test_wrong_requests_for_intermediates_raise():
+    model = vispe.convert(tiny(), "alibi2d")
+    with pytest.raises(OptionError, match=r"blocks \[5\] were asked, but the model has 2"):
+        model.forward_intermediates(image(), [5])
+    with pytest.raises(OptionError, match="NCHW or NLC, got 'NHWC'"):
+        model.forward_intermediates(image(), output_fmt="NHWC")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_features_only_and_pruning(spec):
+    torch.manual_seed(0)
+    getter = timm.create_model(
+        "vit_tiny_patch16_224",
+        pos_embed=spec,
+        features_only=True,
+        out_indices=(0, 1),
+        **{**SHAPE, "depth": 3},
+    ).eval()
+    torch.manual_seed(0)
+    whole = timm.create_model("vit_tiny_patch16_224", pos_embed=spec, **{**SHAPE, "depth": 3}).eval()
+    found, wanted = getter(image()), whole.forward_intermediates(image(), [0, 1], intermediates_only=True)
+    assert len(getter.model.blocks) == 2
+    whole.load_state_dict({**whole.state_dict(), **getter.model.state_dict()})
+    for a, b in zip(
+        found, whole.forward_intermediates(image(), [0, 1], intermediates_only=True), strict=True
+    ):
+        assert torch.equal(a, b)
+    assert found[0].shape == wanted[0].shape == (2, 32, 3, 5)
+    assert "alibi2d" in vispe.describe(getter) or "alibi" not in spec
+    assert whole.prune_intermediate_layers([0], prune_norm=True) == [0]
+    assert whole.forward_features(image()).shape == (2, 16, 32)
+    again = copy.deepcopy(whole)
+    again.load_state_dict(whole.state_dict())
+    assert torch.equal(again.forward_features(image()), whole.forward_features(image()))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("spec", ["alibi2d", "none"])
+@pytest.mark.parametrize("shape", [(16, 16), (2, 1, 16, 16), (1, 4, 16, 16)], ids=str)
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32], ids=str)
+def test_a_mask_of_the_user_comes_on_top(kind, shape, spec, checkpointing):
+    stock = without_table(tiny())
+    ours = vispe.convert(copy.deepcopy(stock), spec)
+    ours.set_grad_checkpointing(checkpointing)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    keep = (noise > -0.3) | torch.eye(16, dtype=torch.bool)
+    added = torch.zeros(shape).masked_fill(~keep, float("-inf")) if kind == torch.bool else noise
+    bias = dense(3, 5, 1) if spec == "alibi2d" else torch.zeros(16, 16)
+    x = image()
+    wanted = oracle(stock, x, [(added - bias).expand(2, 4, 16, 16)] * 2)
+    mask = keep if kind == torch.bool else noise
+    close(ours.forward_features(x, attn_mask=mask), wanted)
+    close(ours(x, attn_mask=mask), stock.forward_head(wanted))
+    final, _ = ours.forward_intermediates(x, attn_mask=mask)
+    close(final, wanted)
+
+
+@pytest.mark.parametrize("spec", ["alibi2d", "none"])
+def test_causal(spec):
+    stock = without_table(tiny())
+    ours = vispe.convert(copy.deepcopy(stock), spec)
+    bias = dense(3, 5, 1) if spec == "alibi2d" else torch.zeros(16, 16)
+    causal = torch.full((16, 16), float("-inf")).triu(1) - bias
+    wanted = oracle(stock, image(), [causal[None, None]] * 2)
+    close(ours.forward_features(image(), is_causal=True), wanted)
+    close(ours.forward_intermediates(image(), is_causal=True)[0], wanted)
+
+
+def test_the_swapped_attention_still_takes_plain_masks():
+    stock = tiny()
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
+    x, mask = torch.randn(2, 16, 32), torch.randn(16, 16)
+    for a, b in zip(stock.blocks, ours.blocks, strict=True):
+        assert torch.equal(a(x), b(x))
+        assert torch.equal(a(x, attn_mask=mask), b(x, attn_mask=mask))
+
+
+@pytest.mark.parametrize("size", [(40, 24), (48, 64), (8, 8), (8, 80)])
+@pytest.mark.parametrize("spec", ["alibi2d", "alibi2d(slopes=learned)"])
+def test_dynamic_sizes_and_set_input_size(spec, size):
+    stock = without_table(tiny(dynamic_img_size=True))
+    ours = vispe.convert(copy.deepcopy(stock), spec)
+    fixed = vispe.convert(without_table(tiny()), spec)
+    fixed.load_state_dict(ours.state_dict())
+    fixed.set_input_size(size)
+    x, slopes = image(2, 3, *size), None
+    if "learned" in spec:
+        slopes = torch.stack([b.attn.pos_enc.slope for b in ours.blocks])
+    wanted = oracle(stock, x, head_masks(stock, dense(size[0] // 8, size[1] // 8, 1), slopes))
+    close(ours.forward_features(x), wanted)
+    close(fixed.forward_features(x), wanted)
+    fixed.set_input_size(img_size=(24, 40))
+    with pytest.raises(AssertionError, match="Input height"):
+        fixed(image(2, 3, *size)) if size != (24, 40) else None
+
+
+def test_a_new_patch_size():
+    ours = vispe.convert(tiny(), "alibi2d")
+    ours.set_input_size(img_size=(24, 40), patch_size=(4, 8))
+    stock = without_table(tiny())
+    stock.set_input_size(img_size=(24, 40), patch_size=(4, 8))
+    close(ours.forward_features(image()), oracle(stock, image(), head_masks(stock, dense(6, 5, 1))))
+
+
+def test_an_image_of_the_wrong_size_raises_a_clear_error():
+    ours = vispe.convert(tiny(), "alibi2d")
+    ours.patch_embed.strict_img_size = False
+    with pytest.raises(
+        ShapeError, match=r"gave 9 tokens for an image of \(24, 24\) pixels but its grid is \(3, 5\)"
+    ):
+        ours(image(1, 3, 24, 24))
+
+
+def test_reference_normalisation_keeps_the_grid_of_building():
+    ours = vispe.convert(
+        without_table(tiny(dynamic_img_size=True)), "alibi2d(normalize=reference,wrap=false)"
+    )
+    ours.set_input_size((48, 64))
+    stock = without_table(tiny(dynamic_img_size=True))
+    distance = dense(6, 8, 1, wrap=False, normalize=False) / dense(3, 5, 1, wrap=False, normalize=False).max()
+    x = image(2, 3, 48, 64)
+    close(ours.forward_features(x), oracle(stock, x, head_masks(stock, distance)))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_copies_and_files(spec):
+    model = vispe.convert(tiny(dynamic_img_size=True), spec)
+    x = image(2, 3, 40, 16)
+    wanted = model(x)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(file, weights_only=False),
+    ):
+        assert type(other) is type(model)
+        assert isinstance(other, timm.models.VisionTransformer)
+        assert torch.equal(other(x), wanted)
+        assert all(a is not b for a, b in zip(model.parameters(), other.parameters(), strict=True))
+        assert other.vispe.spec == model.vispe.spec
+        other.zero_grad()
+        other(x).sum().backward()
+        assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "off"), [("layers=[1]", [0]), ("layers=[]", [0, 1]), ("slopes=learned,layers=[0]", [1])]
+)
+def test_layers_switch_the_bias_per_block(options, off):
+    stock = without_table(tiny())
+    ours = vispe.convert(copy.deepcopy(stock), f"alibi2d({options})")
+    slopes = torch.ones(2, 4)
+    for i, block in enumerate(ours.blocks):
+        slopes[i] = (
+            0 if i in off else slopes[i] if block.attn.pos_enc is None else block.attn.pos_enc.slope.detach()
+        )
+    wanted = oracle(stock, image(), head_masks(stock, dense(3, 5, 1), slopes))
+    found = ours.forward_features(image())
+    close(found, wanted)
+    found.sum().backward()
+    assert all(p.grad is not None for n, p in ours.named_parameters() if "pos_enc" in n)

@@ -1,0 +1,120 @@
+"""Caches that no call may spoil, and reduced precision."""
+
+import copy
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import vispe
+from tests.hosts.common import RELEASE, close, grads, image, tiny
+
+SPECS = [
+    "alibi2d",
+    "alibi2d(slopes=learned)",
+    "sincos2d",
+    "learned",
+    "learn+alibi2d(slopes=learned)+sincos2d",
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_predicting_first_does_not_spoil_training(spec):
+    model = vispe.convert(tiny(dynamic_img_size=True), spec)
+    x = image()
+    with torch.inference_mode():
+        first = model(x).clone()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert model(mode.from_tensor(x)).shape == (2, 5)
+    found = grads(model, model(x))
+    fresh = vispe.convert(tiny(dynamic_img_size=True), spec)
+    fresh.load_state_dict(model.state_dict())
+    close(found, grads(fresh, fresh(x)))
+    close(first, fresh(x))
+    for dtype in (torch.float64, torch.bfloat16, torch.float32):
+        model, fresh = model.to(dtype), copy.deepcopy(fresh).to(dtype)
+        out = model(x.to(dtype))
+        assert out.dtype == dtype
+        assert torch.equal(out, fresh(x.to(dtype)))
+    assert model.to("meta")(x.to("meta")).device.type == "meta"
+
+
+def test_caches_are_no_part_of_the_state():
+    model = vispe.convert(tiny(dynamic_img_size=True), "alibi2d")
+    names = set(model.state_dict())
+    for side in range(2, 12):
+        model(image(1, 3, 8 * side, 24))
+    assert set(model.state_dict()) == names == set(tiny().state_dict()) - {"pos_embed"}
+    assert len(model.vispe.cache._kept) <= 4
+    assert not copy.deepcopy(model).vispe.cache._kept
+    x = image(1, 3, 40, 24)
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+def test_function_transforms_agree_and_leave_the_cache_clean():
+    model = vispe.convert(tiny(), "alibi2d(slopes=learned)")
+    parameters = {k: v.detach() for k, v in model.named_parameters()}
+    x = image()
+
+    def loss(values, sample):
+        return torch.func.functional_call(model, values, (sample[None],)).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for i in (0, 1):
+        model.zero_grad()
+        model(x[i][None]).square().sum().backward()
+        close({n: g[i] for n, g in each.items()}, {n: p.grad for n, p in model.named_parameters()}, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", ["alibi2d", "alibi2d(slopes=learned)", "sincos2d"])
+def test_half_precision_models_and_autocast_stay_near(spec, dtype):
+    wanted = vispe.convert(tiny(qk_norm=True), spec)
+    model, x = copy.deepcopy(wanted).to(dtype), image()
+    out = model(x.to(dtype))
+    assert out.dtype == dtype
+    assert (out.float() - wanted(x)).abs().max() < 0.1 * wanted(x).abs().max()
+    stock = vispe.convert(tiny(qk_norm=True), "none")
+    assert (wanted(x) - stock(x)).abs().max() > 0 or spec == "none"
+    with torch.autocast("cpu", dtype):
+        auto = wanted(x)
+    assert (auto.float() - wanted(x)).abs().max() < 0.1 * wanted(x).abs().max()
+
+
+class Float32Norm(torch.nn.LayerNorm):
+    """A norm whose output is float32 under autocast, as on CUDA."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x.float())
+
+
+def test_autocast_with_norms_that_give_float32():
+    model = tiny(qk_norm=True)
+    for block in model.blocks:
+        for name in ("q_norm", "k_norm"):
+            norm = Float32Norm(8)
+            norm.load_state_dict(getattr(block.attn, name).state_dict())
+            setattr(block.attn, name, norm)
+    ours, x = vispe.convert(model, "alibi2d"), image()
+    with torch.autocast("cpu", torch.bfloat16):
+        auto = ours(x)
+    assert (auto.float() - ours(x)).abs().max() < 0.1 * ours(x).abs().max()
+
+
+def test_distances_are_float32_in_a_half_precision_model():
+    """Distances beyond 256 differ by less than bfloat16 can tell apart; the bias must not be made in it."""
+    model = vispe.convert(tiny(img_size=(8, 8 * 300), depth=1), "alibi2d.local").to(torch.bfloat16)
+    mask = model.pos_enc.bias(model.vispe.cache(vispe.Grid((1, 300), prefix=1), torch.zeros(1)), 0).dense()
+    assert torch.equal(mask[0, 0, 1, 1:], -torch.arange(300.0))
+
+
+def test_channels_last():
+    model = vispe.convert(tiny(), "alibi2d(slopes=learned)")
+    wanted = model(image())
+    model = model.to(memory_format=torch.channels_last)
+    close(model(image().to(memory_format=torch.channels_last)), wanted)
+
+
+def test_this_timm_is_one_of_the_tested():
+    assert RELEASE >= (1, 0, 26)

@@ -1,0 +1,200 @@
+"""Restoring, converting again, and refusals that leave the model as it was."""
+
+import copy
+import pickle
+
+import pytest
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed
+from timm.models import VisionTransformer
+from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock, ParallelThingsBlock
+
+import vispe
+from tests.hosts.common import SHAPE, VisionTransformerDistilled, image, tiny
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.hosts.timm_attention import SWAPS
+
+FORMS = [
+    {},
+    {"block_fn": ParallelThingsBlock},
+    {"block_fn": ParallelScalingBlock},
+    {"attn_layer": "diff"},
+    {"block_fn": DiffParallelScalingBlock},
+    {"cls": VisionTransformerDistilled},
+    {"pos_embed": "none"},
+]
+SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "none", "learn+alibi2d(slopes=learned)"]
+
+
+def snapshot(model) -> tuple:
+    """Everything that a user could see of a model."""
+    classes = [(n, type(m)) for n, m in model.named_modules()]
+    attributes = [
+        (n, sorted(vars(m)), sorted(m._modules), sorted(m._parameters)) for n, m in model.named_modules()
+    ]
+    return (
+        classes,
+        attributes,
+        [(n, id(p), p.clone()) for n, p in model.named_parameters()],
+        model(image()).clone(),
+    )
+
+
+def same(a: tuple, b: tuple, ids: bool = True) -> None:
+    assert a[0] == b[0]
+    assert a[1] == b[1]
+    assert [n for n, *_ in a[2]] == [n for n, *_ in b[2]]
+    for (name, i, p), (_, j, q) in zip(a[2], b[2], strict=True):
+        assert torch.equal(p, q), name
+        assert not ids or i == j
+    assert torch.equal(a[3], b[3])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    "form", FORMS, ids=lambda f: "-".join(getattr(v, "__name__", v) for v in f.values()) or "plain"
+)
+def test_restore_is_exact_to_the_bit(form, spec):
+    model = tiny(**form)
+    model._model_args = {"num_classes": 5}
+    if form.get("pos_embed") == "none" and "learn+" in spec:
+        with pytest.raises(UnsupportedCombination, match="no absolute table to keep"):
+            vispe.convert(model, spec)
+        return
+    before = snapshot(model)
+    state = list(model.state_dict())
+    vispe.convert(model, spec)
+    model(image())
+    if "none" not in (spec, form.get("pos_embed")):
+        assert not torch.equal(model(image()), before[3])
+    vispe.restore(model)
+    same(snapshot(model), before)
+    assert list(model.state_dict()) == state or set(model.state_dict()) == set(state)
+    assert model._model_args == {"num_classes": 5}
+
+
+def test_converting_again_and_again_ends_where_one_conversion_would():
+    model = tiny()
+    stock = snapshot(model)
+    for spec in [*SPECS, *reversed(SPECS)]:
+        vispe.convert(model, spec)
+        once = vispe.convert(tiny(), spec)
+        once.load_state_dict(model.state_dict())
+        assert torch.equal(model(image()), once(image())), spec
+        assert model._model_args["pos_embed"] == once._model_args["pos_embed"]
+        assert type(model) is type(once)
+    vispe.convert(model, "alibi2d", wrap=False)
+    assert model.vispe.spec == [{"name": "alibi2d", "wrap": False}]
+    same(snapshot(vispe.restore(model)), stock)
+
+
+def test_trained_weights_stay_and_the_table_comes_back():
+    model = vispe.convert(tiny(), "alibi2d")
+    with torch.no_grad():
+        model.cls_token.add_(1)
+    vispe.restore(model)
+    stock = tiny()
+    assert torch.equal(model.cls_token, stock.cls_token + 1)
+    assert torch.equal(model.pos_embed, stock.pos_embed)
+
+
+def test_the_table_follows_sizes_types_and_copies():
+    stock = tiny()
+    model = vispe.convert(tiny(), "alibi2d")
+    model.set_input_size((40, 24))
+    model = pickle.loads(pickle.dumps(copy.deepcopy(model))).double()
+    vispe.restore(model)
+    assert model.pos_embed.dtype == torch.float64
+    wanted = resample_abs_pos_embed(stock.pos_embed, new_size=(5, 3), old_size=(3, 5), num_prefix_tokens=1)
+    torch.testing.assert_close(model.pos_embed.detach(), wanted.detach().double())
+    assert model(image(2, 3, 40, 24).double()).shape == (2, 5)
+    frozen = tiny()
+    frozen.pos_embed.requires_grad_(False)
+    vispe.convert(frozen, "alibi2d").set_input_size((48, 64))
+    assert vispe.restore(frozen).pos_embed.requires_grad is False
+
+
+def test_a_table_can_be_put_aside_and_taken_up_again():
+    model = vispe.convert(tiny(), "alibi2d")
+    vispe.convert(model, "alibi2d", keep_abs=True)
+    wanted = vispe.convert(tiny(), "alibi2d", keep_abs=True)
+    assert torch.equal(model(image()), wanted(image()))
+    assert torch.equal(vispe.restore(model)(image()), tiny()(image()))
+
+
+def test_what_was_built_without_a_table_cannot_be_restored():
+    model = timm.create_model("vit_tiny_patch16_224", pos_embed="alibi2d", **SHAPE).eval()
+    before = snapshot(model)
+    with pytest.raises(UnsupportedCombination, match=r"no absolute table to restore: .* built without one"):
+        vispe.restore(model)
+    with pytest.raises(UnsupportedCombination, match="no absolute table to keep"):
+        vispe.convert(model, "sincos2d", keep_abs=True)
+    same(snapshot(model), before)
+    with pytest.raises(UnsupportedHost, match="VisionTransformer has no encoding of vispe"):
+        vispe.restore(tiny())
+    kept = timm.create_model("vit_tiny_patch16_224", pos_embed="learn+alibi2d", **SHAPE).eval()
+    assert type(vispe.restore(kept)) is VisionTransformer
+    assert kept.pos_embed is not None
+
+
+REFUSED = [
+    ("nonsense", {}, "no encoding 'nonsense'"),
+    ("alibi", {}, "1 axes"),
+    ("alibi2d(slopes=huge)", {}, "slopes must be"),
+    ("alibi2d+sincos2d", {"wrap": False}, "beside a sum are ambiguous"),
+    ("alibi2d", {"warp": False}, "no option 'warp'.*Did you mean 'wrap'"),
+    ("alibi2d(layers=[9])", {}, "below depth=2"),
+    ("learned(std=a)", {"grid": [0, 1]}, "grid of two"),
+]
+
+
+@pytest.mark.parametrize("first", [None, "alibi2d(slopes=learned)", "learned"])
+@pytest.mark.parametrize(("spec", "options", "text"), REFUSED, ids=lambda v: str(v)[:20])
+def test_a_refused_conversion_leaves_the_model_alone(first, spec, options, text):
+    model = tiny()
+    if first:
+        vispe.convert(model, first)
+    before = snapshot(model)
+    with pytest.raises((vispe.VispeError, OptionError), match=text):
+        vispe.convert(model, spec, **options)
+    same(snapshot(model), before)
+
+
+def test_a_block_that_cannot_be_swapped_leaves_the_others_alone():
+    model = tiny(depth=3)
+    model.blocks[2].attn = torch.nn.Identity()
+    model.eval()
+    before = [type(m) for m in model.modules()]
+    with pytest.raises(UnsupportedHost, match=r"blocks.2.attn is a Identity"):
+        vispe.convert(model, "alibi2d")
+    assert [type(m) for m in model.modules()] == before
+    assert model.pos_embed is not None
+
+
+def test_describe():
+    model = tiny()
+    assert vispe.describe(model) == (
+        "VisionTransformer without an encoding of vispe; vispe.convert(model, 'alibi2d') adds one."
+    )
+    text = vispe.describe(vispe.convert(model, "alibi2d(slopes=learned)+learned"))
+    for part in (
+        "'alibi2d', 'slopes': 'learned'",
+        "grid (3, 5)",
+        "1 prefix tokens",
+        "taken out",
+        "backend auto",
+        "pos_enc: learned, 480 parameters",
+        "2 attention layers with their own: alibi2d, 8 parameters",
+    ):
+        assert part in text, text
+    assert vispe.describe(torch.nn.ModuleDict({"trunk": model})).startswith("trunk: VisionTransformer with")
+    model.blocks[0].attn.fused_attn = False
+    assert "reference (fused attention is off)" in vispe.describe(model)
+    assert "in use" in vispe.describe(vispe.convert(model, "sincos2d", keep_abs=True))
+
+
+def test_every_swap_differs_from_its_parent_in_forward_only():
+    for stock, ours in SWAPS.items():
+        assert ours.__mro__[1] is stock
+        assert {n for n in vars(ours) if not n.startswith("__")} <= {"forward", "fused_attn", "_abc_impl"}

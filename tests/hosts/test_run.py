@@ -1,0 +1,50 @@
+"""`python -m vispe.run SCRIPT ARGS...`."""
+
+import sys
+
+import pytest
+
+from vispe import run
+
+
+def test_run_gives_a_stock_script_its_own_arguments_and_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "beside_the_script.py").write_text("word = 'beside'\n")
+    script = tmp_path / "stock.py"
+    script.write_text(
+        "import argparse, sys\nfrom timm import create_model\nfrom timm.utils import ParseKwargs\n"
+        "from beside_the_script import word\n"
+        "p = argparse.ArgumentParser(); p.add_argument('--model-kwargs', nargs='*', action=ParseKwargs)\n"
+        "p.add_argument('--flag', action='store_true')\n"
+        "a = p.parse_args()\n"
+        "if __name__ == '__main__':\n"
+        "    m = create_model('vit_tiny_patch16_224', depth=1, **a.model_kwargs)\n"
+        "    print(type(m).__name__, word, sys.argv[0], a.flag)\n"
+        "    sys.exit(3)\n"
+    )
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(sys, "argv", ["run", str(script), "--flag", "--model-kwargs", "pos_embed=alibi2d"])
+    with pytest.raises(SystemExit) as stop:
+        run.main()
+    assert stop.value.code == 3
+    assert capsys.readouterr().out.split() == ["VispeVisionTransformer", "beside", str(script), "True"]
+    monkeypatch.setattr(sys, "argv", ["run", str(script), "--help"])
+    with pytest.raises(SystemExit):
+        run.main()
+    assert "--model-kwargs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["nowhere.py"], 2, "there is no script nowhere.py"),
+        ([], 2, "required: script"),
+        (["-h"], 0, "SCRIPT"),
+    ],
+)
+def test_run_says_what_is_wrong(words, code, text, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run", *words])
+    with pytest.raises(SystemExit) as stop:
+        run.main()
+    said = capsys.readouterr()
+    assert stop.value.code == code
+    assert text in said.out.upper() + said.err
