@@ -14,8 +14,6 @@ IGNORED_WARNINGS = (  # every warning is an error, except
     "ignore::DeprecationWarning:torch.*",
     "ignore::FutureWarning:torch.*",
     "ignore::DeprecationWarning:onnxscript.*",
-    # several tests of a worker share a process that hypothesis has slowed down
-    "ignore:.*too_slow.*",
 )
 
 

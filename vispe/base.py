@@ -27,8 +27,8 @@ class Encoding(nn.Module):
     """Base of every positional encoding.
 
     Class attributes state facts: `name`, `paper` (title and link), `year`, `ndim` (accepted numbers of axes),
-    `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (a structured kernel
-    exists for it).
+    `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has
+    a form, such as a table of offsets, that needs no n x n mask).
     """
 
     name: ClassVar[str] = ""

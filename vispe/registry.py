@@ -41,7 +41,7 @@ class EncodingInfo:
         presets: preset name to its options.
         options: option name to its default; options without default are None.
         extrapolates: whether a new grid needs no resampling.
-        fused: whether a structured kernel can serve it.
+        fused: whether its bias has a form, such as a table of offsets, that needs no n x n mask.
     """
 
     name: str

@@ -29,7 +29,7 @@ def info(name: str, json: bool = False) -> None:
         "kind": ", ".join(facts["kinds"]) or "none",
         "axes": ", ".join(map(str, facts["ndim"])),
         "new resolution": "no resampling needed" if facts["extrapolates"] else "resampled",
-        "structured kernel": "yes" if facts["fused"] else "no",
+        "structured form": "yes" if facts["fused"] else "no",
         "paper": f"{facts['paper']} ({facts['year']})" if facts["paper"] else "none",
     }
     for key, value in rows.items():

@@ -49,10 +49,6 @@ class Context:
         """
         own = module.pos_enc
         encodings = self.encodings if own is None else (*self.encodings, *own.parts())
-        if q.dtype != v.dtype and torch.is_autocast_enabled(
-            q.device.type
-        ):  # norms of q and k give float32 there
-            q, k = q.to(v.dtype), k.to(v.dtype)
         out = attend(
             q,
             k,
