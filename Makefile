@@ -12,7 +12,7 @@ types:
 	$(PYTHON) -m basedpyright
 
 test:
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2 --dist loadfile
 
 golden:
 	$(PYTHON) -m tests.golden tests/golden/vectors

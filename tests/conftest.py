@@ -1,7 +1,11 @@
-"""What every test can rely on: seeds, two threads, warnings that are errors, a clean skip without a GPU."""
+"""What every test can rely on: seeds, few threads, warnings that are errors, a clean skip without a GPU."""
 
+import os
 import random
 from collections.abc import Iterator
+
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+os.environ["OMP_NUM_THREADS"] = str(THREADS)  # read by the libraries below when they are imported
 
 import numpy as np
 import pytest
@@ -32,8 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
+def _few_threads() -> None:
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)
