@@ -9,7 +9,8 @@ import torch
 
 from vispe import Grid, Positions
 from vispe.errors import OptionError, ShapeError
-from vispe.grid import PerToken, PositionCache, as_positions
+from vispe.grid import PerToken, as_positions
+from vispe.hosts.cache import PositionCache
 
 
 @pytest.mark.parametrize(

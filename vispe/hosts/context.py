@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.base import Encoding
-from vispe.grid import PositionCache, Positions
+from vispe.grid import Positions
+from vispe.hosts.cache import PositionCache
 from vispe.layers import attend
 
 
