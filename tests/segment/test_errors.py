@@ -190,6 +190,8 @@ def test_weights_that_cannot_be_had_are_said_at_once(capsys, monkeypatch):
     monkeypatch.setattr(tokens_module, "_cached", lambda config: None)
     monkeypatch.setattr(tokens_module, "_on_disk", lambda: "vit_small_patch14_dinov2.lvd142m")
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whatever the environment says
+
     def unreachable(*_, timeout):
         raise urllib.error.URLError("no route to host")
 

@@ -134,6 +134,8 @@ def test_unknown_models_get_a_suggestion():
 def test_no_weights_and_no_network_is_said_at_once(monkeypatch):
     monkeypatch.setattr(tokens_module, "_cached", lambda config: None)
 
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whatever the environment says
+
     def unreachable(*_, timeout):
         assert timeout <= 5
         raise urllib.error.URLError("no route to host")
