@@ -25,6 +25,8 @@ class Alibi2D(AlibiBase):
         depth: blocks of the model, to check `layers`.
         slopes: 'constant' (all 1), 'geometric' (2^(-8k/h), k = 1..h, any h), 'alibi' (the rule of arXiv 2108.12409 for
             head counts that are no power of two) or 'learned' (h per layer, from U[0, 1)).
+            Under class-token pooling the learned slopes of the last block get no gradient: only its class row is
+            read, and that has no bias.
         softplus: learned slopes pass through softplus, so that they stay positive.
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
         wrap: distances on the torus: per axis min(d, n - d).
