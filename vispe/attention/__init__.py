@@ -100,7 +100,8 @@ def attention(
         dropout_p: dropout of the attention weights.
         enable_gqa: repeat key and value heads for groups of query heads.
         backend: 'auto' takes the fastest that serves the call; a named one is obeyed or refused.
-        deterministic: True takes only kernels whose backward pass is reproducible.
+        deterministic: True takes an SDPA kernel with a reproducible backward pass on CUDA (CPU kernels all are).
+            Gradients of tables on CUDA follow `torch.use_deterministic_algorithms`, whatever is said here.
 
     Rows that may attend to nothing give 0.
 
@@ -129,7 +130,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     call = Call(q, k, v, **arguments)
     name, reason = _choose(call, backend)
     refused = {other: refuses(call) for other, (refuses, _) in _BACKENDS.items() if other != name}
-    return Explanation(name, reason, {other: why or "slower here" for other, why in refused.items()})
+    return Explanation(name, reason, {other: why or "not faster here, or less exact" for other, why in refused.items()})
 
 
 def _choose(call: Call, backend: str) -> tuple[str, str]:
