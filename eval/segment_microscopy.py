@@ -1,5 +1,4 @@
-"""Measures `vispe segment` with the filter features on the public micrographs, image by image and across
-images.
+"""Measures `vispe segment` with filter features on micrographs, image by image and across images.
 
 One classifier per image from its own scribbles (the first four images of each set in sorted order; scribbled
 pixels count), and for the superalloy one classifier from four images scored on the eight others. Every run
