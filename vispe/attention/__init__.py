@@ -130,7 +130,9 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     call = Call(q, k, v, **arguments)
     name, reason = _choose(call, backend)
     refused = {other: refuses(call) for other, (refuses, _) in _BACKENDS.items() if other != name}
-    return Explanation(name, reason, {other: why or "not faster here, or less exact" for other, why in refused.items()})
+    return Explanation(
+        name, reason, {other: why or "not faster here, or less exact" for other, why in refused.items()}
+    )
 
 
 def _choose(call: Call, backend: str) -> tuple[str, str]:
