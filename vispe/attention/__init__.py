@@ -49,7 +49,7 @@ _BACKENDS: dict[str, _Entry] = {
     "sdpa": (sdpa.refuses, sdpa.run),
     "lowrank": (lowrank.refuses, lowrank.run),
 }
-_LONG = 1024  # tokens from which extra columns beat a dense mask (CPU, measured)
+LONG = 1024  # tokens from which extra columns beat a dense mask (CPU, measured)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _choose(call: Call, backend: str) -> tuple[str, str]:
 def _columns_pay(call: Call) -> bool:
     """Whether extra columns are faster than a mask, and as exact."""
     bias = call.bias
-    if not isinstance(bias, DistanceBias) or call.k.shape[2] < _LONG or lowrank.refuses(call) is not None:
+    if not isinstance(bias, DistanceBias) or call.k.shape[2] < LONG or lowrank.refuses(call) is not None:
         return False
     # float32 columns cancel: their error is 2^-24 of the largest distance, which a divisor keeps near 1
     return call.dtype == torch.bfloat16 or (call.dtype == torch.float32 and bias.normalize != "none")

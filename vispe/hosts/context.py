@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.base import Encoding
+from vispe.attention import LONG
+from vispe.attention.precision import compute_dtype
+from vispe.base import Encoding, Rotary, bias_of, value_term_of
 from vispe.grid import Positions
 from vispe.hosts.cache import PositionCache
 from vispe.layers import attend
@@ -34,6 +36,31 @@ class Context:
             mask,
             is_causal,
         )
+
+    def plain_mask(self, module: nn.Module, x: Tensor) -> Tensor | None:
+        """Return one mask that says all of this layer's encodings, so that stock attention can run, or None.
+
+        That is a fixed bias on a grid so small that nothing beats its mask. What it saves is Python: 0.4 ms a
+        layer, seven hundredths of a ViT-S forward of one image.
+
+        Args:
+            module: see `attend`.
+            x: see `attend`.
+        """
+        alone = module.pos_enc is None and self.mask is None and not self.is_causal and module.fused_attn
+        if not alone or self.positions.tokens >= LONG or torch.compiler.is_compiling():
+            return None
+        if any(isinstance(e, Rotary) for e in self.encodings):
+            return None
+        layer = module.vispe_layer
+        bias = bias_of(self.encodings, self.positions, layer, x)
+        if bias is None or bias.key is None or not bias.finite or bias.per_sample:
+            return None
+        if value_term_of(self.encodings, self.positions, layer) is not None:
+            return None
+        if bias.per_head and x.shape[0] > 1:  # `vispe.attention` lets the batch share such a mask
+            return None
+        return bias.mask(compute_dtype(x))
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float

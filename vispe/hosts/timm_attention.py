@@ -27,6 +27,9 @@ class VispeAttention(Attention):
         """Return the tokens (b, n, d) after attention."""
         if not isinstance(attn_mask, Context):
             return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+        plain = attn_mask.plain_mask(self, x)
+        if plain is not None:
+            return super().forward(x, attn_mask=plain)
         q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.num_heads)
         dropout = self.attn_drop.p if self.training else 0.0
         out = attn_mask.attend(self, self.q_norm(q), self.k_norm(k), v, x, dropout)
