@@ -1,0 +1,177 @@
+"""Does an encoding that was trained on one grid still work on others? A task with an exact answer, to find out.
+
+A scene is a grid of patches, a few of which are coloured markers. Every patch is asked two things: which colour the
+nearest marker has (needs distance), and which colour the nearest marker above it has (needs direction). Both
+questions mean the same on a grid of any size, so a model can be trained on one and asked on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from timm.models import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import vispe
+from vispe.errors import OptionError
+from vispe.registry import Spec
+
+PATCH = 4  # pixels
+PALETTE = ((1.0, 0.1, 0.1), (0.1, 1.0, 0.1), (0.1, 0.1, 1.0), (1.0, 1.0, 0.1))
+QUESTIONS = ("distance", "direction")
+
+
+class Scenes(NamedTuple):
+    """A batch of scenes: images (b, 3, 4 h, 4 w), and the colour that answers each question per patch.
+
+    Answers are (b, questions, h, w) int64, -1 where two colours are equally near or no marker is above.
+    """
+
+    images: Tensor
+    answers: Tensor
+
+
+def scenes(
+    count: int, shape: tuple[int, int], generator: torch.Generator, markers: int = 3, noise: float = 0.1
+) -> Scenes:
+    """Return random scenes.
+
+    Args:
+        count: how many, b.
+        shape: patches (h, w).
+        generator: source of all randomness.
+        markers: coloured patches per scene, all in different places.
+        noise: standard deviation of grey noise on every pixel.
+
+    Raises:
+        OptionError: there are more markers than patches.
+    """
+    h, w = shape
+    if not 1 <= markers <= h * w:
+        raise OptionError(f"{markers} markers were asked on {h} x {w} patches; ask for 1 to {h * w}.")
+    places = torch.rand(count, h * w, generator=generator).argsort(1)[:, :markers]
+    colours = torch.randint(len(PALETTE), (count, markers), generator=generator)
+    tiles = torch.full((count, h * w, 3), 0.5)
+    tiles.scatter_(1, places[..., None].expand(-1, -1, 3), torch.tensor(PALETTE)[colours])
+    images = tiles.unflatten(1, (h, w)).permute(0, 3, 1, 2).repeat_interleave(PATCH, 2)
+    images = images.repeat_interleave(PATCH, 3)
+    images = images + noise * torch.randn(images.shape, generator=generator)
+    cells = torch.stack(torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij"), -1).flatten(0, 1)
+    step = cells[:, None] - cells[places][:, None]  # (b, patches, markers, 2)
+    squared = step.square().sum(-1).float()
+    above = squared.masked_fill(step[..., 0] <= 0, float("inf"))
+    answers = torch.stack([_nearest(squared, colours), _nearest(above, colours)], 1)
+    return Scenes(images, answers.unflatten(2, (h, w)))
+
+
+def _nearest(squared: Tensor, colours: Tensor) -> Tensor:
+    """Return the colour (b, patches) of the marker at the smallest distance, -1 without a single answer."""
+    best, which = squared.min(-1)
+    answer = colours.gather(1, which)
+    tied = (squared == best[..., None]) & (colours[:, None] != answer[..., None])
+    return answer.masked_fill(tied.any(-1) | best.isinf(), -1)
+
+
+class Asked(nn.Module):
+    """A small ViT with one answer per patch and question.
+
+    Args:
+        spec: its positional encoding.
+        shape: patches (h, w) that it is built for.
+        dim: width.
+        depth: blocks.
+        num_heads: heads.
+    """
+
+    def __init__(
+        self, spec: Spec, shape: tuple[int, int], dim: int = 64, depth: int = 3, num_heads: int = 4
+    ) -> None:
+        super().__init__()
+        self.body = VisionTransformer(
+            img_size=(shape[0] * PATCH, shape[1] * PATCH),
+            patch_size=PATCH,
+            embed_dim=dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=2.0,
+            num_classes=0,
+            class_token=False,
+            global_pool="",
+            dynamic_img_size=True,
+            pos_embed="learn",
+        )
+        vispe.convert(self.body, spec)
+        self.head = nn.Linear(dim, len(QUESTIONS) * len(PALETTE))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (b, colours, questions, h, w)."""
+        h, w = images.shape[-2] // PATCH, images.shape[-1] // PATCH
+        logits = self.head(self.body(images))
+        return logits.unflatten(1, (h, w)).unflatten(3, (len(QUESTIONS), -1)).permute(0, 4, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained: grid, steps, scenes per step, peak learning rate."""
+
+    shape: tuple[int, int] = (6, 6)
+    steps: int = 600
+    batch: int = 48
+    rate: float = 3e-3
+
+
+def train(
+    spec: Spec,
+    seed: int,
+    recipe: Recipe | None = None,
+    on_step: Callable[[int, float], None] | None = None,
+) -> Asked:
+    """Return a model trained from scratch on fresh scenes of one grid.
+
+    Args:
+        spec: its positional encoding.
+        seed: of the weights and the scenes.
+        recipe: how; the default takes well under a minute on one core.
+        on_step: called with the number of each step and its loss.
+    """
+    recipe = recipe or Recipe()
+    torch.manual_seed(seed)
+    model = Asked(spec, recipe.shape).train()
+    generator = torch.Generator().manual_seed(1000 + seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps)
+    for step in range(recipe.steps):
+        batch = scenes(recipe.batch, recipe.shape, generator)
+        loss = F.cross_entropy(model(batch.images), batch.answers, ignore_index=-1)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if on_step is not None:
+            on_step(step, float(loss.detach()))
+    return model.eval()
+
+
+@torch.inference_mode()
+def score(model: nn.Module, shape: tuple[int, int], count: int = 256, seed: int = 0) -> dict[str, float]:
+    """Return the share of right answers per question on a grid, over the patches that have an answer.
+
+    Args:
+        model: maps images (b, 3, 4 h, 4 w) to logits (b, colours, questions, h, w), like `Asked`.
+        shape: patches (h, w).
+        count: scenes.
+        seed: of the scenes; every model is asked the same.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    right, asked = torch.zeros(len(QUESTIONS)), torch.zeros(len(QUESTIONS))
+    for start in range(0, count, 64):
+        batch = scenes(min(64, count - start), shape, generator)
+        found = model(batch.images).argmax(1)
+        right += (found == batch.answers).sum((0, 2, 3))
+        asked += (batch.answers >= 0).sum((0, 2, 3))
+    return {name: float(r / a) for name, r, a in zip(QUESTIONS, right, asked, strict=True)}
