@@ -1,9 +1,10 @@
 """ViT-S forward with an encoding against the same ViT with its learned table, on this machine.
 
     python eval/bench/vit.py [--pos-embed alibi2d] [--rounds 15] [--out eval/results/vit_cpu.json]
+    python eval/bench/vit.py --every    (all encodings, ViT-S/16 at 224 px, to eval/results/encodings_cpu.json)
 
 Both models have the same weights and run in turn. The numbers are speeds relative to the stock model. A run that
-was stopped goes on where it was.
+was stopped goes on where it was. Rows below 0.8 come with the operators that take most of the time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -19,7 +21,9 @@ from timing import compare, environment
 
 import vispe
 
+RESULTS = Path(__file__).parents[1] / "results"
 TARGETS = {224: 0.95, 518: 0.85}
+SLOW = 0.8  # below this, the row says where the time goes
 KEYS = ("pos_embed", "model", "size", "batch", "dtype")
 
 
@@ -30,18 +34,26 @@ def main() -> None:
     parser.add_argument("--pos-embed", nargs="+", default=["alibi2d"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--fresh", action="store_true", help="measure all again, also what the file has")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "vit_cpu.json")
+    parser.add_argument("--every", action="store_true", help="all encodings, one model, one size, float32")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    args.out = args.out or RESULTS / ("encodings_cpu.json" if args.every else "vit_cpu.json")
     args.out.parent.mkdir(exist_ok=True)
     kept = json.loads(args.out.read_text())["rows"] if args.out.exists() and not args.fresh else []
     rows = {tuple(r[k] for k in KEYS): r for r in kept}
     models = (("vit_small_patch16_224", 16), ("vit_small_patch14_dinov2", 14))
     dtypes = (torch.float32, torch.bfloat16)
-    for spec, (arch, patch), size, dtype, batch in product(args.pos_embed, models, TARGETS, dtypes, (1, 8)):
+    cases = product(args.pos_embed, models, TARGETS, dtypes, (1, 8))
+    if args.every:
+        names = [n for n in vispe.list_encodings(ndim=2) if n != "learned"]
+        cases = product(names, models[:1], (224,), dtypes[:1], (1, 8))
+    for spec, (arch, patch), size, dtype, batch in cases:
         key = (spec, f"ViT-S/{patch}", size, batch, str(dtype).removeprefix("torch."))
         if key not in rows:
             found = measure(spec, arch, size, batch, dtype, args.rounds)
-            rows[key] = {**dict(zip(KEYS, key, strict=True)), **found, "target": TARGETS[size]}
+            rows[key] = {**dict(zip(KEYS, key, strict=True)), **found}
+            if not args.every:
+                rows[key]["target"] = TARGETS[size]
             args.out.write_text(
                 json.dumps({"environment": environment(), "rows": list(rows.values())}, indent=1) + "\n"
             )
@@ -49,7 +61,7 @@ def main() -> None:
 
 
 @torch.inference_mode()
-def measure(spec: str, arch: str, size: int, batch: int, dtype: torch.dtype, rounds: int) -> dict[str, float]:
+def measure(spec: str, arch: str, size: int, batch: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
     torch.manual_seed(0)
     stock = timm.create_model(arch, img_size=size, num_classes=0).eval()
     ours = timm.create_model(arch, img_size=size, num_classes=0, pos_embed=spec).eval()
@@ -60,7 +72,19 @@ def measure(spec: str, arch: str, size: int, batch: int, dtype: torch.dtype, rou
         rounds *= 6
     elif size > 300 and batch > 1:
         rounds = max(5, rounds // 4)
-    return compare(lambda: stock(image), lambda: ours(image), rounds)
+    found = compare(lambda: stock(image), lambda: ours(image), rounds)
+    if found["relative_speed"] < SLOW:
+        found["profile"] = {"stock": profile(stock, image), "encoded": profile(ours, image)}
+    return found
+
+
+def profile(model: torch.nn.Module, image: torch.Tensor) -> dict[str, float]:
+    """Return milliseconds per forward of the six operators that take most."""
+    with torch.profiler.profile() as prof:
+        for _ in range(3):
+            model(image)
+    events = sorted(prof.key_averages(), key=lambda e: -e.self_cpu_time_total)[:6]
+    return {e.key: round(e.self_cpu_time_total / 3000, 2) for e in events}
 
 
 if __name__ == "__main__":
