@@ -23,7 +23,7 @@ import vispe
 from vispe.evaluate.extrapolation import Recipe, score, train
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
-from timing import environment  # noqa: E402  (a neighbour, not a package)
+from timing import environment
 
 OUT = Path(__file__).parent / "results" / "extrapolation.json"
 SHAPES = {"0.5x": (3, 3), "1x": (6, 6), "1.5x": (9, 9), "2x": (12, 12), "wide": (6, 12), "tall": (9, 5)}

@@ -1,11 +1,12 @@
-"""Draw the picture of README: bias maps of three encodings, and a micrograph segmented by the command.
+"""Draw the pictures of README: what vispe does at a glance, and how encodings fare on grids they were not trained on.
 
-python eval/figures.py
+python eval/figures.py [overview] [extrapolation]
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -30,7 +31,8 @@ MAPS = {
 }
 
 
-def main() -> None:
+def overview() -> None:
+    """Draw bias maps of three encodings, and a micrograph segmented by the command."""
     figure = Figure(figsize=(12, 8.6), dpi=110, facecolor="white", layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=(1, 2.05), hspace=0.03)
     top, bottom = upper.subplots(1, 3), lower.subplots(1, 2, width_ratios=(1, 1.3))
@@ -57,9 +59,64 @@ def main() -> None:
     for ax in (before, after):
         ax.axis("off")
         ax.set_anchor("NW")
-    (ROOT / "docs").mkdir(exist_ok=True)
     figure.savefig(ROOT / "docs" / "overview.png")
 
 
+def extrapolation() -> None:
+    """Draw the accuracy on every grid as a table of colours, best encodings first."""
+    found = json.loads((ROOT / "eval" / "results" / "extrapolation.json").read_text())
+    shapes = found["shapes"]
+    names = list(dict.fromkeys(r["encoding"] for r in found["rows"]))
+    tables = {
+        question: np.array(
+            [
+                [
+                    np.mean([r["accuracy"][s][question] for r in found["rows"] if r["encoding"] == name])
+                    for s in shapes
+                ]
+                for name in names
+            ]
+        )
+        for question in ("distance", "direction")
+    }
+    unseen = [i for i, name in enumerate(shapes) if name != "1x"]
+    order = np.argsort([-sum(t[i, unseen].mean() for t in tables.values()) for i in range(len(names))])
+    figure = Figure(figsize=(11, 1.4 + 0.3 * len(names)), dpi=110, facecolor="white", layout="constrained")
+    titles = {
+        "distance": "Which colour has the nearest marker?",
+        "direction": "… the nearest marker above?",
+    }
+    for ax, (question, table) in zip(figure.subplots(1, 2, sharey=True), tables.items(), strict=True):
+        values = 100 * table[order]
+        ax.imshow(values, cmap="viridis", vmin=30, vmax=100, aspect="auto")
+        for (row, column), value in np.ndenumerate(values):
+            ax.text(
+                column,
+                row,
+                f"{value:.0f}",
+                ha="center",
+                va="center",
+                fontsize=9,
+                color="white" if value < 75 else "black",
+            )
+        ax.set_title(titles[question], fontsize=12, loc="left")
+        labels = [f"{n}\n{h} x {w}" for n, (h, w) in shapes.items()]
+        ax.set_xticks(range(len(shapes)), labels, fontsize=9)
+        ax.set_yticks(range(len(names)), [names[i] for i in order], fontsize=9)
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        ax.axvline(list(shapes).index("1x") - 0.5, color="white", lw=2)
+        ax.axvline(list(shapes).index("1x") + 0.5, color="white", lw=2)
+    h, w = shapes["1x"]
+    figure.supxlabel(
+        f"patches; trained on {h} x {w} only. % of patches right, mean of seeds; best on unseen grids first",
+        fontsize=10,
+    )
+    figure.savefig(ROOT / "docs" / "extrapolation.png")
+
+
 if __name__ == "__main__":
-    main()
+    (ROOT / "docs").mkdir(exist_ok=True)
+    pictures = {"overview": overview, "extrapolation": extrapolation}
+    for chosen in sys.argv[1:] or pictures:
+        pictures[chosen]()
