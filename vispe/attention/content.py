@@ -52,7 +52,7 @@ class ContextBias(Bias):
 
     Args:
         weights: (h or 1, buckets, d_h).
-        buckets: (n, m) int64.
+        buckets: (n, m) or, where samples differ, (b or 1, n, m) int64.
         dot: which side the content comes from.
         scaled: whether the term is multiplied by the scale of the logits.
         pos: the positions it is bound to.
@@ -69,9 +69,9 @@ class ContextBias(Bias):
         pos: Positions | None = None,
     ) -> None:
         super().__init__(pos)
-        if weights.ndim != 3 or buckets.ndim != 2:
+        if weights.ndim != 3 or buckets.ndim not in (2, 3):
             raise ShapeError(
-                "ContextBias needs weights (h, buckets, d_h) and buckets (n, m), got "
+                "ContextBias needs weights (h, buckets, d_h) and buckets (n, m) or (b, n, m), got "
                 f"{tuple(weights.shape)} and {tuple(buckets.shape)}."
             )
         self.weights, self.buckets, self.dot, self.scaled = weights, buckets, dot, scaled
@@ -91,9 +91,10 @@ class ContextBias(Bias):
         read = exact_product(x, ask.pick(self.weights).transpose(-1, -2))  # (b, h, n or m, buckets)
         if self.scaled and ask.scale is not None:
             read = read * ask.scale
+        buckets = _per_head(self.buckets)
         if self.dot == "query":
-            return read.gather(-1, self.buckets.expand(*read.shape[:2], -1, -1))
-        return read.gather(-1, self.buckets.t().expand(*read.shape[:2], -1, -1)).transpose(-1, -2)
+            return read.gather(-1, buckets.expand(*read.shape[:2], -1, -1))
+        return read.gather(-1, buckets.transpose(-1, -2).expand(*read.shape[:2], -1, -1)).transpose(-1, -2)
 
 
 class ValueTerm:
@@ -101,15 +102,15 @@ class ValueTerm:
 
     Args:
         weights: (h or 1, buckets, d_v).
-        buckets: (n, m) int64.
+        buckets: (n, m) or, where samples differ, (b or 1, n, m) int64.
     """
 
     __slots__ = ("buckets", "weights")
 
     def __init__(self, weights: Tensor, buckets: Tensor) -> None:
-        if weights.ndim != 3 or buckets.ndim != 2:
+        if weights.ndim != 3 or buckets.ndim not in (2, 3):
             raise ShapeError(
-                "ValueTerm needs weights (h, buckets, d_v) and buckets (n, m), got "
+                "ValueTerm needs weights (h, buckets, d_v) and buckets (n, m) or (b, n, m), got "
                 f"{tuple(weights.shape)} and {tuple(buckets.shape)}."
             )
         self.weights, self.buckets = weights, buckets
@@ -121,5 +122,10 @@ class ValueTerm:
         """
         b, h, n, _ = attn.shape
         sums = attn.new_zeros(b, h, n, self.weights.shape[1])
-        sums = sums.scatter_add(-1, self.buckets.expand(b, h, -1, -1), attn)
+        sums = sums.scatter_add(-1, _per_head(self.buckets).expand(b, h, -1, -1), attn)
         return exact_product(sums, self.weights)
+
+
+def _per_head(buckets: Tensor) -> Tensor:
+    """Return buckets (n, m) or (b, n, m) with an axis for heads, (b or 1, 1, n, m)."""
+    return buckets[None, None] if buckets.ndim == 2 else buckets[:, None]

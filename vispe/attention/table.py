@@ -50,7 +50,7 @@ class TableBias(Bias):
         extra = flat.new_zeros(1, 3) if self.prefix is None else at_least_float32(ask.pick(self.prefix))
         heads = max(flat.shape[0], extra.shape[0])
         flat = torch.cat([flat.expand(heads, -1), extra.expand(heads, -1)], 1)
-        index = _table_index(pos_q, pos_k)
+        index = table_index(pos_q, pos_k)
         chosen = flat.index_select(1, index.flatten())
         return chosen.reshape(-1, *index.shape).transpose(0, 1)
 
@@ -98,7 +98,7 @@ def _check_table(values: Tensor, grid: Grid) -> None:
         )
 
 
-def _table_index(pos_q: Positions, pos_k: Positions) -> Tensor:
+def table_index(pos_q: Positions, pos_k: Positions) -> Tensor:
     """Return which entry of the flat table (with 3 prefix values behind it) each pair reads, (b or 1, n, m)."""
 
     def make() -> Tensor:
