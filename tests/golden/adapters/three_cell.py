@@ -1,0 +1,26 @@
+"""Golden cases of the three-cell benchmark: labels and scores."""
+
+from vispe.evaluate import three_cell
+
+
+def run(case):
+    if list(case.config("label_order")) != list(three_cell.BITS):
+        raise ValueError(f"the labels of the case are ordered {case.config('label_order')}")
+    if "cells_rgb_xy" in case.inputs:
+        case.ignore("vector_sum_rule", "a sentence: beyond the last cell along both axes")
+        yield "labels", {"labels": three_cell.labels(case.input("cells_rgb_xy"), case.config("grid"))}
+        return
+    case.ignore("printed_decimals", "the tolerance allows for it")
+    found = three_cell.score(case.input("logits"), case.input("labels"), case.config("threshold"))
+    yield (
+        "score",
+        {
+            "percent_distance_orientation_area_vectorsum": [
+                found.distance,
+                found.orientation,
+                found.area,
+                found.vector_sum,
+            ],
+            "percent_average": found.average,
+        },
+    )

@@ -1,0 +1,203 @@
+"""The three-cell benchmark: can a model tell where three coloured cells lie to each other (arXiv 2504.14386)?
+
+A black image holds one red, one green and one blue cell. Six bits say which of green and blue is nearer to red, how
+the three are oriented, which of two areas is larger, and where their sum lies. Without position a ViT sees the same
+tokens in every image, so `majority` of the labels, and not 50 %, is what no position gives.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError, ShapeError
+
+BITS = ("d_rg>d_rb", "d_rb>d_rg", "orientation>0", "A_rg>A_rb", "A_rb>A_rg", "vector_sum_outside")
+MAX_SQUARED = 338  # squared length of the offsets in a 14 x 14 grid that the sampler uses
+
+
+@dataclass(frozen=True)
+class ThreeCellScores:
+    """Accuracies in percent.
+
+    Attributes:
+        distance: mean of bits 0 and 1.
+        orientation: of bit 2.
+        area: mean of bits 3 and 4.
+        vector_sum: of bit 5.
+        average: plain mean of these four.
+        distance_exact: images with both bits of the distance right.
+        area_exact: images with both bits of the area right.
+        balanced: mean over the bits of the mean accuracy on its ones and on its zeros.
+    """
+
+    distance: float
+    orientation: float
+    area: float
+    vector_sum: float
+    average: float
+    distance_exact: float
+    area_exact: float
+    balanced: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the fields."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def labels(cells: Tensor, grid: int = 14) -> Tensor:
+    """Return the six bits (n, 6) int64 of the red, green and blue cells.
+
+    Args:
+        cells: (n, 3, 2) int64, (x, y) = (column, row) of red, green, blue.
+        grid: cells per side; the sum of the three lies outside when both of its coordinates exceed grid - 1.
+
+    Raises:
+        ShapeError: the cells have another shape or type, or lie outside of the grid.
+    """
+    if cells.ndim != 3 or cells.shape[1:] != (3, 2) or cells.is_floating_point() or cells.is_complex():
+        raise ShapeError(
+            f"labels needs whole-number cells (n, 3, 2), got {tuple(cells.shape)} {cells.dtype}."
+        )
+    if cells.numel() and not (int(cells.min()) >= 0 and int(cells.max()) < grid):
+        raise ShapeError(
+            f"labels needs cells in a grid of {grid} x {grid}, got coordinates from {int(cells.min())} to "
+            f"{int(cells.max())}."
+        )
+    (xr, yr), (xg, yg), (xb, yb) = (cells[:, i].long().unbind(-1) for i in range(3))
+    to_green, to_blue = (xr - xg) ** 2 + (yr - yg) ** 2, (xr - xb) ** 2 + (yr - yb) ** 2
+    turn = (xg - xr) * (yb - yr) - (yg - yr) * (xb - xr)
+    green, blue = ((yr + yg) * (xg - xr)).abs(), ((yr + yb) * (xb - xr)).abs()  # twice the areas
+    far = (xr + xg + xb > grid - 1) & (yr + yg + yb > grid - 1)
+    bits = (to_green > to_blue, to_blue > to_green, turn > 0, green > blue, blue > green, far)
+    return torch.stack(bits, -1).long()
+
+
+def score(logits: Tensor, target: Tensor, threshold: float = 0.5) -> ThreeCellScores:
+    """Return the accuracies of a model's logits.
+
+    Args:
+        logits: (n, 6); a bit is 1 where the sigmoid exceeds `threshold`.
+        target: (n, 6) bits.
+        threshold: between 0 and 1.
+
+    Raises:
+        ShapeError: the shapes are not (n, 6) with n > 0, or differ.
+        OptionError: the threshold is not between 0 and 1.
+    """
+    if logits.shape != target.shape or logits.ndim != 2 or logits.shape[1] != 6 or not len(logits):
+        raise ShapeError(
+            f"score needs logits and labels (n, 6), got {tuple(logits.shape)} and {tuple(target.shape)}."
+        )
+    if not 0 < threshold < 1:
+        raise OptionError(f"threshold must be between 0 and 1, got {threshold}.")
+    wanted = target > 0.5
+    right = (logits.sigmoid() > threshold) == wanted
+    bit = [100 * float(v) for v in right.double().mean(0)]
+    parts = ((bit[0] + bit[1]) / 2, bit[2], (bit[3] + bit[4]) / 2, bit[5])
+    sides = [right[:, i][wanted[:, i] == value] for i in range(6) for value in (True, False)]
+    balanced = [
+        sum(100 * float(s.double().mean()) for s in pair if len(s)) / sum(len(s) > 0 for s in pair)
+        for pair in zip(sides[::2], sides[1::2], strict=True)
+    ]
+    return ThreeCellScores(
+        *parts,
+        sum(parts) / 4,
+        100 * float((right[:, 0] & right[:, 1]).double().mean()),
+        100 * float((right[:, 3] & right[:, 4]).double().mean()),
+        sum(balanced) / 6,
+    )
+
+
+def majority(target: Tensor, train: Tensor | None = None) -> ThreeCellScores:
+    """Return the scores of the best constant answer: what a model without position can reach.
+
+    Args:
+        target: bits (n, 6) of the split that is scored.
+        train: bits of the split that the answer is taken from; `target` itself by default.
+    """
+    rate = (target if train is None else train).double().mean(0)
+    answer = torch.where(rate > 0.5, 1.0, -1.0)
+    return score(answer.expand(len(target), -1), target)
+
+
+def sample_cells(
+    count: int, grid: int = 14, generator: torch.Generator | None = None, max_attempts: int = 100
+) -> Tensor:
+    """Draw the cells (n, 3, 2) int64 of `count` images, (x, y) of red, green and blue, never on one line.
+
+    A third of the images, in expectation, has green and blue at equal distance from red, a third green nearer, a third
+    blue nearer: offsets come from the pairs of whole numbers, grouped by their squared length.
+
+    Args:
+        count: images.
+        grid: cells per side, at least 3.
+        generator: source of the draws.
+        max_attempts: draws of green and blue for one red cell before another red cell is taken.
+
+    Raises:
+        OptionError: a number is too small.
+    """
+    if count < 0 or grid < 3 or max_attempts < 1:
+        raise OptionError(
+            f"sample_cells needs count of 0 or more, grid of 3 or more and max_attempts of 1 or more, got "
+            f"count={count}, grid={grid}, max_attempts={max_attempts}."
+        )
+    ring, size = _rings(grid)
+    mode = torch.randint(
+        3, (count,), generator=generator
+    )  # 0: equal distances, 1: green nearer, 2: blue nearer
+    cells = torch.zeros(count, 3, 2, dtype=torch.int64)
+    left, red, tries = torch.arange(count), _draw(grid, (count, 2), generator), 0
+    while len(left):
+        first, second = (
+            _draw(len(size), (len(left),), generator),
+            _draw(len(size) - 1, (len(left),), generator),
+        )
+        second = second + (second >= first)
+        near, far = torch.minimum(first, second), torch.maximum(first, second)
+        now = mode[left]
+        of_green = torch.where(now == 0, first, torch.where(now == 1, near, far))
+        of_blue = torch.where(now == 0, first, torch.where(now == 1, far, near))
+        pair = [torch.rand(len(left), generator=generator) for _ in range(2)]
+        green, blue = (ring[k, (u * size[k]).long()] for k, u in zip((of_green, of_blue), pair, strict=True))
+        drawn = torch.stack([red, red + green, red + blue], 1)
+        inside = ((drawn >= 0) & (drawn < grid)).flatten(1).all(1)
+        good = inside & (green[:, 0] * blue[:, 1] != green[:, 1] * blue[:, 0])  # not on one line, nor equal
+        cells[left[good]] = drawn[good]
+        left, red, tries = left[~good], red[~good], tries + 1
+        if tries % max_attempts == 0:
+            red = _draw(grid, (len(left), 2), generator)
+    return cells
+
+
+def images(cells: Tensor, grid: int = 14, patch: int = 16) -> Tensor:
+    """Return the pictures (n, 3, grid * patch, grid * patch) float32 in [0, 1] of cells (n, 3, 2)."""
+    labels(cells, grid)  # checks them
+    pictures = torch.zeros(len(cells), 3, grid, grid, device=cells.device)
+    n = torch.arange(len(cells), device=cells.device)
+    for colour in range(3):
+        pictures[n, colour, cells[:, colour, 1], cells[:, colour, 0]] = 1.0
+    return pictures.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+
+
+def _draw(high: int, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    return torch.randint(high, shape, generator=generator)
+
+
+def _rings(grid: int) -> tuple[Tensor, Tensor]:
+    """Return the offsets by squared length, shortest first, where several have it: (k, most, 2), and how many (k,)."""
+    limit = MAX_SQUARED if grid == 14 else 2 * (grid - 1) ** 2
+    reach = int(limit**0.5)
+    found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for a in range(-reach, reach + 1):
+        for b in range(-reach, reach + 1):
+            if a * a + b * b <= limit:
+                found[a * a + b * b].append((a, b))
+    rings = [found[n] for n in sorted(found) if len(found[n]) > 1]
+    most = max(len(r) for r in rings)
+    padded = [r + [(0, 0)] * (most - len(r)) for r in rings]
+    return torch.tensor(padded), torch.tensor([len(r) for r in rings])
