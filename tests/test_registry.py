@@ -89,7 +89,7 @@ def test_finished_members_of_a_list_stay_themselves():
         ("alibi2d.dinsaw", r"There is no preset 'alibi2d\.dinsaw'\. Did you mean 'alibi2d\.dinosaw'"),
         ("alibi2d.", r"There is no preset 'alibi2d\.'"),
         ("none.x", r"There is no preset 'none\.x'\. Known: none\."),
-        ({"name": "alibi3d"}, r"There is no encoding 'alibi3d'\. Did you mean 'alibi2d'"),
+        ({"name": "alibi_2d"}, r"There is no encoding 'alibi_2d'\. Did you mean 'alibi2d'"),
     ],
     ids=str,
 )

@@ -1,0 +1,189 @@
+"""fourier_learned: values by loops, the three initialisations, groups, class vector, and refusals."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vispe import Grid, create_encoding
+from vispe.errors import OptionError, ShapeError
+
+
+def lff(dim=12, dtype=torch.float64, **options):
+    return create_encoding("fourier_learned", dim=dim, **options).to(dtype)
+
+
+def slow(made, x):
+    """Return the code (d,) of one point's coordinates, as the paper's algorithm says it."""
+    groups = made.groups
+    each = len(x) // groups
+    out = []
+    for g in range(groups):
+        mine = x[g * each : (g + 1) * each]
+        r = [sum(w * p for w, p in zip(row, mine, strict=True)) for row in made.frequency.weight.tolist()]
+        f = [v / math.sqrt(2 * len(r)) for v in [*(math.cos(a) for a in r), *(math.sin(a) for a in r)]]
+        first, second = made.mlp
+        hidden = [
+            sum(w * v for w, v in zip(row, f, strict=True)) + b
+            for row, b in zip(first.weight.tolist(), first.bias.tolist(), strict=True)
+        ]
+        hidden = [h * 0.5 * (1 + math.erf(h / math.sqrt(2))) for h in hidden]
+        out += [
+            sum(w * v for w, v in zip(row, hidden, strict=True)) + b
+            for row, b in zip(second.weight.tolist(), second.bias.tolist(), strict=True)
+        ]
+    return out
+
+
+@pytest.mark.parametrize(("axes", "groups"), [(1, 1), (2, 1), (2, 2), (3, 3), (4, 2), (6, 3)])
+def test_values_and_gradients(axes, groups):
+    torch.manual_seed(axes)
+    made = lff(axes=axes, groups=groups, features=6, hidden=5)
+    x = torch.randn(2, 3, axes, dtype=torch.float64, requires_grad=True)
+    found = made.encode(x)
+    assert found.shape == (2, 3, 12)
+    for b in range(2):
+        for n in range(3):
+            assert found[b, n].tolist() == pytest.approx(slow(made, x[b, n].tolist()), abs=1e-12)
+    assert torch.autograd.gradcheck(made.encode, x)
+    cotangent = torch.randn_like(found)
+    found.backward(cotangent)
+    for parameter in made.parameters():  # against differences along a random direction
+        probe, values = torch.randn_like(parameter), []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(sign * 1e-6 * probe)
+                values.append((made.encode(x) * cotangent).sum().item())
+                parameter.sub_(sign * 1e-6 * probe)
+        wanted = (parameter.grad * probe).sum().item()
+        assert (values[0] - values[1]) / 2e-6 == pytest.approx(wanted, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "std"),
+    [
+        ({}, 5.0),
+        ({"init": "paper", "gamma": 4.0}, 0.25),
+        ({"init": "willguimont", "gamma": 4.0}, 1 / 16),
+        ({"init": "jhlew", "gamma": 4.0}, 16.0),
+        ({"freq_std": 0.3}, 0.3),
+    ],
+)
+def test_initialisations(options, std):
+    torch.manual_seed(0)
+    made = create_encoding("fourier_learned", dim=4, features=40000, **options)
+    assert made.std == pytest.approx(std)
+    assert made.frequency.weight.std().item() == pytest.approx(std, rel=0.02)
+    before = made.frequency.weight.detach().clone()
+    made.reset_parameters()
+    assert not torch.equal(before, made.frequency.weight)
+
+
+def test_presets():
+    for name, std in (("paper", 5.0), ("willguimont", 0.01), ("jhlew", 1.0), ("loope", 1.0)):
+        made = create_encoding(f"fourier_learned.{name}", dim=12)
+        assert made.std == pytest.approx(std)
+        assert (made.vector is not None) == (name == "loope")
+    assert (
+        sum(p.numel() for p in lff(dim=768).parameters()) == 768 + 24608 + 25344
+    )  # as the method's table says
+
+
+def test_gamma_is_a_length():
+    torch.manual_seed(0)
+    made = lff(features=40000, gamma=0.5)
+    x = torch.tensor([[0.0, 0.0], [0.4, 0.0], [0.24, 0.32], [1.0, 0.0]], dtype=torch.float64)
+    r = x @ made.frequency.weight.t()
+    f = torch.cat([r.cos(), r.sin()], 1) / math.sqrt(40000)
+    wanted = [math.exp(-(d**2) / (2 * 0.25)) / 2 for d in (0, 0.4, 0.4, 1.0)]
+    assert (f @ f[0]).tolist() == pytest.approx(wanted, abs=0.01)
+
+
+def test_class_vector_and_prefix():
+    made = lff(class_vector=True, grid=(3, 4))
+    assert (made.vector == 0).all()
+    with torch.no_grad():
+        made.vector.normal_()
+    plain = lff(grid=(3, 4))
+    plain.load_state_dict({k: v for k, v in made.state_dict().items() if k != "vector"})
+    for prefix in (0, 1, 5):
+        pos = Grid((3, 4), prefix=prefix).positions()
+        table, bare = made.table(pos), plain.table(pos)
+        assert torch.equal(table[:, min(prefix, 1) :], bare[:, min(prefix, 1) :])
+        assert (bare[:, :prefix] == 0).all()
+        if prefix:
+            assert torch.equal(table[0, 0], made.vector[0])
+            keep = torch.tensor(
+                [[*range(prefix), prefix + 7, prefix], [*range(prefix), prefix + 1, prefix + 4]]
+            )
+            few = made.table(pos.gather(keep))
+            for i in range(2):
+                torch.testing.assert_close(few[i], table[0, keep[i]])
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(h=st.integers(1, 6), w=st.integers(1, 6))
+def test_the_same_field_has_the_same_code_at_other_resolutions(h, w):
+    made = lff(dtype=torch.float32)
+    small = made.table(Grid((h, w)).positions())[0].reshape(h, w, 12)
+    fine = made.table(Grid((3 * h, 3 * w)).positions())[0].reshape(3 * h, 3 * w, 12)
+    torch.testing.assert_close(fine[1::3, 1::3], small, rtol=0, atol=1e-5)
+
+
+def test_published_names():
+    made = lff()
+    state = {f"pe.{k}": v for k, v in made.state_dict().items()}
+    state["pe.Wr.weight"] = state.pop("pe.frequency.weight")
+    for last in ("weight", "bias"):
+        state[f"pe.mlp.2.{last}"] = state.pop(f"pe.mlp.1.{last}")
+    made.adopt(state, "", "pe.")
+    assert set(state) == {f"pe.{k}" for k in made.state_dict()}
+    untouched = dict(state)
+    made.adopt(state, "", "pe.")
+    assert state == untouched
+
+
+def test_half_precision_parameters():
+    low, exact = lff(dtype=torch.bfloat16), lff()
+    exact.load_state_dict(low.state_dict())
+    x = torch.rand(40, 2)
+    found = low.encode(x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact.encode(x.double()), rtol=0, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(low.encode(x), found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init": "port"}, "init must be one of paper, willguimont, jhlew, got 'port'"),
+        ({"gamma": 0}, "positive gamma, got gamma=0"),
+        ({"freq_std": -1}, "positive freq_std, got freq_std=-1"),
+        (
+            {"freq_std": 1.0, "gamma": 2.0},
+            "freq_std=1.0 says the standard deviation .* leave init and gamma out",
+        ),
+        ({"freq_std": 1.0, "init": "jhlew"}, "leave init and gamma out"),
+        ({"features": 5}, "even number of features, got features=5"),
+        ({"hidden": 0}, "an MLP of one unit or more, got hidden=0"),
+        ({"groups": 3}, "groups must divide the 2 coordinates and dim=12, got groups=3"),
+        ({"groups": 5, "axes": 5}, "groups must divide the 5 coordinates and dim=12, got groups=5"),
+        ({"groups": 0}, "got groups=0"),
+        ({"class_vector": 1}, "class_vector is true or false, got class_vector=1"),
+        ({"axes": 0}, "reads 1 to 64 coordinates, got axes=0"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(OptionError, match=message):
+        lff(**options)
+
+
+def test_shapes_are_checked():
+    made = lff(axes=4, groups=2)
+    with pytest.raises(ShapeError, match=r"fourier_learned needs 4 axes, got 2"):
+        made.table(Grid((3, 3)).positions())
+    with pytest.raises(ShapeError, match=r"coordinates \(..., 4\), got \(3, 2\)"):
+        made.encode(torch.zeros(3, 2))

@@ -1,0 +1,303 @@
+"""loope: orders against properties of the curve, shifts, tables by loops, other grids, and refusals."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from vispe import Grid, Positions, create_encoding
+from vispe.encodings._loope import curve_order
+from vispe.errors import OptionError, ShapeError
+
+quick = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+def loope(dim=8, grid=(3, 4), dtype=torch.float64, **options):
+    return create_encoding("loope", dim=dim, grid=grid, **options).to(dtype)
+
+
+def walk(x, y, ax, ay, bx, by):
+    """Yield cells cell by cell, as the curve is defined."""
+    w, h = abs(ax + ay), abs(bx + by)
+    dax, day = (ax > 0) - (ax < 0), (ay > 0) - (ay < 0)
+    dbx, dby = (bx > 0) - (bx < 0), (by > 0) - (by < 0)
+    if h == 1 or w == 1:
+        for i in range(max(w, h)):
+            yield (x + i * dax, y + i * day) if h == 1 else (x + i * dbx, y + i * dby)
+        return
+    ax2, ay2, bx2, by2 = ax // 2, ay // 2, bx // 2, by // 2
+    if 2 * w > 3 * h:
+        if abs(ax2 + ay2) % 2 and w > 2:
+            ax2, ay2 = ax2 + dax, ay2 + day
+        yield from walk(x, y, ax2, ay2, bx, by)
+        yield from walk(x + ax2, y + ay2, ax - ax2, ay - ay2, bx, by)
+        return
+    if abs(bx2 + by2) % 2 and h > 2:
+        bx2, by2 = bx2 + dbx, by2 + dby
+    yield from walk(x, y, bx2, by2, ax2, ay2)
+    yield from walk(x + bx2, y + by2, ax, ay, bx - bx2, by - by2)
+    yield from walk(
+        x + (ax - dax) + (bx2 - dbx), y + (ay - day) + (by2 - dby), -bx2, -by2, -(ax - ax2), -(ay - ay2)
+    )
+
+
+@quick
+@given(h=st.integers(1, 40), w=st.integers(1, 40))
+def test_the_curve_visits_every_cell_in_steps(h, w):
+    order = curve_order((h, w))
+    wanted = np.zeros((h, w), dtype=int)
+    for i, (x, y) in enumerate(walk(0, 0, w, 0, 0, h), 1):
+        wanted[y, x] = i
+    assert (order == wanted).all()
+    assert sorted(order.ravel()) == list(range(1, h * w + 1))
+    assert order[0, 0] == 1
+    for start in ("width", "longer", "even"):
+        order = curve_order((h, w), start)
+        cells = np.argwhere(order >= 0)[np.argsort(order.ravel())]
+        steps = np.abs(np.diff(cells, axis=0)).sum(1)
+        diagonal = int((steps == 2).sum())
+        assert ((steps == 1) | (steps == 2)).all()
+        assert diagonal <= 1
+        if start == "even" and (h % 2 == 0 or w % 2 == 0):
+            assert diagonal == 0
+        if start == "longer":
+            assert (order == (curve_order((w, h)).T if h > w else curve_order((h, w)))).all()
+
+
+def test_known_orders():
+    for shape, diagonals in (((10, 15), 1), ((14, 37), 1), ((15, 10), 0), ((37, 14), 0)):
+        order = curve_order(shape)
+        cells = np.argwhere(order >= 0)[np.argsort(order.ravel())]
+        assert (np.abs(np.diff(cells, axis=0)).sum(1) == 2).sum() == diagonals
+    assert curve_order((2, 2)).tolist() == [[1, 4], [2, 3]]
+    assert curve_order((300, 400)).max() == 120000
+
+
+def code(x, dim, temperature=10000.0):
+    """Return the code of one place by the formula."""
+    rates = [temperature ** (-2 * i / dim) for i in range(dim // 2)]
+    return [f(x * r) for r in rates for f in (math.sin, math.cos)]
+
+
+@pytest.mark.parametrize("order", ["gilbert", "raster"])
+@pytest.mark.parametrize("class_token", ["learned", "origin", "zero"])
+def test_static_tables(order, class_token):
+    made = loope(order=order, class_token=class_token, context="none", temperature=100.0)
+    if class_token == "learned":
+        assert (made.vector == 0).all()
+        with torch.no_grad():
+            made.vector.copy_(torch.arange(8.0) + 1)
+    first = {"learned": list(range(1, 9)), "origin": [0, 1] * 4, "zero": [0] * 8}[class_token]
+    for shape in ((3, 4), (5, 2), (1, 1), (1, 6)):
+        for prefix in (0, 1, 5):
+            pos = Grid(shape, prefix=prefix).positions()
+            table = made.table(pos)
+            assert table.shape == (1, pos.tokens, 8)
+            if prefix:
+                assert table[0, 0].tolist() == first
+                assert (table[0, 1:prefix] == 0).all()
+            h, w = shape
+            places = curve_order(shape) if order == "gilbert" else np.arange(1, h * w + 1).reshape(h, w)
+            for token, place in enumerate(places.ravel()):
+                wanted = code(int(place), 8, 100.0)
+                assert table[0, prefix + token].tolist() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_far_along_the_curve():
+    made = loope(dim=4, order="raster", context="none", grid=(1, 1))
+    table = made.table(Grid((1, 100000)).positions())
+    wanted = torch.arange(1, 100001, dtype=torch.float64).sin()
+    torch.testing.assert_close(table[0, :, 0].double(), wanted, rtol=0, atol=1e-6)
+
+
+def test_rescaled_places_keep_their_range():
+    made = loope(context="cells", rescale=True)
+    with torch.no_grad():
+        made.offset.fill_(0.3)
+    for grid in (Grid((6, 8)), Grid((6, 8), reference=(2, 3))):
+        scale = (6 if grid.reference else 12) / 48
+        table = made.table(grid.positions())
+        for token, place in enumerate(curve_order((6, 8)).ravel()):
+            wanted = code((int(place) + math.tanh(0.3)) * scale, 8)
+            assert table[0, token].tolist() == pytest.approx(wanted, abs=1e-6)
+    still = loope(context="none", rescale=True)
+    plain = loope(context="none")
+    pos = Grid((3, 4)).positions()
+    assert torch.equal(still.table(pos), plain.table(pos))
+    there = Grid((3, 5)).positions()
+    assert not torch.equal(still.table(there), plain.table(there))
+
+
+def test_an_order_that_is_learned():
+    made = loope(context="cells")
+    pos = Grid((3, 4), prefix=1).positions()
+    torch.testing.assert_close(made.table(pos).float(), loope(context="none").table(pos))
+    with torch.no_grad():
+        made.offset.normal_()
+    table = made.table(pos)
+    for token, (place, shift) in enumerate(
+        zip(curve_order((3, 4)).ravel(), made.offset.detach().flatten(), strict=True)
+    ):
+        wanted = code(int(place) + math.tanh(shift), 8)
+        assert table[0, 1 + token].tolist() == pytest.approx(wanted, abs=1e-6)
+    small = Grid((5, 2)).positions()
+    wanted = F.interpolate(made.offset[None, None], size=(5, 2), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(made.shift(small), wanted.reshape(1, 10).tanh())
+    cotangent = torch.randn_like(table)
+    (grad,) = torch.autograd.grad(table, made.offset, cotangent)
+    eps, probe = 1e-6, torch.randn(3, 4, dtype=torch.float64)
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            made.offset.add_(sign * eps * probe)
+            values.append((made.table(pos) * cotangent).sum())
+            made.offset.sub_(sign * eps * probe)
+    assert ((values[0] - values[1]) / (2 * eps)).item() == pytest.approx(
+        (grad * probe).sum().item(), rel=1e-5
+    )
+
+
+def test_the_image_shifts_the_order():
+    torch.manual_seed(0)
+    made = loope()
+    grids = [Grid((3, 4), prefix=1), Grid((5, 2)), Grid((1, 1), prefix=2), Grid((6, 6))]
+    for grid in grids:  # at first the static order, for images of every size
+        image = torch.randn(2, 3, 14 * grid.shape[0], 9 * grid.shape[1])
+        pos = grid.positions()
+        assert (made.shift(pos, image) == 0).all()
+        static = loope(context="none").table(pos).expand(2, -1, -1)
+        torch.testing.assert_close(made.table(pos, image).float(), static)
+    with torch.no_grad():
+        made.network.convs[-1].weight.normal_()
+        made.network.convs[0].weight.normal_()
+    for grid in grids:
+        image = torch.randn(3, 3, 16 * grid.shape[0], 16 * grid.shape[1], dtype=torch.float64)
+        pos = grid.positions()
+        shift, table = made.shift(pos, image), made.table(pos, image)
+        assert shift.shape == (3, grid.patches)
+        assert (shift.abs() < 1).all()
+        for mode in (made.train(), made.eval()):  # an image does not see the others
+            torch.testing.assert_close(mode.table(pos, image[1:2])[0], table[1])
+        places = torch.from_numpy(curve_order(grid.shape)).flatten() + shift
+        for b in range(3):
+            for token in range(grid.patches):
+                wanted = code(places[b, token].item(), 8)
+                assert table[b, grid.prefix + token].tolist() == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("context", ["image", "released"])
+def test_every_parameter_learns_from_the_second_step(context):
+    torch.manual_seed(0)
+    made = loope(context=context).train()
+    pos, image = Grid((3, 4), prefix=1).positions(), torch.randn(2, 3, 48, 64)
+    optimizer = torch.optim.SGD([p for p in made.parameters() if p.requires_grad], lr=0.1)
+    cotangent = torch.randn(2, 13, 8)
+    for _ in range(2):
+        optimizer.zero_grad()
+        table = made.table(pos, image)
+        (table * cotangent).sum().backward()
+        optimizer.step()
+    for name, parameter in made.named_parameters():
+        if parameter.requires_grad:
+            assert (parameter.grad != 0).all(), name
+    assert made.no_weight_decay() == {name for name, _ in made.named_parameters()}
+
+
+def test_the_released_network():
+    torch.manual_seed(0)
+    made = loope(context="released").eval()
+    image, pos = torch.randn(2, 3, 48, 64, dtype=torch.float64), Grid((3, 4)).positions()
+    here = made.shift(pos, image)
+    there = made.shift(Grid((5, 2)).positions(), image)  # its own size of image, another grid
+    wanted = F.interpolate(here.reshape(2, 1, 3, 4), size=(5, 2), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(there, wanted.flatten(1))
+    larger = F.interpolate(image, scale_factor=2, mode="nearest")
+    small = F.interpolate(larger, size=(48, 64), mode="bilinear", antialias=True, align_corners=False)
+    torch.testing.assert_close(made.shift(pos, larger), made.shift(pos, small))
+    # batch statistics in training: the same as torch's layer
+    norm = torch.nn.BatchNorm2d(1).double()
+    x = torch.randn(3, 1, 3, 4, dtype=torch.float64)
+    made.train()
+    for _ in range(3):
+        torch.testing.assert_close(made.network._normed(x), norm(x))
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(made.network.norm[name], getattr(norm, name))
+        assert not made.network.norm[name].requires_grad
+    torch.testing.assert_close(made.eval().network._normed(x), norm.eval()(x))
+    assert not list(made.buffers())
+
+
+def test_parameters_as_published():
+    count = sum(
+        p.numel() for p in loope(dim=768, grid=(14, 14), context="released").parameters() if p.requires_grad
+    )
+    assert count == 97107
+    state = {
+        "pe.art_conv.0.weight": 1,
+        "pe.art_conv.10.running_var": 2,
+        "pe.art_conv.12.weight": 3,
+        "pe.x": 4,
+    }
+    state |= {"pe.cls_token": torch.zeros(8), "pe.art_conv.10.num_batches_tracked": 5}
+    loope(context="image").adopt(state, "", "pe.")
+    assert "pe.art_conv.0.weight" in state
+    loope(context="released").adopt(state, "", "pe.")
+    names = {"network.convs.0.weight", "network.norm.running_var", "network.linear.weight", "x", "vector"}
+    assert set(state) == {f"pe.{name}" for name in names}
+
+
+def test_dropped_tokens_with_images():
+    made = loope()
+    with torch.no_grad():
+        made.network.convs[-1].weight.normal_()
+        made.vector.normal_()
+    pos, image = Grid((3, 4), prefix=2).positions(), torch.randn(2, 3, 24, 32)
+    keep = torch.stack([torch.cat([torch.arange(2), 2 + torch.randperm(12)[:5]]) for _ in range(2)])
+    table = made.table(pos, image)
+    few = made.table(pos.gather(keep), image)
+    for i in range(2):
+        torch.testing.assert_close(few[i], table[i, keep[i]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 7}, "loope needs an even width, got dim=7"),
+        ({"order": "hilbert"}, "order must be one of gilbert, raster, got 'hilbert'"),
+        ({"start": "height"}, "start must be one of width, longer, even, got 'height'"),
+        ({"context": "cnn"}, "context must be one of image, released, cells, none, got 'cnn'"),
+        ({"class_token": "first"}, "class_token must be one of learned, origin, zero, got 'first'"),
+        ({"order": "raster", "start": "even"}, "start='even' has no effect with order='raster'"),
+        ({"rescale": 1}, "rescale is true or false, got rescale=1"),
+        ({"temperature": 0}, "positive temperature, got temperature=0"),
+        ({"in_chans": 0}, "one channel or more, got in_chans=0"),
+        ({"in_chans": 1, "context": "none"}, "in_chans=1 has no effect with context='none'"),
+        ({"grid": (3,)}, r"loope is for grids \(h, w\), got grid=\(3,\)"),
+        ({"grid": None, "context": "cells"}, r"context='cells' needs grid=\(h, w\)"),
+        ({"grid": None, "context": "released"}, r"context='released' needs grid=\(h, w\)"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(OptionError, match=message):
+        loope(**options)
+
+
+def test_what_it_needs():
+    made, pos = loope(), Grid((3, 4)).positions()
+    for image, found in (
+        (None, "none"),
+        (torch.zeros(1, 1, 8, 8), r"\(1, 1, 8, 8\)"),
+        (torch.zeros(3, 8, 8), r"\(3, 8, 8\)"),
+    ):
+        with pytest.raises(ShapeError, match=rf"images \(b, 3, height, width\), got {found}; .*loope.static"):
+            made.table(pos, image)
+    assert loope(in_chans=1).table(pos, torch.zeros(1, 1, 8, 8)).shape == (1, 12, 8)
+    for free in (Positions(torch.zeros(1, 4, 2)), Grid((4,)).positions()):
+        with pytest.raises(
+            ShapeError, match=r"loope needs the tokens of a grid with 2 axes, got .*orders cells"
+        ):
+            made.table(free)

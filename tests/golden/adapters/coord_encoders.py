@@ -1,0 +1,60 @@
+"""Golden cases of encoders of free coordinates."""
+
+import torch
+
+import vispe
+
+
+def run(case):
+    kinds = {"shifted_gaussian": _shifted_gaussian, "sine3d": _sine3d, "spder": _spder}
+    yield from kinds[case.config("kind")](case)
+
+
+def _shifted_gaussian(case):
+    if "grid" in case.settings:
+        case.ignore("grid", "the points are given")
+    points, centres, x = case.config("centres_per_axis"), case.input("centres").flatten(), case.input("x")
+    options = {"sigma": case.config("sigma"), "divisor": "batch", "axes": x.shape[1]}
+    given = vispe.create_encoding(
+        "shifted_gaussian", dim=x.shape[1] * len(centres), centres=centres.tolist(), **options
+    )
+    yield "given", {"pe": given.encode(x)}
+    even = vispe.create_encoding("shifted_gaussian", dim=x.shape[1] * points, centres=points, **options)
+    if torch.allclose(torch.tensor(even.centre_points()), centres):
+        yield "even", {"pe": even.encode(x)}
+
+
+def _sine3d(case):
+    case.ignore("seed", "the points are given")
+    features = case.config("num_pos_feats")
+    made = vispe.create_encoding(
+        "sincos3d_points",
+        dim=3 * features,
+        features=features,
+        temperature=case.config("temperature"),
+        mlp=False,
+    )
+    yield "encode", {"pe": made.encode(case.input("points"))}
+    free = vispe.Positions(case.input("points").flip(-1))
+    whole = vispe.create_encoding({**made.config, "normalize": False})
+    yield "table", {"pe": whole.table(free)[0]}
+
+
+def _spder(case):
+    for name in ("seed", "is_first"):
+        case.ignore(name, "the parameters are given")
+    made = vispe.create_encoding(
+        "spder",
+        dim=case.config("out_features"),
+        axes=case.config("in_features"),
+        omega=case.config("omega_0"),
+        project=False,
+    )
+    made.load_state_dict({f"sines.0.{name}": case.param(name) for name in case.params})
+    x = case.input("x").requires_grad_()
+    y = made.encode(x)
+    if "cotangent" in case.inputs:
+        y.backward(case.input("cotangent"))
+    grads = {f"grad.{n}": getattr(made.sines[0], n).grad for n in ("weight", "bias")}
+    found = {"y": y, "grad.x": x.grad, **grads}
+    yield "encode", {name: value for name, value in found.items() if name in case.output_names}

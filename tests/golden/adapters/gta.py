@@ -1,0 +1,68 @@
+"""Golden cases of GTA: transformed queries, keys and values, and attention with gradients.
+
+Coordinates of the cases are given, x before y and falling as in the reference; ours are y before x.
+"""
+
+import math
+
+import torch
+
+import vispe
+from vispe.encodings._gta import circle
+
+
+def run(case):
+    case.ignore("seed", "how the case was made")
+    dims, size = case.config("f_dims"), case.input("coord").shape[-1]
+    heads, tokens, width = case.input("q").shape[1:]
+    if tokens != case.config("views") * math.prod(case.config("grid_hw")) or sum(dims.values()) != width:
+        raise ValueError("the tokens or channels of the case do not add up")
+    if case.config("scale") != "C^-0.5":
+        raise ValueError(f"unknown scale {case.config('scale')}")
+    if dims.get("so2", 0) != 2 * size * case.config("so2_freqs") and dims.get("so2", 0):
+        raise ValueError("the so2 channels do not fit the number of frequencies")
+    options = {name: dims.get(name, 0) for name in ("se3", "so3", "so2", "t2")}
+    encoding = vispe.create_encoding(
+        "gta",
+        dim=heads * width,
+        num_heads=heads,
+        axes=size,
+        **options,
+        values=case.config("v_transform"),
+        max_freq=case.config("max_freqs")[::-1],
+        share_freqs=case.config("shared_freqs"),
+        normalize="none",
+    )
+    start = case.param("trans_coeff") if "trans_coeff" in case.params else None
+    case.ignore("trans_coeff", "the start of param.trans_coeff")
+    if options["se3"]:
+        encoding.load_state_dict({"scale": start})
+        encoding.double()
+    attrs = {"extrinsic": case.input("extrinsic").double()} if "extrinsic" in case.inputs else {}
+    pos = encoding.prepare(vispe.Positions(case.input("coord").double().flip(-1), attrs=attrs))
+    for backend in ("reference", "sdpa"):
+        found = _run(case, encoding, pos, backend)
+        yield backend, {name: value for name, value in found.items() if name in case.output_names}
+
+
+def _run(case, encoding, pos, backend):
+    encoding.zero_grad()
+    q, k, v = (case.input(name).double().requires_grad_() for name in "qkv")
+    turn = encoding.transform(pos, 0)
+    y = vispe.attention(q, k, v, transform=turn, backend=backend)
+    (y * case.input("cotangent").double()).sum().backward()
+    eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1)
+    found = {
+        "so2_mats": circle(encoding.angles(pos)),
+        "q_t": turn.query(q),
+        "k_t": turn.key(k),
+        "v_t": turn.value(v),
+        "attn": vispe.attention(turn.query(q), turn.key(k), eye, backend=backend),
+        "y": y,
+        "grad.q": q.grad,
+        "grad.k": k.grad,
+        "grad.v": v.grad,
+    }
+    if encoding.se3:
+        found["grad.trans_coeff"] = encoding.scale.grad
+    return found

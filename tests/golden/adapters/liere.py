@@ -1,0 +1,54 @@
+"""Golden cases of LieRE: rotations and rotated queries and keys, with gradients."""
+
+import math
+
+import torch
+from torch import nn
+
+import vispe
+
+
+def run(case):
+    case.ignore("seed", "how the case was made")
+    heads, width = case.config("heads"), case.config("head_dim")
+    grid, cls = case.config("grid"), int(case.config("class_token"))
+    positions = case.input("positions").double()
+    if positions.shape[1] != math.prod(grid) or positions.shape[2] != len(grid):
+        raise ValueError("the positions are not those of the grid")
+    encoding = vispe.create_encoding(
+        "liere",
+        dim=heads * width,
+        num_heads=heads,
+        axes=len(grid),
+        block=case.config("generator_dim"),
+        per_head=case.config("per_head"),
+        normalize="none",
+    )
+    holder = nn.Module()
+    holder.pos_enc = encoding
+    weights = {"generator_raw_params": case.param("generator_raw_params")}
+    encoding.adopt(weights, "", "pos_enc.")
+    holder.load_state_dict(weights)
+    encoding.double()
+    coords = torch.cat([positions.new_zeros(len(positions), cls, len(grid)), positions], 1)
+    spatial = torch.ones(coords.shape[:2], dtype=torch.bool)
+    spatial[:, :cls] = False
+    pos = vispe.Positions(coords, spatial)
+    q, k = (case.input(name).double().requires_grad_() for name in ("q", "k"))
+    turn = encoding.transform(pos, 0)
+    q_rot, k_rot = turn.query(q), turn.key(k)
+    cotangents = [case.input(f"cotangent_{name}").double() for name in ("q", "k")]
+    (q_rot * cotangents[0] + k_rot * cotangents[1]).sum().backward()
+    rotation = encoding.rotations(pos)  # (1, h or 1, n, blocks, s, s)
+    raw = torch.zeros_like(case.param("generator_raw_params")).double()
+    row, col = torch.triu_indices(encoding.width, encoding.width, 1)
+    raw[:, 0, :, row, col] = encoding.skew.grad.transpose(0, 1).flatten(1, 2)
+    found = {
+        "rotation": rotation.transpose(1, 2).flatten(2, 3)[:, :, None],
+        "q_rot": q_rot,
+        "k_rot": k_rot,
+        "grad.generator_raw_params": raw,
+        "grad.q": q.grad,
+        "grad.k": k.grad,
+    }
+    yield "transform", {name: value for name, value in found.items() if name in case.output_names}

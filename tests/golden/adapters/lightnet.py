@@ -1,0 +1,33 @@
+"""Golden cases of MD-LRPE: the widened or rotated tokens, with gradients."""
+
+import torch
+
+import vispe
+
+FORMS = {"md_lrpe_cosine": "cosine", "md_lrpe_rotate": "rotate"}
+
+
+def run(case):
+    case.ignore("seed", "how the case was made")
+    heads, width, shape = case.config("heads"), case.config("head_dim"), case.config("shape")
+    encoding = vispe.create_encoding(
+        "lightnet",
+        dim=heads * width,
+        num_heads=heads,
+        axes=len(shape),
+        form=FORMS[case.config("kind")],
+        learned=True,
+    )
+    encoding.load_state_dict({"theta": case.param("theta")})
+    pos = vispe.Grid(tuple(shape), prefix=case.config("prefix_tokens")).positions()
+    for route in ("query", "key"):
+        x = case.input("x").requires_grad_()
+        encoding.zero_grad()
+        y = getattr(encoding.transform(pos, 0), route)(x)
+        (y * case.input("cotangent")).sum().backward()
+        found = {"y": y, "grad.x": x.grad, "grad.theta": encoding.theta.grad}
+        yield route, {name: value for name, value in found.items() if name in case.output_names}
+    q, k, v = torch.randn(3, 2, heads, pos.tokens, width)  # both backends take the wider queries and keys
+    turn = encoding.transform(pos, 0)
+    outs = [vispe.attention(q, k, v, transform=turn, backend=b) for b in ("reference", "sdpa")]
+    torch.testing.assert_close(*outs, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,83 @@
+"""Golden cases of LOOPE: orders of cells, static tables, and the released network."""
+
+import torch
+
+import vispe
+
+
+def run(case):
+    if "sizes_hw" in case.inputs:
+        yield from _orders(case)
+    elif "image" in case.inputs:
+        yield from _released(case)
+    else:
+        yield from _static(case)
+
+
+def _orders(case):
+    case.ignore("start", "a sentence: the first cell")
+    if case.config("index_base") != 1 or not case.config("major_axis").startswith("x (width) always"):
+        raise ValueError("the case numbers cells in another way")
+    made = vispe.create_encoding("loope.static", dim=2)
+    found = {}
+    for h, w in case.input("sizes_hw").tolist():
+        order = made.static(vispe.Grid((h, w)).positions()).reshape(h, w)
+        found[f"index_{h}x{w}"] = order.to(torch.int64)
+    yield "order", found
+
+
+def _static(case):
+    case.ignore("seq_length", "the number of tokens")
+    side, at = case.config("grid"), case.config("cls_position")
+    options = {"class_token": "origin", "context": "none", "temperature": case.config("temperature")}
+    if at != 0:
+        raise ValueError(f"the class token is at {at}, not at the origin")
+    h, w = (side, side) if isinstance(side, int) else side
+    pos = vispe.Grid((h, w), prefix=1).positions()
+    found = {}
+    for order, name in (("gilbert", "hilbert_pe"), ("raster", "sincos1d_pe")):
+        made = vispe.create_encoding("loope", dim=case.config("dim"), order=order, **options)
+        found[name] = made.table(pos)
+    yield "table", {name: value for name, value in found.items() if name in case.output_names}
+
+
+def _released(case):
+    case.ignore("seed", "the parameters are given")
+    side, patch = case.config("img_size"), case.config("patch_size")
+    for name, wanted in {
+        "act": "gelu(erf)",
+        "bn_eps": 1e-5,
+        "bn_momentum": 0.1,
+        "batch": len(case.input("image")),
+    }.items():
+        if case.config(name) != wanted:
+            raise ValueError(f"the reference has {name}={wanted}, the case says {case.config(name)}")
+    grid = vispe.Grid((side // patch, side // patch), prefix=1)
+    for dtype in (torch.float32, torch.float64):
+        made = vispe.create_encoding("loope.released", dim=case.config("dim"), grid=grid.shape)
+        state = {name: case.param(name) for name in case.params}
+        made.adopt(state, "", "")
+        made.load_state_dict(state)
+        made.to(dtype).train(case.config("mode") == "train")
+        image = case.input("image").to(dtype).requires_grad_()
+        pos = grid.positions()
+        table = made.table(pos, image)
+        mean, var = (made.network.norm[f"running_{n}"].clone() for n in ("mean", "var"))
+        table.backward(case.input("cotangent").to(table.dtype))
+        shift = made.shift(pos, image)
+        found = {
+            "pos_embed": table,
+            "context_bias": shift,
+            "positions": made.static(pos) + shift,
+            "grad.image_corner": image.grad[..., :8, :8],
+            "bn_running_mean_after": mean,
+            "bn_running_var_after": var,
+        }
+        for i in range(5):
+            for last in ("weight", "bias"):
+                found[f"grad.art_conv.{2 * i}.{last}"] = getattr(made.network.convs[i], last).grad
+        for last in ("weight", "bias"):
+            found[f"grad.art_conv.10.{last}"] = made.network.norm[last].grad
+        found["grad.art_conv.12.weight"] = made.network.linear.weight.grad
+        found["grad.cls_token"] = made.vector.grad
+        yield str(dtype), {name: value for name, value in found.items() if name in case.output_names}

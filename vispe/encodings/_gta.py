@@ -1,0 +1,138 @@
+"""The representations of `gta`: what a geometric attribute does to a group of channels (arXiv 2310.10375)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vispe.attention.precision import exact_product
+from vispe.attention.rotation import BlockTransform
+
+_inv = cast("Callable[[Tensor], Tensor]", torch.linalg.inv)  # pyright: ignore[reportUnknownMemberType]
+
+
+class Group(NamedTuple):
+    """One group of channels of a head.
+
+    Attributes:
+        name: triv, se3, so3, so2 or t2.
+        size: number of channels.
+        block: channels that one copy of the representation acts on.
+    """
+
+    name: str
+    size: int
+    block: int
+
+
+class Matrices(NamedTuple):
+    """The matrices (b or 1, n, copies, s, s) of one group for queries, keys (and values), and the output."""
+
+    q: Tensor
+    k: Tensor
+    out: Tensor
+
+
+def poses(extrinsic: Tensor, scale: Tensor) -> Matrices:
+    """Return what SE(3) does: keys by the inverse pose, queries by the transposed pose, translations scaled.
+
+    Args:
+        extrinsic: (b or 1, n, 4, 4).
+        scale: factor of the translations, (1,).
+    """
+    dtype = torch.promote_types(extrinsic.dtype, scale.dtype)
+    pose = extrinsic.to(dtype)
+    inverse = _inv(pose.double() if pose.device.type != "mps" else pose).to(dtype)
+    ones = torch.ones(4, 4, dtype=dtype, device=pose.device)
+    column = F.pad(ones[:3, :1], (3, 0, 0, 1))  # 1 where the translation is
+    factor = ones + (scale.to(dtype) - 1) * column
+    forward, backward = pose * factor, inverse * factor
+    return Matrices(forward.mT[:, :, None], backward[:, :, None], forward[:, :, None])
+
+
+def rotations(extrinsic: Tensor, spatial: Tensor, degree: int) -> Matrices:
+    """Return what SO(3) does by its representations of degree 1 .. `degree` (1 or 2): 3 or 8 channels."""
+    turn = extrinsic[..., :3, :3].detach().mT  # the rotation of the inverse pose
+    made = turn
+    if degree > 1:  # symmetric matrices without trace: S -> R S R^T
+        basis = _traceless(turn)
+        moved = exact_product(exact_product(turn[..., None, :, :], basis), turn.mT[..., None, :, :])
+        second = exact_product(basis.flatten(-2), moved.flatten(-2).mT)
+        made = F.pad(turn, (0, 5, 0, 5)) + F.pad(second, (3, 0, 3, 0))
+    eye = torch.eye(made.shape[-1], dtype=made.dtype, device=made.device)
+    made = torch.where(spatial[..., None, None], made, eye)
+    return Matrices(made[:, :, None], made[:, :, None], made.mT[:, :, None])
+
+
+def _traceless(like: Tensor) -> Tensor:
+    """Return an orthonormal basis (5, 3, 3) of symmetric matrices without trace."""
+    half, third = 0.5**0.5, 6**-0.5
+    basis = torch.zeros(5, 3, 3, dtype=like.dtype, device=like.device)
+    for i, (a, b) in enumerate(((0, 1), (1, 2), (0, 2))):
+        basis[i, a, b] = basis[i, b, a] = half
+    basis[3] = torch.diag(basis.new_tensor([-third, -third, 2 * third]))
+    basis[4] = torch.diag(basis.new_tensor([half, -half, 0.0]))
+    return basis
+
+
+def circle(angles: Tensor) -> Tensor:
+    """Return rotations (..., pairs, 2, 2) by `angles` (..., pairs)."""
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
+
+
+def shifts(places: Tensor) -> Matrices:
+    """Return what 2D translations (b, n, 2) do to triples of channels: the last becomes x . shift + itself."""
+    eye = torch.eye(3, dtype=places.dtype, device=places.device)
+    row = F.pad(places[..., None, :], (0, 1, 2, 0))
+    there, back = eye + row, eye - row
+    return Matrices(back.mT[:, :, None], there[:, :, None], back[:, :, None])
+
+
+def angles_of(places: Tensor, freqs: Tensor, top: Tensor) -> Tensor:
+    """Return 2 pi top x f (b, n, freqs * axes), axes innermost, for x (b, n, axes), f (freqs,), top (axes,)."""
+    return (2 * math.pi * (places * top)[..., None, :] * freqs[:, None]).flatten(-2)
+
+
+def joined(groups: list[tuple[Group, Matrices | None]], values: bool) -> BlockTransform:
+    """Return one block transform of all groups in order, in blocks as small as their borders allow.
+
+    Args:
+        groups: each group with its matrices, None for the identity.
+        values: whether values and outputs are transformed as well.
+    """
+    known = [m.k for _, m in groups if m is not None]
+    batch, tokens = (max(k.shape[i] for k in known) for i in (0, 1))
+    total = sum(g.size for g, _ in groups)
+    block = math.lcm(*(g.block for g, _ in groups))
+    aligned = all(g.size % block == 0 for g, _ in groups)
+    sides: list[Tensor] = []
+    for side in range(3 if values else 2):
+        parts: list[Tensor] = []
+        start = 0
+        for group, made in groups:
+            one = known[0].new_ones(1, 1, group.size, 1, 1) if made is None else made[side]
+            one = one.expand(batch, tokens, -1, -1, -1)
+            part = _diagonal(one, (block if aligned else group.size) // group.block)
+            end = start + group.size
+            parts.append(part if aligned else F.pad(part, (start, total - end, start, total - end)))
+            start = end
+        whole = torch.cat(parts, 2) if aligned else torch.stack(parts).sum(0)
+        sides.append(whole[:, None])
+    q, k = sides[:2]
+    return BlockTransform(q=q, k=k, v=k, out=sides[2]) if values else BlockTransform(q=q, k=k)
+
+
+def _diagonal(matrices: Tensor, count: int) -> Tensor:
+    """Return (b, n, c / count, s count, s count) with `count` neighbours of (b, n, c, s, s) on the diagonal."""
+    if count == 1:
+        return matrices
+    eye = torch.eye(count, dtype=matrices.dtype, device=matrices.device)
+    b, n, c, s, _ = matrices.shape
+    spread = matrices.reshape(b, n, c // count, count, s, 1, s) * eye[:, None, :, None]
+    return spread.reshape(b, n, c // count, count * s, count * s)

@@ -1,0 +1,226 @@
+"""What `irpe` is made of: bucket numbers of offsets, and the two terms of 'cross' that factor over the axes."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vispe.attention.bias import Bias, Request
+from vispe.attention.content import ValueTerm
+from vispe.attention.precision import exact_product
+from vispe.attention.table import table_index
+from vispe.errors import ShapeError
+from vispe.grid import Grid, Positions
+
+Method = Literal["euclidean", "quantization", "product", "cross"]
+RATIOS: dict[str, float] = {"euclidean": 20.0, "quantization": 33.0, "product": 1.9, "cross": 20.0}
+
+
+def piecewise_index(offset: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
+    """Return the bucket of each offset, int64: offsets themselves near 0, logarithmic from `alpha` on.
+
+    Up to alpha an offset is rounded (half to even); beyond it is
+    ``sign(x) * trunc(min(beta, round(alpha + log(|x| / alpha) / log(gamma / alpha) * (beta - alpha))))``, so a
+    fractional beta is never reached.
+
+    Args:
+        offset: whole or real numbers, of any shape; whole ones are computed with in float32.
+        alpha: up to here offsets have buckets of their own.
+        beta: the largest bucket.
+        gamma: the offset at which it is reached.
+    """
+    real = offset if offset.is_floating_point() else offset.to(torch.float32)
+    far = real.abs().clamp(min=alpha)  # where this changes anything, the rounded offset is taken
+    far = (alpha + torch.log(far / alpha) / math.log(gamma / alpha) * (beta - alpha)).round().clamp(max=beta)
+    near = real.abs() <= alpha
+    return torch.where(near, real.round(), real.sign() * far).to(torch.int64)
+
+
+def reach(ratio: float) -> int:
+    """Return the largest bucket of one axis; there are as many below 0."""
+    return int(2 * ratio)
+
+
+def bucket_of(offset: Tensor, ratio: float) -> Tensor:
+    """Return the bucket of each offset, counted from 0."""
+    return piecewise_index(offset, ratio, 2 * ratio, 8 * ratio) + reach(ratio)
+
+
+def patch_buckets(method: Method, ratio: float) -> int:
+    """Return the number of buckets for offsets between patches, of one table."""
+    side = 2 * reach(ratio) + 1
+    return side * side if method == "product" else side
+
+
+def offset_buckets(pos: Positions, method: Method, ratio: float) -> tuple[Tensor, ...]:
+    """Return the bucket of every offset of the grid: (2 h - 1, 2 w - 1), or one line per axis for 'cross'."""
+    grid = grid_of(pos)
+
+    def make() -> tuple[Tensor, ...]:
+        y, x = (torch.arange(1 - n, n, device=pos.coords.device) for n in grid.shape)
+        if method == "cross":
+            return bucket_of(y, ratio), bucket_of(x, ratio)
+        if method == "product":
+            return ((2 * reach(ratio) + 1) * bucket_of(y, ratio)[:, None] + bucket_of(x, ratio),)
+        squared = (y * y)[:, None] + x * x
+        if method == "quantization":
+            return (bucket_of(squared, ratio),)
+        return (bucket_of(squared.to(torch.float32).sqrt().round(), ratio),)
+
+    return pos.remember(("irpe offsets", method, ratio), make)
+
+
+def prefix_entries(count: int, prefix_buckets: int) -> list[int]:
+    """Return the buckets of prefix to patch, patch to prefix and prefix to prefix behind `count` others."""
+    return [count + (i if prefix_buckets == 3 else 0) for i in range(3)]
+
+
+def pair_buckets(pos: Positions, method: Method, ratio: float, prefix_buckets: int) -> tuple[Tensor, ...]:
+    """Return the bucket of every pair of tokens, (b or 1, n, n); two for 'cross', rows and columns.
+
+    Pairs with a prefix token have the buckets behind the others, also when `prefix_buckets` is 0.
+    """
+
+    def make() -> tuple[Tensor, ...]:
+        tables = offset_buckets(pos, method, ratio)
+        if method == "cross":
+            sides = tuple(2 * n - 1 for n in grid_of(pos).shape)
+            tables = (tables[0][:, None].expand(sides), tables[1].expand(sides))
+        edge = prefix_entries(patch_buckets(method, ratio), prefix_buckets)
+        index = table_index(pos, pos)
+        return tuple(
+            torch.cat([t.flatten(), t.new_tensor(edge)]).index_select(0, index.flatten()).reshape(index.shape)
+            for t in tables
+        )
+
+    return pos.remember(("irpe pairs", method, ratio, prefix_buckets), make)
+
+
+class Lines(NamedTuple):
+    """How tokens see the rows (or columns) of the grid.
+
+    `reads`: (b or 1, n, g + 1), the bucket that each token reads for each of g lines, then for prefix tokens.
+    `at`: (b or 1, n), the line of each token, g for prefix tokens. `width`: g.
+    """
+
+    reads: Tensor
+    at: Tensor
+    width: int
+
+
+def grid_lines(pos: Positions, ratio: float, prefix_buckets: int) -> tuple[Lines, Lines]:
+    """Return the rows and the columns of the grid as its tokens see them."""
+    to_patch, to_prefix, both = prefix_entries(patch_buckets("cross", ratio), prefix_buckets)
+    grid = grid_of(pos)
+
+    def make() -> tuple[Lines, Lines]:
+        placed = pos.spatial[..., None]
+        lines: list[Lines] = []
+        for axis, n in enumerate(grid.shape):
+            cell = pos.cells()[..., axis]
+            buckets = bucket_of(cell[..., None] - torch.arange(n, device=cell.device), ratio)
+            reads = F.pad(torch.where(placed, buckets, to_patch), (0, 1), value=to_prefix)
+            reads[..., -1:].masked_fill_(~placed, both)
+            lines.append(Lines(reads, torch.where(pos.spatial, cell, n), n))
+        return lines[0], lines[1]
+
+    return pos.remember(("irpe lines", ratio, prefix_buckets), make)
+
+
+class CrossBias(Bias):
+    """``scale * x_i . (R[row bucket(i, j)] + C[column bucket(i, j)])``, in its factored form.
+
+    A token reads h + w buckets, one per row and column of the grid, and not two for each of the h * w keys.
+
+    Args:
+        rows: (h or 1, buckets, d_h).
+        cols: likewise.
+        lines: see `grid_lines`.
+        dot: 'query' reads x = q; 'key' reads x = k, and the result is transposed.
+        pos: the positions it is bound to.
+    """
+
+    __slots__ = ("dot", "lines", "weights")
+
+    def __init__(
+        self,
+        rows: Tensor,
+        cols: Tensor,
+        lines: tuple[Lines, Lines],
+        dot: Literal["query", "key"],
+        pos: Positions,
+    ) -> None:
+        super().__init__(pos)
+        self.weights, self.lines, self.dot = (rows, cols), lines, dot
+
+    @property
+    def per_sample(self) -> bool:
+        """See `Bias.per_sample`."""
+        return True
+
+    def _dense(self, ask: Request) -> Tensor:
+        x = ask.q if self.dot == "query" else ask.k
+        if x is None or ask.scale is None or self.pos is None:
+            raise ShapeError(f"The cross term of irpe reads the {self.dot}; pass q, k and scale.")
+        x = ask.pick(x, 1)
+        reads: list[Tensor] = []
+        for weights, line in zip(self.weights, self.lines, strict=True):
+            read = exact_product(x, ask.pick(weights).transpose(-1, -2)) * ask.scale
+            reads.append(read.gather(-1, line.reads[:, None].expand(*read.shape[:2], -1, -1)))
+        dense = self._spread(reads[0], reads[1], self.pos)
+        return dense if self.dot == "query" else dense.transpose(-1, -2)
+
+    def _spread(self, rows: Tensor, cols: Tensor, pos: Positions) -> Tensor:
+        """Return what each token reads for every other, from what it reads for each row and each column."""
+        if pos.regular:
+            patches = (rows[..., :-1, None] + cols[..., None, :-1]).flatten(-2)
+            prefix = (rows[..., -1:] + cols[..., -1:]).expand(*rows.shape[:-1], grid_of(pos).prefix)
+            return torch.cat([prefix, patches], -1)
+        row, col = (line.at[:, None, None].expand(*rows.shape[:-1], -1) for line in self.lines)
+        return rows.gather(-1, row) + cols.gather(-1, col)
+
+
+class CrossValue(ValueTerm):
+    """The values of 'cross': attention is summed per row and per column of the grid, then per bucket.
+
+    Args:
+        rows: (h or 1, buckets, d_v).
+        cols: likewise.
+        lines: see `grid_lines`.
+        pos: the positions of the tokens.
+    """
+
+    __slots__ = ("cols", "lines", "pos", "rows")
+
+    def __init__(self, rows: Tensor, cols: Tensor, lines: tuple[Lines, Lines], pos: Positions) -> None:
+        self.rows, self.cols, self.lines, self.pos = rows, cols, lines, pos
+
+    def apply(self, attn: Tensor) -> Tensor:
+        """Return what is added to the output, (b, h, n, d_v), for attention weights (b, h, n, n)."""
+        rows, cols = (self._lines(attn, axis) for axis in (0, 1))
+        return rows + cols
+
+    def _lines(self, attn: Tensor, axis: int) -> Tensor:
+        line, weights = self.lines[axis], (self.rows, self.cols)[axis]
+        if self.pos.regular:
+            grid = grid_of(self.pos)
+            patches = attn[..., grid.prefix :].reshape(*attn.shape[:3], *grid.shape)
+            patches = patches.sum(-1 if axis == 0 else -2)
+            per_line = torch.cat([patches, attn[..., : grid.prefix].sum(-1, keepdim=True)], -1)
+        else:
+            zeros = attn.new_zeros(*attn.shape[:3], line.width + 1)
+            per_line = zeros.scatter_add(-1, line.at[:, None, None].expand(*attn.shape), attn)
+        sums = attn.new_zeros(*attn.shape[:3], weights.shape[1])
+        sums = sums.scatter_add(-1, line.reads[:, None].expand(*attn.shape[:2], -1, -1), per_line)
+        return exact_product(sums, weights)
+
+
+def grid_of(pos: Positions) -> Grid:
+    """Return the grid that the tokens come from, or raise `ShapeError`."""
+    if pos.grid is None or pos.axes != 2:
+        raise ShapeError(f"irpe needs the tokens of a 2-axis grid, got {pos.axes} axes ({pos}).")
+    return pos.grid

@@ -1,0 +1,204 @@
+"""Orders of grid cells along the generalised Hilbert ("Gilbert") curve, and shifts of them read from an image."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.precision import at_least_float32, no_autocast
+
+Cells = NDArray[np.int64]
+START = ("width", "longer", "even")
+
+
+def curve_order(shape: tuple[int, int], start: str = "width") -> Cells:
+    """Return the number, from 1, of each cell of a grid (h, w) along the Gilbert curve from its first cell.
+
+    Args:
+        shape: (h, w).
+        start: the side along which the curve sets out: 'width', 'longer' (the height if that is larger), or 'even'
+            (the height if it alone is even: then every step leads to a neighbour).
+    """
+    h, w = int(shape[0]), int(shape[1])
+    down = (start == "longer" and h > w) or (start == "even" and h % 2 == 0 and w % 2 == 1)
+    cells = _curve((0, h), (w, 0)) if down else _curve((w, 0), (0, h))
+    order = np.empty((h, w), dtype=np.int64)
+    order[cells[:, 1], cells[:, 0]] = np.arange(1, h * w + 1)
+    return order
+
+
+@torch.library.custom_op("vispe::curve_order", mutates_args=())
+def curve_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
+    """Return `curve_order` as (h w,) float64; one operation, so that compiled graphs serve grids of every size."""
+    return torch.tensor(curve_order((h, w), start).ravel(), dtype=torch.float64, device=device)
+
+
+@curve_places.register_fake  # pyright: ignore[reportUnknownMemberType]  torch does not type it
+def _unknown_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
+    del start
+    return torch.empty(h * w, dtype=torch.float64, device=device)
+
+
+@cache
+def _curve(a: tuple[int, int], b: tuple[int, int]) -> Cells:
+    """Return the cells (x, y) of the block that `a` (major) and `b` span, in order, from (0, 0).
+
+    Blocks of one size and direction are made once, so that the work is in copying.
+    """
+    w, h = abs(sum(a)), abs(sum(b))
+    da, db = np.sign(a), np.sign(b)
+    if h == 1:
+        return np.arange(w)[:, None] * da
+    if w == 1:
+        return np.arange(h)[:, None] * db
+    major, minor = np.array(a), np.array(b)
+    half_a, half_b = major // 2, minor // 2
+    if 2 * w > 3 * h:
+        if abs(half_a.sum()) % 2 and w > 2:
+            half_a = half_a + da
+        return np.concatenate([_block(half_a, minor), half_a + _block(major - half_a, minor)])
+    if abs(half_b.sum()) % 2 and h > 2:
+        half_b = half_b + db
+    return np.concatenate(
+        [
+            _block(half_b, half_a),
+            half_b + _block(major, minor - half_b),
+            (major - da) + (half_b - db) + _block(-half_b, -(major - half_a)),
+        ]
+    )
+
+
+def _block(a: Cells, b: Cells) -> Cells:
+    return _curve((int(a[0]), int(a[1])), (int(b[0]), int(b[1])))
+
+
+class ImageShift(nn.Module):
+    """Convolutions that read a shift in (-1, 1) for every cell of any grid from an image.
+
+    Pixels of a cell are averaged to 4 x 4; the last layer starts at 0, and so does the shift.
+
+    Args:
+        in_chans: channels of the image.
+    """
+
+    SIDE = 4
+
+    def __init__(self, in_chans: int) -> None:
+        super().__init__()
+        widths = (32, 16, 8, 4, 1)
+        self.convs = nn.ModuleList([nn.Conv2d(in_chans + 2, widths[0], self.SIDE, self.SIDE)])
+        self.convs.extend(nn.Conv2d(i, o, 5, padding=2) for i, o in pairwise(widths))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise as torch does, the last layer with zeros."""
+        for conv in _convs(self.convs):
+            conv.reset_parameters()
+        last = _convs(self.convs)[-1]
+        nn.init.zeros_(last.weight)
+        if last.bias is not None:
+            nn.init.zeros_(last.bias)
+
+    def forward(self, image: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Return the shift of every cell, (b, h, w), for an image (b, c, height, width)."""
+        image = at_least_float32(image)
+        side = self.SIDE
+        x = with_coordinates(F.adaptive_avg_pool2d(image, (shape[0] * side, shape[1] * side)))
+        convs = _convs(self.convs)
+        for conv in convs[:-1]:
+            x = F.gelu(convolve(conv, x))
+        return convolve(convs[-1], x)[:, 0].tanh()
+
+
+class ReleasedShift(nn.Module):
+    """The network of the released code: patches of 16 x 16 pixels of one grid, batch norm, a matrix over all cells.
+
+    Running statistics are parameters that are not trained, so that they are saved.
+
+    Args:
+        in_chans: channels of the image.
+        grid: shape of the one grid, (h, w).
+    """
+
+    PATCH = 16
+    EPS, MOMENTUM = 1e-5, 0.1
+
+    def __init__(self, in_chans: int, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.grid = grid
+        widths = (32, 16, 8, 4, 1)
+        self.convs = nn.ModuleList([nn.Conv2d(in_chans + 2, widths[0], self.PATCH, self.PATCH)])
+        self.convs.extend(nn.Conv2d(i, o, 5, padding=2) for i, o in pairwise(widths))
+        self.norm = nn.ParameterDict(
+            {
+                name: nn.Parameter(torch.empty(1), requires_grad=name in ("weight", "bias"))
+                for name in ("weight", "bias", "running_mean", "running_var")
+            }
+        )
+        cells = grid[0] * grid[1]
+        self.linear = nn.Linear(cells, cells, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise as torch does."""
+        for conv in _convs(self.convs):
+            conv.reset_parameters()
+        self.linear.reset_parameters()
+        for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
+            nn.init.constant_(self.norm[name], value)
+
+    def forward(self, image: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Return the shift of every cell, (b, h, w), for an image (b, c, height, width); other sizes are resampled."""
+        size = tuple(n * self.PATCH for n in self.grid)
+        x = at_least_float32(image)
+        if tuple(x.shape[-2:]) != size:
+            x = F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False)
+        x = with_coordinates(x)
+        for conv in _convs(self.convs):
+            x = F.gelu(convolve(conv, x))
+        x = self._normed(x)
+        with no_autocast(x.device):
+            x = F.linear(x.flatten(1), self.linear.weight.to(x.dtype))
+        shift = (2 * x.sigmoid() - 1).reshape(-1, *self.grid)
+        if shape != self.grid:
+            shift = F.interpolate(shift[:, None], size=shape, mode="bilinear", align_corners=False)[:, 0]
+        return shift
+
+    def _normed(self, x: Tensor) -> Tensor:
+        norm = {name: p.to(x.dtype) for name, p in self.norm.items()}
+        if not self.training:
+            mean, var = norm["running_mean"], norm["running_var"]
+        else:
+            mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+            with torch.no_grad():
+                count = x.numel()
+                spread = var.detach() * (count / max(count - 1, 1))
+                for name, value in (("running_mean", mean.detach()), ("running_var", spread)):
+                    self.norm[name].lerp_(value.to(self.norm[name].dtype), self.MOMENTUM)
+        return (x - mean) * (var + self.EPS).rsqrt() * norm["weight"] + norm["bias"]
+
+
+def with_coordinates(image: Tensor) -> Tensor:
+    """Return an image with two more channels: row and column from -1 to 1, first to last pixel."""
+    lines = [torch.linspace(-1, 1, n, dtype=image.dtype, device=image.device) for n in image.shape[-2:]]
+    places = torch.stack(torch.meshgrid(*lines, indexing="ij"))
+    return torch.cat([image, places.expand(image.shape[0], -1, -1, -1)], 1)
+
+
+def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """Return the convolution in the dtype of `x`, for parameters of every dtype and under autocast."""
+    dtype = torch.promote_types(x.dtype, conv.weight.dtype)
+    bias = None if conv.bias is None else conv.bias.to(dtype)
+    with no_autocast(x.device):
+        return F.conv2d(x.to(dtype), conv.weight.to(dtype), bias, conv.stride, conv.padding)
+
+
+def _convs(modules: nn.ModuleList) -> list[nn.Conv2d]:
+    return [cast("nn.Conv2d", m) for m in modules.children()]

@@ -1,0 +1,131 @@
+"""What `rpb` and `rpb_cpb` share: checks, names in released checkpoints, and tables for other grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vispe.attention.precision import exact_product
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Grid, Positions
+
+Resample = Literal["geometric", "bicubic"]
+
+
+def sizes(name: str, option: str, given: object, axes: int | None = None) -> tuple[int, ...]:
+    """Return a grid shape that was given as an option, checked."""
+    shape = cast("Sequence[object]", given) if isinstance(given, list | tuple) else ()
+    whole = [n for n in shape if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+    if len(whole) != len(shape) or not 1 <= len(shape) <= 3 or (axes is not None and len(shape) != axes):
+        count = "1 to 3" if axes is None else str(axes)
+        raise OptionError(f"{name} needs {count} whole numbers above 0 as {option}, got {option}={given}.")
+    return tuple(whole)
+
+
+def check_heads(name: str, num_heads: object) -> None:
+    """Raise `OptionError` unless there is at least one head."""
+    if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
+        raise OptionError(f"{name} needs at least one head, got num_heads={num_heads!r}.")
+
+
+def check_flags(flags: dict[str, object]) -> None:
+    """Raise `OptionError` for an option that must be true or false and is not."""
+    for option, value in flags.items():
+        if not isinstance(value, bool):
+            raise OptionError(f"{option} is true or false, got {option}={value!r}.")
+
+
+def check_number(option: str, value: object, low: float, below: float, meaning: str) -> float:
+    """Return an option as a float in [low, below), or raise `OptionError`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < below:
+        raise OptionError(f"{option} is {meaning}, got {option}={value!r}.")
+    return float(value)
+
+
+def grid_of(name: str, axes: int, pos: Positions) -> Grid:
+    """Return the grid that the tokens come from, or raise `ShapeError`."""
+    if pos.grid is None or pos.axes != axes:
+        raise ShapeError(f"{name} needs the tokens of a {axes}-axis grid, got {pos.axes} axes ({pos}).")
+    return pos.grid
+
+
+def take(state_dict: dict[str, Any], beside: str, own: str, names: dict[str, str]) -> None:
+    """Rename the entries that released checkpoints have on the attention layer, or at the root for all layers.
+
+    Args:
+        state_dict: what is being loaded.
+        beside: prefix of the module that holds the encoding.
+        own: prefix of the encoding.
+        names: their name, after `beside`, to ours.
+    """
+    for theirs, ours in names.items():
+        if beside + theirs in state_dict:
+            state_dict[own + ours] = state_dict.pop(beside + theirs)
+
+
+def drop_index(state_dict: dict[str, Any], beside: str, holders: Sequence[str]) -> None:
+    """Take out the index and coordinate buffers that older checkpoints saved: they are made anew."""
+    for holder in holders:
+        for name in ("relative_position_index", "relative_coords_table"):
+            state_dict.pop(f"{beside}{holder}{name}", None)
+
+
+def resample_table(values: Tensor, old: tuple[int, ...], new: tuple[int, ...], method: Resample) -> Tensor:
+    """Return a table of offsets (h, 2 n_1 - 1, ...) of grid `old` for grid `new`, axis by axis.
+
+    'geometric' keeps near offsets where they are and spreads the far ones, by linear interpolation between points
+    whose distances grow by a constant factor (BEiT); 'bicubic' stretches all offsets alike.
+    """
+    if tuple(old) == tuple(new):
+        return values
+    for axis, (o, n) in enumerate(zip(old, new, strict=True), 1):
+        weights = (_geometric if method == "geometric" else _bicubic)(o, n, values)
+        values = exact_product(values.movedim(axis, -1), weights.t()).movedim(-1, axis)
+    return values
+
+
+def _bicubic(old: int, new: int, like: Tensor) -> Tensor:
+    """Return the matrix (2 new - 1, 2 old - 1) that stretches one axis: what becomes of each unit vector."""
+    units = torch.eye(2 * old - 1, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+    wide = F.interpolate(units[:, None, None], size=(1, 2 * new - 1), mode="bicubic", align_corners=False)
+    return wide[:, 0, 0].t()
+
+
+def _geometric(old: int, new: int, like: Tensor) -> Tensor:
+    """Return the matrix (2 new - 1, 2 old - 1) of linear interpolation between geometrically spaced points."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    if old == 1:
+        return torch.ones(2 * new - 1, 1, dtype=dtype, device=like.device)
+    steps = growth(old, new) ** torch.arange(old - 1, dtype=torch.float64, device=_exact(like))
+    side = steps.cumsum(0)
+    points = torch.cat([-side.flip(0), side.new_zeros(1), side])
+    offsets = torch.arange(1 - new, new, dtype=torch.float64, device=points.device)
+    right = torch.bucketize(offsets, points).clamp(1, 2 * old - 2)
+    low, high = points.index_select(0, right - 1), points.index_select(0, right)
+    share = ((offsets - low) / (high - low)).clamp(0, 1)[:, None]
+    weights = F.one_hot(right, 2 * old - 1) * share + F.one_hot(right - 1, 2 * old - 1) * (1 - share)
+    return weights.to(device=like.device, dtype=dtype)
+
+
+def growth(old: int, new: int) -> float:
+    """Return the factor by which steps grow so that old - 1 of them, the first 1 long, reach new - 1.
+
+    Between 1.01 and 1.5, as in BEiT: smaller grids keep their offsets nearly where they are.
+    """
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:
+        middle = (low + high) / 2.0
+        if (1.0 - middle ** (old - 1)) / (1.0 - middle) > new - 1:
+            high = middle
+        else:
+            low = middle
+    return (low + high) / 2.0
+
+
+def _exact(like: Tensor) -> torch.device:
+    """Return where float64 exists: the tensor's device, or the CPU for devices without it."""
+    return torch.device("cpu") if like.device.type == "mps" else like.device

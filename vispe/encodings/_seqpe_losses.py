@@ -1,0 +1,201 @@
+"""The auxiliary losses of SeqPE and the positions that they are computed on (arXiv 2506.13277)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vispe.errors import OptionError, ShapeError
+
+
+def contrastive_loss(
+    pivot: Tensor,
+    candidates: Tensor,
+    labels: Tensor,
+    *,
+    heads: int | None = None,
+    logit_scale: float = 1.0,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return the cross entropy of finding the nearest candidate by dot product.
+
+    Args:
+        pivot: vectors (b, d).
+        candidates: vectors (b * n, d), those of the first pivot first.
+        labels: (b,) int64, which of its n candidates is nearest to each pivot.
+        heads: split the channels into heads and average their losses; None takes all channels as one.
+        logit_scale: factor of the dot products, which are not normalised.
+        label_smoothing: of the cross entropy.
+    """
+    b, d = pivot.shape
+    if candidates.ndim != 2 or candidates.shape[1] != d or candidates.shape[0] % b or d % (heads or 1):
+        raise ShapeError(
+            f"contrastive_loss needs candidates (b * n, d) for pivots (b, d) and heads that divide d, got "
+            f"{tuple(candidates.shape)}, {tuple(pivot.shape)} and heads={heads}."
+        )
+    a = pivot.reshape(b, heads or 1, 1, -1)
+    c = candidates.reshape(b, -1, heads or 1, a.shape[-1]).transpose(1, 2)
+    logits = (a @ c.transpose(-1, -2)).squeeze(2) * logit_scale  # (b, h, n)
+    label = labels[:, None].expand(-1, logits.shape[1])
+    return F.cross_entropy(logits.flatten(0, 1), label.flatten(), label_smoothing=label_smoothing)
+
+
+def transfer_loss(
+    main: Tensor,
+    main_indices: Tensor,
+    transfer: Tensor,
+    *,
+    samples: int = 1,
+    beta: float = 1.0,
+    metric: Literal["kl_div", "mse"] = "kl_div",
+    heads: int | None = None,
+    logit_scale: float = 1.0,
+) -> Tensor:
+    """Return how much the self-similarity of a far window differs from that of the training window.
+
+    With S = log_softmax(scale * e e^T) of teacher and student rows, 'kl_div' is the symmetric KL divergence, averaged
+    over all elements of S (not over rows). The teacher gets no gradient; with beta < 1 a second term of weight 1 - beta
+    has the student detached instead.
+
+    Args:
+        main: vectors of the training window (m, d).
+        main_indices: (samples * n,) int64, which rows of `main` are the teachers.
+        transfer: vectors of the same cells of a far window (samples * n, d).
+        samples: independent groups of n cells.
+        beta: weight of the main term.
+        metric: 'kl_div', or 'mse' between the two S.
+        heads: split the channels into heads; None takes all channels as one.
+        logit_scale: factor of the dot products.
+    """
+    if metric not in ("kl_div", "mse"):
+        raise OptionError(f"metric must be kl_div or mse, got {metric!r}.")
+    d = main.shape[-1]
+    if transfer.shape != (len(main_indices), d) or len(main_indices) % samples or d % (heads or 1):
+        raise ShapeError(
+            f"transfer_loss needs one row of transfer per index, in {samples} equal groups, and heads that divide d, "
+            f"got main {tuple(main.shape)}, {len(main_indices)} indices, transfer {tuple(transfer.shape)} and "
+            f"heads={heads}."
+        )
+
+    def similarity(rows: Tensor) -> Tensor:
+        e = rows.reshape(samples, -1, heads or 1, d // (heads or 1)).transpose(1, 2)
+        return (e @ e.transpose(-1, -2) * logit_scale).log_softmax(-1)
+
+    teacher, student = similarity(main.index_select(0, main_indices)), similarity(transfer)
+    measure = _symmetric_kl if metric == "kl_div" else F.mse_loss
+    loss = beta * measure(teacher.detach(), student)
+    return loss if beta >= 1 else loss + (1 - beta) * measure(teacher, student.detach())
+
+
+def _symmetric_kl(a: Tensor, b: Tensor) -> Tensor:
+    return ((a.exp() - b.exp()) * (a - b)).mean()
+
+
+def nearest(pivot: Tensor, candidates: Tensor) -> Tensor:
+    """Return which candidate (b, n, a) has the smallest squared distance to its pivot (b, a); the first of equals."""
+    return (candidates - pivot[:, None]).square().sum(-1).argmin(1)
+
+
+def contrastive_positions(
+    axes: int,
+    max_digits: int,
+    pivots: int,
+    candidates: int,
+    generator: torch.Generator | None = None,
+    *,
+    window: int | None = None,
+    base: int = 10,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw pivots (b, a), candidates (b, n, a) and labels (b,) for `contrastive_loss`; a pivot is no candidate.
+
+    Half of the pivots have uniformly random candidates. For 30 % a fifth of these are replaced by hard negatives:
+    the digits of one of the pivot's numbers with one inserted, deleted, swapped or changed, unless that is nearer
+    than the nearest random one. For 20 % all candidates lie in one window around the pivot.
+
+    Args:
+        axes: numbers per position.
+        max_digits: digits per number.
+        pivots: b.
+        candidates: n.
+        generator: source of the draws.
+        window: side of the local window; 14, in 1D 196, by default.
+        base: of the digits.
+    """
+    side = base**max_digits
+    window = min(window or (196 if axes == 1 else 14), side)
+    if window**axes < 2:
+        raise OptionError(f"A window of {window} cells per axis has no candidate beside the pivot.")
+    pivot = torch.randint(side, (pivots, axes), generator=generator)
+    origin = pivot.new_zeros(pivots, axes)
+    spread = _others(pivot, origin, side, candidates, generator)
+    low, high = (pivot - window + 1).clamp(min=0), pivot.clamp(max=side - window)
+    fraction = torch.rand(pivots, axes, generator=generator)
+    corner = low + (fraction * (high - low + 1)).long().clamp(max=high - low)
+    local = _others(pivot, corner, window, candidates, generator)
+    kind = torch.rand(pivots, generator=generator)[:, None, None]
+    hard = _edited(pivot, candidates, max_digits, base, generator)
+    reach = (spread - pivot[:, None]).square().sum(-1).amin(1)
+    apart = (hard - pivot[:, None]).square().sum(-1)
+    chosen = torch.rand(pivots, candidates, generator=generator).argsort(1) < round(0.2 * candidates)
+    mixed = torch.where((chosen & (apart >= reach[:, None]))[..., None], hard, spread)
+    found = torch.where(kind < 0.5, spread, torch.where(kind < 0.8, mixed, local))
+    return pivot, found, nearest(pivot, found)
+
+
+def _others(
+    pivot: Tensor, corner: Tensor, side: int, count: int, generator: torch.Generator | None
+) -> Tensor:
+    """Return uniform draws (b, count, a) from a window of `side` cells per axis at `corner`, never the pivot."""
+    b, axes = pivot.shape
+    powers = side ** torch.arange(axes - 1, -1, -1)
+    own = ((pivot - corner) * powers).sum(1, keepdim=True)
+    flat = torch.randint(side**axes - 1, (b, count), generator=generator)
+    flat = flat + (flat >= own)
+    return flat[..., None].div(powers, rounding_mode="floor") % side + corner[:, None]
+
+
+def _edited(
+    pivot: Tensor, count: int, max_digits: int, base: int, generator: torch.Generator | None
+) -> Tensor:
+    """Return pivots (b, count, a) with one number changed as a string: changed, swapped, deleted or inserted digit."""
+    b, axes = pivot.shape
+    many = pivot[:, None].expand(-1, count, -1)
+
+    def draw(high: int) -> Tensor:
+        return torch.randint(high, (b, count), generator=generator)
+
+    axis, at, new, action = draw(axes)[..., None], draw(max_digits), draw(base), draw(4)
+    value = many.gather(-1, axis).squeeze(-1)
+    unit = base**at
+    digit, left = value // unit % base, value // (unit * base) % base
+    changed = value + (new - digit) * unit
+    swapped = value + (digit - left) * (base - 1) * unit  # with its left neighbour
+    deleted = value // (unit * base) * unit + value % unit
+    inserted = value // unit * (unit * base) + new * unit + value % unit
+    edits = torch.stack([changed, swapped, deleted, inserted], -1) % base**max_digits
+    return many.scatter(-1, axis, edits.gather(-1, action[..., None]))
+
+
+def transfer_positions(
+    shape: tuple[int, ...],
+    max_digits: int,
+    count: int,
+    generator: torch.Generator | None = None,
+    *,
+    base: int = 10,
+) -> tuple[Tensor, Tensor]:
+    """Draw random cells of the training window, as row numbers (n,), and the same cells of a far window (n, a).
+
+    The far window does not overlap the training window, which starts at 0, wherever the digits have room for that.
+    """
+    side = base**max_digits
+    size = torch.tensor(shape)
+    low = torch.where(2 * size <= side, size, torch.zeros_like(size))
+    offset = low + (torch.rand(len(shape), generator=generator) * (side - size - low + 1)).long()
+    total = int(size.prod())
+    index = torch.randperm(total, generator=generator)[:count]
+    strides = torch.tensor([int(size[i + 1 :].prod()) for i in range(len(shape))])
+    return index, index[:, None].div(strides, rounding_mode="floor") % size + offset
