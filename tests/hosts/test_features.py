@@ -9,8 +9,9 @@ import timm
 import torch
 
 import vispe
-from tests.hosts.common import SHAPE, close, dense, head_masks, image, oracle, tiny, without_table
+from tests.hosts.common import SHAPE, close, dense, head_masks, image, oracle, set_fused, tiny, without_table
 from vispe.errors import OptionError, ShapeError
+from vispe.hosts.context import Context
 
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+alibi2d"]
 
@@ -229,3 +230,39 @@ def test_layers_switch_the_bias_per_block(options, off):
     close(found, wanted)
     found.sum().backward()
     assert all(p.grad is not None for n, p in ours.named_parameters() if "pos_enc" in n)
+
+
+def _plain_masks(model, x, monkeypatch, **arguments) -> list:
+    """Run a forward pass and return what every layer was told by `Context.plain_mask`."""
+    found, original = [], Context.plain_mask
+    monkeypatch.setattr(Context, "plain_mask", lambda *a: found.append(original(*a)) or found[-1])
+    model.forward_features(x, **arguments)
+    monkeypatch.undo()
+    return found
+
+
+def test_a_fixed_bias_at_batch_1_goes_into_stock_attention_as_one_mask(monkeypatch):
+    model = vispe.convert(tiny(), "alibi2d")
+    x = image(1, 3, 24, 40)
+    masks = _plain_masks(model, x, monkeypatch)
+    assert len(masks) == 2
+    for mask in masks:
+        torch.testing.assert_close(mask.squeeze(), -dense(3, 5, 1), rtol=1e-6, atol=1e-6)
+    fast = model.forward_features(x)
+    monkeypatch.setattr(Context, "plain_mask", lambda *a: None)
+    torch.testing.assert_close(model.forward_features(x), fast, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("spec", "batch", "arguments", "fused"), [
+    ("alibi2d(slopes=learned)", 1, {}, True),
+    ("alibi2d(slopes=geometric)", 2, {}, True),
+    ("alibi2d", 1, {"attn_mask": torch.ones(16, 16, dtype=torch.bool)}, True),
+    ("alibi2d", 1, {"is_causal": True}, True),
+    ("alibi2d", 1, {}, False),
+    ("rope_axial+alibi2d", 1, {}, True),
+], ids=["learned", "per head", "mask", "causal", "unfused", "rotary"])  # fmt: skip
+def test_what_one_mask_cannot_say_takes_the_general_path(spec, batch, arguments, fused, monkeypatch):
+    model = vispe.convert(tiny(), spec)
+    set_fused(model, fused)
+    masks = _plain_masks(model, image(batch, 3, 24, 40), monkeypatch, **arguments)
+    assert masks == [None, None]

@@ -82,6 +82,9 @@ def _devices() -> dict[str, str]:
     return found
 
 
+_GRIDS = {1: (37 * 37,), 2: (37, 37), 3: (37, 37, 1)}
+
+
 def _backends() -> dict[str, str]:
     import torch
 
@@ -89,15 +92,14 @@ def _backends() -> dict[str, str]:
     from vispe.base import bias_of
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    grid = vispe.Grid((37, 37))
-    pos = grid.positions(device)
-    line = vispe.Grid((37 * 37,)).positions(device)
-    q = torch.zeros(1, 6, grid.tokens, 64, device=device)
+    grids = {axes: vispe.Grid(shape, reference=shape) for axes, shape in _GRIDS.items()}
+    q, x = torch.zeros(1, 6, 37 * 37, 64, device=device), torch.zeros(1, 37 * 37, 384, device=device)
     found = {}
     for name in vispe.list_encodings(kind="bias"):
-        where = pos if 2 in vispe.encoding_info(name).ndim else line
+        axes = vispe.encoding_info(name).ndim
+        grid = grids[2 if 2 in axes else axes[0]]
         encoding = vispe.create_encoding(name, dim=384, num_heads=6, depth=12, grid=grid.shape).to(device)
-        bias = bias_of(encoding.parts(), encoding.prepare(where), 0)
+        bias = bias_of(encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
         found[name] = str(vispe.explain(q, q, q, bias=bias))
     return found
 

@@ -2,12 +2,12 @@
 
 Convention for a command (each lives in its own module and has no logic beyond calling the library):
 
-- Command NAME is the function NAME in `vispe/cli/NAME.py`, listed in `COMMANDS` below. Its module imports
-  heavy packages inside the function, so that help stays quick.
+- Command NAME is the function NAME in `vispe/cli/NAME.py` (`_` for `-`), listed in `COMMANDS` below. Its module
+  imports heavy packages inside the function, so that help stays quick.
 - The signature is the interface: a parameter `img_size: int | None = None` is the option `--img-size`;
   without a default it is required. `bool = False` gives `--flag`, `bool = True` gives `--flag / --no-flag`;
   `list[...]` options are written `--scales 1,2,4` (or as a YAML list in the file of `--config`); `Literal`
-  gives choices.
+  gives choices. `from_` is the option `--from`, whose name Python does not allow.
 - Module constant `POSITIONALS = ("images",)` names the parameters written without `--`, in this order; one of
   type `list[...]` takes any number (at least one when it has no default).
 - Module constant `SHORT = {"out": "-o"}` gives parameters a one-letter form.
@@ -33,11 +33,12 @@ from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, req
 
 COMMANDS: dict[str, str] = {
     "list": "List the positional encodings.",
-    "info": "Show what one encoding is, its options and presets.",
+    "info": "Show what one encoding is, its options, presets and hosts; without a name, the hosts of all encodings.",
     "plot": "Draw what an encoding adds to attention around a query patch.",
     "segment": "Segment micrographs from a few scribbles, or from no labels.",
     "apply": "Segment more images with a model that `vispe segment` wrote.",
     "probe": "Measure how much position a model's features reveal.",
+    "convert-weights": "Rename the weights of a released checkpoint to vispe's names.",
     "doctor": "Show versions, devices, attention backends, weights on disk and missing extras.",
     "cite": "Print how to cite vispe and the encodings.",
 }
@@ -85,8 +86,9 @@ def load_command(name: str) -> tuple[Callable[..., int | None], tuple[str, ...],
             f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} "
             f"The commands are {', '.join(COMMANDS)}."
         )
-    module = importlib.import_module(f"vispe.cli.{name}")
-    return getattr(module, name), getattr(module, "POSITIONALS", ()), getattr(module, "SHORT", {})
+    function = name.replace("-", "_")
+    module = importlib.import_module(f"vispe.cli.{function}")
+    return getattr(module, function), getattr(module, "POSITIONALS", ()), getattr(module, "SHORT", {})
 
 
 def parse(name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], dict[str, object]]:
@@ -122,7 +124,8 @@ def parse(name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], d
         raise TypeError(f"vispe {name} defines the reserved parameter(s) {sorted(clash)}")
     for key in [*positionals, *(key for key in parameters if key not in positionals)]:
         default = parameters[key].default
-        _add(parser, key, hints[key], default, helps.get(key), key in positionals, short.get(key))
+        option = key.rstrip("_")
+        _add(parser, option, hints[key], default, helps.get(key), key in positionals, short.get(key))
     parser.add_argument(
         "--config", action="config", help="YAML file with any of these options; options after it win"
     )
@@ -136,7 +139,8 @@ def parse(name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], d
         values = parser.parse_args(_bracket_lists(words, lists))
     except ArgumentError as error:
         raise OptionError(_explain(name, str(error.message), options)) from error
-    return function, {key: value for key, value in vars(values).items() if key in parameters}
+    given = vars(values)
+    return function, {key: given[key.rstrip("_")] for key in parameters if key.rstrip("_") in given}
 
 
 def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:

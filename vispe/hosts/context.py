@@ -10,32 +10,44 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention import LONG
+from vispe.attention.bias import SumBias
 from vispe.attention.precision import compute_dtype
-from vispe.base import Encoding, Rotary, bias_of, value_term_of
+from vispe.attention.table import TableBias
+from vispe.base import Encoding, Mixing, Rotary, bias_of, value_term_of
+from vispe.errors import ShapeError
 from vispe.grid import Positions
 from vispe.hosts.cache import PositionCache
 from vispe.layers import attend
 
 
 class Context:
-    """One forward pass, as its attention layers see it: positions, shared encodings, the user's mask.
+    """One forward pass, as its layers see it: positions, shared encodings, the user's mask, the model's own rope.
 
     It is handed through the blocks as their `attn_mask`, the only explicit channel that every block has; so
     recomputation under checkpointing sees what the first pass saw. It is a plain object, because sharded
     training casts the tensors that it finds in tuples and dataclasses, and it is never changed.
     """
 
-    __slots__ = ("encodings", "is_causal", "mask", "positions")
+    __slots__ = ("encodings", "is_causal", "mask", "mixed", "positions", "rope")
 
     def __init__(
-        self, positions: Positions, encodings: Sequence[Encoding], mask: Tensor | None, is_causal: bool
+        self,
+        positions: Positions,
+        encodings: Sequence[Encoding],
+        mask: Tensor | None,
+        is_causal: bool,
+        rope: Any = None,
+        mixed: bool = False,
     ) -> None:
-        self.positions, self.encodings, self.mask, self.is_causal = (
-            positions,
-            tuple(encodings),
-            mask,
-            is_causal,
-        )
+        self.positions, self.encodings, self.mask = positions, tuple(encodings), mask
+        self.is_causal, self.rope, self.mixed = is_causal, rope, mixed
+
+    def mix(self, x: Tensor, layer: int) -> Tensor:
+        """Return the tokens (b, n, d) that left block `layer` after the encodings that mix there."""
+        for encoding in self.encodings:
+            if isinstance(encoding, Mixing) and encoding.active(layer):
+                x = encoding.mix(x, self.positions, layer)
+        return x
 
     def plain_mask(self, module: nn.Module, x: Tensor) -> Tensor | None:
         """Return one mask that says all of this layer's encodings, so that stock attention can run, or None.
@@ -74,9 +86,20 @@ class Context:
             v: values.
             x: input of the layer (b, n, d).
             dropout_p: dropout of the attention weights.
+
+        Raises:
+            ShapeError: samples of different grids are mixed, and the bias is a table that belongs to one grid.
         """
         own = module.pos_enc
         encodings = self.encodings if own is None else (*self.encodings, *own.parts())
+        if self.mixed:
+            bias = bias_of(encodings, self.positions, module.vispe_layer, x)
+            if any(isinstance(b, TableBias) for b in (bias.terms if isinstance(bias, SumBias) else [bias])):
+                names = " + ".join(e.name for e in encodings)
+                raise ShapeError(
+                    f"The batch packs samples of different grids, but {names} makes its table for one grid at a time; "
+                    "pack samples of equal grids, or choose another encoding."
+                )
         out = attend(
             q,
             k,
@@ -102,9 +125,11 @@ class HostState:
         spec: the encoding, JSON-able.
         stock: the class that the model had.
         reference: grid of the training resolution.
-        table: the absolute table that was taken out and the grid it belongs to; None when there was none.
+        table: the absolute table that was taken out, as its family keeps it; None when there was none.
         built: whether the model was built with the encoding, so that it never had a table to bring back.
         keep_abs: whether the absolute table stays in use.
+        keep_rope: whether the model's own rotary embedding stays in use.
+        rope: the rotary embedding that was taken out, with the dtype that the model had; None when there was none.
         inside: whether the encoding works inside attention, so that attention layers are swapped.
         layered: whether layers have encodings with parameters of their own.
         args: what timm remembered as `pos_embed` before, if anything.
@@ -114,15 +139,18 @@ class HostState:
     spec: list[dict[str, Any]]
     stock: type[nn.Module]
     reference: tuple[int, ...]
-    table: tuple[nn.Parameter, tuple[int, ...]] | None
+    table: Any
     built: bool
     keep_abs: bool
     inside: bool
     layered: bool
     args: Any = None
+    keep_rope: bool = False
+    rope: tuple[nn.Module, torch.dtype] | None = None
     cache: PositionCache = field(default_factory=PositionCache)
 
     @property
     def saved(self) -> list[dict[str, Any]]:
         """What `pos_embed` must be to build such a model again, JSON-able."""
-        return [{"name": "learn"}, *self.spec] if self.keep_abs else self.spec
+        kept = (("learn", self.keep_abs), ("rope", self.keep_rope))
+        return [*({"name": word} for word, stays in kept if stays), *self.spec]

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from timm.models import VisionTransformer
 from torch import nn
 
 from vispe.base import Encoding
 from vispe.errors import OptionError, UnsupportedHost
+from vispe.hosts.context import HostState
+from vispe.hosts.refusals import refusal
 from vispe.hosts.timm_attention import attentions
-from vispe.hosts.timm_convert import convert_vit, restore_vit
-from vispe.hosts.timm_vit import HostedViT
+from vispe.hosts.timm_convert import convert_timm, restore_timm
+from vispe.hosts.timm_family import family_of, has_rope
+from vispe.hosts.timm_hosted import HostedTimm
 from vispe.registry import Spec, parse_spec
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def convert(model: M, spec: Spec, *, keep_abs: bool = False, **options: Any) -> M:
+def convert(model: M, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = False, **options: Any) -> M:
     """Exchange the positional encoding of a model, in place; all checks come before the first change.
 
-    Weights keep their names, so stock checkpoints load strictly before or after. The model's own absolute
-    table is put aside (see `restore`) unless `keep_abs`. A converted model can be converted again.
+    Weights keep their names, so stock checkpoints load strictly before or after. The spec names everything that the
+    model will know about position: its own absolute table and its own rotary embedding (of Eva and NaFlexVit) are
+    put aside (see `restore`), so ``'none'`` leaves none, unless they are kept. A converted model can be converted
+    again.
 
     Args:
-        model: a timm `VisionTransformer` (DeiT distilled included), of any kind of block.
-        spec: see `vispe.registry`; a term ``learn`` in a sum says the same as `keep_abs`. Weights of an `Encoding`
+        model: a timm `VisionTransformer` (DeiT distilled included), `Eva` or `NaFlexVit`; or a model of open_clip,
+            or its `visual`, where the image tower is meant.
+        spec: see `vispe.registry`; beside encodings, a sum may name what stays of the model's own: ``learn`` says the
+            same as `keep_abs`, ``rope`` the same as `keep_rope`, and either may stand alone. Weights of an `Encoding`
             are copied, into every layer where each layer has its own.
         keep_abs: keep the model's own absolute table in use beside the encoding.
+        keep_rope: keep the model's own rotary embedding in use beside the encoding.
         **options: options of the encoding.
 
     Returns:
@@ -39,24 +47,24 @@ def convert(model: M, spec: Spec, *, keep_abs: bool = False, **options: Any) -> 
         UnsupportedCombination: the encoding has no place in it.
         UnknownEncoding, OptionError: the spec is not right.
     """
-    if not isinstance(model, VisionTransformer):
+    if host := _open_clip(model):
+        host.convert_image_tower(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
+        return model
+    if family_of(model) is None:
+        timm_made = any(c.__module__.startswith("timm.models.") for c in type(model).__mro__)
         raise UnsupportedHost(
-            f"vispe.convert was given a {type(model).__name__}; it knows timm's VisionTransformer and "
-            "VisionTransformerDistilled. Give it the vision tower itself if this model contains one."
+            f"vispe.convert was given a {type(model).__name__}; it knows timm's VisionTransformer, "
+            f"VisionTransformerDistilled, Eva and NaFlexVit. {refusal(type(model)) + ' ' if timm_made else ''}Give it "
+            "the vision tower itself if this model contains one."
         )
-    terms, learn = host_terms(spec)
-    if options:
-        if len(terms) != 1:
-            raise OptionError(
-                f"Options {sorted(options)} beside a sum are ambiguous; write them into the spec."
-            )
-        terms = parse_spec({**terms[0], **options})
-    convert_vit(model, terms, keep_abs or learn, sources=finished(spec))
+    spec, kept = _without_rope(spec)
+    terms, keep_abs = with_options(spec, keep_abs, options)
+    convert_timm(model, terms, keep_abs, sources=finished(spec), keep_rope=keep_rope or kept)
     return model
 
 
 def restore(model: M) -> M:
-    """Give a converted model its own classes and absolute table back, in place.
+    """Give a converted model its own classes, absolute table and rotary embedding back, in place.
 
     Outputs are those of before, bit for bit, if no weight has changed; weights trained since stay.
 
@@ -64,32 +72,36 @@ def restore(model: M) -> M:
         UnsupportedHost: the model is not converted.
         UnsupportedCombination: the model was built with the encoding, so there is no table to bring back.
     """
-    if not isinstance(model, VisionTransformer):
-        raise UnsupportedHost(
-            f"{type(model).__name__} has no encoding of vispe, so there is nothing to restore."
-        )
-    restore_vit(model)
+    if host := _open_clip(model):
+        host.restore_image_tower(model)
+        return model
+    restore_timm(model)
     return model
 
 
 def describe(model: nn.Module) -> str:
     """Return what is attached where: encodings, parameters, backends. Models inside others are found."""
-    found = [(name, m) for name, m in model.named_modules() if isinstance(m, HostedViT)]
-    if found:
-        return "\n".join(f"{name}: {_describe(m)}" if name else _describe(m) for name, m in found)
+    found = [
+        (name, m) for name, m in model.named_modules() if isinstance(getattr(m, "vispe", None), HostState)
+    ]
+    texts = [(name, host.describe_tower(m) if (host := _open_clip(m)) else _describe(m)) for name, m in found]
+    if texts:
+        return "\n".join(f"{name}: {text}" if name else text for name, text in texts)
     return f"{type(model).__name__} without an encoding of vispe; vispe.convert(model, 'alibi2d') adds one."
 
 
-def _describe(model: HostedViT) -> str:
+def _describe(model: HostedTimm) -> str:
     """Return what is attached where, in a few lines."""
     state = model.vispe
     table = "in use" if state.keep_abs else "taken out" if state.table else "none"
     lines = [
         f"{state.stock.__name__} with {' + '.join(str(s) for s in state.spec)}",
-        f"  grid {tuple(model.patch_embed.grid_size)}, trained at {state.reference}, "
+        f"  grid {family_of(model).grid(model)}, trained at {state.reference}, "
         f"{model.num_prefix_tokens} prefix tokens",
         f"  absolute table: {table}",
     ]
+    if has_rope(model) or state.rope:
+        lines.append(f"  own rotary embedding: {'in use' if state.keep_rope else 'taken out'}")
     if model.pos_enc is not None:
         lines.append(f"  pos_enc: {model.pos_enc.name}, {_count([model.pos_enc])} parameters")
     layers = [m for _, _, m in attentions(model)] if state.inside else []
@@ -107,18 +119,56 @@ def _count(encodings: Sequence[Encoding]) -> int:
     return sum(p.numel() for e in encodings for p in e.parameters())
 
 
+def _open_clip(model: nn.Module) -> Any:
+    """Return `vispe.hosts.open_clip` for what is open_clip's, and import it only then; else None."""
+    theirs = any(c.__module__.partition(".")[0] == "open_clip" for c in type(model).__mro__)
+    return importlib.import_module("vispe.hosts.open_clip") if theirs else None
+
+
+def with_options(spec: Spec, keep_abs: bool, options: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    """Return the parsed terms of a spec with options beside it, and whether the absolute table stays."""
+    terms, learn = host_terms(spec)
+    if options:
+        if len(terms) != 1:
+            raise OptionError(
+                f"Options {sorted(options)} beside a sum are ambiguous; write them into the spec."
+            )
+        terms = parse_spec({**terms[0], **options})
+    return terms, keep_abs or learn
+
+
 def host_terms(spec: Spec) -> tuple[list[dict[str, Any]], bool]:
     """Return the parsed terms of a spec without timm's own 'learn', and whether that was among them."""
+    rest, kept = _without(spec, "learn")
+    return parse_spec(rest), kept
+
+
+def timm_terms(spec: Spec) -> tuple[list[dict[str, Any]], bool, bool]:
+    """Return the parsed terms of a spec without 'learn' and 'rope', and whether each was among them."""
+    rest, rope = _without_rope(spec)
+    terms, learn = host_terms(rest)
+    return terms, learn, rope
+
+
+def _without_rope(spec: Spec) -> tuple[Spec, bool]:
+    """Return a spec without the term 'rope', the model's own, and whether it was there."""
+    return _without(spec, "rope")
+
+
+def _without(spec: Spec, word: str) -> tuple[Spec, bool]:
+    """Return a spec without a word of the host, and whether it was there; 'none' when nothing else was."""
     if isinstance(spec, str):
         names = [t.strip() for t in spec.split("+")]
-        rest = [t for t in names if t != "learn"]
-        if len(rest) < len(names) and rest:
-            return parse_spec("+".join(rest)), True
+        rest = [t for t in names if t != word]
+        if len(rest) < len(names):
+            return "+".join(rest) if rest else "none", True
+    elif spec == {"name": word}:
+        return "none", True
     elif isinstance(spec, list | tuple):
-        rest = [t for t in spec if t not in ("learn", {"name": "learn"})]
-        if len(rest) < len(spec) and rest:
-            return parse_spec(rest), True
-    return parse_spec(spec), False
+        rest = [t for t in spec if t not in (word, {"name": word})]
+        if len(rest) < len(spec):
+            return rest or "none", True
+    return spec, False
 
 
 def finished(spec: Spec) -> list[Encoding | None]:
@@ -126,5 +176,6 @@ def finished(spec: Spec) -> list[Encoding | None]:
     if isinstance(spec, Encoding):
         return list(spec.parts())
     if isinstance(spec, list | tuple):
-        return [e for member in spec if member not in ("learn", {"name": "learn"}) for e in finished(member)]
-    return [None] * len(host_terms(spec)[0])
+        words = ("learn", "rope", {"name": "learn"}, {"name": "rope"})
+        return [e for member in spec if member not in words for e in finished(member)]
+    return [None] * len(timm_terms(spec)[0])

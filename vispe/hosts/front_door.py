@@ -1,29 +1,37 @@
 """The front door of timm: `create_model(..., pos_embed='alibi2d')` works once vispe is imported.
 
-timm's ViT classes accept three words for `pos_embed` and fail without a text on any other. Their
-constructors are wrapped in place, which serves every entry point and every script, also those that imported
-`create_model` earlier. timm's own words pass through untouched.
+timm's ViT classes accept three words for `pos_embed` and fail without a text on any other; `NaFlexVit` has words of
+its own, `Eva` has no such argument. Their constructors are wrapped in place, which serves every entry point and every
+script, also those that imported `create_model` earlier. timm's own words pass through untouched. For all other
+classes the builder that timm's entry points share says why the argument cannot be met.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import pkgutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import timm
+import timm.models
 import torch
-from timm.models import VisionTransformer, deit, vision_transformer
+from timm.models import Eva, NaFlexVit, VisionTransformer, deit, vision_transformer
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.naflexvit import NaFlexVitCfg
 from torch import nn
 
 from vispe.errors import UnsupportedHost
-from vispe.hosts.convert import finished, host_terms
-from vispe.hosts.timm_convert import convert_vit
+from vispe.hosts.convert import finished, timm_terms
+from vispe.hosts.refusals import refusal
+from vispe.hosts.timm_convert import convert_timm
+from vispe.hosts.timm_family import FAMILIES
 from vispe.hosts.timm_vit import HostedViT
 
 _TIMM_WORDS = ("", "none", "learn", None)
+_NAFLEX_WORDS = ("", "none", "learned", "factorized", None)
 _POSITION = (
     list(inspect.signature(VisionTransformer.__init__).parameters).index("pos_embed") - 1
 )  # without self
@@ -31,52 +39,127 @@ _POSITION = (
 _RELEASE = tuple(int(part) for part in timm.__version__.split(".")[:3] if part.isdigit())
 # before 1.0.31 the filter of checkpoints asks for the shape of the model's table, also when there is none
 _FILTERS = (vision_transformer, deit) if _RELEASE < (1, 0, 31) else ()
+_BUILDER = "build_model_with_cfg"
 
 
 def install() -> None:
     """Wrap the constructors; once is enough, more often does no harm."""
-    for cls in (VisionTransformer, VisionTransformerDistilled):
+    for cls, wrap in _WRAPPERS.items():
         if not hasattr(cls.__init__, "vispe_original"):
-            cls.__init__ = _wrapped(cls, cls.__init__)
+            cls.__init__ = wrap(cls, cls.__init__)
     for module in _FILTERS:
         if not hasattr(module.checkpoint_filter_fn, "vispe_original"):
             module.checkpoint_filter_fn = _without_table(module.checkpoint_filter_fn)
+    for module in _builders():
+        original = getattr(module, _BUILDER)
+        if not hasattr(original, "vispe_original"):
+            setattr(module, _BUILDER, _refusing(original))
 
 
 def uninstall() -> None:
     """Take the wrappers away again; models that exist keep working."""
-    for cls in (VisionTransformer, VisionTransformerDistilled):
+    for cls in _WRAPPERS:
         cls.__init__ = getattr(cls.__init__, "vispe_original", cls.__init__)
     for module in _FILTERS:
         original = module.checkpoint_filter_fn
         module.checkpoint_filter_fn = getattr(original, "vispe_original", original)
+    for module in _builders():
+        original = getattr(module, _BUILDER)
+        setattr(module, _BUILDER, getattr(original, "vispe_original", original))
 
 
-def _wrapped(cls: type[VisionTransformer], original: Callable[..., None]) -> Callable[..., None]:
+def _builders() -> list[Any]:
+    """Return timm's modules of models, each of which has imported the shared builder by name."""
+    names = [f"timm.models.{m.name}" for m in pkgutil.iter_modules(timm.models.__path__)]
+    return [sys.modules[n] for n in names if hasattr(sys.modules.get(n), _BUILDER)]
+
+
+def _vit(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def __init__(self: VisionTransformer, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         given = len(args) > _POSITION
         spec = args[_POSITION] if given else kwargs.get("pos_embed", "learn")
         if isinstance(spec, str | None) and spec in _TIMM_WORDS:
             original(self, *args, **kwargs)
             return
-        terms, keep_abs = host_terms(spec)
-        if type(self) is not cls:
-            raise UnsupportedHost(
-                f"{type(self).__name__}, a subclass of timm's {cls.__name__}, was built with pos_embed={spec!r}, but "
-                "only its own constructor knows when it is complete; build it with pos_embed='none' and then call "
-                "vispe.convert(model, ...)."
-            )
-        word = "learn" if keep_abs else "none"
+        terms = _checked(self, cls, spec, "pos_embed='none'")
+        word = "learn" if terms[1] else "none"
         if given:
             args = (*args[:_POSITION], word, *args[_POSITION + 1 :])
         else:
             kwargs["pos_embed"] = word
         original(self, *args, **kwargs)
-        convert_vit(self, terms, keep_abs, built=True, sources=finished(spec))
+        _convert(self, spec, *terms)
 
     __init__.vispe_original = original
     return __init__
+
+
+def _eva(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: nn.Module, *args: Any, pos_embed: Any = None, **kwargs: Any) -> None:
+        if pos_embed is None:
+            original(self, *args, **kwargs)
+            return
+        terms = _checked(self, cls, pos_embed, "no pos_embed")
+        original(self, *args, **kwargs)
+        _convert(self, pos_embed, *terms)
+
+    __init__.vispe_original = original
+    return __init__
+
+
+def _naflex(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: nn.Module, cfg: NaFlexVitCfg | None = None, *args: Any, **kwargs: Any) -> None:
+        cfg = cfg or NaFlexVitCfg()
+        spec = kwargs.get("pos_embed", cfg.pos_embed)
+        if isinstance(spec, str | None) and spec in _NAFLEX_WORDS:
+            original(self, cfg, *args, **kwargs)
+            return
+        terms = _checked(self, cls, spec, "pos_embed='none'")
+        kwargs["pos_embed"] = "learned" if terms[1] else "none"
+        original(self, cfg, *args, **kwargs)
+        _convert(self, spec, *terms)
+
+    __init__.vispe_original = original
+    return __init__
+
+
+_WRAPPERS = {VisionTransformer: _vit, VisionTransformerDistilled: _vit, Eva: _eva, NaFlexVit: _naflex}
+
+
+def _checked(
+    model: nn.Module, cls: type[nn.Module], spec: Any, instead: str
+) -> tuple[list[dict[str, Any]], bool, bool]:
+    """Return the parsed spec, before anything is built."""
+    terms = timm_terms(spec)
+    if type(model) is not cls:
+        raise UnsupportedHost(
+            f"{type(model).__name__}, a subclass of timm's {cls.__name__}, was built with pos_embed={spec!r}, but "
+            f"only its own constructor knows when it is complete; build it with {instead} and then call "
+            "vispe.convert(model, ...)."
+        )
+    return terms
+
+
+def _convert(model: nn.Module, spec: Any, terms: list[dict[str, Any]], learn: bool, rope: bool) -> None:
+    convert_timm(model, terms, learn, built=True, sources=finished(spec), keep_rope=rope)
+
+
+def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Return timm's builder, which says why before it builds a model that cannot take the encoding asked for."""
+
+    @functools.wraps(original)
+    def build_model_with_cfg(model_cls: Any, *args: Any, **kwargs: Any) -> nn.Module:
+        spec = kwargs.get("pos_embed")
+        ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
+        if spec is not None and not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
+            raise UnsupportedHost(f"pos_embed={spec!r} was asked. {refusal(model_cls)}")
+        return original(model_cls, *args, **kwargs)
+
+    build_model_with_cfg.vispe_original = original
+    return build_model_with_cfg
 
 
 def _without_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import torch
 from einops import rearrange
-from timm.layers import Attention, DiffAttention
+from timm.layers import Attention, AttentionRope, DiffAttention, apply_rot_embed_cat
+from timm.models.eva import EvaAttention
 from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vispe.base import Encoding
 from vispe.hosts.context import Context
@@ -52,6 +54,44 @@ class VispeDiffAttention(DiffAttention):
         q, k, v = self.qkv(x).chunk(3, dim=2)
         out = _differential(self, attn_mask, q, k, v, x)
         return self.proj_drop(self.proj(self.norm(out)))
+
+
+class VispeEvaAttention(EvaAttention):
+    """The attention of timm's Eva with positional encodings, beside or instead of its own rotary embedding."""
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor | None = None,
+        attn_mask: Tensor | Context | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after attention."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(x, rope=rope, attn_mask=attn_mask, is_causal=is_causal)
+        plain = attn_mask.plain_mask(self, x)
+        if plain is not None:
+            return super().forward(x, rope=rope, attn_mask=plain)
+        return _rotated(self, attn_mask, x, rope)
+
+
+class VispeAttentionRope(AttentionRope):
+    """timm's attention for rotary embeddings with positional encodings, beside or instead of its own."""
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor | None = None,
+        attn_mask: Tensor | Context | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after attention."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(x, rope=rope, attn_mask=attn_mask, is_causal=is_causal)
+        plain = attn_mask.plain_mask(self, x)
+        if plain is not None:
+            return super().forward(x, rope=rope, attn_mask=plain)
+        return _rotated(self, attn_mask, x, rope)
 
 
 class VispeParallelScalingBlock(ParallelScalingBlock):
@@ -97,6 +137,36 @@ def _differential(module: nn.Module, context: Context, q: Tensor, k: Tensor, v: 
     return rearrange(out * (1 - module.lambda_init), "b h n d -> b n (h d)")
 
 
+def _rotated(module: nn.Module, context: Context, x: Tensor, rope: Tensor | None) -> Tensor:
+    """Return attention of the two classes of Eva on x (b, n, d); `rope` turns queries and keys first."""
+    if module.qkv is not None:
+        bias = getattr(module, "q_bias", None)
+        if bias is None:
+            qkv = module.qkv(x)
+        else:
+            qkv = F.linear(x, module.qkv.weight, torch.cat([bias, module.k_bias, module.v_bias]))
+        q, k, v = qkv.chunk(3, dim=-1)
+    else:
+        q, k, v = module.q_proj(x), module.k_proj(x), module.v_proj(x)
+    q, k, v = (rearrange(t, "b n (h d) -> b h n d", d=module.head_dim) for t in (q, k, v))
+    q, k = module.q_norm(q), module.k_norm(k)
+    if rope is not None:
+        n, half = module.num_prefix_tokens, module.rotate_half
+        q, k = (
+            torch.cat([t[:, :, :n], apply_rot_embed_cat(t[:, :, n:], rope, half=half)], 2).type_as(v)
+            for t in (q, k)
+        )
+    groups = getattr(module, "num_kv_groups", 1)
+    if groups > 1:  # each key head serves a run of query heads
+        k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
+    dropout = module.attn_drop.p if module.training else 0.0
+    out = module.norm(rearrange(context.attend(module, q, k, v, x, dropout), "b h n d -> b n (h d)"))
+    gate = getattr(module, "gate", None)
+    if gate is not None:
+        out = out * gate(x).sigmoid()
+    return module.proj_drop(module.proj(out))
+
+
 def _side_by_side(block: nn.Module, x: Tensor, attn: Tensor, mlp: Tensor) -> Tensor:
     """Return the block's output from its attention (b, n, d) and the input of its MLP (b, n, hidden)."""
     if block.mlp_bias is not None:
@@ -112,6 +182,8 @@ def _side_by_side(block: nn.Module, x: Tensor, attn: Tensor, mlp: Tensor) -> Ten
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     Attention: VispeAttention,
     DiffAttention: VispeDiffAttention,
+    EvaAttention: VispeEvaAttention,
+    AttentionRope: VispeAttentionRope,
     ParallelScalingBlock: VispeParallelScalingBlock,
     DiffParallelScalingBlock: VispeDiffParallelScalingBlock,
 }

@@ -1,4 +1,4 @@
-"""Putting an encoding into a timm ViT, and taking it out again.
+"""Putting an encoding into a timm model, and taking it out again.
 
 The class of the model and of its attention layers is swapped; parameters keep their names. Encodings shared
 by all blocks live at `pos_enc.*`, those with parameters per layer at `blocks.<i>.attn.pos_enc.*`. All that can
@@ -8,71 +8,85 @@ fail comes before the first change.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import resample_abs_pos_embed
-from timm.models import VisionTransformer
 from torch import nn
 
 from vispe.base import Biased, Compose, Encoding, Mixing, Rotary
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.context import HostState
+from vispe.hosts.refusals import refusal
 from vispe.hosts.timm_attention import SWAPS, attentions, stock_type
-from vispe.hosts.timm_vit import OVERRIDDEN, HostedViT, hosted
+from vispe.hosts.timm_family import EVA, NAFLEX, Family, family_of, has_rope, put_rope, take_rope
+from vispe.hosts.timm_hosted import HostedTimm
+from vispe.hosts.timm_naflex import LaterDropout
 from vispe.registry import create_encoding
 
 
 @dataclass
 class _Plan:
-    cls: type[VisionTransformer]
+    family: Family
+    grid: tuple[int, ...]
+    cls: type[HostedTimm]
     shared: Encoding | None
     own: list[Encoding | None]  # one per attention layer
     inside: bool
     layered: bool
 
 
-def convert_vit(
-    model: VisionTransformer,
+def convert_timm(
+    model: nn.Module,
     spec: list[dict[str, Any]],
     keep_abs: bool,
     built: bool = False,
     sources: Sequence[Encoding | None] = (),
+    keep_rope: bool = False,
 ) -> None:
-    """Convert a timm ViT in place, or exchange the encoding of a converted one.
+    """Convert a timm model in place, or exchange the encoding of a converted one.
 
     Args:
-        model: a timm ViT.
+        model: a timm model of one of `vispe.hosts.timm_family.FAMILIES`.
         spec: parsed spec of the encoding.
         keep_abs: keep timm's absolute table in use beside it.
-        built: whether the model is being built with the encoding, so that its table never counted.
+        built: whether the model is being built with the encoding, so that its own table and rope never counted.
         sources: finished encodings whose weights are taken over, one or None per term of the spec.
+        keep_rope: keep the model's own rotary embedding in use beside it.
     """
-    plan = _plan(model, spec, sources)
-    old = model.vispe if isinstance(model, HostedViT) else None
-    table = old.table if old else None
-    if keep_abs and model.pos_embed is None:
-        _needs_table(old, "keep")
+    plan = _plan(model, spec, sources, keep_rope)
+    family = plan.family
+    old = model.vispe if isinstance(model, HostedTimm) else None
+    table, rope = (old.table, old.rope) if old else (None, None)
+    if keep_abs and not family.has_table(model) and table is None:
+        _needs("absolute table", "keep")
+    if keep_rope and not has_rope(model) and rope is None:
+        _needs("rotary embedding", "keep")
     if old:
         _strip(model, old)
-    grid = tuple(model.patch_embed.grid_size)
     if keep_abs:
-        _bring_back(model, table)
-    elif model.pos_embed is not None:
-        table = None if built else (model.pos_embed, grid)
-        model.register_parameter("pos_embed", None)
+        table = _bring_back(model, family.has_table(model), family.put_table, table)
+    elif family.has_table(model):
+        taken = family.take_table(model)
+        table = None if built else taken
+    if keep_rope:
+        rope = _bring_back(model, has_rope(model), put_rope, rope)
+    elif has_rope(model):
+        taken = take_rope(model)
+        rope = None if built else taken
     model.vispe = HostState(
         spec=spec,
         stock=type(model),
-        reference=old.reference if old else grid,
-        table=None if keep_abs else table,
+        reference=old.reference if old else plan.grid,
+        table=table,
         built=built or (old is not None and old.built),
         keep_abs=keep_abs,
         inside=plan.inside,
         layered=plan.layered,
         args=old.args if old else getattr(model, "_model_args", {}).get("pos_embed"),
+        keep_rope=keep_rope,
+        rope=rope,
     )
     model.__class__ = plan.cls
     model.register_module("pos_enc", plan.shared)
@@ -81,25 +95,28 @@ def convert_vit(
             module.__class__ = SWAPS[stock_type(module)]
             module.vispe_layer = layer
             module.register_module("pos_enc", encoding)
+    if family is NAFLEX:
+        model.embeds.pos_drop.__class__ = LaterDropout
     model._model_args = getattr(model, "_model_args", {})
 
 
-def restore_vit(model: VisionTransformer) -> None:
-    """Give a converted ViT its own classes and absolute table back.
+def restore_timm(model: nn.Module) -> None:
+    """Give a converted model its own classes, absolute table and rotary embedding back.
 
     Raises:
         UnsupportedHost: the model is not converted.
         UnsupportedCombination: it was built with the encoding, so it never had a table.
     """
-    if not isinstance(model, HostedViT):
+    if not isinstance(model, HostedTimm):
         raise UnsupportedHost(
             f"{type(model).__name__} has no encoding of vispe, so there is nothing to restore."
         )
-    state = model.vispe
-    if state.built and model.pos_embed is None:
-        _needs_table(state, "restore")
+    state, family = model.vispe, family_of(model)
+    if state.built and not family.has_table(model) and not has_rope(model):
+        _needs("rotary embedding" if family is EVA else "absolute table", "restore")
     _strip(model, state)
-    _bring_back(model, state.table)
+    _bring_back(model, family.has_table(model), family.put_table, state.table)
+    _bring_back(model, has_rope(model), put_rope, state.rope)
     args = {k: v for k, v in getattr(model, "_model_args", {}).items() if k != "pos_embed"}
     if state.args is not None:
         args["pos_embed"] = state.args
@@ -108,12 +125,17 @@ def restore_vit(model: VisionTransformer) -> None:
         model._model_args = args
 
 
-def _plan(model: VisionTransformer, spec: list[dict[str, Any]], sources: Sequence[Encoding | None]) -> _Plan:
+def _plan(
+    model: nn.Module, spec: list[dict[str, Any]], sources: Sequence[Encoding | None], keep_rope: bool
+) -> _Plan:
     """Check everything and build the encodings, without touching the model."""
-    stock = model.vispe.stock if isinstance(model, HostedViT) else type(model)
-    cls = hosted(stock)
-    _refuse_patched(model, stock.__name__, OVERRIDDEN)
-    grid = model.patch_embed.grid_size
+    family = family_of(model)
+    if family is None:
+        raise UnsupportedHost(refusal(type(model)))
+    stock = model.vispe.stock if isinstance(model, HostedTimm) else type(model)
+    cls = family.hosted(stock)
+    _refuse_patched(model, stock.__name__, family.overridden)
+    grid = family.grid(model)
     if grid is None:
         raise UnsupportedHost(
             f"The patch embedding of {stock.__name__} has no grid; build the model with an img_size."
@@ -142,10 +164,19 @@ def _plan(model: VisionTransformer, spec: list[dict[str, Any]], sources: Sequenc
                 f"{e.name} is for {' or '.join(map(str, e.ndim))} axes, but the tokens of {stock.__name__} form a "
                 f"{len(grid)}-axis grid; choose one of vispe.list_encodings(ndim={len(grid)})."
             )
-        if isinstance(e, Mixing):
+        if isinstance(e, Mixing) and (e.per_layer or not family.mixes):
             raise UnsupportedCombination(
-                f"{e.name} mixes tokens between blocks, which {stock.__name__} cannot do yet; choose another encoding."
+                f"{e.name} mixes tokens between blocks, on one grid; {_no_mixing(stock, family)}."
             )
+        if isinstance(e, Rotary) and keep_rope:
+            raise UnsupportedCombination(
+                f"rope + {e.name} was asked, but two rotary encodings would turn the same channels; leave 'rope' out "
+                "to replace the model's own."
+            )
+        if isinstance(e, Rotary) or (
+            isinstance(e, Biased) and "dim" in inspect.signature(type(e)).parameters
+        ):
+            _check_width(e, layers, model.embed_dim)
     inside = any(isinstance(e, Biased | Rotary) for e in parts)
     for _, path, module in layers if inside else ():
         if stock_type(module) not in SWAPS:
@@ -155,10 +186,13 @@ def _plan(model: VisionTransformer, spec: list[dict[str, Any]], sources: Sequenc
             )
         _refuse_patched(module, path, ("forward",))
     for i, block in enumerate(model.blocks if inside else ()):
-        second = [*inspect.signature(block.forward).parameters][1:2]
-        if second != ["attn_mask"]:
+        arguments = [*inspect.signature(block.forward).parameters][1:]
+        reached = "attn_mask" in arguments
+        if family.mask_at is not None:
+            reached = arguments[family.mask_at : family.mask_at + 1] == ["attn_mask"]
+        if not reached:
             raise UnsupportedHost(
-                f"blocks.{i} is a {type(block).__name__} whose forward takes {second or 'nothing'} after the tokens "
+                f"blocks.{i} is a {type(block).__name__} whose forward takes {arguments or 'nothing'} after the tokens "
                 "and not attn_mask, so nothing reaches its attention; use an additive encoding."
             )
     layered = any(e.per_layer for e in parts)
@@ -166,7 +200,30 @@ def _plan(model: VisionTransformer, spec: list[dict[str, Any]], sources: Sequenc
     for layer, _, _ in layers:
         mine = [e for e in build() if e.per_layer and e.active(layer)] if layered else []
         own.append(_joined(mine))
-    return _Plan(cls, _joined([e for e in parts if not e.per_layer]), own, inside, layered)
+    return _Plan(
+        family, tuple(grid), cls, _joined([e for e in parts if not e.per_layer]), own, inside, layered
+    )
+
+
+def _no_mixing(stock: type[nn.Module], family: Family) -> str:
+    """Return why a mixing encoding has no place in a model, and what has."""
+    if family.mixes:
+        return "keep its parameters in one module for all blocks (per_layer False)"
+    return (
+        f"{stock.__name__} packs patches of several grids, so use a plain ViT such as 'vit_base_patch16_224' with "
+        "it, or another encoding here"
+    )
+
+
+def _check_width(e: Encoding, layers: Sequence[Any], dim: int) -> None:
+    """Raise when an encoding that works on the channels of a head meets heads of another width."""
+    for _, path, module in layers:
+        width = getattr(module, "head_dim", None)
+        if width is not None and width * module.num_heads != dim:
+            raise UnsupportedCombination(
+                f"{e.name} works on heads of width dim / num_heads = {dim / module.num_heads:g}, but {path} has "
+                f"heads of {width}; use alibi2d or an additive encoding."
+            )
 
 
 def _refuse_patched(module: nn.Module, where: str, names: Sequence[str]) -> None:
@@ -195,32 +252,26 @@ def _joined(encodings: list[Encoding]) -> Encoding | None:
     return Compose(encodings) if len(encodings) > 1 else encodings[0] if encodings else None
 
 
-def _strip(model: HostedViT, state: HostState) -> None:
-    """Take the encodings and swapped classes away; the absolute table stays as it is."""
+def _strip(model: HostedTimm, state: HostState) -> None:
+    """Take the encodings and swapped classes away; absolute table and rope stay as they are."""
     if state.inside:
         for _, _, module in attentions(model):
             module.__class__ = stock_type(module)
             del module.vispe_layer, module.pos_enc
+    if family_of(model) is NAFLEX:
+        model.embeds.pos_drop.__class__ = nn.Dropout
     del model.pos_enc, model.vispe
     model.__class__ = state.stock
 
 
-def _bring_back(model: VisionTransformer, kept: tuple[nn.Parameter, tuple[int, ...]] | None) -> None:
-    """Put the absolute table back, resampled if the grid has changed since."""
-    if kept is None or model.pos_embed is not None:
-        return
-    table, old = kept
-    grid, like = tuple(model.patch_embed.grid_size), next(model.parameters())
-    if grid != old or table.device != like.device or table.dtype != like.dtype:
-        prefix = 0 if model.no_embed_class else model.num_prefix_tokens
-        values = resample_abs_pos_embed(table.detach(), new_size=grid, old_size=old, num_prefix_tokens=prefix)
-        table = nn.Parameter(values.to(like), requires_grad=table.requires_grad)
-    model.pos_embed = table
+def _bring_back(model: nn.Module, there: bool, put: Callable[[Any, Any], None], kept: Any) -> None:
+    """Put back what was taken out, unless it is there."""
+    if not there and kept is not None:
+        put(model, kept)
 
 
-def _needs_table(state: HostState | None, verb: str) -> None:
-    if state is None or state.table is None:
-        raise UnsupportedCombination(
-            f"There is no absolute table to {verb}: the model was built without one. Build the stock model with "
-            "timm.create_model(...) and load its weights instead."
-        )
+def _needs(what: str, verb: str) -> None:
+    raise UnsupportedCombination(
+        f"There is no {what} to {verb}: the model was built without one. Build the stock model with "
+        "timm.create_model(...) and load its weights instead."
+    )

@@ -1,0 +1,328 @@
+"""timm's Eva: its own table and rope are taken out, kept, and come back; a bias equals timm's own dense mask."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import timm
+import torch
+from timm.models import Eva
+from timm.optim import param_groups_layer_decay
+
+import vispe
+from tests.hosts.common import SHAPE, close, cotangent, dense, grads, image, set_fused, shake, slopes_of
+from vispe.errors import UnknownEncoding, UnsupportedCombination, UnsupportedHost
+from vispe.hosts import front_door
+from vispe.hosts.timm_eva import HostedEva
+
+ROPE = {"use_rot_pos_emb": True}
+FORMS = {
+    "eva02": {**ROPE, "swiglu_mlp": True, "scale_mlp": True, "qkv_fused": False, "ref_feat_shape": (4, 4)},
+    "fused qkv": {**ROPE, "qkv_bias": True},
+    "no rope": {},
+    "rope only": {**ROPE, "use_abs_pos_emb": False, "class_token": False, "global_pool": "avg"},
+    "dinov3": {**ROPE, "rope_type": "dinov3", "use_abs_pos_emb": False, "num_reg_tokens": 3, "init_values": 0.5,
+               "rope_rotate_half": True, "no_embed_class": True},
+    "mixed": {**ROPE, "rope_type": "mixed", "attn_type": "rope"},
+    "registers": {**ROPE, "num_reg_tokens": 2},
+    "registers without entry": {**ROPE, "num_reg_tokens": 2, "no_embed_class": True},
+    "post-norm": {**ROPE, "use_post_norm": True},
+    "separate bias": {**ROPE, "qkv_bias_separate": True},
+    "inner norm": {**ROPE, "scale_attn_inner": True},
+    "gated, qk norm": {**ROPE, "gated_attn": True, "qk_norm": True, "attn_type": "rope"},
+    "grouped heads": {**ROPE, "num_kv_heads": 2, "attn_type": "rope", "qkv_fused": False},
+    "dynamic": {**ROPE, "dynamic_img_size": True},
+    "attention pooling": {**ROPE, "global_pool": "map", "use_pre_transformer_norm": True},
+}  # fmt: skip
+WITH_ROPE = [name for name, options in FORMS.items() if options]
+
+
+def build(name: str, **options) -> Eva:
+    options = {
+        k: v
+        for k, v in {**FORMS[name], **options}.items()
+        if k in Eva.__init__.__wrapped__.__code__.co_varnames
+    }
+    torch.manual_seed(0)
+    return shake(Eva(**{**SHAPE, **options})).eval()
+
+
+def blind(model: Eva) -> Eva:
+    """A copy that knows nothing of position: its table adds nothing and its rope is gone."""
+    model = copy.deepcopy(model)
+    if model.pos_embed is not None:
+        model.pos_embed.data.zero_()
+    model.rope = None
+    return model
+
+
+def through(model: Eva, x: torch.Tensor, masks, rope=False, keep=None) -> torch.Tensor:
+    """Tokens after timm's own blocks under dense masks, with timm's own rope if asked for."""
+    x, own = model._pos_embed(model.patch_embed(x))
+    x = x if keep is None else x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
+    x = model.norm_pre(x)
+    for i, block in enumerate(model.blocks):
+        turn = None if own is None or not rope else own[i] if model.rope_mixed else own
+        x = block(x, rope=turn, attn_mask=None if masks is None else masks[i])
+    return model.norm(x)
+
+
+def masks_of(distance: torch.Tensor, slopes=None) -> list[torch.Tensor]:
+    slopes = torch.ones(2, 4) if slopes is None else slopes
+    return [(-slope[:, None, None] * distance)[None] for slope in slopes]
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_bias_replaces_table_and_rope_with_gradients(name, fused):
+    stock = build(name)
+    set_fused(stock, fused)
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
+    assert ours.pos_embed is None
+    assert ours.rope is None
+    plain, x = blind(stock), image()
+    wanted = plain.forward_head(through(plain, x, masks_of(dense(3, 5, stock.num_prefix_tokens))))
+    found = ours(x)
+    close(found, wanted)
+    close(grads(ours, found), grads(plain, wanted))
+    assert (stock(x) - wanted).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_learned_slopes_and_their_gradient(name):
+    stock = blind(build(name))
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d(slopes=learned)")
+    slopes = slopes_of(ours).detach().clone().requires_grad_()
+    wanted = through(stock, image(), masks_of(dense(3, 5, stock.num_prefix_tokens), slopes))
+    found = ours.forward_features(image())
+    close(found, wanted)
+    (wanted * cotangent(wanted)).sum().backward()
+    got = torch.stack([g for n, g in grads(ours, found).items() if n.endswith("slope")])
+    close(got, slopes.grad)
+
+
+@pytest.mark.parametrize("name", WITH_ROPE)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
+    stock = build(name)
+    x, masks = image(), masks_of(dense(3, 5, stock.num_prefix_tokens))
+    everything = "rope" if stock.pos_embed is None else "learn+rope"
+    same = vispe.convert(copy.deepcopy(stock), everything)
+    same.set_grad_checkpointing(checkpointing)
+    assert torch.equal(same(x), stock(x))
+    both = vispe.convert(copy.deepcopy(stock), f"{everything}+alibi2d")
+    both.set_grad_checkpointing(checkpointing)
+    wanted = through(stock, x, masks, rope=True)
+    found = both.forward_features(x)
+    close(found, wanted)
+    close(grads(both, found, "none"), grads(stock, wanted, "none"))
+    final, taken = both.forward_intermediates(x)
+    close(final, wanted)
+    assert [t.shape for t in taken] == [(2, 32, 3, 5)] * 2
+    alone = vispe.convert(copy.deepcopy(stock), "alibi2d", keep_rope=True)
+    table_gone = blind(stock)
+    table_gone.rope = stock.rope
+    close(alone.forward_features(x), through(table_gone, x, masks, rope=True))
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "spec", ["none", "alibi2d(slopes=learned)", "rope_axial", "sincos2d", "learned", "rope_axial+alibi2d"]
+)
+def test_restore_is_exact_to_the_bit_and_stock_weights_load_strictly(name, spec):
+    stock = build(name)
+    weights, x = copy.deepcopy(stock.state_dict()), image()
+    ours = vispe.convert(copy.deepcopy(stock), spec)
+    out = ours(x)
+    assert out.shape == (2, 5)
+    ours.load_state_dict(weights)
+    ours.load_state_dict(ours.state_dict())
+    assert torch.equal(ours(x), out)
+    again = vispe.convert(ours, "alibi2d")
+    assert vispe.restore(again) is ours
+    assert type(ours) is Eva
+    assert torch.equal(ours(x), stock(x))
+    assert list(ours.state_dict()) == list(weights)
+    assert all(torch.equal(ours.state_dict()[k], weights[k]) for k in weights)
+
+
+def test_rope_of_timm_and_rope_of_vispe_agree():
+    stock = build("rope only", rope_type="cat")
+    ours = vispe.convert(copy.deepcopy(stock), "rope_axial")
+    none = vispe.convert(copy.deepcopy(stock), "none")
+    assert (ours(image()) - none(image())).abs().max() > 1e-3
+
+
+def test_keeping_what_is_not_there_and_two_ropes_raise_before_any_change():
+    model = build("no rope")
+    with pytest.raises(UnsupportedCombination, match="no rotary embedding to keep"):
+        vispe.convert(model, "rope+alibi2d")
+    assert type(model) is Eva
+    model = build("rope only")
+    with pytest.raises(UnsupportedCombination, match="no absolute table to keep"):
+        vispe.convert(model, "learn+alibi2d")
+    with pytest.raises(UnsupportedCombination, match=r"rope \+ rope_axial was asked, .* leave 'rope' out"):
+        vispe.convert(model, "rope+rope_axial")
+    assert type(model) is Eva
+    assert model.rope is not None
+
+
+@pytest.mark.parametrize("size", [(40, 24), (48, 64), (8, 8)])
+@pytest.mark.parametrize("spec", ["alibi2d", "rope+alibi2d"])
+def test_dynamic_sizes_and_set_input_size(spec, size):
+    stock = build("dynamic")
+    ours = vispe.convert(copy.deepcopy(stock), spec)
+    fixed = vispe.convert(build("fused qkv"), spec)
+    fixed.load_state_dict(ours.state_dict())
+    fixed.set_input_size(size)
+    plain = blind(stock)
+    plain.rope = stock.rope if "rope" in spec else None
+    x = image(2, 3, *size)
+    wanted = through(plain, x, masks_of(dense(size[0] // 8, size[1] // 8, 1)), rope=True)
+    close(ours.forward_features(x), wanted)
+    close(fixed.forward_features(x), wanted)
+    assert torch.isfinite(vispe.restore(fixed)(x)).all()
+
+
+def test_restoring_after_a_new_size_resamples_table_and_rope():
+    model, stock = build("fused qkv"), build("fused qkv")
+    vispe.convert(model, "alibi2d").set_input_size((48, 64))
+    stock.set_input_size((48, 64))
+    close(vispe.restore(model)(image(2, 3, 48, 64)), stock(image(2, 3, 48, 64)))
+
+
+@pytest.mark.parametrize("spec", ["alibi2d", "rope+alibi2d", "rope_axial"])
+@pytest.mark.parametrize("name", ["fused qkv", "mixed", "dinov3"])
+def test_dropped_patches(name, spec):
+    ours = vispe.convert(build(name, patch_drop_rate=0.4), spec).train()
+    torch.manual_seed(3)
+    keep = ours.patch_drop(torch.zeros(2, 15 + ours.num_prefix_tokens, 1))[1]
+    torch.manual_seed(3)
+    found = ours.forward_features(image())
+    p = ours.num_prefix_tokens
+    tokens = torch.cat([torch.arange(p).expand(2, -1), keep + p], 1)
+    assert found.shape[1] == tokens.shape[1] < 15 + p
+    whole = copy.deepcopy(ours).eval()
+    if spec == "alibi2d":
+        mask = masks_of(dense(3, 5, p))
+        masks = [torch.stack([m[0][:, t][:, :, t] for t in tokens]) for m in mask]
+        plain = blind(vispe.restore(whole)).eval()
+        plain.patch_drop = None
+        close(found, through(plain, image(), masks, keep=tokens))
+
+
+@pytest.mark.parametrize("spec", ["alibi2d", "rope+alibi2d(slopes=learned)", "rope_axial"])
+@pytest.mark.parametrize("name", ["fused qkv", "mixed"])
+def test_checkpointing_gives_the_same_gradients(name, spec):
+    ours = vispe.convert(build(name), spec).train()
+    wanted = grads(ours, ours(image()), "none")
+    ours.set_grad_checkpointing()
+    found = grads(ours, ours(image()), "none")
+    assert set(found) == set(wanted) == {n for n, _ in ours.named_parameters()}
+    close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "spec", ["alibi2d", "rope+alibi2d", "none", "rope_axial", "learn+rope+alibi2d", {"name": "alibi2d"}]
+)
+@pytest.mark.parametrize("name", [
+    "eva02_tiny_patch14_224", "vit_small_patch16_rope_ape_224", "vit_small_patch16_rope_mixed_ape_224"
+])  # fmt: skip
+def test_the_factory(name, spec):
+    torch.manual_seed(0)
+    sizes = {**SHAPE, "img_size": 32}
+    ours = timm.create_model(name, pos_embed=spec, **sizes).eval()
+    stock = timm.create_model(name, **sizes).eval()
+    assert isinstance(ours, HostedEva)
+    ours.load_state_dict(stock.state_dict())
+    x = image(2, 3, 32, 32)
+    assert torch.equal(ours(x), vispe.convert(stock, spec)(x)) or "axial" in str(spec)
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert torch.equal(other(x), ours(x))
+        assert type(other) is type(ours)
+    file = io.BytesIO()
+    torch.save(ours, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), ours(x))
+    if hasattr(timm.models._builder, "update_model_args") or "_model_args" in vars(ours):
+        saved = ours._model_args["pos_embed"]
+        again = timm.create_model(name, pos_embed=saved, **sizes).eval()
+        again.load_state_dict(ours.state_dict())
+        assert torch.equal(again(x), ours(x))
+
+
+def test_wrong_words_and_subclasses_in_the_factory():
+    with pytest.raises(UnknownEncoding, match="Did you mean 'alibi2d'"):
+        timm.create_model("eva02_tiny_patch14_224", pos_embed="alibi2")
+
+    class Own(Eva):
+        pass
+
+    with pytest.raises(UnsupportedHost, match=r"Own, a subclass .* build it with no pos_embed"):
+        Own(**SHAPE, pos_embed="alibi2d")
+    front_door.uninstall()
+    try:
+        with pytest.raises(TypeError, match="pos_embed"):
+            Eva(**SHAPE, pos_embed="alibi2d")
+    finally:
+        front_door.install()
+
+
+@pytest.mark.parametrize("spec", ["alibi2d", "rope+alibi2d(slopes=learned)", "rope_axial"])
+def test_compile_and_export(spec):
+    ours = vispe.convert(build("fused qkv"), spec)
+    x = image()
+    wanted = ours(x)
+    torch._dynamo.reset()
+    close(torch.compile(ours, fullgraph=True, backend="eager")(x), wanted)
+    close(torch.export.export(ours, (x,)).module()(x), wanted)
+
+
+def test_groups_and_decay_and_description():
+    ours = vispe.convert(build("mixed"), "learned+rope+alibi2d(slopes=learned)")
+    assert {"pos_enc.weight", "blocks.0.attn.pos_enc.slope"} <= ours.no_weight_decay()
+    groups = param_groups_layer_decay(
+        ours, 0.05, layer_decay=0.5, no_weight_decay_list=ours.no_weight_decay()
+    )
+    assert sum(len(g["params"]) for g in groups) == len(list(ours.parameters()))
+    text = vispe.describe(ours)
+    assert "own rotary embedding: in use" in text
+    assert "absolute table: taken out" in text
+    assert "taken out" in vispe.describe(vispe.convert(build("rope only"), "alibi2d")).splitlines()[3]
+
+
+def test_features_only_and_a_user_mask():
+    getter = timm.create_model("eva02_tiny_patch14_224", pos_embed="alibi2d", features_only=True, out_indices=(0, 1),
+                               **{**SHAPE, "img_size": 32})  # fmt: skip
+    assert [f.shape for f in getter(image(2, 3, 32, 32))] == [(2, 32, 4, 4)] * 2
+    stock = build("fused qkv")
+    ours, plain = vispe.convert(copy.deepcopy(stock), "alibi2d"), blind(stock)
+    mask = torch.randn(16, 16, generator=torch.Generator().manual_seed(1))
+    close(
+        ours.forward_features(image(), attn_mask=mask),
+        through(plain, image(), [m + mask for m in masks_of(dense(3, 5, 1))]),
+    )
+
+
+def test_every_registered_architecture_converts_and_runs():
+    names = timm.list_models(module="eva")
+    kinds = set()
+    for name in names:
+        with torch.device("meta"):
+            model = timm.create_model(name, num_classes=0)
+            model.blocks = model.blocks[:1]
+            keys = list(model.state_dict())
+            for spec in ("none", "alibi2d(slopes=learned)", "rope_axial", "learned"):
+                vispe.convert(model, spec)
+                assert isinstance(model, Eva)
+            size = model.patch_embed.img_size
+            if model.embed_dim not in kinds:
+                kinds.add(model.embed_dim)
+                assert (
+                    model.forward_features(torch.empty(1, 3, *size, device="meta")).shape[2]
+                    == model.embed_dim
+                )
+            vispe.restore(model)
+            assert list(model.state_dict()) == keys
+    assert len(names) > 50

@@ -1,0 +1,144 @@
+"""Encodings that mix tokens between blocks: after which block, in every way to run a model."""
+
+import copy
+
+import pytest
+import torch
+from timm.models import Eva, VisionTransformer
+from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelThingsBlock
+
+import vispe
+from tests.hosts.common import SHAPE, close, grads, image, keep_of, tiny, without_table
+from vispe import registry
+from vispe.base import Mixing
+from vispe.errors import UnsupportedCombination
+
+
+class Stir(Mixing):
+    """Adds to every token that has a place its row, its column and the mean of the patches, scaled."""
+
+    name = "stir"
+
+    def __init__(self, *, dim: int, layers: tuple[int, ...] = (0, 2), own: bool = False) -> None:
+        super().__init__()
+        self.dim, self.layers, self.own = dim, layers, own
+        self.scale = torch.nn.Parameter(torch.linspace(-1, 1, dim))
+
+    @property
+    def per_layer(self):
+        return self.own
+
+    def active(self, layer):
+        return layer in self.layers
+
+    def mix(self, x, pos, layer):
+        here = pos.spatial[..., None]
+        mean = (x * here).sum(1, keepdim=True) / here.sum(1, keepdim=True)
+        row = (pos.coords @ torch.tensor([1.0, 0.1]))[..., None]
+        return x + here * (mean + row) * self.scale * (layer + 1)
+
+
+@pytest.fixture(autouse=True)
+def stir():
+    registry.register(Stir)
+    yield
+    registry._REGISTRY.pop("stir")
+
+
+def by_hand(model, x, keep=None):
+    """Tokens after timm's own blocks with the mixing written out after blocks 0 and 2; and what each gave."""
+    stock, mixer = model.stock, model.mixer
+    x = stock._pos_embed(stock.patch_embed(x))
+    x = x[0] if isinstance(x, tuple) else x
+    grid = vispe.Grid((3, 5), prefix=stock.num_prefix_tokens).positions()
+    if keep is not None:
+        x, grid = x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1])), grid.gather(keep)
+    x, taken = stock.norm_pre(x), []
+    for i, block in enumerate(stock.blocks):
+        x = block(x)
+        if i in mixer.layers:
+            x = mixer.mix(x, grid, i)
+        taken.append(x)
+    return stock.norm(x), taken
+
+
+class Pair:
+    def __init__(self, stock, ours):
+        self.stock, self.ours, self.mixer = stock, ours, ours.pos_enc
+
+
+def pair(spec="stir", **options) -> Pair:
+    stock = without_table(tiny(depth=3, **options))
+    return Pair(stock, vispe.convert(copy.deepcopy(stock), spec))
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"class_token": False, "global_pool": "avg"}, {"reg_tokens": 2}, {"block_fn": ParallelThingsBlock},
+    {"block_fn": DiffParallelScalingBlock}, {"dynamic_img_size": True},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_tokens_are_mixed_after_each_active_block(options, checkpointing):
+    models = pair(**options)
+    models.ours.set_grad_checkpointing(checkpointing)
+    x = image()
+    wanted, taken = by_hand(models, x)
+    found = models.ours.forward_features(x)
+    close(found, wanted)
+    mine = grads(models.ours, found)
+    mixing = mine.pop("pos_enc.scale")
+    close(mine, grads(models.stock, wanted))
+    assert mixing.abs().min() > 1e-4
+    final, intermediates = models.ours.forward_intermediates(x, output_fmt="NLC")
+    close(final, wanted)
+    for mixed, tokens in zip(intermediates, taken, strict=True):
+        close(mixed, tokens[:, models.stock.num_prefix_tokens :])
+
+
+def test_dropped_patches_take_their_places_along():
+    models = pair(patch_drop_rate=0.4)
+    x = image()
+    models.ours.train()
+    keep = keep_of(3, 2, 15, 1, 0.4)
+    torch.manual_seed(3)
+    found = models.ours.forward_features(x)
+    close(found, by_hand(models, x, keep)[0])
+    assert found.shape[1] < 16
+
+
+def test_mixing_beside_a_bias_and_after_restoring():
+    models = pair("stir+alibi2d(slopes=learned)")
+    x = image()
+    assert "pos_enc.scale" in models.ours.state_dict()
+    out = models.ours(x)
+    assert torch.equal(copy.deepcopy(models.ours)(x), out)
+    with torch.no_grad():
+        models.ours.pos_enc.scale.zero_()
+    bias = vispe.convert(copy.deepcopy(models.stock), "alibi2d(slopes=learned)")
+    bias.load_state_dict({k: v for k, v in models.ours.state_dict().items() if k != "pos_enc.scale"})
+    close(models.ours(x), bias(x))
+    assert torch.equal(vispe.restore(models.ours)(x), models.stock(x))
+
+
+def test_eva_mixes_too():
+    torch.manual_seed(0)
+    stock = Eva(**{**SHAPE, "depth": 3}, use_abs_pos_emb=False).eval()
+    ours = vispe.convert(copy.deepcopy(stock), "stir")
+    close(ours.forward_features(image()), by_hand(Pair(stock, ours), image())[0])
+
+
+@pytest.mark.parametrize("spec", ["peg", "peg.cpvt", "peg.retrofit", "peg(after=[0,2],padding=circular)"])
+@pytest.mark.parametrize("cls", [VisionTransformer, Eva])
+def test_peg_follows_its_blocks(cls, spec):
+    torch.manual_seed(0)
+    stock = without_table(cls(**{**SHAPE, "depth": 3}).eval())
+    ours = vispe.convert(copy.deepcopy(stock), spec)
+    models = Pair(stock, ours)
+    models.mixer.layers = ours.pos_enc.blocks
+    close(ours.forward_features(image()), by_hand(models, image())[0])
+    if spec == "peg.retrofit":
+        assert torch.equal(ours(image()), vispe.convert(copy.deepcopy(stock), "none")(image()))
+
+
+def test_a_mixing_encoding_with_parameters_per_layer_is_refused():
+    with pytest.raises(UnsupportedCombination, match=r"stir mixes .* \(per_layer False\)"):
+        vispe.convert(tiny(), "stir(own=true)")

@@ -1,0 +1,114 @@
+"""open_clip's attention layers and default block, made to take a `Context`.
+
+Each class differs from its parent in one thing: when the mask argument is a `Context`, attention is computed
+with the encodings in it. Parameters keep their names and places. Anything else takes the parent's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from einops import rearrange
+from open_clip.transformer import Attention, CustomResidualAttentionBlock, ResidualAttentionBlock
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.base import Encoding
+from vispe.hosts.context import Context
+
+
+class VispeMultiheadAttention(nn.MultiheadAttention):
+    """torch's multi-head attention, as open_clip's default block uses it, with positional encodings."""
+
+    fused_attn = True
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | Context | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after attention, and no weights when the mask is a `Context`."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+        q, k, v = _projected(self, query)
+        out = attn_mask.attend(self, q, k, v, query, self.dropout if self.training else 0.0)
+        return self.out_proj(rearrange(out, "b h n d -> b n (h d)")), None
+
+
+class VispeClipAttention(Attention):
+    """The attention of open_clip's custom block with positional encodings."""
+
+    fused_attn = True
+
+    def forward(self, x: Tensor, attn_mask: Tensor | Context | None = None) -> Tensor:
+        """Return the tokens (b, n, d) after attention."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(x, attn_mask=attn_mask)
+        q, k, v = _projected(self, x)
+        dropout = self.attn_drop.p if self.training else 0.0
+        out = attn_mask.attend(self, self.ln_q(q), self.ln_k(k), v, x, dropout)
+        if self.head_scale is not None:
+            out = out * self.head_scale
+        return self.out_drop(self.out_proj(self.ln_inner(rearrange(out, "b h n d -> b n (h d)"))))
+
+
+class VispeResidualAttentionBlock(ResidualAttentionBlock):
+    """open_clip's default block, which would cast its mask; a `Context` goes on as it is."""
+
+    def attention(
+        self,
+        q_x: Tensor,
+        k_x: Tensor | None = None,
+        v_x: Tensor | None = None,
+        attn_mask: Tensor | Context | None = None,
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after attention."""
+        if not isinstance(attn_mask, Context):
+            return super().attention(q_x, k_x, v_x, attn_mask)
+        return self.attn(q_x, q_x, q_x, need_weights=False, attn_mask=attn_mask)[0]
+
+
+def _projected(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values (b, h, n, d_h) of tokens (b, n, d)."""
+    qkv = F.linear(x, module.in_proj_weight, module.in_proj_bias)
+    q, k, v = rearrange(qkv, "b n (three h d) -> three b h n d", three=3, h=module.num_heads)
+    return q, k, v
+
+
+SWAPS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.MultiheadAttention: VispeMultiheadAttention,
+    Attention: VispeClipAttention,
+    ResidualAttentionBlock: VispeResidualAttentionBlock,
+    CustomResidualAttentionBlock: CustomResidualAttentionBlock,
+}
+STOCK = {ours: stock for stock, ours in SWAPS.items()}
+
+
+def stock_type(module: nn.Module) -> type[nn.Module]:
+    """Return the class that an attention layer or block has in open_clip, whether it is swapped or not."""
+    return STOCK.get(type(module), type(module))
+
+
+def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
+    """Yield (block, path, module) of every attention layer of an image tower, or of the block without one."""
+    for i, block in enumerate(tower.transformer.resblocks):
+        path = f"transformer.resblocks.{i}"
+        yield (i, f"{path}.attn", block.attn) if hasattr(block, "attn") else (i, path, block)
+
+
+def encodings_of(tower: nn.Module) -> Iterator[tuple[str, Encoding]]:
+    """Yield (path, encoding) of every encoding module of a converted tower."""
+    if tower.pos_enc is not None:
+        yield "pos_enc", tower.pos_enc
+    if tower.vispe.layered:
+        for _, path, module in attentions(tower):
+            if module.pos_enc is not None:
+                yield f"{path}.pos_enc", module.pos_enc

@@ -1,0 +1,219 @@
+"""open_clip's own image tower as it runs with a positional encoding of vispe.
+
+Conversion itself is in `vispe.hosts.open_clip`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from open_clip.transformer import VisionTransformer
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vispe.base import Additive, Encoding
+from vispe.errors import OptionError, UnsupportedHost
+from vispe.grid import Grid, Positions
+from vispe.hosts.context import Context, HostState
+from vispe.hosts.open_clip_attention import attentions, encodings_of
+
+_logger = logging.getLogger(__name__)
+OVERRIDDEN = ("forward", "_embeds", "forward_intermediates", "lock", "_load_from_state_dict")
+
+
+@dataclass(eq=False)
+class TowerState(HostState):
+    """What a converted tower remembers.
+
+    Attributes:
+        fixed: paths of parameters of the encodings that are saved but never trained.
+    """
+
+    fixed: tuple[str, ...] = ()
+
+
+class HostedTower(VisionTransformer):
+    """The parts of open_clip's `VisionTransformer` that change when it is converted."""
+
+    vispe: TowerState
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the image features (b, output_dim) of images, and the tokens if `output_tokens`."""
+        x, context, _ = self._vispe_embed(x)
+        for i, block in enumerate(self.transformer.resblocks):
+            x = self._vispe_block(i, block, x, context)
+        pooled, tokens = self._pool(x)
+        if self.proj is not None:
+            pooled = pooled @ self.proj
+        return (pooled, tokens) if self.output_tokens else pooled
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        stop_early: bool = False,
+        normalize_intermediates: bool = False,
+        intermediates_only: bool = False,
+        output_fmt: str = "NCHW",
+        output_extra_tokens: bool = False,
+    ) -> dict[str, Tensor | list[Tensor]]:
+        """Return features of several blocks; arguments and results as in open_clip."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise OptionError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}.")
+        blocks = self.transformer.resblocks
+        take, last = _taken(len(blocks), indices)
+        x, context, shape = self._vispe_embed(x)
+        taken: list[Tensor] = []
+        for i, block in enumerate(blocks[: last + 1] if stop_early else blocks):
+            x = self._vispe_block(i, block, x, context)
+            if i in take:
+                taken.append(self.ln_post(x) if normalize_intermediates else x)
+        patches = [t[:, 1:] for t in taken]
+        if output_fmt == "NCHW":
+            patches = [t.unflatten(1, shape).permute(0, 3, 1, 2).contiguous() for t in patches]
+        output: dict[str, Tensor | list[Tensor]] = {"image_intermediates": patches}
+        if output_extra_tokens:
+            output["image_intermediates_prefix"] = [t[:, :1] for t in taken]
+        if intermediates_only:
+            return output
+        pooled, _ = self._pool(x)
+        return {**output, "image_features": pooled if self.proj is None else pooled @ self.proj}
+
+    def _vispe_embed(self, image: Tensor) -> tuple[Tensor, Context, tuple[int, int]]:
+        """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
+        x = self.conv1(image)
+        shape = (x.shape[2], x.shape[3])
+        x = x.flatten(2).transpose(1, 2)
+        pos = self.vispe.cache(Grid(shape, prefix=1, reference=self.vispe.reference), image)
+        encodings = () if self.pos_enc is None else self.pos_enc.parts()
+        for encoding in (*encodings, *self._vispe_layered()):
+            pos = encoding.prepare(pos)
+        x = torch.cat([self.class_embedding.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
+        if self.positional_embedding is not None:
+            table = resampled(self.positional_embedding, self.grid_size, shape)
+            x = x + table.to(x.dtype)
+        for encoding in encodings:
+            if isinstance(encoding, Additive):
+                x = x + encoding.table(pos, image).to(x.dtype)
+        x, pos = self._vispe_drop(x, pos)
+        if self.transformer.grad_checkpointing and torch.compiler.is_compiling():
+            pos.memo = None  # fresh while compiling, so no other forward pass loses it
+        return self.ln_pre(x), Context(pos, encodings, None, False), shape
+
+    def _vispe_layered(self) -> tuple[Encoding, ...]:
+        """Return the per-layer encodings of the first layer that has them: one of each, to prepare positions."""
+        if self.vispe.layered:
+            for _, _, module in attentions(self):
+                if module.pos_enc is not None:
+                    return module.pos_enc.parts()
+        return ()
+
+    def _vispe_drop(self, x: Tensor, pos: Positions) -> tuple[Tensor, Positions]:
+        """Drop patches by the same draws as open_clip, and their coordinates with them."""
+        drop = self.patch_dropout
+        if isinstance(drop, nn.Identity) or not self.training or drop.prob == 0:
+            return x, pos
+        b, patches = x.shape[0], x.shape[1] - 1
+        kept = max(1, int(patches * (1 - drop.prob)))
+        index = torch.randn(b, patches).topk(kept, dim=-1).indices.to(x.device) + 1
+        keep = torch.cat([index.new_zeros(b, 1), index], 1)
+        return x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1])), pos.gather(keep)
+
+    def _vispe_block(self, layer: int, block: nn.Module, x: Tensor, context: Context) -> Tensor:
+        mask = context if self.vispe.inside else None
+        if self.transformer.grad_checkpointing:
+            x = checkpoint(block, x, attn_mask=mask, use_reentrant=False)
+        else:
+            x = block(x, attn_mask=mask)
+        return context.mix(x, layer)
+
+    def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        """Freeze all but the last groups, as open_clip does; shared encodings belong to the stem."""
+        taken = self.positional_embedding is None
+        if taken:  # open_clip names the table in its groups
+            self.positional_embedding = nn.Parameter(self.class_embedding.new_empty(0))
+        try:
+            super().lock(unlocked_groups=unlocked_groups, freeze_bn_stats=freeze_bn_stats)
+        finally:
+            if taken:
+                self.register_parameter("positional_embedding", None)
+        if self.pos_enc is not None and self.class_embedding.requires_grad:
+            self.pos_enc.requires_grad_(True)
+        for path in self.vispe.fixed:
+            self.get_parameter(path).requires_grad_(False)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters that must not decay."""
+        return super().no_weight_decay() | {
+            f"{path}.{name}" for path, e in encodings_of(self) for name in e.no_weight_decay()
+        }
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for path, encoding in encodings_of(self):  # names of released checkpoints, beside their module
+            encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
+        ours = {
+            f"{prefix}{path}.{name}": p
+            for path, e in encodings_of(self)
+            for name, p in e.state_dict().items()
+        }
+        if not any(name in state_dict for name in ours):  # a checkpoint of the stock model
+            state_dict.update(ours)
+            table = f"{prefix}positional_embedding"
+            if self.positional_embedding is None and state_dict.pop(table, None) is not None:
+                _logger.info(
+                    "The checkpoint's absolute table is not used: this tower has %s.", self.vispe.spec
+                )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _new_hosted, (self.vispe.stock,), self.__getstate__()
+
+
+def resampled(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Return open_clip's table (1 + h * w, d) for another grid; the class token's row stays."""
+    if tuple(old) == tuple(new):
+        return table
+    return resample_abs_pos_embed(table[None], new_size=list(new), old_size=list(old), num_prefix_tokens=1)[0]
+
+
+def _taken(depth: int, indices: int | list[int] | None) -> tuple[set[int], int]:
+    """Return which blocks to take features from, and the last of them."""
+    if indices is None or isinstance(indices, int):
+        count = depth if indices is None else indices
+        take = list(range(depth - count, depth))
+    else:
+        take = [i + depth if i < 0 else i for i in indices]
+    if not take or min(take) < 0 or max(take) >= depth:
+        raise OptionError(f"Features of blocks {indices} were asked, but the tower has {depth} blocks.")
+    return set(take), max(take)
+
+
+def _new_hosted(stock: type[VisionTransformer]) -> nn.Module:
+    cls = hosted(stock)
+    return cls.__new__(cls)
+
+
+@cache
+def hosted(stock: type[VisionTransformer]) -> type[HostedTower]:
+    """Return the converted counterpart of an image tower's class.
+
+    Raises:
+        UnsupportedHost: the class is a subclass of open_clip's that changes what vispe replaces.
+    """
+    changed = [n for n in OVERRIDDEN if getattr(stock, n) is not getattr(VisionTransformer, n)]
+    if changed:
+        raise UnsupportedHost(
+            f"{stock.__name__} is a subclass of open_clip's VisionTransformer with its own {', '.join(changed)}, which "
+            "vispe would replace; convert a plain tower, or use vispe.Attention in your own blocks."
+        )
+    return type(
+        f"Vispe{stock.__name__}", (HostedTower, stock), {"__module__": __name__, "__doc__": stock.__doc__}
+    )
+
+
+VispeVisionTransformer = hosted(VisionTransformer)

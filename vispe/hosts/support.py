@@ -1,0 +1,112 @@
+"""Which encoding works in which host, and why not where it does not: what `vispe info` prints."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from vispe.attention.bias import SumBias
+from vispe.attention.table import TableBias
+from vispe.base import Additive, Biased, Encoding
+from vispe.errors import ShapeError
+from vispe.grid import Grid
+from vispe.registry import create_encoding, encoding_info, list_encodings
+
+HOSTS: dict[str, str] = {
+    "vit": "timm VisionTransformer and DeiT",
+    "eva": "timm Eva: EVA-02, DINOv3, PE, RoPE-ViT",
+    "naflex": "timm NaFlexVit, images",
+    "packed": "timm NaFlexVit, packed patches of several grids",
+    "open_clip": "open_clip image towers",
+    "attention": "vispe.Attention in blocks of your own",
+    "other": "timm Beit, Swin, relative-position ViTs and all other families",
+}
+_OTHER = (
+    "its layers have no place for it; use a timm ViT, Eva or NaFlexVit, or vispe.Attention in your own blocks"
+)
+
+
+def support(name: str) -> dict[str, str | None]:
+    """Return for every host of `HOSTS` why an encoding does not work there, or None where it does.
+
+    Args:
+        name: an encoding or one of its presets, with the options that it has by default.
+
+    Raises:
+        UnknownEncoding: there is no such encoding.
+    """
+    facts = encoding_info(name)
+    flat = None
+    if 2 not in facts.ndim:
+        axes = " or ".join(map(str, facts.ndim))
+        flat = f"it is for {axes} axes and tokens form a 2-axis grid; use list_encodings(ndim=2), or vispe.Attention"
+        if "additive" in facts.kinds:
+            flat = f"it is for {axes} axes and tokens form a 2-axis grid; add its table to your own tokens"
+    mixing = None
+    if "mixing" in facts.kinds:
+        mixing = "it mixes neighbours of one grid between blocks; use a plain timm ViT or Eva"
+    outside = None
+    if {"additive", "mixing"} & set(facts.kinds):
+        outside = "it works on the tokens outside of attention; add encoding.table(positions), or call mix, yourself"
+    packed = flat or mixing
+    if packed is None and _reads_image(name):
+        packed = "it reads the image, which packed patches no longer have; give NaFlexVit images"
+    if packed is None and _for_one_grid(name):
+        packed = "its table is made for one grid at a time; pack samples of equal grids"
+    return {
+        "vit": flat,
+        "eva": flat,
+        "naflex": flat or mixing,
+        "packed": packed,
+        "open_clip": flat,
+        "attention": outside,
+        "other": _OTHER,
+    }
+
+
+def support_table(names: list[str] | None = None) -> list[tuple[str, dict[str, str | None]]]:
+    """Return (name, `support(name)`) for encodings, all by default."""
+    return [(name, support(name)) for name in names or list_encodings()]
+
+
+@cache
+def _for_one_grid(name: str) -> bool:
+    """Whether the encoding resamples inside attention, or has a bias that is a table of one grid."""
+    facts = encoding_info(name)
+    if not {"bias", "rotary"} & set(facts.kinds):
+        return False
+    if not facts.extrapolates:
+        return True
+    return "bias" in facts.kinds and any(_has_table(e) for e in _sample(name).parts())
+
+
+@cache
+def _reads_image(name: str) -> bool:
+    """Whether the encoding adds something that it makes from the image itself."""
+    if "additive" not in encoding_info(name).kinds:
+        return False
+    pos = Grid((2, 3), prefix=1).positions()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            for e in _sample(name).parts():
+                if isinstance(e, Additive):
+                    e.table(e.prepare(pos))
+        except ShapeError:
+            return True
+    return False
+
+
+def _sample(name: str) -> Encoding:
+    """Build an encoding for a small model whose width suits every split of channels."""
+    with torch.random.fork_rng(devices=[]):
+        return create_encoding(name, dim=96, num_heads=4, depth=2, grid=(2, 3))
+
+
+def _has_table(encoding: Encoding) -> bool:
+    if not isinstance(encoding, Biased):
+        return False
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        pos = encoding.prepare(Grid((2, 3), prefix=1).positions())
+        bias = encoding.bias(pos, 0, torch.zeros(1, pos.tokens, 96))
+    return any(isinstance(b, TableBias) for b in (bias.terms if isinstance(bias, SumBias) else [bias]))

@@ -1,0 +1,253 @@
+"""What all timm models that run with a positional encoding of vispe have in common.
+
+The families are in `vispe.hosts.timm_vit`, `timm_eva` and `timm_naflex`; conversion is in `timm_convert`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from timm.layers import resample_abs_pos_embed
+from timm.models import checkpoint
+from torch import Tensor, nn
+
+from vispe.base import Additive, Encoding
+from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.grid import Grid, Positions
+from vispe.hosts.context import Context, HostState
+from vispe.hosts.timm_attention import attentions, encodings_of, shared_encodings
+
+_logger = logging.getLogger(__name__)
+
+
+class HostedTimm(nn.Module):
+    """What changes in every timm model when it is converted."""
+
+    vispe: HostState
+    vispe_make: ClassVar[Callable[[type[nn.Module]], type[nn.Module]]]  # the `hosted` of its family
+    vispe_tables: ClassVar[tuple[str, ...]] = ("pos_embed",)  # state of the absolute table
+
+    @property
+    def _model_args(self) -> dict[str, Any]:
+        """What timm's hub configuration saves; the encoding in it is always the one that the model has."""
+        return self.__dict__.get("_model_args", {})
+
+    @_model_args.setter
+    def _model_args(self, args: dict[str, Any]) -> None:
+        self.__dict__["_model_args"] = {**args, "pos_embed": self.vispe.saved}
+
+    def _vispe_layered(self) -> tuple[Encoding, ...]:
+        """Return the per-layer encodings of the first layer that has them: one of each, to prepare positions."""
+        if self.vispe.layered:
+            for _, _, module in attentions(self):
+                if module.pos_enc is not None:
+                    return module.pos_enc.parts()
+        return ()
+
+    def _vispe_prepared(self, pos: Positions) -> Positions:
+        for encoding in (*shared_encodings(self), *self._vispe_layered()):
+            pos = encoding.prepare(pos)
+        return pos
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters that must not decay."""
+        return super().no_weight_decay() | {
+            f"{path}.{name}" for path, e in encodings_of(self) for name in e.no_weight_decay()
+        }
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return timm's parameter groups, with the shared encodings in the stem."""
+        groups = super().group_matcher(coarse=coarse)
+        return {**groups, "stem": rf"{groups['stem']}|^pos_enc"}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for path, encoding in encodings_of(self):  # names of released checkpoints, beside their module
+            encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
+        ours = {
+            f"{prefix}{path}.{name}": p
+            for path, e in encodings_of(self)
+            for name, p in e.state_dict().items()
+        }
+        if not any(name in state_dict for name in ours):  # a checkpoint of the stock model
+            state_dict.update(ours)
+            for name in self._vispe_unused(state_dict, prefix):
+                del state_dict[name]
+                what = "own rotary embedding" if ".rope." in f".{name}" else "absolute table"
+                _logger.info("The checkpoint's %s is not used: this model has %s.", what, self.vispe.spec)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _vispe_unused(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """Return the entries that belong to position information which was taken out."""
+        found: list[str] = []
+        if not self.vispe.keep_abs:
+            found += [f"{prefix}{t}" for t in self.vispe_tables if f"{prefix}{t}" in state_dict]
+        if getattr(self, "rope", None) is None:
+            found += [name for name in state_dict if name.startswith(f"{prefix}rope.")]
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _new_hosted, (self.vispe_make, self.vispe.stock), self.__getstate__()
+
+
+class HostedTokens(HostedTimm):
+    """The forward pass of the families that embed an image, run blocks and norm; every block gets a `Context`."""
+
+    def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Return the normed tokens (b, n, d) of images (b, c, height, width)."""
+        x, context, _ = self._vispe_embed(x, attn_mask, is_causal)
+        for i, block in enumerate(self.blocks):
+            x = self._vispe_block(block, x, context, i)
+        return self.norm(x)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Any:
+        """Return features of several blocks; arguments and results as in timm."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise OptionError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}.")
+        take, last = _taken(len(self.blocks), indices)
+        x, context, shape = self._vispe_embed(x, attn_mask, is_causal)
+        taken: list[Tensor] = []
+        for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
+            x = self._vispe_block(block, x, context, i)
+            if i in take:
+                taken.append(self.norm(x) if norm else x)
+        p = self.num_prefix_tokens
+        prefix, patches = [t[:, :p] for t in taken], [t[:, p:] for t in taken]
+        if output_fmt == "NCHW":
+            patches = [t.unflatten(1, shape).permute(0, 3, 1, 2).contiguous() for t in patches]
+        with_prefix = return_prefix_tokens and p > 0
+        if output_dict:
+            result: dict[str, Any] = {"image_intermediates": patches}
+            if with_prefix:
+                result["image_intermediates_prefix"] = prefix
+            return result if intermediates_only else {**result, "image_features": self.norm(x)}
+        found: list[Any] = list(zip(patches, prefix, strict=True)) if with_prefix else patches
+        return found if intermediates_only else (self.norm(x), found)
+
+    def _vispe_embed(
+        self, image: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Context, tuple[int, int]]:
+        """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
+        x = self.patch_embed(image)
+        if x.ndim == 4:
+            shape = (x.shape[1], x.shape[2])
+            x = x.flatten(1, 2)
+        else:
+            shape = tuple(self.patch_embed.grid_size)
+        grid = Grid(shape, prefix=self.num_prefix_tokens, reference=self.vispe.reference)
+        if x.shape[1] != grid.patches:
+            raise ShapeError(
+                f"The patch embedding gave {x.shape[1]} tokens for an image of {tuple(image.shape[-2:])} pixels but "
+                f"its grid is {shape}; build the model with dynamic_img_size=True or call set_input_size."
+            )
+        pos = self.vispe.cache(grid, image)
+        encodings = shared_encodings(self)
+        pos = self._vispe_prepared(pos)
+        prefix = [t for t in (self.cls_token, self._vispe_second_token()) if t is not None]
+        if prefix:
+            x = torch.cat([*(t.expand(x.shape[0], -1, -1) for t in prefix), x], dim=1)
+        if self.pos_embed is not None:
+            x = x + self._vispe_abs_table(shape)
+        for encoding in encodings:
+            if isinstance(encoding, Additive):
+                x = x + encoding.table(pos, image).to(x.dtype)
+        x = self.pos_drop(x)
+        x, pos, rope = self._vispe_drop(x, pos, self._vispe_rope(shape))
+        if self.grad_checkpointing and torch.compiler.is_compiling():
+            pos.memo = None  # fresh while compiling, so no other forward pass loses it
+        return self.norm_pre(x), Context(pos, encodings, mask, is_causal, rope), shape
+
+    def _vispe_second_token(self) -> Tensor | None:
+        """Return the tokens (1, m, d) that follow the class token, if any."""
+        return self.reg_token
+
+    def _vispe_rope(self, shape: tuple[int, int]) -> Any:
+        """Return the model's own rotary embedding for a grid, if it has one that is in use."""
+        del shape
+
+    def _vispe_drop(self, x: Tensor, pos: Positions, rope: Any) -> tuple[Tensor, Positions, Any]:
+        """Drop patches as timm does, and their coordinates with them."""
+        raise NotImplementedError
+
+    def _vispe_abs_table(self, shape: tuple[int, int]) -> Tensor:
+        """Return timm's own absolute table for the grid, with zeros for prefix tokens that have no entry."""
+        entries = 0 if self.no_embed_class else self.num_prefix_tokens
+        old = self.patch_embed.grid_size
+        table = resample_abs_pos_embed(
+            self.pos_embed, new_size=shape, old_size=old, num_prefix_tokens=entries
+        )
+        missing = self.num_prefix_tokens - entries
+        return torch.cat([table.new_zeros(1, missing, table.shape[-1]), table], 1) if missing else table
+
+    def _vispe_block(self, block: nn.Module, x: Tensor, context: Context, layer: int) -> Tensor:
+        """Return the tokens (b, n, d) after a block, with what mixes there."""
+        arguments = self._vispe_arguments(context, layer)
+        if self.grad_checkpointing:  # positional, as reentrant checkpointing demands
+            return context.mix(checkpoint(block, x, *arguments), layer)
+        return context.mix(block(x, *arguments), layer)
+
+    def _vispe_arguments(self, context: Context, layer: int) -> tuple[Any, ...]:
+        """Return what a block takes after the tokens, in its order."""
+        del layer
+        if self.vispe.inside:
+            return (context,)
+        if context.mask is None and not context.is_causal:
+            return ()
+        return (context.mask, context.is_causal)  # stock attention takes plain masks only
+
+
+def after_dropping(pos: Positions, keep: Tensor) -> Positions:
+    """Return the positions of what patch dropout kept, (b, m) patch numbers; prefix tokens always remain."""
+    prefix = pos.grid.prefix if pos.grid else pos.tokens - int(pos.spatial[0].sum())
+    first = torch.arange(prefix, device=keep.device).expand(keep.shape[0], -1)
+    return pos.gather(torch.cat([first, keep + prefix], 1))
+
+
+def _taken(depth: int, indices: int | list[int] | None) -> tuple[set[int], int]:
+    """Return which blocks to take features from, and the last of them."""
+    if indices is None or isinstance(indices, int):
+        count = depth if indices is None else indices
+        take = list(range(depth - count, depth))
+    else:
+        take = [i + depth if i < 0 else i for i in indices]
+    if not take or min(take) < 0 or max(take) >= depth:
+        raise OptionError(f"Features of blocks {indices} were asked, but the model has {depth} blocks.")
+    return set(take), max(take)
+
+
+def _new_hosted(make: Callable[[type[nn.Module]], type[nn.Module]], stock: type[nn.Module]) -> nn.Module:
+    cls = make(stock)
+    return cls.__new__(cls)
+
+
+def hosted_class(
+    mixin: type[HostedTimm], stock: type[nn.Module], family: type[nn.Module], overridden: tuple[str, ...]
+) -> type[Any]:
+    """Return the converted counterpart of a model class: `mixin` in front of `stock`.
+
+    Raises:
+        UnsupportedHost: the class is a subclass of timm's that changes what vispe replaces.
+    """
+    changed = [n for n in overridden if getattr(stock, n) is not getattr(family, n)]
+    if changed:
+        raise UnsupportedHost(
+            f"{stock.__name__} is a subclass of timm's {family.__name__} with its own {', '.join(changed)}, which "
+            f"vispe would replace; convert a plain timm {family.__name__}, or use vispe.Attention in your own blocks."
+        )
+    return type(
+        f"Vispe{stock.__name__}", (mixin, stock), {"__module__": mixin.__module__, "__doc__": stock.__doc__}
+    )
