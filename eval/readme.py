@@ -18,24 +18,31 @@ RESULTS = ROOT / "eval" / "results"
 
 def encodings() -> str:
     rows = [
-        "| name | what it does | kind | axes | new sizes | presets | paper |",
-        "|---|---|---|---|---|---|---|",
+        "| name | what it does | kind | axes | new sizes | fused | cases of the authors' code | paper |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in vispe.list_encodings():
         info = vispe.encoding_info(name)
         title, _, link = info.paper.rpartition(", ")
-        paper = f"[{title}]({link})" if link else ""
         cells = [
-            f"`{name}`",
+            f"[`{name}`](docs/gallery/{name}.png)",
             info.summary,
             ", ".join(info.kinds) or "none",
             ", ".join(map(str, info.ndim)),
             "as they are" if info.extrapolates else "resampled",
-            ", ".join(f"`{p}`" for p in info.presets),
-            paper,
+            "yes" if info.fused or "bias" not in info.kinds else "no",
+            golden(name),
+            f"[{title}]({link}), {info.year}" if link else "",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def golden(name: str) -> str:
+    """Return how many cases of the reference implementation pass, or '' without any (see eval/golden.py)."""
+    cases = json.loads((RESULTS / "golden.json").read_text()).values()
+    mine = [c["status"] == "PASS" for c in cases if name in c["encodings"]]
+    return f"{sum(mine)} of {len(mine)}" if mine else ""
 
 
 def numbers() -> str:

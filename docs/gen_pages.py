@@ -1,0 +1,217 @@
+"""Makes the pages of the encodings and the tables of the guide from the registry, while mkdocs builds the site.
+
+mkdocs calls `on_config`, `on_files` and `on_page_markdown` (see `hooks` in mkdocs.yml); tests call `pages`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import vispe
+from vispe.base import HOST_FACTS
+from vispe.hosts.support import HOSTS, support_table
+from vispe.registry import encoding_class
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "eval"))
+from readme import golden  # noqa: E402  (the tables of README and those of the site say the same)
+
+FACTS = (
+    "Shapes",
+    "New resolution",
+    "Cost",
+    "Invariant to",
+    "Raises",
+    "Presets",
+    "Differs from the reference",
+)
+_SECTION = re.compile(rf"(?:^|\n|\s{{2,}})({'|'.join(FACTS)}): ")
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every generated page by its path in docs/."""
+    made = {f"encodings/{name}.md": page(name) for name in vispe.list_encodings()}
+    return {"encodings/index.md": index(), "reference.md": reference(), **made}
+
+
+def index() -> str:
+    """Return the page with all pictures."""
+    text = [
+        "# Encodings\n",
+        f"{len(vispe.list_encodings())} encodings. A picture shows what one token sees.\n",
+    ]
+    for name in vispe.list_encodings():
+        text.append(f"## [{name}]({name}.md)\n\n[![{name}](../gallery/{name}.png)]({name}.md)\n")
+    return "\n".join(text)
+
+
+def reference() -> str:
+    """Return the page of the public names."""
+    parts = ["# Reference\n", "What `import vispe` gives.\n"]
+    parts += [f"::: vispe.{name}\n" for name in sorted(vispe.__all__, key=lambda n: (n[0].isupper(), n))]
+    return "\n".join(parts)
+
+
+def page(name: str) -> str:
+    """Return the page of an encoding."""
+    info, doc = vispe.encoding_info(name), sections(inspect.getdoc(encoding_class(name)) or "")
+    title, _, link = info.paper.rpartition(", ")
+    facts = {
+        "kind": ", ".join(info.kinds) or "none",
+        "axes": ", ".join(map(str, info.ndim)),
+        "new sizes": "as they are" if info.extrapolates else "resampled",
+        "mask of n x n needed": "no" if info.fused or "bias" not in info.kinds else "yes",
+        "paper": f"[{title}]({link}), {info.year}" if link else "none",
+        "cases of the authors' code": golden(name) or "none; own tests only",
+    }
+    text = [f"# {name}\n", f"{escape(info.summary)}\n", f"![{name}](../gallery/{name}.png)\n"]
+    text += ["| | |\n|---|---|", *(f"| {k} | {v} |" for k, v in facts.items()), ""]
+    text += [f"```python\n{example(name, info.ndim)}\n```\n"]
+    text += [doc["maths"], *(f"{escape(p)}\n" for p in doc["notes"])]
+    signature = inspect.signature(encoding_class(name)).parameters
+    rows = [(o, v, doc["args"].get(o, "")) for o, v in info.options.items()]
+    if rows:
+        text += ["## Options\n", "| option | default | meaning |\n|---|---|---|"]
+        text += [f"| `{o}` | `{_cell(repr(v))}` | {_cell(escape(words))} |" for o, v, words in rows]
+        text.append("")
+    if host := [f for f in HOST_FACTS if f in signature]:
+        text += ["The model supplies:\n", *(f"- `{f}`: {escape(doc['args'].get(f, ''))}" for f in host), ""]
+    if info.presets:
+        text += ["## Presets\n", "| preset | options |\n|---|---|"]
+        for preset, options in info.presets.items():
+            words = ", ".join(f"{k}={v}" for k, v in options.items())
+            text.append(f"| `{name}.{preset}` | `{_cell(words)}` |")
+        text.append("")
+    text.append("## Facts\n")
+    text += [f"**{k}:** {escape(doc['facts'][k])}\n" for k in FACTS if k in doc["facts"]]
+    return "\n".join(part for part in text if part is not None)
+
+
+def example(name: str, ndim: tuple[int, ...]) -> str:
+    """Return how to use an encoding."""
+    if 2 in ndim:
+        return f"model = timm.create_model('vit_small_patch16_224', pos_embed='{name}')"
+    return f"vispe.Attention(384, 6, '{name}')(tokens, vispe.Grid({(8, 16, 16) if 3 in ndim else (196,)}))"
+
+
+def sections(doc: str) -> dict[str, Any]:
+    """Return the parts of a docstring: maths (a code block or ''), notes, args and facts."""
+    body, _, rest = doc.partition("\n\n")[2].partition("Args:\n")
+    if not rest:
+        start = _SECTION.search(doc)
+        body, rest = (
+            doc[: start.start()].partition("\n\n")[2] if start else "",
+            doc[start.start() :] if start else "",
+        )
+    args_text, facts_text = rest, ""
+    if found := re.search(rf"^({'|'.join(FACTS)}): ", rest, re.MULTILINE):
+        args_text, facts_text = rest[: found.start()], rest[found.start() :]
+    paragraphs = [p.strip("\n") for p in re.split(r"\n\s*\n", body) if p.strip()]
+    maths = ""
+    if paragraphs and re.search(r" \+?= |: .*\[", paragraphs[0]):
+        maths = f"```text\n{paragraphs.pop(0)}\n```\n"
+    args: dict[str, str] = {}
+    for match in re.finditer(r"^    (\w[\w, ]*): (.*(?:\n     +.*)*)", args_text, re.MULTILINE):
+        for one in match[1].split(", "):
+            args[one] = " ".join(match[2].split())
+    pieces = _SECTION.split("\n" + facts_text)[1:]
+    facts = {k: " ".join(v.split()) for k, v in zip(pieces[::2], pieces[1::2], strict=True)}
+    return {"maths": maths, "notes": [" ".join(p.split()) for p in paragraphs], "args": args, "facts": facts}
+
+
+def escape(text: str) -> str:
+    """Return docstring text as Markdown: marks outside of code are shown, double backquotes become single."""
+    parts = re.split(r"(``?[^`]+``?)", text)
+    return "".join(
+        f"`{p.strip('`')}`" if i % 2 else re.sub(r"([*_<\[\]#])", r"\\\1", p) for i, p in enumerate(parts)
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def facts_table() -> str:
+    """Return what each encoding of the plane says of itself."""
+    rows = ["| encoding | kind | new sizes | invariant to |", "|---|---|---|---|"]
+    for name in vispe.list_encodings(ndim=2):
+        info = vispe.encoding_info(name)
+        facts = sections(inspect.getdoc(encoding_class(name)) or "")["facts"]
+        sizes = "as they are" if info.extrapolates else "resampled"
+        kinds, invariant = ", ".join(info.kinds) or "none", _cell(escape(facts.get("Invariant to", "")))
+        rows.append(f"| [`{name}`](encodings/{name}.md) | {kinds} | {sizes} | {invariant} |")
+    return "\n".join(rows)
+
+
+def hosts_table() -> str:
+    """Return which encoding works in which host, and the reasons where one does not."""
+    reasons: dict[str, int] = {}
+    rows = [f"| encoding | {' | '.join(HOSTS)} |", "|---" * (len(HOSTS) + 1) + "|"]
+    for name, row in support_table():
+        cells = ["yes" if r is None else str(reasons.setdefault(r, len(reasons) + 1)) for r in row.values()]
+        rows.append(f"| [`{name}`](encodings/{name}.md) | {' | '.join(cells)} |")
+    hosts = [f"`{host}` is {words}" for host, words in HOSTS.items()]
+    listed = [f"{i}. {escape(reason[0].upper() + reason[1:])}." for reason, i in reasons.items()]
+    return "\n".join([*rows, "", "; ".join(hosts) + ".", "", *listed])
+
+
+def extrapolation_table(path: Path = ROOT / "eval" / "results" / "extrapolation.json") -> str:
+    """Return mean accuracies over seeds per encoding, question and grid; a sentence before there are any."""
+    if not path.exists():
+        return "The experiment has not been run yet: `python eval/extrapolation.py`."
+    found = json.loads(path.read_text())
+    rows, shapes = found["rows"], found["shapes"]
+    questions = list(rows[0]["accuracy"][next(iter(shapes))])
+    text = []
+    for question in questions:
+        heads = [f"{name} ({'x'.join(map(str, shape))})" for name, shape in shapes.items()]
+        text += [
+            f"Question: {question}.\n",
+            f"| encoding | {' | '.join(heads)} |",
+            "|---" * (len(shapes) + 1) + "|",
+        ]
+        means = {
+            e: [mean(r["accuracy"][s][question] for r in rows if r["encoding"] == e) for s in shapes]
+            for e in dict.fromkeys(r["encoding"] for r in rows)
+        }
+        for encoding, values in sorted(means.items(), key=lambda item: -mean(item[1])):
+            text.append(f"| `{encoding}` | {' | '.join(f'{v:.3f}' for v in values)} |")
+        text.append("")
+    return "\n".join(text)
+
+
+TABLES = {"facts": facts_table, "hosts": hosts_table, "extrapolation": extrapolation_table}
+
+
+def filled(markdown: str) -> str:
+    """Return a page of the guide with its tables: `<!-- table: NAME -->` stands for one."""
+    return re.sub(r"<!-- table: (\w+) -->", lambda m: TABLES[m[1]](), markdown)
+
+
+def on_config(config: Any) -> Any:
+    """Put the pages of the encodings into the navigation."""
+    names = [{name: f"encodings/{name}.md"} for name in vispe.list_encodings()]
+    for entry in config.nav:
+        if "Encodings" in entry:
+            entry["Encodings"] = ["encodings/index.md", *names]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages."""
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in the tables."""
+    return filled(markdown)

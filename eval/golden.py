@@ -1,0 +1,44 @@
+"""Write eval/results/golden.json: every golden case, its status, and the encodings that it was run through.
+
+python eval/golden.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.golden.runner import run_case  # noqa: E402  (tests are not installed)
+from vispe.base import Encoding  # noqa: E402
+from vispe.registry import list_encodings  # noqa: E402
+
+OUT = ROOT / "eval" / "results" / "golden.json"
+
+
+def main() -> None:
+    names, built = set(list_encodings()) - {"none"}, set[str]()
+    stock = Encoding.__init__
+
+    def recording(self: Encoding, *args: Any) -> None:
+        built.add(type(self).name)
+        stock(self, *args)
+
+    Encoding.__init__ = recording
+    cases = {}
+    for path in sorted((ROOT / "tests" / "golden" / "vectors").glob("*.npz")):
+        built.clear()
+        status = run_case(path).status
+        if status != "SKIP":
+            family = path.stem.partition("__")[0]
+            cases[path.stem] = {"status": status, "encodings": sorted((built | {family}) & names)}
+    OUT.write_text(json.dumps(cases, indent=1) + "\n")
+    print(f"{len(cases)} cases, {sum(c['status'] != 'PASS' for c in cases.values())} not passed")
+
+
+if __name__ == "__main__":
+    main()

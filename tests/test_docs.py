@@ -1,0 +1,167 @@
+"""The site is true: a page and a picture for every encoding, links that lead somewhere, code that runs."""
+
+import importlib.util
+import inspect
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import vispe
+from vispe.cli.main import COMMANDS
+from vispe.registry import encoding_class, parse_spec
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+GUIDE = sorted(DOCS.glob("*.md"))
+
+
+def load(name, path):
+    location = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(location)
+    sys.modules[name] = module  # dataclasses look their module up
+    location.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return load("docs_gen_pages", DOCS / "gen_pages.py")
+
+
+@pytest.fixture(scope="module")
+def site(generator):
+    """Every page by its path, generated ones included."""
+    return generator.pages() | {p.name: generator.filled(p.read_text()) for p in GUIDE}
+
+
+def test_there_is_a_page_for_every_encoding(site):
+    assert {p for p in site if p.startswith("encodings/")} == {
+        "encodings/index.md",
+        *(f"encodings/{name}.md" for name in vispe.list_encodings()),
+    }
+
+
+@pytest.mark.parametrize("name", vispe.list_encodings())
+def test_pages_say_all_that_the_docstring_says(site, generator, name):
+    page, info = site[f"encodings/{name}.md"], vispe.encoding_info(name)
+    doc = inspect.getdoc(encoding_class(name))
+    for option in info.options:
+        (row,) = re.findall(rf"^\| `{option}` \| `(.*)` \| (.*) \|$", page, re.MULTILINE)
+        assert row[1], f"{option} is not explained"
+    assert [p for p in info.presets if f"| `{name}.{p}` |" not in page] == []
+    assert [f for f in generator.FACTS if f"{f}:" in doc and f"**{f}:**" not in page] == []
+    assert info.summary in page.replace("\\", "")
+    plain = {w for w in re.findall(r"[A-Za-z]{4,}", doc) if w != "Args"}
+    assert plain - set(re.findall(r"[A-Za-z]{4,}", page)) == set()
+
+
+@pytest.mark.parametrize("name", vispe.list_encodings())
+def test_pictures_exist_and_are_small(name):
+    path = DOCS / "gallery" / f"{name}.png"
+    assert path.exists(), f"run python eval/gallery.py {name}"
+    assert 5_000 < path.stat().st_size < 60_000
+    with Image.open(path) as image:
+        assert image.size == (960, 350)
+
+
+def test_there_are_no_pictures_of_what_is_gone():
+    assert {p.stem for p in (DOCS / "gallery").iterdir()} == set(vispe.list_encodings())
+
+
+def test_a_picture_is_drawn():
+    gallery = load("eval_gallery", ROOT / "eval" / "gallery.py")
+    assert gallery.picture("sincos2d")[:4] == b"\x89PNG"
+
+
+def test_links_lead_to_pages(site):
+    for path, text in site.items():
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+            if target.startswith(("http", "#")):
+                continue
+            whole = (DOCS / path).parent.joinpath(target.partition("#")[0]).resolve().relative_to(DOCS)
+            assert str(whole) in site or (DOCS / whole).is_file(), f"{path} links to {target}"
+
+
+def test_navigation_names_pages(site):
+    named = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
+    assert set(named) - set(site) - {"encodings/index.md"} == set()
+    assert {p.name for p in GUIDE} - set(named) == set()
+
+
+def test_names_of_encodings_exist():
+    known = set(vispe.list_encodings())
+    for path in GUIDE:
+        for spec in re.findall(r"`((?:\w+\+)*(\w+)(?:\.\w+)?(?:\([\w=,]+\))?)`", path.read_text()):
+            terms = [t for t in spec[0].split("+") if t != "learn"]
+            if terms and {re.split(r"[.(]", t)[0] for t in terms} <= known:
+                assert parse_spec("+".join(terms)), spec[0]
+
+
+@pytest.mark.parametrize("path", GUIDE, ids=lambda p: p.stem)
+def test_code_runs(path):
+    pytest.importorskip("matplotlib")
+    from vispe.registry import _REGISTRY
+
+    before, space = dict(_REGISTRY), {"__name__": "guide"}
+    try:
+        for code in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+            exec(compile(code, path.name, "exec"), space)
+    finally:
+        _REGISTRY.clear()
+        _REGISTRY.update(before)
+
+
+def test_commands_exist():
+    for path in GUIDE:
+        for command in re.findall(r"`vispe ([\w-]+)|^vispe ([\w-]+)", path.read_text(), re.MULTILINE):
+            assert "".join(command) in COMMANDS, path.name
+
+
+def test_the_entry_point_of_the_guide_is_toml():
+    (text,) = re.findall(r"```toml\n(.*?)```", (DOCS / "own-encoding.md").read_text(), re.DOTALL)
+    assert tomllib.loads(text)["project"]["entry-points"]["vispe.encodings"]
+
+
+def test_every_golden_case_has_a_status():
+    cases = json.loads((ROOT / "eval" / "results" / "golden.json").read_text())
+    here = ROOT / "tests" / "golden"
+    adapters = {p.stem for p in (here / "adapters").glob("*.py")}
+    wanted = {p.stem for p in (here / "vectors").glob("*.npz") if p.stem.partition("__")[0] in adapters}
+    assert set(cases) == wanted, "run python eval/golden.py"
+    assert {c["status"] for c in cases.values()} == {"PASS"}
+    assert {e for c in cases.values() for e in c["encodings"]} <= set(vispe.list_encodings())
+
+
+def test_the_table_of_the_experiment(generator, tmp_path):
+    path = tmp_path / "extrapolation.json"
+    assert "python eval/extrapolation.py" in generator.extrapolation_table(path)
+    rows = [
+        {"encoding": name, "seed": seed, "accuracy": {"1x": {"near": a}, "2x": {"near": a / 2}}}
+        for name, seed, a in (("low", 0, 0.2), ("low", 1, 0.4), ("high", 0, 0.8))
+    ]
+    path.write_text(json.dumps({"shapes": {"1x": [6, 6], "2x": [12, 12]}, "rows": rows}))
+    assert generator.extrapolation_table(path).splitlines() == [
+        "Question: near.",
+        "",
+        "| encoding | 1x (6x6) | 2x (12x12) |",
+        "|---|---|---|",
+        "| `high` | 0.800 | 0.400 |",
+        "| `low` | 0.300 | 0.150 |",
+    ]
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("material", reason="mkdocs-material is not installed: pip install 'vispe[docs]'")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install 'vispe[docs]'")
+    import subprocess
+
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "encodings" / "alibi2d" / "index.html").exists()
