@@ -1,4 +1,4 @@
-.PHONY: setup lint types test golden bench demo wheel ci
+.PHONY: setup lint types test golden bench figures generated docs wheel ci
 PYTHON ?= python
 
 setup:
@@ -24,6 +24,14 @@ bench:
 
 figures:
 	$(PYTHON) eval/figures.py
+
+generated:
+	$(PYTHON) eval/gallery.py
+	$(PYTHON) eval/golden.py
+	$(PYTHON) eval/readme.py
+
+docs:
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 wheel:
 	$(PYTHON) -m build
