@@ -194,6 +194,8 @@ OPTIONS = {
         "context=none,class_token=zero,temperature=100",
         "context=none,class_token=origin",
         "context=released,rescale=true",
+        "context=none,exact=false",
+        "context=cells,exact=false,rescale=true",
     ],
     "peg": [
         "after=[0,2]",

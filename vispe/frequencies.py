@@ -23,10 +23,15 @@ BETAS = (1.0, 0.25)  # turns in the training length: YaRN's 32 and 1 do not exis
 
 def inverse_frequencies(dim: int, base: float = 10000.0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return ``base ** (-2 i / dim)``, (dim / 2,): the frequencies of RoPE; a larger base is the rule 'ABF'."""
+    return 1.0 / _powers(dim, base, dtype)
+
+
+def _powers(dim: int, base: float, dtype: torch.dtype) -> Tensor:
+    """Return ``base ** (2 i / dim)``; what divides frequencies multiplies these first, as in the public code."""
     _positive(base=base)
     if dim < 2 or dim % 2:
         raise OptionError(f"Rotary frequencies need an even number of channels, got dim={dim}.")
-    return 1.0 / base ** (torch.arange(0, dim, 2, dtype=dtype) / dim)
+    return base ** (torch.arange(0, dim, 2, dtype=dtype) / dim)
 
 
 def interpolated(freqs: Tensor, scale: float) -> Tensor:
@@ -91,9 +96,10 @@ def yarn(
 
     Source: arXiv 2309.00071. `turn_range` gives the bounds of the ramp, `yarn_mscale` the factor of cos and sin.
     """
-    freqs = inverse_frequencies(dim, base, dtype)
+    _positive(scale=scale)
+    powers = _powers(dim, base, dtype)
     keep = (1 - _ramp(*turn_range(beta_fast, beta_slow, dim, base, length), dim // 2, dtype)) * extrapolation
-    return interpolated(freqs, scale) * (1 - keep) + freqs * keep
+    return 1.0 / (scale * powers) * (1 - keep) + 1.0 / powers * keep
 
 
 def yarn_mscale(scale: float, attn_factor: float = 1.0) -> float:
@@ -126,12 +132,12 @@ def ntk_by_parts(
         extrapolation: weight of the unscaled frequencies.
         dtype: of the computation.
     """
-    freqs = inverse_frequencies(dim, base, dtype)
+    powers = _powers(dim, base, dtype)
     stretched = inverse_frequencies(dim, ntk_base(base, scale, dim), dtype)
     part = (1 - _ramp(*turn_range(*beta, dim, base, length), dim // 2, dtype)) * ntk
-    mixed = interpolated(freqs, scale) * (1 - part) + stretched * part
+    mixed = 1.0 / (scale * powers) * (1 - part) + stretched * part
     keep = (1 - _ramp(*turn_range(*gamma, dim, base, length), dim // 2, dtype)) * extrapolation
-    return mixed * (1 - keep) + freqs * keep
+    return mixed * (1 - keep) + 1.0 / powers * keep
 
 
 def longrope(
@@ -143,7 +149,7 @@ def longrope(
         raise ShapeError(
             f"longrope needs one factor for each of {dim // 2} pairs (dim={dim}), got {tuple(given.shape)}."
         )
-    return inverse_frequencies(dim, base, dtype) / given
+    return 1.0 / (given * _powers(dim, base, dtype))
 
 
 def longrope_factors(
@@ -219,7 +225,7 @@ def ms_poe_ratios(heads: int, low: float = 1.2, high: float = 1.8, *, reach: boo
         raise OptionError(
             f"Ms-PoE needs heads and 0 < low <= high, got heads={heads}, low={low}, high={high}."
         )
-    return low + (high - low) * torch.arange(heads, dtype=torch.float32) / max(heads - reach, 1)
+    return low + (high - low) * (torch.arange(heads, dtype=torch.float32) / max(heads - reach, 1))
 
 
 def p_rope(freqs: Tensor, share: float) -> Tensor:

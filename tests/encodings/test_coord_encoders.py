@@ -168,6 +168,23 @@ def test_sincos3d_points_formula():
     assert create_encoding("sincos3d_points", dim=10).first.in_features == 384
 
 
+def test_a_layer_of_spder_behind_another_one():
+    whole = create_encoding("spder", dim=6, layers=2, hidden=5, project=False, omega=11.0)
+    first, last = (
+        create_encoding("spder", dim=d, axes=a, project=False, omega=11.0) for a, d in ((2, 5), (5, 6))
+    )
+    first.load_state_dict({f"sines.0.{n}": p for n, p in whole.sines[0].named_parameters()})
+    last.load_state_dict({f"sines.0.{n}": p for n, p in whole.sines[1].named_parameters()})
+    x = torch.rand(7, 2, requires_grad=True)
+    close(last.encode(first.encode(x)), whole.encode(x))
+    last.encode(first.encode(x)).sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in (x, *first.parameters(), *last.parameters()))
+    with pytest.raises(ShapeError, match="spder needs 5 axes, got 2"):
+        last.table(Grid((2, 3)).positions())
+    with pytest.raises(ShapeError, match=r"coordinates \(..., 5\), got \(7, 4\)"):
+        last.encode(torch.rand(7, 4))
+
+
 def test_half_precision_parameters_are_computed_in_float32():
     for name, options, axes in ALL:
         made = create_encoding(name, dim=12, **options)
@@ -179,7 +196,8 @@ def test_half_precision_parameters_are_computed_in_float32():
     ("spec", "facts", "message"),
     [
         ("spder", {"dim": 0}, "spder needs a width of 1 or more, got dim=0"),
-        ("spder(axes=4)", {}, "spder reads 1 to 3 coordinates, got axes=4"),
+        ("spder(axes=4097)", {}, "spder reads 1 to 4096 coordinates, got axes=4097"),
+        ("shifted_gaussian(axes=4)", {}, "shifted_gaussian reads 1 to 3 coordinates, got axes=4"),
         ("spder(axes=3)", {"grid": (2, 3)}, r"axes=3, but the grid of the model is \(2, 3\)"),
         ("spder(layers=0)", {}, "at least one layer of width above 0, got layers=0"),
         ("spder(hidden=0)", {}, "at least one layer of width above 0, got layers=1, hidden=0"),

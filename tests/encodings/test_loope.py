@@ -301,3 +301,51 @@ def test_what_it_needs():
             ShapeError, match=r"loope needs the tokens of a grid with 2 axes, got .*orders cells"
         ):
             made.table(free)
+
+
+def rounded(places, dim, temperature):
+    """Return waves with frequencies and angles in float32, place by place."""
+    rows = []
+    for place in np.asarray(places, dtype=np.float32):
+        row = []
+        for i in range(0, dim, 2):
+            rate = np.exp(np.float32(i) * np.float32(-math.log(temperature) / dim), dtype=np.float32)
+            angle = np.float64(np.float32(place * rate))
+            row += [math.sin(angle), math.cos(angle)]
+        rows.append(row)
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("order", ["gilbert", "raster"])
+def test_rounding_of_the_reference(order, dtype):
+    shape, grid = (25, 23), Grid((25, 23), prefix=1)
+    made = loope(12, None, dtype, order=order, context="none", class_token="origin", exact=False)
+    numbers = curve_order(shape).ravel() if order == "gilbert" else np.arange(1, 25 * 23 + 1)
+    table = made.table(grid.positions())[0]
+    wanted = rounded([0, *numbers], 12, 10000.0)
+    assert (table - wanted).abs().max() < 1e-6
+    exact = loope(12, None, dtype, order=order, context="none", class_token="origin").table(grid.positions())[
+        0
+    ]
+    assert 2e-6 < (table - exact).abs().max() < 1e-4
+
+
+def test_rounded_shifts_rescaled_with_gradient():
+    made = loope(6, (4, 5), torch.float32, context="cells", exact=False, rescale=True, temperature=50.0)
+    torch.nn.init.normal_(made.offset)
+    pos = Grid((8, 9)).positions()
+    places = (made.static(pos) + made.shift(pos)[0]) * (20 / 72)
+    table = made.table(pos)[0]
+    assert (table - rounded(places.detach(), 6, 50.0)).abs().max() < 1e-5
+    cotangent = torch.randn_like(table)
+    (grad,) = torch.autograd.grad((table * cotangent).sum(), made.offset)
+    other = loope(6, (4, 5), torch.float32, context="cells", rescale=True, temperature=50.0)
+    other.load_state_dict(made.state_dict())
+    (wanted,) = torch.autograd.grad((other.table(pos)[0] * cotangent).sum(), other.offset)
+    torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_exact_is_true_or_false():
+    with pytest.raises(OptionError, match="exact is true or false, got exact=1"):
+        create_encoding("loope(exact=1)", dim=8)

@@ -21,17 +21,25 @@ class CoordinateEncoder(Additive):
         axes: number of coordinates; that of `grid` by default, 2 without it.
         grid: shape of the host's grid.
         normalize: whether `table` divides coordinates by the field of view.
+        least: smallest width.
+        most: largest number of coordinates; `table` has up to 3.
     """
 
     def __init__(
-        self, dim: int, axes: int | None, grid: Sequence[int] | None, normalize: bool, least: int = 1
+        self,
+        dim: int,
+        axes: int | None,
+        grid: Sequence[int] | None,
+        normalize: bool,
+        least: int = 1,
+        most: int = 3,
     ) -> None:
         super().__init__()
         if not is_whole(dim) or dim < least:
             raise OptionError(f"{self.name} needs a width of {least} or more, got dim={dim!r}.")
         check_flag("normalize", normalize)
-        if axes is not None and not (is_whole(axes) and 1 <= axes <= 3):
-            raise OptionError(f"{self.name} reads 1 to 3 coordinates, got axes={axes!r}.")
+        if axes is not None and not (is_whole(axes) and 1 <= axes <= most):
+            raise OptionError(f"{self.name} reads 1 to {most} coordinates, got axes={axes!r}.")
         if axes is not None and grid is not None and len(grid) != axes:
             raise OptionError(
                 f"{self.name} was asked for axes={axes}, but the grid of the model is {tuple(grid)}; leave axes out."

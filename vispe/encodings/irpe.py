@@ -219,9 +219,9 @@ class IRPE(Biased):
         values = read[0] if len(read) == 1 else read[0][:, :, None] + read[1][:, None]
         values = values if letter == "k" else values.flip(1, 2)
         if not self.prefix_buckets:
-            return TableBias(values, pos)
+            return TableBias(values, pos, one_grid=False)
         edge = sum(tables[1:], tables[0])[:, -self.prefix_buckets :].expand(-1, 3)
-        return TableBias(values, pos, edge if letter == "k" else edge[:, [1, 0, 2]])
+        return TableBias(values, pos, edge if letter == "k" else edge[:, [1, 0, 2]], one_grid=False)
 
     def _pairs(self, pos: Positions) -> tuple[Tensor, ...]:
         return _irpe.pair_buckets(pos, self.method, self.ratio, self.prefix_buckets)

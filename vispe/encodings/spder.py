@@ -15,6 +15,8 @@ from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.registry import register
 
+MOST = 4096  # inputs of a layer
+
 
 @register
 class Spder(CoordinateEncoder):
@@ -28,7 +30,8 @@ class Spder(CoordinateEncoder):
     Args:
         dim: width of the tokens, d.
         grid: shape of the model's grid; says how many coordinates there are.
-        axes: number of coordinates, 1 to 3, where no grid is known; 2 by default.
+        axes: number of coordinates where no grid is known; 2 by default. `table` needs 1 to 3, `encode` takes up to
+            4096, so that single layers of deeper networks can be built.
         hidden: width of the layers; d by default.
         layers: number of damped-sine layers.
         omega: factor of the argument.
@@ -61,7 +64,7 @@ class Spder(CoordinateEncoder):
         project: bool = True,
         normalize: bool = True,
     ) -> None:
-        super().__init__(dim, axes, grid, normalize)
+        super().__init__(dim, axes, grid, normalize, most=MOST)
         if not is_whole(layers) or layers < 1 or not (hidden is None or (is_whole(hidden) and hidden > 0)):
             raise OptionError(
                 f"spder needs at least one layer of width above 0, got layers={layers!r}, hidden={hidden!r}."

@@ -55,20 +55,28 @@ def _slopes(case):
 
 
 def _norm(case):
-    if not case.config("qk_norm"):
+    if not case.config("qk_norm", False):
         case.ignore("qk_norm_layer", "without qk_norm there is no norm to choose")
         return None
-    name = (case.config("qk_norm_layer") or "LayerNorm").split(".")[-1].strip("'>")
+    name = (case.config("qk_norm_layer", None) or "LayerNorm").split(".")[-1].strip("'>")
     return getattr(nn, name, None) or getattr(timm.layers, name)
 
 
 def _attention(case):
-    if case.config("jitter_mag"):
+    if case.config("jitter_mag", 0.0):
         raise ValueError("the noise of a jittered case is not in the file")
-    if case.config("scale") not in (None, "head_dim**-0.5"):
+    if case.config("scale", None) not in (
+        None,
+        "head_dim**-0.5",
+        (case.config("dim") // case.config("num_heads")) ** -0.5,
+    ):
         raise ValueError(f"unknown scale {case.config('scale')}")
     dim, heads, grid = case.config("dim"), case.config("num_heads"), _grid(case)
-    slopes, norm, bias = SLOPES[case.config("slope_type")], _norm(case), case.config("qkv_bias")
+    slopes, norm, bias = (
+        SLOPES[case.config("slope_type")],
+        _norm(case),
+        case.config("qkv_bias", "qkv.bias" in case.params),
+    )
     spec = {"name": "alibi2d", **_options(case, slopes)}
     weights = {name: case.param(name) for name in case.params - {"m"}}
     own = {"slope": case.param("m").flatten()} if slopes == "learned" else {}
@@ -94,8 +102,8 @@ def _run_timm(case, spec, weights, own, grid, norm):
         depth=1,
         num_heads=heads,
         num_classes=0,
-        qkv_bias=case.config("qkv_bias"),
-        qk_norm=case.config("qk_norm"),
+        qkv_bias=case.config("qkv_bias", "qkv.bias" in case.params),
+        qk_norm=case.config("qk_norm", False),
         norm_layer=norm,
         class_token=bool(case.config("add_cls")),
         reg_tokens=case.config("n_reg_tokens"),
@@ -116,13 +124,15 @@ def _run_layer(case, layer, encoding, grid, forward):
     layer.zero_grad()
     x = case.input("x").double().requires_grad_()
     y = forward(x)
-    (y * case.input("cotangent").double()).sum().backward()
+    if "cotangent" in case.inputs:
+        (y * case.input("cotangent").double()).sum().backward()
     heads = case.config("num_heads")
     dense = encoding.bias(grid.positions(), layer=0).dense()[0]
     found = {"y": y, "bias": dense.expand(heads, -1, -1), "grad.x": x.grad}
     for name, parameter in layer.named_parameters():
         name = name.replace("pos_enc.slope", "m")
-        found[f"grad.{name}"] = parameter.grad.reshape(-1, 1, 1) if name == "m" else parameter.grad
+        shape = (-1, 1, 1) if name == "m" else parameter.shape
+        found[f"grad.{name}"] = None if parameter.grad is None else parameter.grad.reshape(shape)
     return {name: value for name, value in found.items() if name in case.output_names}
 
 

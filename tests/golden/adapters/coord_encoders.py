@@ -11,8 +11,8 @@ def run(case):
 
 
 def _shifted_gaussian(case):
-    if "grid" in case.settings:
-        case.ignore("grid", "the points are given")
+    for name in ("grid", "seed"):
+        case.ignore(name, "the points are given")
     points, centres, x = case.config("centres_per_axis"), case.input("centres").flatten(), case.input("x")
     options = {"sigma": case.config("sigma"), "divisor": "batch", "axes": x.shape[1]}
     given = vispe.create_encoding(
@@ -20,7 +20,7 @@ def _shifted_gaussian(case):
     )
     yield "given", {"pe": given.encode(x)}
     even = vispe.create_encoding("shifted_gaussian", dim=x.shape[1] * points, centres=points, **options)
-    if torch.allclose(torch.tensor(even.centre_points()), centres):
+    if torch.allclose(centres.new_tensor(even.centre_points()), centres):
         yield "even", {"pe": even.encode(x)}
 
 
@@ -34,10 +34,11 @@ def _sine3d(case):
         temperature=case.config("temperature"),
         mlp=False,
     )
-    yield "encode", {"pe": made.encode(case.input("points"))}
-    free = vispe.Positions(case.input("points").flip(-1))
+    points = case.input("points")
+    yield "encode", {"pe": made.encode(points)}
+    free = vispe.Positions(points.flip(-1).reshape(-1, points.shape[-2], 3))
     whole = vispe.create_encoding({**made.config, "normalize": False})
-    yield "table", {"pe": whole.table(free)[0]}
+    yield "table", {"pe": whole.table(free).reshape(*points.shape[:-1], -1)}
 
 
 def _spder(case):

@@ -2,7 +2,7 @@
 
 import vispe
 
-NOTES = ("seed", "grid", "wr_drawn_for_this_case")  # parameters and positions are given
+NOTES = ("seed", "grid", "wr_drawn_for_this_case", "train")  # parameters and positions are given
 
 
 def run(case):
@@ -16,16 +16,28 @@ def run(case):
 
 
 def _learned(case):
-    groups, each = case.config("groups"), case.config("pos_dim")
+    groups, each = case.input("positions").shape[-2:]
+    hidden, features = case.param("mlp.0.weight").shape
+    dim = groups * len(case.param("mlp.2.weight"))
+    for names, wanted in (
+        (("groups", "g_dim"), groups),
+        (("pos_dim",), each),
+        (("f_dim",), features),
+        (("h_dim",), hidden),
+        (("dim", "d_dim"), dim),
+    ):
+        for name in names:
+            if case.config(name, wanted) != wanted:
+                raise ValueError(f"the arrays have {name}={wanted}, the case says {case.config(name)}")
     made = vispe.create_encoding(
         "fourier_learned",
-        dim=case.config("dim"),
+        dim=dim,
         axes=groups * each,
         groups=groups,
-        features=case.config("f_dim"),
-        hidden=case.config("h_dim"),
+        features=features,
+        hidden=hidden,
         init="willguimont",
-        gamma=float(case.config("gamma")),
+        gamma=float(case.config("gamma", 1.0)),
         normalize="none",
     )
     state = {name: case.param(name) for name in case.params}
@@ -44,10 +56,11 @@ def _random(case):
     two_pi = case.config("two_pi", True)
     frequency = case.param("B")
     axes = case.config("pos_dim")
-    if "f_dim" in case.settings:  # (pos_dim, features / 2)
-        features, scale, turned = case.config("f_dim"), case.config("sigma"), True
-    else:  # (features / 2, pos_dim)
-        features, scale, turned = 2 * case.config("mapping_size"), case.config("scale"), False
+    turned = "f_dim" in case.settings  # (pos_dim, features / 2), otherwise (features / 2, pos_dim)
+    features = 2 * frequency.shape[1 if turned else 0]
+    scale = case.config("sigma" if turned else "scale", 1.0)
+    if case.config("f_dim" if turned else "mapping_size", None) not in (features, features // 2, None):
+        raise ValueError(f"the frequencies of the case give {features} features")
     made = vispe.create_encoding(
         "fourier",
         dim=features,
@@ -77,7 +90,8 @@ def _routes(case, made, flat, grads, more=()):
         coords = flat(given)
         if route == "table" and coords.shape[-1] > 3:
             continue
-        pe = made.encode(coords) if route == "encode" else made.table(vispe.Positions(coords))
+        flattened = coords.reshape(*coords.shape[:1], -1, coords.shape[-1]) if coords.ndim > 3 else coords
+        pe = made.encode(coords) if route == "encode" else made.table(vispe.Positions(flattened))
         pe = pe.reshape(case.outputs["pe"].shape)
         made.zero_grad()
         if "cotangent" in case.inputs:

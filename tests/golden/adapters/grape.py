@@ -8,8 +8,10 @@ from vispe.encodings._grape import rotate_rank2
 
 
 def run(case):
-    if "seed" in case.settings:
-        case.ignore("seed", "all values are given")
+    for name in ("seed", "learnable"):
+        case.ignore(name, "all values are given")
+    if not any(kind in name for name in case.params for kind in ("u", "v")):
+        case.ignore("l2_norm", "there are no gates")
     if "log_freq" in case.params:
         yield from _commuting(case)
     elif "a" in case.inputs:
@@ -70,7 +72,7 @@ def _gated(case):
     for output, (gates, group) in kinds.items():
         if f"bias_{output}" not in case.output_names:
             continue
-        options = {} if gates == "none" else {"l2_norm": case.config("l2_norm")}
+        options = {} if gates == "none" else {"l2_norm": case.config("l2_norm", True)}
         made[output] = vispe.create_encoding(
             "grape_alibi", dim=heads * width, num_heads=heads, gates=gates, causal=True, **options
         )

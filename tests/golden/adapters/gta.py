@@ -13,35 +13,39 @@ from vispe.encodings._gta import circle
 
 def run(case):
     case.ignore("seed", "how the case was made")
-    dims, size = case.config("f_dims"), case.input("coord").shape[-1]
-    heads, tokens, width = case.input("q").shape[1:]
-    if tokens != case.config("views") * math.prod(case.config("grid_hw")) or sum(dims.values()) != width:
+    batch, heads, tokens, width = case.input("q").shape
+    dims, freqs = case.config("f_dims"), case.config("so2_freqs", 0)
+    coord = case.input("coord") if "coord" in case.inputs else torch.zeros(batch, tokens, 2)
+    size = coord.shape[-1]
+    if tokens != case.config("views", 1) * math.prod(case.config("grid_hw")) or sum(dims.values()) != width:
         raise ValueError("the tokens or channels of the case do not add up")
-    if case.config("scale") != "C^-0.5":
+    if case.config("scale", "C^-0.5") != "C^-0.5":
         raise ValueError(f"unknown scale {case.config('scale')}")
-    if dims.get("so2", 0) != 2 * size * case.config("so2_freqs") and dims.get("so2", 0):
+    if dims.get("so2", 0) != 2 * size * freqs and dims.get("so2", 0):
         raise ValueError("the so2 channels do not fit the number of frequencies")
     options = {name: dims.get(name, 0) for name in ("se3", "so3", "so2", "t2")}
+    turns = {
+        "axes": size,
+        "max_freq": case.config("max_freqs", [1.0] * size)[::-1],
+        "share_freqs": case.config("shared_freqs", False),
+        "normalize": "none",
+    }
     encoding = vispe.create_encoding(
-        "gta",
-        dim=heads * width,
-        num_heads=heads,
-        axes=size,
-        **options,
-        values=case.config("v_transform"),
-        max_freq=case.config("max_freqs")[::-1],
-        share_freqs=case.config("shared_freqs"),
-        normalize="none",
+        "gta", dim=heads * width, num_heads=heads, **options, values=case.config("v_transform", True), **turns
     )
-    start = case.param("trans_coeff") if "trans_coeff" in case.params else None
-    case.ignore("trans_coeff", "the start of param.trans_coeff")
+    start = torch.tensor([case.config("trans_coeff", 0.01)])
+    start = case.param("trans_coeff") if "trans_coeff" in case.params else start
     if options["se3"]:
-        encoding.load_state_dict({"scale": start})
+        encoding.load_state_dict({"scale": start.reshape(1)})
         encoding.double()
+    circles = encoding
+    if not options["so2"] and freqs:  # the circles of a case may be listed without channels that use them
+        circles = vispe.create_encoding("gta", dim=2 * size * freqs, num_heads=1, **turns)
     attrs = {"extrinsic": case.input("extrinsic").double()} if "extrinsic" in case.inputs else {}
-    pos = encoding.prepare(vispe.Positions(case.input("coord").double().flip(-1), attrs=attrs))
+    pos = encoding.prepare(vispe.Positions(coord.double().flip(-1), attrs=attrs))
     for backend in ("reference", "sdpa"):
         found = _run(case, encoding, pos, backend)
+        found["so2_mats"] = circle(circles.angles(pos))
         yield backend, {name: value for name, value in found.items() if name in case.output_names}
 
 
@@ -53,7 +57,6 @@ def _run(case, encoding, pos, backend):
     (y * case.input("cotangent").double()).sum().backward()
     eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1)
     found = {
-        "so2_mats": circle(encoding.angles(pos)),
         "q_t": turn.query(q),
         "k_t": turn.key(k),
         "v_t": turn.value(v),
@@ -64,5 +67,5 @@ def _run(case, encoding, pos, backend):
         "grad.v": v.grad,
     }
     if encoding.se3:
-        found["grad.trans_coeff"] = encoding.scale.grad
+        found["grad.trans_coeff"] = encoding.scale.grad.reshape(case.outputs["grad.trans_coeff"].shape)
     return found

@@ -14,6 +14,7 @@ MODES = {"ctx": "contextual"}
 
 
 def run(case):
+    case.ignore("seed", "how the case was made")
     if "ratios" in case.settings:
         yield "index", dict(_piecewise(case))
     elif "num_buckets" in case.settings:
@@ -36,7 +37,8 @@ def _piecewise(case):
     for ratio in case.config("ratios"):
         rule = [_times(case.config(name), ratio) for name in ("alpha", "beta", "gamma")]
         for kind in ("int", "float"):
-            name = f"{kind}_{float(ratio)}".replace(".", "p")
+            spellings = [f"{kind}_{number}".replace(".", "p") for number in (float(ratio), ratio)]
+            name = next((n for n in spellings if n in case.output_names), spellings[0])
             yield name, piecewise_index(case.input(f"x_{kind}"), *rule)
 
 
@@ -71,7 +73,7 @@ def _spec(case):
 def _term(case):
     heads, spec = case.config("num_heads"), _spec(case)
     on = spec["on"]
-    if case.config("transposed") != (on != "v"):
+    if case.config("transposed", on != "v") != (on != "v"):
         raise ValueError(f"a term on {on} with transposed={case.config('transposed')}")
     encoding = vispe.create_encoding(spec, dim=heads * case.config("head_dim"), num_heads=heads)
     encoding.load_state_dict({f"rpe_{on}.{name}": case.param(name) for name in case.params})
@@ -84,7 +86,7 @@ def _term(case):
         y = encoding.bias(pos, 0).dense(q=x, k=x, scale=1.0)
         y = y if on == "k" else y.transpose(-1, -2)
     (y * case.input("cotangent").double()).sum().backward()
-    found = {"y": y, "grad.x": x.grad}
+    found = {"y": y, "grad.x": torch.zeros_like(x) if x.grad is None else x.grad}  # a bias does not read x
     found |= {f"grad.{n.removeprefix(f'rpe_{on}.')}": p.grad for n, p in encoding.named_parameters()}
     return {name: value for name, value in found.items() if name in case.output_names}
 
@@ -97,7 +99,9 @@ def _attention(case):
     own = {f"pos_enc.{name}" if name.startswith("rpe_") else name: value for name, value in weights.items()}
     backends = ("reference",) if "v" in spec["on"] else ("reference", "sdpa")
     for backend in backends:
-        layer = vispe.Attention(dim, heads, spec, qkv_bias=case.config("qkv_bias"), backend=backend)
+        layer = vispe.Attention(
+            dim, heads, spec, qkv_bias=case.config("qkv_bias", "qkv.bias" in case.params), backend=backend
+        )
         layer.load_state_dict(own)
         yield backend, _run_layer(case, layer.double(), lambda x, layer=layer: layer(x, grid))
     for fused in (True, False):
@@ -113,7 +117,7 @@ def _run_timm(case, spec, weights, grid, fused):
         depth=1,
         num_heads=case.config("num_heads"),
         num_classes=0,
-        qkv_bias=case.config("qkv_bias"),
+        qkv_bias=case.config("qkv_bias", "qkv.bias" in case.params),
         class_token=grid.prefix > 0,
         reg_tokens=max(grid.prefix - 1, 0),
         global_pool="",

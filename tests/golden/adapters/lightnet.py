@@ -15,11 +15,11 @@ def run(case):
         dim=heads * width,
         num_heads=heads,
         axes=len(shape),
-        form=FORMS[case.config("kind")],
+        form=FORMS[case.config("kind", "md_lrpe_cosine")],
         learned=True,
     )
     encoding.load_state_dict({"theta": case.param("theta")})
-    pos = vispe.Grid(tuple(shape), prefix=case.config("prefix_tokens")).positions()
+    pos = vispe.Grid(tuple(shape), prefix=case.config("prefix_tokens", 0)).positions()
     for route in ("query", "key"):
         x = case.input("x").requires_grad_()
         encoding.zero_grad()

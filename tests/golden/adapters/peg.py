@@ -36,7 +36,8 @@ def _module(case):
         x = case.input("x").to(dtype).requires_grad_()
         pos = grid.positions()
         y = made.mix(x, pos, 0) if stride == 1 else made.shrink(x, pos, 0, stride)[0]
-        y.backward(case.input("cotangent").to(dtype))
+        if "cotangent" in case.inputs:
+            y.backward(case.input("cotangent").to(dtype))
         found = {"y": y, "grad.x": x.grad}
         for name in case.params:
             found[f"grad.{name}"] = getattr(made.proj[0], name.rpartition(".")[2]).grad
@@ -113,6 +114,9 @@ def _model(case, pos_embed):
 
 
 def _pooled(case, model, tokens):
-    if case.config("pool").startswith("class token"):
-        return tokens[:, 0]
-    return tokens[:, model.num_prefix_tokens :].mean(1)
+    pool = case.config("pool").lower()
+    if any(word in pool for word in ("mean", "average", "avg", "gap")):
+        return tokens[:, model.num_prefix_tokens :].mean(1)
+    if not any(word in pool for word in ("class", "cls", "token")):
+        raise ValueError(f"unknown pool {pool}")
+    return tokens[:, 0]

@@ -7,6 +7,7 @@ import vispe
 
 
 def run(case):
+    case.ignore("seed", "how the case was made")
     kind = case.config("kind", None)
     if kind in ("axial", "mixed"):
         yield from _attention(case, kind)
@@ -61,7 +62,7 @@ def _mixed(case):
         if "cotangent" in case.inputs:
             scores = rotated[0] @ rotated[1].transpose(-1, -2)
             loss = loss + (scores * case.input("cotangent")[layer]).sum()
-    if len(layers) != case.config("depth"):
+    if len(layers) != case.config("depth", len(layers)):
         raise ValueError("the frequencies are not for so many layers")
     found |= {name: torch.stack(found[name]) for name in ("cos", "sin")}
     if loss.requires_grad:
@@ -73,6 +74,8 @@ def _mixed(case):
 
 
 def _dinov3(case):
+    if "32" not in case.config("dtype", "float32"):
+        raise ValueError(f"tables in {case.config('dtype')}; ours are in float32")
     if "half" not in case.config("layout", "half"):
         raise ValueError(f"unknown layout {case.config('layout')}")
     options = {
@@ -108,9 +111,13 @@ def _asked(case, found):
 
 
 def _attention(case, kind):
-    if case.config("scale") not in (None, "head_dim**-0.5"):
+    if case.config("scale", None) not in (None, "head_dim**-0.5"):
         raise ValueError(f"unknown scale {case.config('scale')}")
-    dim, heads, bias = case.config("dim"), case.config("num_heads"), case.config("qkv_bias", True)
+    dim, heads, bias = (
+        case.config("dim"),
+        case.config("num_heads"),
+        case.config("qkv_bias", "qkv.bias" in case.params),
+    )
     prefix = case.config("num_prefix_tokens", 1)
     grid = _grid(case, prefix)
     spec = {"name": f"rope_{kind}", "temperature": case.config("theta")}

@@ -4,9 +4,22 @@ import torch
 
 from vispe import frequencies as fr
 
+MADE = {
+    "max_position_embeddings": "how many positions the reference caches",
+    "finetuned": "the reference reads it nowhere",
+    "randomize": "moves positions while the reference trains, not its frequencies",
+    "device": "where the reference was run",
+    "seed": "how the case was made",
+}  # arguments of the references without effect on what is compared
+
 
 def run(case):
     yield "float32", ROUTES[case.config("method")](case)
+
+
+def _ignore(case, *but):
+    for key in MADE.keys() - set(but):
+        case.ignore(key, MADE[key])
 
 
 def _tables(case, freqs, mscale=1.0):
@@ -17,9 +30,9 @@ def _tables(case, freqs, mscale=1.0):
 
 
 def _yarn(case):
-    dim, base, scale = case.config("dim"), case.config("base", 10000), case.config("scale")
+    dim, base, scale = case.config("dim"), case.config("base", 10000), case.config("scale", 1)
     length = case.config("original_max_position_embeddings", 2048)
-    case.ignore("max_position_embeddings", "how many positions the reference caches")
+    _ignore(case)
     fast, slow = case.config("beta_fast", 32), case.config("beta_slow", 1)
     options = {"beta_fast": fast, "beta_slow": slow, "extrapolation": case.config("extrapolation_factor", 1)}
     freqs = fr.yarn(dim, base, scale, length, **options)
@@ -29,8 +42,8 @@ def _yarn(case):
 
 
 def _part_ntk(case):
-    dim, base, scale = case.config("dim"), case.config("base", 10000), case.config("scale")
-    case.ignore("max_position_embeddings", "how many positions the reference caches")
+    dim, base, scale = case.config("dim"), case.config("base", 10000), case.config("scale", 1)
+    _ignore(case)
     freqs = fr.ntk_by_parts(
         dim,
         base,
@@ -48,6 +61,9 @@ def _longrope(case, dynamic=False):
         case.config("original_max_position_embeddings"),
         case.config("max_position_embeddings"),
     )
+    _ignore(case, "max_position_embeddings")
+    case.ignore("scale", "the reference takes the ratio of the two lengths")
+    case.ignore("model_type", "how the reference is called")
     factors, length = case.param("rescale_factors"), case.config("seq_len", longest)
     if dynamic:  # the reference goes on below the trained length
         factors = fr.longrope_factors(factors, length, trained, longest, clamp=False)
@@ -64,11 +80,12 @@ def _giraffe(case):
         power=case.config("scale_power", 0.0),
         truncate=case.config("truncate", 0) or 0,
     )
-    case.ignore("max_position_embeddings", "how many positions the reference caches")
+    _ignore(case)
     return _asked(case, inv_freq=freqs, **_tables(case, freqs))
 
 
 def _ms_poe(case):
+    _ignore(case, "max_position_embeddings")
     ratios = fr.ms_poe_ratios(
         case.config("num_heads"), case.config("min_cratio", 1.2), case.config("max_cratio", 1.8)
     )

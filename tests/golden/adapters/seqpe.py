@@ -29,7 +29,7 @@ def _encoder(case):
             case.ignore(key, "the tanh form of GELU without dropout, which the encoder always has")
     axes, count, base = case.config("data_dim"), case.config("max_digits"), case.config("base", 10)
     direction, hide, last = (case.config(k) for k in ("attn_direction", "mask_padding", "use_cls_token"))
-    out = case.config("out_proj_dim", -1)
+    out, eps = case.config("out_proj_dim", -1), case.config("ln_eps", 1e-5)
     encoder = DigitEncoder(
         case.config("embed_dim"),
         case.config("heads"),
@@ -43,7 +43,7 @@ def _encoder(case):
         class_token=last,
         temperature=case.config("temperature"),
         base=base,
-        eps=case.config("ln_eps"),
+        eps=eps,
     )
     encoder.load_state_dict({name: case.param(name) for name in case.params})
     positions = case.input("positions")
@@ -96,15 +96,21 @@ def _losses(case):
 
 
 def _attention(case):
-    dim, heads = case.config("dim"), case.config("heads")
+    dim, heads, width = case.config("dim"), case.config("heads"), case.input("pe").shape[-1]
+    if case.config("pe_dim", -1) not in (-1, width):
+        raise ValueError(f"the vectors of the case have {width} channels, not {case.config('pe_dim')}")
     spec = {
         "name": "seqpe",
         "mode": case.config("pe_apply_method"),
         "multi_head": case.config("multi_head"),
-        "out_dim": case.config("pe_dim"),
+        "out_dim": width,
     }
     weights = {n: case.param(n) for n in case.params if not n.startswith("pe_qk")}
-    own = {f"pos_enc.{n.replace('pe_qk', 'pe_qk.0')}": case.param(n) for n in case.params - set(weights)}
+    own = {n.replace("pe_qk", "pe_qk.0"): case.param(n) for n in case.params - set(weights)}
+    if not own:  # the vectors have been projected already
+        own = {"pe_qk.0.weight": torch.eye(width)}
+    own.setdefault("pe_qk.0.bias", torch.zeros(len(own["pe_qk.0.weight"])))
+    own = {f"pos_enc.{n}": value for n, value in own.items()}
     bias = "qkv.bias" in weights
     for backend in ("reference", "sdpa"):
         layer = vispe.Attention(dim, heads, spec, qkv_bias=bias, backend=backend)

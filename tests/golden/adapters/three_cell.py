@@ -8,10 +8,11 @@ def run(case):
         raise ValueError(f"the labels of the case are ordered {case.config('label_order')}")
     if "cells_rgb_xy" in case.inputs:
         case.ignore("vector_sum_rule", "a sentence: beyond the last cell along both axes")
-        yield "labels", {"labels": three_cell.labels(case.input("cells_rgb_xy"), case.config("grid"))}
+        cells = case.input("cells_rgb_xy").long()
+        yield "labels", {"labels": three_cell.labels(cells, case.config("grid"))}
         return
     case.ignore("printed_decimals", "the tolerance allows for it")
-    found = three_cell.score(case.input("logits"), case.input("labels"), case.config("threshold"))
+    found = three_cell.score(case.input("logits"), case.input("labels"), case.config("threshold", 0.5))
     yield (
         "score",
         {
