@@ -266,3 +266,12 @@ def test_what_one_mask_cannot_say_takes_the_general_path(spec, batch, arguments,
     set_fused(model, fused)
     masks = _plain_masks(model, image(batch, 3, 24, 40), monkeypatch, **arguments)
     assert masks == [None, None]
+
+
+def test_an_image_of_another_shape_with_as_many_patches_is_no_other_grid():
+    for spec in ("alibi2d(wrap=false)", "sincos2d"):
+        model = vispe.convert(tiny(), spec)
+        model.patch_embed.strict_img_size = False
+        assert model(image()).isfinite().all()
+        with pytest.raises(ShapeError, match=r"\(5, 3\) patches .* its grid is \(3, 5\)"):
+            model(image(2, 3, 40, 24))

@@ -198,3 +198,15 @@ def test_models_that_timm_turns_into_naflex(name):
     assert isinstance(model, NaFlexVit)
     assert model.vispe.spec == [{"name": "alibi2d"}]
     assert model.rope is None
+
+
+@pytest.mark.parametrize(
+    "options", ["", ",on=qk,shared=false", ",method=cross,prefix_buckets=3", ",method=euclidean"]
+)
+def test_tables_that_know_nothing_of_the_grid_serve_grids_of_several_sizes(options):
+    model = vispe.convert(naflex(), f"irpe(mode=bias{options})")
+    batch, none = pack(SIZES, tokens=17), vispe.convert(naflex(), "none")
+    shake(model)
+    none.load_state_dict({k: v for k, v in model.state_dict().items() if "pos_enc" not in k})
+    close(model(batch), torch.cat([model(alone(batch, i)) for i in range(3)]))
+    assert (model(batch) - none(batch)).abs().max() > 1e-3

@@ -247,3 +247,19 @@ def test_every_encoding_is_converted_or_refused_before_the_first_change(name):
     other.load_state_dict(tower.state_dict())
     assert torch.equal(other(image()), tower(image()))
     assert torch.equal(vispe.restore(tower)(image()), stock(image()))
+
+
+@pytest.mark.parametrize("layers", [[1], [0]])
+def test_draws_are_made_for_encodings_that_only_some_layers_have(layers):
+    spec = [{"name": "alibi2d", "slopes": "learned", "layers": layers, "jitter": 0.9}, {"name": "rope_mixed"}]
+    tower = vispe.convert(tiny_tower(), spec).train()
+    assert (tower(image()) - tower(image())).abs().max() > 1e-3
+    tower.eval()
+    assert torch.equal(tower(image()), tower(image()))
+
+
+def test_options_for_another_number_of_axes_are_refused_before_any_change():
+    tower = tiny_tower()
+    with pytest.raises(UnsupportedCombination, match=r"rope_axial has split=\(2, 1, 1\), but .* 2-axis grid"):
+        vispe.convert(tower, "rope_axial(split=[2,1,1])")
+    assert type(tower) is VisionTransformer

@@ -7,11 +7,12 @@ import pytest
 import timm
 import torch
 from timm.layers import resample_abs_pos_embed
-from timm.models import VisionTransformer
+from timm.models import NaFlexVit, VisionTransformer
 from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock, ParallelThingsBlock
 
 import vispe
 from tests.hosts.common import SHAPE, VisionTransformerDistilled, image, tiny
+from tests.hosts.packed import naflex
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.timm_attention import SWAPS
 
@@ -198,3 +199,60 @@ def test_every_swap_differs_from_its_parent_in_forward_only():
     for stock, ours in SWAPS.items():
         assert ours.__mro__[1] is stock
         assert {n for n in vars(ours) if not n.startswith("__")} <= {"forward", "fused_attn", "_abc_impl"}
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "what"),
+    [
+        ("eva02_tiny_patch14_224", "rope+alibi2d", "absolute table"),
+        ("eva02_tiny_patch14_224", "learn+alibi2d", "rotary embedding"),
+        ("eva02_tiny_patch14_224", "alibi2d", "absolute table and rotary embedding"),
+        ("vit_small_patch16_rope_224", "alibi2d", "rotary embedding"),
+        ("deit_tiny_distilled_patch16_224", "alibi2d", "absolute table"),
+    ],
+)
+def test_what_was_built_without_a_part_of_its_own_positions_cannot_be_restored(name, spec, what):
+    model = timm.create_model(name, pos_embed=spec, **{**SHAPE, "img_size": 32}).eval()
+    x, cls = image(2, 3, 32, 32), type(model)
+    out = model(x)
+    with pytest.raises(UnsupportedCombination, match=rf"no {what} to restore: .* built without one"):
+        vispe.restore(model)
+    assert type(model) is cls
+    assert torch.equal(model(x), out)
+    vispe.convert(model, "sincos2d")
+    with pytest.raises(UnsupportedCombination, match=f"no {what}"):
+        vispe.restore(model)
+
+
+def test_what_was_built_with_all_of_its_own_positions_is_restored():
+    model = timm.create_model(
+        "eva02_tiny_patch14_224", pos_embed="learn+rope+alibi2d", **{**SHAPE, "img_size": 32}
+    )
+    stock = timm.create_model("eva02_tiny_patch14_224", **{**SHAPE, "img_size": 32}).eval()
+    stock.load_state_dict(vispe.restore(model.eval()).state_dict())
+    assert type(model) is type(stock)
+    assert torch.equal(model(image(2, 3, 32, 32)), stock(image(2, 3, 32, 32)))
+    kept = vispe.convert(tiny(), "learn+alibi2d")
+    assert torch.equal(vispe.restore(kept)(image()), tiny()(image()))
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+def test_a_finished_encoding_of_another_depth_is_refused(depth):
+    given = vispe.create_encoding("peg(first=5)", dim=32, depth=depth)
+    model = tiny(depth=3)
+    with pytest.raises(UnsupportedCombination, match=r"The given peg has .* but this model needs"):
+        vispe.convert(model, given)
+    assert type(model) is VisionTransformer
+
+
+@pytest.mark.parametrize(
+    "option", ["split=[2,1,1]", "spacing=[5,0.7,0.7]", "schedule=rescale,reference=[2,5,7]"]
+)
+def test_options_for_another_number_of_axes_are_refused_before_any_change(option):
+    model, naflex_model = tiny(), naflex()
+    before = snapshot(model)
+    for host in (model, naflex_model):
+        with pytest.raises(UnsupportedCombination, match=r"rope_axial has \w+=\(.*\), but .* 2-axis grid"):
+            vispe.convert(host, f"rope_axial({option})")
+    same(snapshot(model), before)
+    assert type(naflex_model) is NaFlexVit

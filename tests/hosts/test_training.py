@@ -228,3 +228,12 @@ def test_group_matcher_of_the_distilled_model_knows_the_shared_encoding(coarse):
     model = timm.create_model("deit_tiny_distilled_patch16_224", pos_embed="learned", **SHAPE)
     groups = timm.models.group_parameters(model, model.group_matcher(coarse=coarse))
     assert any({"pos_enc.weight", "patch_embed.proj.weight"} <= set(names) for names in groups.values())
+
+
+@pytest.mark.parametrize("layers", [[1], [0]])
+def test_draws_are_made_for_encodings_that_only_some_layers_have(layers):
+    spec = [{"name": "alibi2d", "slopes": "learned", "layers": layers, "jitter": 0.9}, {"name": "rope_mixed"}]
+    model = vispe.convert(tiny(), spec).train()
+    assert (model(image()) - model(image())).abs().max() > 1e-3
+    model.eval()
+    assert torch.equal(model(image()), model(image()))

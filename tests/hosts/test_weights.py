@@ -222,3 +222,31 @@ def test_a_finished_encoding_brings_its_weights_and_a_json_able_spec():
     ):
         vispe.convert(model, other)
     assert type(model) is timm.models.VisionTransformer
+
+
+@pytest.mark.skipif(RELEASE < (1, 0, 31), reason="timm keeps the arguments of a model from 1.0.31 on")
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "eva02_tiny_patch14_224"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "alibi2d(normalize=reference)",
+        "rope_axial(schedule=rescale)",
+        "sincos2d+rope_mixed(schedule=yarn)",
+        "liere",
+        "gta(normalize=train)",
+    ],
+)
+def test_the_training_grid_goes_along_when_it_counts(name, spec, tmp_path):
+    sizes = {**SHAPE, "img_size": 32, "embed_dim": 48}
+    model = shake(timm.create_model(name, pos_embed=spec, **sizes)).eval()
+    save_for_hf(model, tmp_path / "first")
+    model.set_input_size((32, 48))
+    x = image(2, 3, 32, 48)
+    larger = timm.create_model(f"local-dir:{tmp_path / 'first'}", pretrained=True, img_size=(32, 48)).eval()
+    assert torch.equal(larger(x), model(x))
+    save_for_hf(model, tmp_path / "second")
+    again = timm.create_model(f"local-dir:{tmp_path / 'second'}", pretrained=True).eval()
+    assert torch.equal(again(x), model(x))
+    fresh = vispe.convert(timm.create_model(name, **{**sizes, "img_size": (32, 48)}).eval(), spec)
+    fresh.load_state_dict(model.state_dict())
+    assert (fresh(x) - model(x)).abs().max() > 1e-4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.bias import Bias, Request
+from vispe.attention.bias import Bias, Request, SumBias
 from vispe.attention.precision import at_least_float32
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
@@ -18,15 +18,24 @@ class TableBias(Bias):
         values: (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) for the grid that the positions come from.
         pos: the positions it is bound to.
         prefix: (h or 1, 3) values for prefix-to-patch, patch-to-prefix, prefix-to-prefix; zeros by default.
+        one_grid: whether the values would differ on another grid; False where offsets alone decide, so that one
+            table serves samples of several grids.
     """
 
-    __slots__ = ("prefix", "values")
+    __slots__ = ("one_grid", "prefix", "values")
 
-    def __init__(self, values: Tensor, pos: Positions | None = None, prefix: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        values: Tensor,
+        pos: Positions | None = None,
+        prefix: Tensor | None = None,
+        *,
+        one_grid: bool = True,
+    ) -> None:
         super().__init__(pos)
         if prefix is not None and (prefix.ndim != 2 or prefix.shape[1] != 3):
             raise ShapeError(f"TableBias needs prefix values (heads or 1, 3), got {tuple(prefix.shape)}.")
-        self.values, self.prefix = values, prefix
+        self.values, self.prefix, self.one_grid = values, prefix, one_grid
 
     @property
     def invariant(self) -> bool:
@@ -87,6 +96,13 @@ class ProfileBias(Bias):
     def table(self, grid: Grid) -> Tensor:
         """See `Bias.table`."""
         return at_least_float32(self.profile.table(grid)) * self.slopes.reshape(-1, *[1] * grid.axes)
+
+
+def has_grid_table(bias: Bias | None) -> bool:
+    """Whether there is a table in a bias, or in one of its terms, that was made for one grid."""
+    if isinstance(bias, SumBias):
+        return any(has_grid_table(term) for term in bias.terms)
+    return isinstance(bias, TableBias) and bias.one_grid
 
 
 def _check_table(values: Tensor, grid: Grid) -> None:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention import LONG
-from vispe.attention.bias import SumBias
 from vispe.attention.precision import compute_dtype
-from vispe.attention.table import TableBias
+from vispe.attention.table import has_grid_table
 from vispe.base import Encoding, Mixing, Rotary, bias_of, value_term_of
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -94,7 +93,7 @@ class Context:
         encodings = self.encodings if own is None else (*self.encodings, *own.parts())
         if self.mixed:
             bias = bias_of(encodings, self.positions, module.vispe_layer, x)
-            if any(isinstance(b, TableBias) for b in (bias.terms if isinstance(bias, SumBias) else [bias])):
+            if has_grid_table(bias):
                 names = " + ".join(e.name for e in encodings)
                 raise ShapeError(
                     f"The batch packs samples of different grids, but {names} makes its table for one grid at a time; "
@@ -126,13 +125,14 @@ class HostState:
         stock: the class that the model had.
         reference: grid of the training resolution.
         table: the absolute table that was taken out, as its family keeps it; None when there was none.
-        built: whether the model was built with the encoding, so that it never had a table to bring back.
+        lost: what the model was built without, because it was built with the encoding, and cannot bring back.
         keep_abs: whether the absolute table stays in use.
         keep_rope: whether the model's own rotary embedding stays in use.
         rope: the rotary embedding that was taken out, with the dtype that the model had; None when there was none.
         inside: whether the encoding works inside attention, so that attention layers are swapped.
         layered: whether layers have encodings with parameters of their own.
         args: what timm remembered as `pos_embed` before, if anything.
+        resolved: the spec with the training grid where that counts, for a model that is built again.
         cache: positions of the last grids.
     """
 
@@ -140,11 +140,12 @@ class HostState:
     stock: type[nn.Module]
     reference: tuple[int, ...]
     table: Any
-    built: bool
+    lost: tuple[str, ...]
     keep_abs: bool
     inside: bool
     layered: bool
     args: Any = None
+    resolved: list[dict[str, Any]] = field(default_factory=list)
     keep_rope: bool = False
     rope: tuple[nn.Module, torch.dtype] | None = None
     cache: PositionCache = field(default_factory=PositionCache)
@@ -153,4 +154,4 @@ class HostState:
     def saved(self) -> list[dict[str, Any]]:
         """What `pos_embed` must be to build such a model again, JSON-able."""
         kept = (("learn", self.keep_abs), ("rope", self.keep_rope))
-        return [*({"name": word} for word, stays in kept if stays), *self.spec]
+        return [*({"name": word} for word, stays in kept if stays), *(self.resolved or self.spec)]

@@ -21,9 +21,10 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import Attention, VisionTransformer
 from torch import nn
 
-from vispe.base import Biased, Compose, Encoding, Mixing, Rotary
+from vispe.base import Biased, Encoding, Mixing, Rotary
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.convert import convert, finished, restore, timm_terms, with_options
+from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over
 from vispe.hosts.open_clip_attention import SWAPS, attentions, encodings_of, stock_type
 from vispe.hosts.open_clip_tower import OVERRIDDEN, HostedTower, TowerState, hosted, resampled
 from vispe.registry import Spec, create_encoding
@@ -120,7 +121,7 @@ def convert_tower(
         stock=type(tower),
         reference=old.reference if old else grid,
         table=None if keep_abs else table,
-        built=built or (old is not None and old.built),
+        lost=("absolute table",) * (built and not keep_abs) or (old.lost if old else ()),
         keep_abs=keep_abs,
         inside=plan.inside,
         layered=plan.layered,
@@ -154,7 +155,7 @@ def restore_tower(tower: nn.Module) -> None:
             f"open_clip's {type(tower).__name__} has no encoding of vispe, so there is nothing to restore."
         )
     state = tower.vispe
-    if state.built and tower.positional_embedding is None:
+    if state.lost:
         _needs_table(state, "restore")
     _strip(tower, state)
     _bring_back(tower, state.table)
@@ -189,7 +190,7 @@ def _plan(tower: VisionTransformer, spec: list[dict[str, Any]], sources: Sequenc
     """Check everything and build the encodings, without touching the tower."""
     stock = tower.vispe.stock if isinstance(tower, HostedTower) else type(tower)
     cls = hosted(stock)
-    _refuse_patched(tower, stock.__name__, OVERRIDDEN)
+    refuse_patched(tower, stock.__name__, OVERRIDDEN)
     if not getattr(tower.patch_dropout, "exclude_first_token", True):
         raise UnsupportedHost(
             "The patch dropout of this tower may drop the class token (exclude_first_token=False), so the place of the "
@@ -209,16 +210,12 @@ def _plan(tower: VisionTransformer, spec: list[dict[str, Any]], sources: Sequenc
             made = create_encoding(spec, **facts).to(dtype=like.dtype).train(tower.training).parts()
         for encoding, source in zip(made, sources, strict=False):
             if source is not None:
-                _take_over(encoding, source)
+                take_over(encoding, source, "tower")
         return made
 
     parts = build()
     for e in parts:
-        if 2 not in e.ndim:
-            raise UnsupportedCombination(
-                f"{e.name} is for {' or '.join(map(str, e.ndim))} axes, but the tokens of {stock.__name__} form a "
-                "2-axis grid; choose one of vispe.list_encodings(ndim=2)."
-            )
+        check_axes(e, 2, stock)
         if isinstance(e, Mixing) and e.per_layer:
             raise UnsupportedCombination(
                 f"{e.name} mixes tokens between blocks; keep its parameters in one module for all blocks (per_layer "
@@ -231,8 +228,8 @@ def _plan(tower: VisionTransformer, spec: list[dict[str, Any]], sources: Sequenc
     own: list[Encoding | None] = []
     for layer, _, _ in layers:
         mine = [e for e in build() if e.per_layer and e.active(layer)] if layered else []
-        own.append(_joined(mine))
-    return _Plan(cls, _joined([e for e in parts if not e.per_layer]), own, inside, layered)
+        own.append(joined(mine))
+    return _Plan(cls, joined([e for e in parts if not e.per_layer]), own, inside, layered)
 
 
 def _check_blocks(tower: VisionTransformer) -> None:
@@ -250,7 +247,7 @@ def _check_blocks(tower: VisionTransformer) -> None:
                     f"{at} is a {type(module).__name__}; vispe knows "
                     f"{', '.join(c.__name__ for c in SWAPS)}. Use an additive encoding instead."
                 )
-            _refuse_patched(module, at, ("forward", "attention"))
+            refuse_patched(module, at, ("forward", "attention"))
         if isinstance(attn, Attention) and attn.logit_scale is not None:
             raise UnsupportedHost(
                 f"{where} is scaled cosine attention, which open_clip itself cannot run; build the tower without "
@@ -263,32 +260,6 @@ def _check_blocks(tower: VisionTransformer) -> None:
                 f"{where} has separate projections or a bias token (bias_k), which open_clip's towers do not; use "
                 "an additive encoding, or vispe.Attention in your own blocks."
             )
-
-
-def _refuse_patched(module: nn.Module, where: str, names: Sequence[str]) -> None:
-    """Raise when an instance carries methods of its own, which would hide those of the class it gets."""
-    patched = [name for name in names if name in vars(module)]
-    if patched:
-        raise UnsupportedHost(
-            f"{where} has {', '.join(patched)} replaced on the instance, which would hide the encoding; convert the "
-            "model first and patch it then."
-        )
-
-
-def _take_over(encoding: Encoding, source: Encoding) -> None:
-    """Copy the weights of a finished encoding, or raise when they are for another host."""
-    theirs, ours = source.state_dict(), encoding.state_dict()
-    for name, value in ours.items():
-        if theirs[name].shape != value.shape:
-            raise UnsupportedCombination(
-                f"The given {source.name} has {name} of shape {tuple(theirs[name].shape)}, but this tower needs "
-                f"{tuple(value.shape)}; make it for this tower, or give its spec to start anew."
-            )
-        value.copy_(theirs[name])
-
-
-def _joined(encodings: list[Encoding]) -> Encoding | None:
-    return Compose(encodings) if len(encodings) > 1 else encodings[0] if encodings else None
 
 
 def _strip(tower: HostedTower, state: TowerState) -> None:

@@ -106,12 +106,10 @@ class HostedTower(VisionTransformer):
         return self.ln_pre(x), Context(pos, encodings, None, False), shape
 
     def _vispe_layered(self) -> tuple[Encoding, ...]:
-        """Return the per-layer encodings of the first layer that has them: one of each, to prepare positions."""
-        if self.vispe.layered:
-            for _, _, module in attentions(self):
-                if module.pos_enc is not None:
-                    return module.pos_enc.parts()
-        return ()
+        """Return the per-layer encodings: not every layer has one of each, and one of each prepares positions."""
+        if not self.vispe.layered:
+            return ()
+        return tuple(e for _, _, m in attentions(self) if m.pos_enc is not None for e in m.pos_enc.parts())
 
     def _vispe_drop(self, x: Tensor, pos: Positions) -> tuple[Tensor, Positions]:
         """Drop patches by the same draws as open_clip, and their coordinates with them."""

@@ -6,8 +6,7 @@ from functools import cache
 
 import torch
 
-from vispe.attention.bias import SumBias
-from vispe.attention.table import TableBias
+from vispe.attention.table import has_grid_table
 from vispe.base import Additive, Biased, Encoding
 from vispe.errors import ShapeError
 from vispe.grid import Grid
@@ -109,4 +108,4 @@ def _has_table(encoding: Encoding) -> bool:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         pos = encoding.prepare(Grid((2, 3), prefix=1).positions())
         bias = encoding.bias(pos, 0, torch.zeros(1, pos.tokens, 96))
-    return any(isinstance(b, TableBias) for b in (bias.terms if isinstance(bias, SumBias) else [bias]))
+    return has_grid_table(bias)

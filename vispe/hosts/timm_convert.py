@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from vispe.base import Biased, Compose, Encoding, Mixing, Rotary
+from vispe.base import Biased, Encoding, Mixing, Rotary
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.context import HostState
+from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over, with_training_grid
 from vispe.hosts.refusals import refusal
 from vispe.hosts.timm_attention import SWAPS, attentions, stock_type
-from vispe.hosts.timm_family import EVA, NAFLEX, Family, family_of, has_rope, put_rope, take_rope
+from vispe.hosts.timm_family import NAFLEX, Family, family_of, has_rope, put_rope, take_rope
 from vispe.hosts.timm_hosted import HostedTimm
 from vispe.hosts.timm_naflex import LaterDropout
 from vispe.registry import create_encoding
@@ -35,6 +36,7 @@ class _Plan:
     own: list[Encoding | None]  # one per attention layer
     inside: bool
     layered: bool
+    saved: list[dict[str, Any]]  # the spec with the training grid
 
 
 def convert_timm(
@@ -58,11 +60,17 @@ def convert_timm(
     plan = _plan(model, spec, sources, keep_rope)
     family = plan.family
     old = model.vispe if isinstance(model, HostedTimm) else None
-    table, rope = (old.table, old.rope) if old else (None, None)
+    table, rope, lost = (old.table, old.rope, old.lost) if old else (None, None, ())
     if keep_abs and not family.has_table(model) and table is None:
         _needs("absolute table", "keep")
     if keep_rope and not has_rope(model) and rope is None:
         _needs("rotary embedding", "keep")
+    if built:  # `family.word` has kept the constructor from making a table
+        gone = {
+            "absolute table": not keep_abs and (family.word is not None or family.has_table(model)),
+            "rotary embedding": not keep_rope and has_rope(model),
+        }
+        lost = tuple(what for what, is_gone in gone.items() if is_gone)
     if old:
         _strip(model, old)
     if keep_abs:
@@ -80,10 +88,11 @@ def convert_timm(
         stock=type(model),
         reference=old.reference if old else plan.grid,
         table=table,
-        built=built or (old is not None and old.built),
+        lost=lost,
         keep_abs=keep_abs,
         inside=plan.inside,
         layered=plan.layered,
+        resolved=plan.saved,
         args=old.args if old else getattr(model, "_model_args", {}).get("pos_embed"),
         keep_rope=keep_rope,
         rope=rope,
@@ -105,15 +114,15 @@ def restore_timm(model: nn.Module) -> None:
 
     Raises:
         UnsupportedHost: the model is not converted.
-        UnsupportedCombination: it was built with the encoding, so it never had a table.
+        UnsupportedCombination: it was built with the encoding, and without something that the stock model has.
     """
     if not isinstance(model, HostedTimm):
         raise UnsupportedHost(
             f"{type(model).__name__} has no encoding of vispe, so there is nothing to restore."
         )
     state, family = model.vispe, family_of(model)
-    if state.built and not family.has_table(model) and not has_rope(model):
-        _needs("rotary embedding" if family is EVA else "absolute table", "restore")
+    if state.lost:
+        _needs(" and ".join(state.lost), "restore")
     _strip(model, state)
     _bring_back(model, family.has_table(model), family.put_table, state.table)
     _bring_back(model, has_rope(model), put_rope, state.rope)
@@ -134,7 +143,7 @@ def _plan(
         raise UnsupportedHost(refusal(type(model)))
     stock = model.vispe.stock if isinstance(model, HostedTimm) else type(model)
     cls = family.hosted(stock)
-    _refuse_patched(model, stock.__name__, family.overridden)
+    refuse_patched(model, stock.__name__, family.overridden)
     grid = family.grid(model)
     if grid is None:
         raise UnsupportedHost(
@@ -154,16 +163,12 @@ def _plan(
             built = create_encoding(spec, **facts).to(dtype=like.dtype).train(model.training).parts()
         for encoding, source in zip(built, sources, strict=False):
             if source is not None:
-                _take_over(encoding, source)
+                take_over(encoding, source, "model")
         return built
 
     parts = build()
     for e in parts:
-        if len(grid) not in e.ndim:
-            raise UnsupportedCombination(
-                f"{e.name} is for {' or '.join(map(str, e.ndim))} axes, but the tokens of {stock.__name__} form a "
-                f"{len(grid)}-axis grid; choose one of vispe.list_encodings(ndim={len(grid)})."
-            )
+        check_axes(e, len(grid), stock)
         if isinstance(e, Mixing) and (e.per_layer or not family.mixes):
             raise UnsupportedCombination(
                 f"{e.name} mixes tokens between blocks, on one grid; {_no_mixing(stock, family)}."
@@ -184,7 +189,7 @@ def _plan(
                 f"The attention at {path} is a {type(module).__name__}; vispe knows "
                 f"{', '.join(c.__name__ for c in SWAPS)}. Use an additive encoding, or vispe.Attention in your blocks."
             )
-        _refuse_patched(module, path, ("forward",))
+        refuse_patched(module, path, ("forward",))
     for i, block in enumerate(model.blocks if inside else ()):
         arguments = [*inspect.signature(block.forward).parameters][1:]
         reached = "attn_mask" in arguments
@@ -199,10 +204,11 @@ def _plan(
     own: list[Encoding | None] = []
     for layer, _, _ in layers:
         mine = [e for e in build() if e.per_layer and e.active(layer)] if layered else []
-        own.append(_joined(mine))
-    return _Plan(
-        family, tuple(grid), cls, _joined([e for e in parts if not e.per_layer]), own, inside, layered
-    )
+        own.append(joined(mine))
+    shared = joined([e for e in parts if not e.per_layer])
+    reference = model.vispe.reference if isinstance(model, HostedTimm) else tuple(grid)
+    saved = with_training_grid(spec, parts, reference)
+    return _Plan(family, tuple(grid), cls, shared, own, inside, layered, saved)
 
 
 def _no_mixing(stock: type[nn.Module], family: Family) -> str:
@@ -224,32 +230,6 @@ def _check_width(e: Encoding, layers: Sequence[Any], dim: int) -> None:
                 f"{e.name} works on heads of width dim / num_heads = {dim / module.num_heads:g}, but {path} has "
                 f"heads of {width}; use alibi2d or an additive encoding."
             )
-
-
-def _refuse_patched(module: nn.Module, where: str, names: Sequence[str]) -> None:
-    """Raise when an instance carries methods of its own, which would hide those of the class it gets."""
-    patched = [name for name in names if name in vars(module)]
-    if patched:
-        raise UnsupportedHost(
-            f"{where} has {', '.join(patched)} replaced on the instance, which would hide the encoding; convert the "
-            "model first and patch it then."
-        )
-
-
-def _take_over(encoding: Encoding, source: Encoding) -> None:
-    """Copy the weights of a finished encoding, or raise when they are for another host."""
-    theirs, ours = source.state_dict(), encoding.state_dict()
-    for name, value in ours.items():
-        if theirs[name].shape != value.shape:
-            raise UnsupportedCombination(
-                f"The given {source.name} has {name} of shape {tuple(theirs[name].shape)}, but this model needs "
-                f"{tuple(value.shape)}; make it for this model, or give its spec to start anew."
-            )
-        value.copy_(theirs[name])
-
-
-def _joined(encodings: list[Encoding]) -> Encoding | None:
-    return Compose(encodings) if len(encodings) > 1 else encodings[0] if encodings else None
 
 
 def _strip(model: HostedTimm, state: HostState) -> None:

@@ -40,12 +40,10 @@ class HostedTimm(nn.Module):
         self.__dict__["_model_args"] = {**args, "pos_embed": self.vispe.saved}
 
     def _vispe_layered(self) -> tuple[Encoding, ...]:
-        """Return the per-layer encodings of the first layer that has them: one of each, to prepare positions."""
-        if self.vispe.layered:
-            for _, _, module in attentions(self):
-                if module.pos_enc is not None:
-                    return module.pos_enc.parts()
-        return ()
+        """Return the per-layer encodings: not every layer has one of each, and one of each prepares positions."""
+        if not self.vispe.layered:
+            return ()
+        return tuple(e for _, _, m in attentions(self) if m.pos_enc is not None for e in m.pos_enc.parts())
 
     def _vispe_prepared(self, pos: Positions) -> Positions:
         for encoding in (*shared_encodings(self), *self._vispe_layered()):
@@ -143,7 +141,8 @@ class HostedTokens(HostedTimm):
     ) -> tuple[Tensor, Context, tuple[int, int]]:
         """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
         x = self.patch_embed(image)
-        if x.ndim == 4:
+        flat = x.ndim == 3
+        if not flat:
             shape = (x.shape[1], x.shape[2])
             x = x.flatten(1, 2)
         else:
@@ -154,6 +153,8 @@ class HostedTokens(HostedTimm):
                 f"The patch embedding gave {x.shape[1]} tokens for an image of {tuple(image.shape[-2:])} pixels but "
                 f"its grid is {shape}; build the model with dynamic_img_size=True or call set_input_size."
             )
+        if flat and not getattr(self.patch_embed, "strict_img_size", True):
+            self._vispe_check_size(image, shape)
         pos = self.vispe.cache(grid, image)
         encodings = shared_encodings(self)
         pos = self._vispe_prepared(pos)
@@ -170,6 +171,15 @@ class HostedTokens(HostedTimm):
         if self.grad_checkpointing and torch.compiler.is_compiling():
             pos.memo = None  # fresh while compiling, so no other forward pass loses it
         return self.norm_pre(x), Context(pos, encodings, mask, is_causal, rope), shape
+
+    def _vispe_check_size(self, image: Tensor, shape: tuple[int, ...]) -> None:
+        """Raise when the patches of an image are as many as, but in another grid than, those of the model."""
+        found = tuple(self.patch_embed.dynamic_feat_size(image.shape[-2:]))
+        if found != shape:
+            raise ShapeError(
+                f"The image of {tuple(image.shape[-2:])} pixels has {found} patches but its grid is {shape}; build the "
+                "model with dynamic_img_size=True or call set_input_size."
+            )
 
     def _vispe_second_token(self) -> Tensor | None:
         """Return the tokens (1, m, d) that follow the class token, if any."""

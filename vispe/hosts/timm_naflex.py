@@ -135,7 +135,9 @@ class HostedNaFlex(HostedTimm, NaFlexVit):
                 return whole
         else:
             inside = (*shared_encodings(self), *self._vispe_layered())
-            fixed = [e.name for e in inside if isinstance(e, Biased | Rotary) and not e.extrapolates]
+            fixed = dict.fromkeys(
+                e.name for e in inside if isinstance(e, Biased | Rotary) and not e.extrapolates
+            )
             if fixed:
                 raise ShapeError(
                     f"The batch packs samples of the grids {sorted(set(sizes))}, but {' + '.join(fixed)} is resampled "

@@ -1,0 +1,101 @@
+"""What every host does when it takes an encoding in: checks, weights of finished encodings, and what is saved."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from vispe.base import Compose, Encoding
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+
+_PER_AXIS = ("split", "spacing", "reference")  # options with one number for each axis
+
+
+def check_axes(encoding: Encoding, axes: int, stock: type[nn.Module]) -> None:
+    """Raise when an encoding, or one of its options, is for grids with another number of axes."""
+    if axes not in encoding.ndim:
+        raise UnsupportedCombination(
+            f"{encoding.name} is for {' or '.join(map(str, encoding.ndim))} axes, but the tokens of {stock.__name__} "
+            f"form a {axes}-axis grid; choose one of vispe.list_encodings(ndim={axes})."
+        )
+    for option in _PER_AXIS:
+        value = getattr(encoding, option, None)
+        if isinstance(value, list | tuple) and len(value) != axes:
+            raise UnsupportedCombination(
+                f"{encoding.name} has {option}={value}, but the tokens of {stock.__name__} form a {axes}-axis grid; "
+                "give one number per axis."
+            )
+
+
+def refuse_patched(module: nn.Module, where: str, names: Sequence[str]) -> None:
+    """Raise when an instance carries methods of its own, which would hide those of the class it gets."""
+    patched = [name for name in names if name in vars(module)]
+    if patched:
+        raise UnsupportedHost(
+            f"{where} has {', '.join(patched)} replaced on the instance, which would hide the encoding; convert the "
+            "model first and patch it then."
+        )
+
+
+def take_over(encoding: Encoding, source: Encoding, host: str) -> None:
+    """Copy the weights of a finished encoding, or raise when they are for another host.
+
+    Args:
+        encoding: what was made for the host.
+        source: what was given.
+        host: what the host is called in errors: 'model' or 'tower'.
+    """
+    theirs, ours = source.state_dict(), encoding.state_dict()
+    if differing := sorted(set(theirs) ^ set(ours)):
+        raise UnsupportedCombination(
+            f"The given {source.name} has {len(theirs)} weights, but this {host} needs {len(ours)} ({differing[0]} is "
+            f"in one of them only); make it for this {host}, or give its spec to start anew."
+        )
+    for name, value in ours.items():
+        if theirs[name].shape != value.shape:
+            raise UnsupportedCombination(
+                f"The given {source.name} has {name} of shape {tuple(theirs[name].shape)}, but this {host} needs "
+                f"{tuple(value.shape)}; make it for this {host}, or give its spec to start anew."
+            )
+        value.copy_(theirs[name])
+
+
+def joined(encodings: list[Encoding]) -> Encoding | None:
+    """Return one encoding for several, itself for one, None for none."""
+    return Compose(encodings) if len(encodings) > 1 else encodings[0] if encodings else None
+
+
+def with_training_grid(
+    spec: Sequence[dict[str, Any]], parts: Sequence[Encoding], grid: tuple[int, ...]
+) -> list[dict[str, Any]]:
+    """Return a spec that says the training grid wherever an encoding asks for it and it has an effect.
+
+    A model that is built again from it, for another size of images, then computes the same as before.
+
+    Args:
+        spec: parsed terms.
+        parts: the encoding of each term.
+        grid: the grid of the training resolution.
+    """
+    return [
+        {**term, "reference": list(grid)} if _uses_reference(part, grid) else term
+        for term, part in zip(spec, parts, strict=True)
+    ]
+
+
+def _uses_reference(encoding: Encoding, grid: tuple[int, ...]) -> bool:
+    """Whether the training grid is left to the host; encodings refuse one that has no effect."""
+    accepted = inspect.signature(type(encoding)).parameters
+    if "reference" not in accepted or getattr(encoding, "reference", None) is not None:
+        return False
+    options = {name: getattr(encoding, name) for name in accepted}
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        try:
+            type(encoding)(**{**options, "reference": list(grid)})
+        except OptionError:
+            return False
+    return True
