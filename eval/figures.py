@@ -108,8 +108,9 @@ def extrapolation() -> None:
         ax.axvline(list(shapes).index("1x") - 0.5, color="white", lw=2)
         ax.axvline(list(shapes).index("1x") + 0.5, color="white", lw=2)
     h, w = shapes["1x"]
+    seeds = sorted({r["seed"] for r in found["rows"]})
     figure.supxlabel(
-        f"patches; trained on {h} x {w} only. % of patches right, mean of seeds; best on unseen grids first",
+        f"patches; trained on {h} x {w} only. % of patches right, mean of {len(seeds)} seed(s); best on unseen grids first",
         fontsize=10,
     )
     figure.savefig(ROOT / "docs" / "extrapolation.png")
