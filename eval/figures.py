@@ -110,7 +110,8 @@ def extrapolation() -> None:
     h, w = shapes["1x"]
     seeds = sorted({r["seed"] for r in found["rows"]})
     figure.supxlabel(
-        f"patches; trained on {h} x {w} only. % of patches right, mean of {len(seeds)} seed(s); best on unseen grids first",
+        f"patches; trained on {h} x {w} only. % of patches right, mean of {len(seeds)} seed(s); "
+        "best on unseen grids first",
         fontsize=10,
     )
     figure.savefig(ROOT / "docs" / "extrapolation.png")
