@@ -108,9 +108,10 @@ def extrapolation() -> None:
         ax.axvline(list(shapes).index("1x") - 0.5, color="white", lw=2)
         ax.axvline(list(shapes).index("1x") + 0.5, color="white", lw=2)
     h, w = shapes["1x"]
-    seeds = sorted({r["seed"] for r in found["rows"]})
+    counts = [sum(r["encoding"] == name for r in found["rows"]) for name in names]
+    seeds = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(counts[0])
     figure.supxlabel(
-        f"patches; trained on {h} x {w} only. % of patches right, mean of {len(seeds)} seed(s); "
+        f"patches; trained on {h} x {w} only. % of patches right, mean of {seeds} seed(s); "
         "best on unseen grids first",
         fontsize=10,
     )
