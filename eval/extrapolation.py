@@ -27,7 +27,7 @@ from timing import environment
 
 OUT = Path(__file__).parent / "results" / "extrapolation.json"
 SHAPES = {"0.5x": (3, 3), "1x": (6, 6), "1.5x": (9, 9), "2x": (12, 12), "wide": (6, 12), "tall": (9, 5)}
-PRESETS = ("alibi2d.geometric", "alibi2d.local")
+PRESETS = ("alibi2d.geometric", "alibi2d.local(slopes=geometric)", "peg.cpvt", "rope_axial+rpb")
 
 
 def main() -> None:
