@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from vispe.attention.bias import Bias, DenseBias, DistanceBias, SumBias
 from vispe.attention.distance import Metric, Normalize, check_rule
 from vispe.base import Biased
+from vispe.encodings._options import is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions, as_spacing
 
@@ -40,7 +41,7 @@ class AlibiBase(Biased):
         self.num_heads, self.slopes, self.softplus = num_heads, slopes, softplus
         if slopes not in get_args(Slopes):
             raise OptionError(f"slopes must be one of {', '.join(get_args(Slopes))}, got {slopes!r}.")
-        if not _whole(num_heads) or num_heads < 1:
+        if not is_whole(num_heads) or num_heads < 1:
             raise OptionError(f"{self.name} needs at least one head, got num_heads={num_heads}.")
         for name, flag in (("softplus", softplus), ("wrap", options.get("wrap", False))):
             if not isinstance(flag, bool):
@@ -76,7 +77,7 @@ class AlibiBase(Biased):
             raise OptionError(f"jitter is a standard deviation, got jitter={jitter!r}.")
         self.jitter = float(jitter)
         biased = options.get("biased_heads")
-        if biased is not None and not (_whole(biased) and 0 < biased <= num_heads):
+        if biased is not None and not (is_whole(biased) and 0 < biased <= num_heads):
             raise OptionError(f"biased_heads must be between 1 and num_heads={num_heads}, got {biased}.")
         self.biased_heads = biased
         if slopes == "learned":
@@ -157,12 +158,8 @@ class AlibiBase(Biased):
         return bias if noise is None else SumBias([bias, DenseBias(noise.values, pos)])
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or not all(_whole(n) for n in value):
+    if not isinstance(value, list | tuple) or not all(is_whole(n) for n in value):
         raise OptionError(f"{name} needs a list of whole numbers, got {name}={value!r}.")
     return tuple(value)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vispe.attention.precision import at_least_float32, exact_product, no_autocast
 from vispe.attention.rotation import BlockTransform, Transform
 from vispe.base import Rotary
+from vispe.encodings._options import is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 
@@ -79,7 +80,7 @@ def plane_entries(size: int) -> list[int]:
 
 def head_width(name: str, dim: int, num_heads: int) -> int:
     """Return the channels per head, checked."""
-    if not whole(dim) or not whole(num_heads) or num_heads < 1 or dim < num_heads or dim % num_heads:
+    if not is_whole(dim) or not is_whole(num_heads) or num_heads < 1 or dim < num_heads or dim % num_heads:
         raise OptionError(
             f"{name} needs a width that its heads divide, got dim={dim!r}, num_heads={num_heads!r}."
         )
@@ -89,18 +90,12 @@ def head_width(name: str, dim: int, num_heads: int) -> int:
 def check_block(name: str, block: int | None, head: int, parts: int) -> int:
     """Return the block size: as asked, or 8, or what fits; `parts` blocks must fit into the `head` channels."""
     largest = head // parts
-    if largest < 2 or (block is not None and not (whole(block) and 2 <= block <= largest)):
+    if largest < 2 or (block is not None and not (is_whole(block) and 2 <= block <= largest)):
         raise OptionError(
             f"{name} needs a block of 2 to {largest} channels for {head} channels per head and {parts} part(s), got "
             f"block={block!r}."
         )
     return min(8, largest) if block is None else block
-
-
-def check_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise `OptionError` unless the value is one of the choices."""
-    if value not in choices:
-        raise OptionError(f"{option} must be one of {', '.join(choices)}, got {value!r}.")
 
 
 def check_number(option: str, value: object, low: float = 0.0, *, open_: bool = False) -> None:
@@ -112,15 +107,9 @@ def check_number(option: str, value: object, low: float = 0.0, *, open_: bool = 
         )
 
 
-def check_flag(option: str, value: object) -> None:
-    """Raise `OptionError` unless the value is true or false."""
-    if not isinstance(value, bool):
-        raise OptionError(f"{option} is true or false, got {option}={value!r}.")
-
-
 def check_axes(name: str, axes: object) -> None:
     """Raise `OptionError` unless there are 1 to 3 axes."""
-    if not whole(axes) or axes not in (1, 2, 3):
+    if not is_whole(axes) or axes not in (1, 2, 3):
         raise OptionError(f"{name} is for 1 to 3 axes, got axes={axes!r}.")
 
 
@@ -130,11 +119,6 @@ def need_axes(name: str, axes: int, pos: Positions) -> None:
         raise ShapeError(
             f"{name} needs {axes}-axis positions, got {pos.axes} axes ({pos}); say {name}(axes={pos.axes})."
         )
-
-
-def whole(value: object) -> bool:
-    """Whether the value is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def promoted(places: Tensor, like: Tensor) -> Tensor:
@@ -153,7 +137,7 @@ def train_shape(
             f"reference={reference!r} has no effect with normalize={normalize!r}; leave it out."
         )
     given = cast("list[Any]", list(reference)) if isinstance(reference, list | tuple) else []  # pyright: ignore[reportUnknownArgumentType]
-    numbers = [int(n) for n in given if whole(n) and n > 0]
+    numbers = [int(n) for n in given if is_whole(n) and n > 0]
     if len(numbers) != axes or len(given) != axes:
         raise OptionError(
             f"reference needs one whole number above 0 for each of {axes} axes, got reference={reference!r}."

@@ -15,7 +15,6 @@ from vispe.encodings._comrope import (
     SkewRotary,
     check_axes,
     check_block,
-    check_choice,
     check_number,
     eigh,
     head_width,
@@ -24,6 +23,7 @@ from vispe.encodings._comrope import (
     promoted,
     skew_matrix,
 )
+from vispe.encodings._options import check_choice
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
 

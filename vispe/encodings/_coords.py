@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.base import Additive
+from vispe.encodings._options import check_flag, is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 
@@ -111,19 +112,3 @@ def small_init(layer: nn.Linear) -> None:
 def padded(features: Tensor, dim: int) -> Tensor:
     """Return features with zeros behind them up to `dim` channels."""
     return torch.nn.functional.pad(features, (0, dim - features.shape[-1]))
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise `OptionError` unless `value` is true or false."""
-    if not isinstance(value, bool):
-        raise OptionError(f"{name} is true or false, got {name}={value!r}.")
-
-
-def is_whole(value: object) -> bool:
-    """Whether `value` is a whole number and no truth value."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_positive(value: object) -> bool:
-    """Whether `value` is a finite number above 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
 from vispe.base import Additive
-from vispe.encodings._coords import is_whole
+from vispe.encodings._options import is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 
@@ -99,12 +99,6 @@ class FourierEncoding(Additive):
 
     def _encode(self, coords: Tensor) -> Tensor:
         raise NotImplementedError
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise unless `value` is true or false."""
-    if not isinstance(value, bool):
-        raise OptionError(f"{name} is true or false, got {name}={value!r}.")
 
 
 def check_features(name: str, features: object) -> None:

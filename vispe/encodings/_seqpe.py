@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.base import Encoding
-from vispe.encodings._coords import check_flag, is_positive, is_whole
+from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.encodings._seqpe_encoder import DigitEncoder, Direction
 from vispe.encodings._seqpe_losses import (
     contrastive_loss,

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention.precision import exact_product
-from vispe.encodings._coords import affine, is_positive, is_whole
-from vispe.encodings._fourier import FourierEncoding, Normalize, check_features, check_flag, with_first
+from vispe.encodings._coords import affine
+from vispe.encodings._fourier import FourierEncoding, Normalize, check_features, with_first
+from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.registry import register

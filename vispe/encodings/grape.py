@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vispe.attention.precision import at_least_float32
 from vispe.attention.rotation import BlockTransform, PairRotation, Transform
 from vispe.base import Rotary
-from vispe.encodings._coords import check_flag, is_positive, is_whole
 from vispe.encodings._grape import rank2_rotation
+from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.registry import register

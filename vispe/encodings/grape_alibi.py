@@ -15,8 +15,8 @@ from vispe.attention.distance import Metric, Normalize, check_rule
 from vispe.attention.precision import at_least_float32
 from vispe.base import Biased
 from vispe.encodings._alibi import fixed_slopes
-from vispe.encodings._coords import check_flag, is_whole
 from vispe.encodings._grape import ContentGateBias, OneSidedBias
+from vispe.encodings._options import check_flag, is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions, as_spacing
 from vispe.registry import register

@@ -9,8 +9,9 @@ from vispe.attention.bias import Bias, DenseBias
 from vispe.attention.precision import at_least_float32
 from vispe.base import Biased
 from vispe.encodings._alibi import fixed_slopes
-from vispe.encodings._coords import affine_weight, is_positive, is_whole
+from vispe.encodings._coords import affine_weight
 from vispe.encodings._grape import path_bias
+from vispe.encodings._options import is_positive, is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.registry import register

@@ -11,17 +11,9 @@ from torch import Tensor, nn
 from vispe.attention.precision import at_least_float32
 from vispe.attention.rotation import PairRotation, Transform
 from vispe.base import Rotary
-from vispe.encodings._comrope import (
-    check_axes,
-    check_choice,
-    check_flag,
-    check_number,
-    head_width,
-    need_axes,
-    train_shape,
-    whole,
-)
+from vispe.encodings._comrope import check_axes, check_number, head_width, need_axes, train_shape
 from vispe.encodings._gta import Group, Matrices, angles_of, circle, joined, poses, rotations, shifts
+from vispe.encodings._options import check_choice, check_flag, is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
 from vispe.registry import register
@@ -100,7 +92,7 @@ class GTA(Rotary):
         self.ndim = (axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
         self.dim, self.num_heads, self.axes = dim, num_heads, axes
         self.head = head_width(self.name, dim, num_heads)
-        if not whole(so3_degree) or so3_degree not in (1, 2):
+        if not is_whole(so3_degree) or so3_degree not in (1, 2):
             raise OptionError(f"so3_degree must be 1 or 2, got so3_degree={so3_degree!r}.")
         if so3 == 0 and so3_degree != 2:
             raise OptionError(f"so3_degree={so3_degree} has no effect without so3 channels; say so3=...")
@@ -133,11 +125,11 @@ class GTA(Rotary):
         turns = 2 * self.axes
         blocks = {"se3": 4, "so3": 3 if self.so3_degree == 1 else 8, "so2": turns, "t2": 3}
         sizes: dict[str, Any] = {"se3": self.se3, "so3": self.so3, "so2": self.so2, "t2": self.t2}
-        if self.so2 is None and all(whole(n) for n in (self.se3, self.so3, self.t2)):
+        if self.so2 is None and all(is_whole(n) for n in (self.se3, self.so3, self.t2)):
             sizes["so2"] = max(0, self.head - self.se3 - self.so3 - self.t2) // turns * turns
         for name, block in blocks.items():
             size = sizes[name]
-            if not whole(size) or size < 0 or size % block:
+            if not is_whole(size) or size < 0 or size % block:
                 raise OptionError(f"{name} needs a multiple of {block} channels, got {name}={size!r}.")
         used = sum(sizes.values())
         if not 0 < used <= self.head:

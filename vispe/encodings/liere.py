@@ -15,8 +15,6 @@ from vispe.encodings._comrope import (
     SkewRotary,
     check_axes,
     check_block,
-    check_choice,
-    check_flag,
     check_number,
     head_width,
     need_axes,
@@ -24,6 +22,7 @@ from vispe.encodings._comrope import (
     skew_upper,
     train_shape,
 )
+from vispe.encodings._options import check_choice, check_flag
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.registry import register

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from vispe.attention.precision import at_least_float32
 from vispe.attention.rotation import Expand, PairRotation, Transform
 from vispe.base import Rotary
-from vispe.encodings._comrope import check_axes, check_choice, check_flag, check_number, head_width, need_axes
+from vispe.encodings._comrope import check_axes, check_number, head_width, need_axes
+from vispe.encodings._options import check_choice, check_flag
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.registry import register

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32
 from vispe.base import Additive
-from vispe.encodings._coords import is_positive, is_whole
-from vispe.encodings._fourier import check_flag, with_first
+from vispe.encodings._fourier import with_first
 from vispe.encodings._loope import START, ImageShift, ReleasedShift, curve_places
+from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.registry import register

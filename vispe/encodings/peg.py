@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, no_autocast
 from vispe.base import Mixing
+from vispe.encodings._options import is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.registry import register
@@ -70,9 +71,9 @@ class Peg(Mixing):
         symmetric: bool = False,
     ) -> None:
         super().__init__()
-        if not _is_whole(dim) or dim < 1:
+        if not is_whole(dim) or dim < 1:
             raise OptionError(f"peg needs a width above 0, got dim={dim!r}.")
-        if not _is_whole(kernel_size) or kernel_size < 3 or kernel_size % 2 == 0:
+        if not is_whole(kernel_size) or kernel_size < 3 or kernel_size % 2 == 0:
             raise OptionError(f"peg needs an odd kernel_size of 3 or more, got kernel_size={kernel_size!r}.")
         for option, value, known in (("init", init, get_args(Init)), ("padding", padding, get_args(Padding))):
             if value not in known:
@@ -147,7 +148,7 @@ class Peg(Mixing):
         shape, prefix = self._grid(pos)
         if pos.index is not None or pos.grid is None:
             raise ShapeError(f"peg.shrink needs every token of a grid, got {pos}; drop tokens after it.")
-        if layer not in self.blocks or not _is_whole(stride) or stride < 2:
+        if layer not in self.blocks or not is_whole(stride) or stride < 2:
             raise OptionError(
                 f"peg.shrink needs a stride of 2 or more after one of the blocks {self.blocks}, got stride={stride!r} "
                 f"after block {layer}."
@@ -213,20 +214,16 @@ def _around(n: int, reach: int, padding: str, like: Tensor) -> Tensor:
 
 def _blocks(first: object, after: object, depth: int | None) -> list[int]:
     """Return the blocks that a convolution follows, checked."""
-    if not _is_whole(first) or cast("int", first) < 1:
+    if not is_whole(first) or cast("int", first) < 1:
         raise OptionError(f"peg needs at least one block that it follows, got first={first!r}.")
     if after is None:
         return list(range(min(cast("int", first), depth or cast("int", first))))
     if first != 1:
         raise OptionError(f"first={first} has no effect beside after={after}; leave one of them out.")
     blocks = list(cast("Sequence[Any]", after)) if isinstance(after, list | tuple) else []
-    if not blocks or not all(_is_whole(i) for i in blocks):
+    if not blocks or not all(is_whole(i) for i in blocks):
         raise OptionError(f"after needs a list of whole numbers, got after={after!r}.")
     if min(blocks) < 0 or len(set(blocks)) < len(blocks) or (depth is not None and max(blocks) >= depth):
         limit = "" if depth is None else f" below depth={depth}"
         raise OptionError(f"after needs different block indices of 0 or more{limit}, got after={after}.")
     return blocks
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

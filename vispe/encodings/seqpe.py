@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from vispe.attention.bias import Bias, LowRankBias
 from vispe.attention.rotation import Affine, Transform
 from vispe.base import Biased, Rotary
-from vispe.encodings._coords import affine, check_flag, is_whole
+from vispe.encodings._coords import affine
+from vispe.encodings._options import check_flag, is_whole
 from vispe.encodings._seqpe import SeqPEBase
 from vispe.encodings._seqpe_encoder import Direction
 from vispe.encodings._seqpe_losses import contrastive_loss, transfer_loss

@@ -9,15 +9,8 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from vispe.encodings._coords import (
-    CoordinateEncoder,
-    affine,
-    check_flag,
-    is_positive,
-    is_whole,
-    padded,
-    small_init,
-)
+from vispe.encodings._coords import CoordinateEncoder, affine, padded, small_init
+from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.registry import register

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vispe.encodings._coords import CoordinateEncoder, affine, check_flag, is_positive, is_whole, padded
+from vispe.encodings._coords import CoordinateEncoder, affine, padded
+from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.registry import register
