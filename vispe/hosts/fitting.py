@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,48 @@ def take_over(encoding: Encoding, source: Encoding, host: str) -> None:
                 f"{tuple(value.shape)}; make it for this {host}, or give its spec to start anew."
             )
         value.copy_(theirs[name])
+
+
+def taken_blocks(depth: int, indices: int | list[int] | None, host: str = "model") -> tuple[set[int], int]:
+    """Return which blocks to take features from, and the last of them.
+
+    Args:
+        depth: blocks of the model.
+        indices: block numbers, negative ones from the end; a number for the last so many; None for all.
+        host: what the host is called in errors: 'model' or 'tower'.
+
+    Raises:
+        OptionError: there is no such block, or none was asked for.
+    """
+    if indices is None or isinstance(indices, int):
+        count = depth if indices is None else indices
+        take = list(range(depth - count, depth))
+    else:
+        take = [i + depth if i < 0 else i for i in indices]
+    if not take or min(take) < 0 or max(take) >= depth:
+        raise OptionError(f"Features of blocks {indices} were asked, but the {host} has {depth} blocks.")
+    return set(take), max(take)
+
+
+def adopted(encodings: Iterable[tuple[str, Encoding]], state_dict: dict[str, Any], prefix: str) -> bool:
+    """Give the entries of released checkpoints the names of vispe, in place; where there are none, fill in our own.
+
+    Args:
+        encodings: path and encoding of every encoding of the model.
+        state_dict: what is being loaded.
+        prefix: of the model in it.
+
+    Returns:
+        whether it holds no weights of encodings, so that it is of the stock model.
+    """
+    encodings = list(encodings)
+    for path, encoding in encodings:
+        encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
+    ours = {f"{prefix}{path}.{name}": p for path, e in encodings for name, p in e.state_dict().items()}
+    stock = not any(name in state_dict for name in ours)
+    if stock:
+        state_dict.update(ours)
+    return stock
 
 
 def joined(encodings: list[Encoding]) -> Encoding | None:

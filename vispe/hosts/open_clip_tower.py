@@ -20,6 +20,7 @@ from vispe.base import Additive, Encoding
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.grid import Grid, Positions
 from vispe.hosts.context import Context, HostState
+from vispe.hosts.fitting import adopted, taken_blocks
 from vispe.hosts.open_clip_attention import attentions, encodings_of
 
 _logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class HostedTower(VisionTransformer):
         if output_fmt not in ("NCHW", "NLC"):
             raise OptionError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}.")
         blocks = self.transformer.resblocks
-        take, last = _taken(len(blocks), indices)
+        take, last = taken_blocks(len(blocks), indices, "tower")
         x, context, shape = self._vispe_embed(x)
         taken: list[Tensor] = []
         for i, block in enumerate(blocks[: last + 1] if stop_early else blocks):
@@ -152,15 +153,7 @@ class HostedTower(VisionTransformer):
         }
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for path, encoding in encodings_of(self):  # names of released checkpoints, beside their module
-            encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
-        ours = {
-            f"{prefix}{path}.{name}": p
-            for path, e in encodings_of(self)
-            for name, p in e.state_dict().items()
-        }
-        if not any(name in state_dict for name in ours):  # a checkpoint of the stock model
-            state_dict.update(ours)
+        if adopted(encodings_of(self), state_dict, prefix):  # a checkpoint of the stock model
             table = f"{prefix}positional_embedding"
             if self.positional_embedding is None and state_dict.pop(table, None) is not None:
                 _logger.info(
@@ -177,18 +170,6 @@ def resampled(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tens
     if tuple(old) == tuple(new):
         return table
     return resample_abs_pos_embed(table[None], new_size=list(new), old_size=list(old), num_prefix_tokens=1)[0]
-
-
-def _taken(depth: int, indices: int | list[int] | None) -> tuple[set[int], int]:
-    """Return which blocks to take features from, and the last of them."""
-    if indices is None or isinstance(indices, int):
-        count = depth if indices is None else indices
-        take = list(range(depth - count, depth))
-    else:
-        take = [i + depth if i < 0 else i for i in indices]
-    if not take or min(take) < 0 or max(take) >= depth:
-        raise OptionError(f"Features of blocks {indices} were asked, but the tower has {depth} blocks.")
-    return set(take), max(take)
 
 
 def _new_hosted(stock: type[VisionTransformer]) -> nn.Module:

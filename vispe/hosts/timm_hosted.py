@@ -18,6 +18,7 @@ from vispe.base import Additive, Encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.grid import Grid, Positions
 from vispe.hosts.context import Context, HostState
+from vispe.hosts.fitting import adopted, taken_blocks
 from vispe.hosts.timm_attention import attentions, encodings_of, shared_encodings
 
 _logger = logging.getLogger(__name__)
@@ -62,15 +63,7 @@ class HostedTimm(nn.Module):
         return {**groups, "stem": rf"{groups['stem']}|^pos_enc"}
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for path, encoding in encodings_of(self):  # names of released checkpoints, beside their module
-            encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
-        ours = {
-            f"{prefix}{path}.{name}": p
-            for path, e in encodings_of(self)
-            for name, p in e.state_dict().items()
-        }
-        if not any(name in state_dict for name in ours):  # a checkpoint of the stock model
-            state_dict.update(ours)
+        if adopted(encodings_of(self), state_dict, prefix):  # a checkpoint of the stock model
             for name in self._vispe_unused(state_dict, prefix):
                 del state_dict[name]
                 what = "own rotary embedding" if ".rope." in f".{name}" else "absolute table"
@@ -116,7 +109,7 @@ class HostedTokens(HostedTimm):
         """Return features of several blocks; arguments and results as in timm."""
         if output_fmt not in ("NCHW", "NLC"):
             raise OptionError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}.")
-        take, last = _taken(len(self.blocks), indices)
+        take, last = taken_blocks(len(self.blocks), indices)
         x, context, shape = self._vispe_embed(x, attn_mask, is_causal)
         taken: list[Tensor] = []
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
@@ -225,18 +218,6 @@ def after_dropping(pos: Positions, keep: Tensor) -> Positions:
     prefix = pos.grid.prefix if pos.grid else pos.tokens - int(pos.spatial[0].sum())
     first = torch.arange(prefix, device=keep.device).expand(keep.shape[0], -1)
     return pos.gather(torch.cat([first, keep + prefix], 1))
-
-
-def _taken(depth: int, indices: int | list[int] | None) -> tuple[set[int], int]:
-    """Return which blocks to take features from, and the last of them."""
-    if indices is None or isinstance(indices, int):
-        count = depth if indices is None else indices
-        take = list(range(depth - count, depth))
-    else:
-        take = [i + depth if i < 0 else i for i in indices]
-    if not take or min(take) < 0 or max(take) >= depth:
-        raise OptionError(f"Features of blocks {indices} were asked, but the model has {depth} blocks.")
-    return set(take), max(take)
 
 
 def _new_hosted(make: Callable[[type[nn.Module]], type[nn.Module]], stock: type[nn.Module]) -> nn.Module:
