@@ -101,7 +101,7 @@ class Positions:
         attrs: what particular encodings need beside coordinates, such as camera poses or random draws.
     """
 
-    __slots__ = ("attrs", "cell", "coords", "extent", "grid", "index", "memo", "spatial")
+    __slots__ = ("__weakref__", "attrs", "cell", "coords", "extent", "grid", "index", "memo", "spatial")
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class Positions:
 
     def replace(self, **changes: Any) -> Positions:
         """Return a copy with some fields exchanged; what was remembered goes along when only `attrs` change."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name != "memo"}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("__weakref__", "memo")}
         copy = Positions(**{**fields, **changes})
         if set(changes) <= {"attrs"}:
             copy.memo = self.memo

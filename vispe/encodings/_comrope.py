@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vispe.attention.precision import at_least_float32, exact_product, no_autocast
 from vispe.attention.rotation import BlockTransform, Transform
 from vispe.base import Rotary
+from vispe.encodings._kept import kept
 from vispe.encodings._options import is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -44,7 +45,7 @@ class SkewRotary(Rotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the rotation of queries and keys by one and the same matrix per token."""
         need_axes(self.name, self.ndim[0], pos)
-        turn = self.rotations(pos)
+        turn = kept(self, pos, lambda: self.rotations(pos))
         return BlockTransform(q=turn, k=turn)
 
 

@@ -23,6 +23,7 @@ from vispe.encodings._comrope import (
     promoted,
     skew_matrix,
 )
+from vispe.encodings._kept import kept
 from vispe.encodings._options import check_choice
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
@@ -185,8 +186,11 @@ class ComRoPE(SkewRotary):
         if self.form == "matrix":
             return super().transform(pos, layer, x)
         need_axes(self.name, self.axes, pos)
+        return PairRotation(*kept(self, pos, lambda: self._tables(pos)), "interleaved")
+
+    def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
         angles = self.angles(pos)
-        return PairRotation(angles.cos(), angles.sin(), "interleaved")
+        return angles.cos(), angles.sin()
 
     def rotations(self, pos: Positions) -> Tensor:
         """Return the rotation matrices (b or 1, h or 1, n, blocks, s, s).

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vispe.attention.rotation import Layout, PairRotation
 from vispe.base import Rotary
+from vispe.encodings._kept import kept
 from vispe.errors import OptionError, ShapeError
 from vispe.frequencies import Schedule, check_schedule
 from vispe.grid import Positions, as_spacing
@@ -164,22 +165,28 @@ class RopeBase(Rotary):
             raise ShapeError(
                 f"{self.name} needs spacing for {pos.axes} axes, got spacing={self.spacing}; give one per axis."
             )
-        if self.per_layer or "rope" in pos.attrs:
-            return self._rotation(pos, layer)
-        return pos.remember(self._key, lambda: self._rotation(pos, layer))
 
-    def _rotation(self, pos: Positions, layer: int) -> PairRotation:
+        def make() -> tuple[Tensor, Tensor]:
+            return self._tables(pos, layer)
+
+        if "rope" in pos.attrs:
+            return PairRotation(*make(), self.layout)
+        if self.per_layer:
+            return PairRotation(*kept(self, pos, make), self.layout)
+        return pos.remember(self._key, lambda: PairRotation(*make(), self.layout))
+
+    def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         placed = pos if self.spacing is None else pos.spaced(self.spacing)
         angle = self._angles(placed, layer) * pos.spatial[:, None, :, None]  # (b or 1, h or 1, n, pairs)
         cos, sin = angle.cos(), angle.sin()
         if self.logit_scale == "none":
-            return PairRotation(cos, sin, self.layout)
+            return cos, sin
         rest = self.width // 2 - self.pairs
         if rest:
             still = cos.new_zeros(*cos.shape[:-1], rest)
             cos, sin = torch.cat([cos, still + 1], -1), torch.cat([sin, still], -1)
         root = self._logit_factor(placed).sqrt().to(cos)[:, None, None, None]
-        return PairRotation(cos * root, sin * root, self.layout)
+        return cos * root, sin * root
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         """Return the angles (b or 1, h or 1, n, pairs) of all tokens, in float32 or better."""

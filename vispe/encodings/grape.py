@@ -12,6 +12,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.rotation import BlockTransform, PairRotation, Transform
 from vispe.base import Rotary
 from vispe.encodings._grape import rank2_rotation
+from vispe.encodings._kept import kept
 from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -123,13 +124,16 @@ class Grape(Rotary):
                 f"got a head width of {width} with planes={self.planes!r}."
             )
         if self.planes == "rank2":
-            return self._blocks(coords, axes)
-        rates = self.frequencies()
-        axis = torch.arange(width // 2, device=coords.device) % axes
-        angle = coords.index_select(-1, axis)[:, None] * (rates if self.shared else rates[:, None])
-        return PairRotation(angle.cos(), -angle.sin(), "half")
+            matrices = kept(self, pos, lambda: self._blocks(coords, axes))
+            return BlockTransform(q=matrices, k=matrices)
+        return PairRotation(*kept(self, pos, lambda: self._tables(coords, axes)), "half")
 
-    def _blocks(self, coords: Tensor, axes: int) -> Transform:
+    def _blocks(self, coords: Tensor, axes: int) -> Tensor:
         a, b = (at_least_float32(t).reshape(1, self.num_heads, 1, axes, -1) for t in (self.a, self.b))
-        matrices = rank2_rotation(a, b, coords[:, None])
-        return BlockTransform(q=matrices, k=matrices)
+        return rank2_rotation(a, b, coords[:, None])
+
+    def _tables(self, coords: Tensor, axes: int) -> tuple[Tensor, Tensor]:
+        rates = self.frequencies()
+        axis = torch.arange(self.dim // self.num_heads // 2, device=coords.device) % axes
+        angle = coords.index_select(-1, axis)[:, None] * (rates if self.shared else rates[:, None])
+        return angle.cos(), -angle.sin()

@@ -11,6 +11,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.rotation import Expand, PairRotation, Transform
 from vispe.base import Rotary
 from vispe.encodings._comrope import check_axes, check_number, head_width, need_axes
+from vispe.encodings._kept import kept
 from vispe.encodings._options import check_choice, check_flag
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -119,7 +120,7 @@ class LightNet(Rotary):
         """Return the map of queries and keys; prefix tokens have phase 0."""
         need_axes(self.name, self.axes, pos)
         if self.learned:
-            cos, sin = self._tables(pos)
+            cos, sin = kept(self, pos, lambda: self._tables(pos))
         else:
             key = (self.name, self.head, self.num_heads, self.form, self.spectrum, self.base)
             cos, sin = pos.remember(key, lambda: self._tables(pos))

@@ -14,6 +14,7 @@ from vispe.attention.precision import at_least_float32, exact_product
 from vispe.attention.table import TableBias
 from vispe.base import Biased
 from vispe.encodings import _rpb
+from vispe.encodings._kept import kept
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.registry import register
@@ -146,6 +147,9 @@ class ContinuousBias(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias, the same for every block that has this network."""
         grid = _rpb.grid_of(self.name, self.ndim[0], pos)
+        return TableBias(kept(self, pos, lambda: self._table(pos, grid)), pos)
+
+    def _table(self, pos: Positions, grid: Grid) -> Tensor:
         offsets = self._offsets(pos, grid)
         part = self.cpb_mlp.get_parameter
         hidden = exact_product(offsets, part("0.weight").t()) + at_least_float32(part("0.bias"))
@@ -157,7 +161,7 @@ class ContinuousBias(Biased):
             values = 16.0 * (values.sigmoid() - 0.5 if self.centre else values.sigmoid())
         else:
             values = values + at_least_float32(part("2.bias"))
-        return TableBias(values.t().reshape(self.num_heads, *(2 * n - 1 for n in grid.shape)), pos)
+        return values.t().reshape(self.num_heads, *(2 * n - 1 for n in grid.shape))
 
     def _offsets(self, pos: Positions, grid: Grid) -> Tensor:
         """Return the logarithmic coordinates of every offset of the grid, (offsets, axes)."""

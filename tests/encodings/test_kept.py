@@ -1,0 +1,105 @@
+"""What is kept between forward passes in eval mode is what would be computed."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+import vispe
+from vispe.encodings import _kept
+from vispe.grid import Grid
+
+SPECS = ("liere", "comrope_ap", "comrope_ld(form=folded)", "rope_mixed", "grape", "grape(planes=rank2)")
+SPECS += ("lightnet(learned=true)", "rpb_cpb")
+GRID = Grid((3, 5), prefix=1)
+
+
+def made(spec: str) -> vispe.Encoding:
+    torch.manual_seed(0)
+    encoding = vispe.create_encoding(spec, dim=48, num_heads=3, grid=(3, 5)).eval()
+    for p in encoding.parameters():
+        torch.nn.init.normal_(p)
+    return encoding
+
+
+def read(encoding: vispe.Encoding, pos: vispe.Positions) -> Tensor:
+    """Return all that the encoding says of these positions, as one tensor."""
+    q = torch.linspace(-1, 1, pos.tokens * 16).reshape(1, 1, -1, 16).expand(1, 3, -1, -1)
+    if isinstance(encoding, vispe.base.Biased):
+        return encoding.bias(pos, 0).dense()
+    return encoding.transform(pos, 0).query(q)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_kept_equals_computed(spec: str) -> None:
+    encoding, pos = made(spec), GRID.positions()
+    with torch.enable_grad():
+        wanted = read(encoding, pos).detach()
+    with torch.no_grad():
+        assert torch.equal(read(encoding, pos), wanted)
+        entry = _kept._kept[encoding]
+        assert torch.equal(read(encoding, pos), wanted)
+        assert _kept._kept[encoding] is entry, "the second pass computed it again"
+        other = Grid((4, 2), prefix=1).positions()
+        assert read(encoding, other).shape[2] == 9
+        assert torch.equal(read(encoding, GRID.positions()), wanted)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_any_change_of_parameters_is_seen(spec: str) -> None:
+    encoding, pos = made(spec), GRID.positions()
+    with torch.inference_mode():
+        first = read(encoding, pos).clone()
+    for p in encoding.parameters():
+        p.data.mul_(0.5)  # this way, autograd's version counter does not move
+    with torch.no_grad():
+        second = read(encoding, pos).clone()
+        assert not torch.equal(first, second)
+        assert read(encoding.double(), pos).dtype == read(made(spec).double(), pos).dtype
+    fresh = made(spec)
+    fresh.load_state_dict(encoding.float().state_dict())
+    assert torch.equal(read(fresh, pos).detach(), second)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_training_and_gradients_after_prediction(spec: str) -> None:
+    encoding, pos = made(spec), GRID.positions()
+    with torch.inference_mode():
+        read(encoding, pos)
+    read(encoding, pos).square().sum().backward()
+    assert all(p.grad is not None for p in encoding.parameters())
+
+
+def test_copies_share_nothing() -> None:
+    encoding, pos = made("liere"), GRID.positions()
+    with torch.no_grad():
+        first = read(encoding, pos)
+        for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+            assert twin not in _kept._kept
+            assert torch.equal(read(twin, pos), first)
+
+
+def test_ensembles_under_vmap() -> None:
+    models, pos = [made("liere") for _ in range(2)], GRID.positions()
+    torch.nn.init.zeros_(models[1].skew)
+    params, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+    base = copy.deepcopy(models[0])
+    call = _Read(base, pos)
+    with torch.no_grad():
+        named = {f"encoding.{k}": v for k, v in params.items()}
+        both = torch.vmap(lambda p: torch.func.functional_call(call, (p, buffers), ()))(named)
+        for out, model in zip(both, models, strict=True):
+            torch.testing.assert_close(out, read(model, pos))
+
+
+class _Read(torch.nn.Module):
+    def __init__(self, encoding: vispe.Encoding, pos: vispe.Positions) -> None:
+        super().__init__()
+        self.encoding, self.pos = encoding, pos
+
+    def forward(self) -> Tensor:
+        return read(self.encoding, self.pos)
