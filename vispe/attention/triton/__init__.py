@@ -1,0 +1,1 @@
+"""Fused attention with a bias table: forward and backward passes without an n x n tensor (CUDA)."""

@@ -1,0 +1,171 @@
+"""Bias tables laid out so that the bias of one query is a contiguous run over its keys.
+
+For raster keys with pitch R (the product of all axes but the first, of n cells) let x be a query's place within its
+pitch and y its place on the first axis. The strip ``S[x, r, x'] = T[2 (n - 1) - r, x - x' + ...]`` holds the bias of
+query (y, x) on key (y', x') at r = n - 1 - y + y', so all keys of a query are read from ``base_i + j``. Prefix queries
+read a constant run behind the strip; prefix keys are two numbers per head that the kernels select. Small grids keep
+one aligned row per query instead, which is no larger there and needs no selection.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+WORD = 8  # elements in one 16-byte load of half precision
+TAIL = 256  # elements behind the last row that a tile may read without using them
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the bias of each query lies.
+
+    Args:
+        shape: cells of the grid per axis, 1 to 3 axes, slow to fast.
+        prefix: tokens without a place, in front.
+        rows: keep a row of all keys for each query, in place of a strip.
+    """
+
+    shape: tuple[int, ...]
+    prefix: int
+    rows: bool
+
+    @property
+    def patches(self) -> int:
+        """Number of tokens with a place."""
+        return math.prod(self.shape)
+
+    @property
+    def tokens(self) -> int:
+        """Number of all tokens, n."""
+        return self.prefix + self.patches
+
+    @property
+    def pitch(self) -> int:
+        """Number by which all run starts can be divided."""
+        return _up(self.tokens, WORD) if self.rows else math.prod(self.shape[1:])
+
+    @property
+    def selected(self) -> int:
+        """Number of keys whose bias is one of two numbers per head, and not in the runs."""
+        return 0 if self.rows else self.prefix
+
+    @property
+    def length(self) -> int:
+        """Elements per head."""
+        if self.rows:
+            return self.tokens * self.pitch
+        return self.prefix + self._strip + (self.patches if self.prefix else 0)
+
+    @property
+    def _strip(self) -> int:
+        return self.pitch * (2 * self.shape[0] - 1) * self.pitch
+
+    @property
+    def copies(self) -> int:
+        """How many shifted copies give every run an aligned start."""
+        return WORD // math.gcd(self.pitch, WORD)
+
+    @property
+    def copy_length(self) -> int:
+        """Elements per head and copy."""
+        return _up(self.length + TAIL + WORD, WORD)
+
+    def base(self, device: torch.device | str | None = None) -> Tensor:
+        """Return where each query's run starts, counted from token 0, (n,) int32."""
+        token = torch.arange(self.tokens, device=device)
+        if self.rows:
+            return (token * self.pitch).to(torch.int32)
+        cell = (token - self.prefix).clamp(min=0)
+        y, x = cell // self.pitch, cell % self.pitch
+        start = (x * (2 * self.shape[0] - 1) + self.shape[0] - 1 - y) * self.pitch
+        return torch.where(token < self.prefix, self._strip, start).to(torch.int32)
+
+    def address(self, device: torch.device | str | None = None) -> Tensor:
+        """Return `base` within the shifted copies of `pack`, (n,) int32, all multiples of 8."""
+        base = self.base(device)
+        shift = (-base) % WORD
+        return base + shift + shift // math.gcd(self.pitch, WORD) * self.copy_length
+
+
+def layout_of(shape: tuple[int, ...], prefix: int) -> Layout:
+    """Return the smaller layout for a grid, the strip or one row per query."""
+    strip, rows = Layout(shape, prefix, False), Layout(shape, prefix, True)
+    return strip if strip.copies * strip.copy_length < rows.copy_length else rows
+
+
+def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return the runs (h, `Layout.length`) and the numbers (h, 2) of prefix keys, differentiable.
+
+    Args:
+        table: (h, 2 n_1 - 1, ...).
+        edge: (h, 3) biases from prefix to patch, patch to prefix, prefix to prefix; zeros if None.
+        layout: where to put them.
+    """
+    heads = table.shape[0] if edge is None else max(table.shape[0], edge.shape[0])
+    table = table.expand(heads, *table.shape[1:])
+    ends = table.new_zeros(heads, 3) if edge is None else edge.to(table.dtype).expand(heads, 3)
+    if layout.rows:
+        return _rows(table, ends, layout), ends[:, 1:]
+    first = 2 if len(layout.shape) > 1 else len(layout.shape) + 1  # the first axis stays as it is
+    windows = _windows(table, layout.shape, first).flatten(1)
+    parts = [windows]
+    if layout.prefix:
+        front, run = table.new_zeros(heads, layout.prefix), ends[:, :1].expand(-1, layout.patches)
+        parts = [front, windows, run]
+    return torch.cat(parts, 1), ends[:, 1:]
+
+
+def pack(runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return runs and numbers of `build` as kernels read them, (h, copies x length) in `dtype` and (h, 2) float32.
+
+    They are divided by the scale of the logits, as kernels add them before they scale, and each head is shifted so
+    that its largest is 0: softmax does not see the shift, and what decides it is stored most exactly. In float16
+    what lies more than 65504 scales below the largest is stored as that.
+    """
+    runs, edge = runs.detach().float(), edge.detach().float()
+    top = torch.maximum(runs.amax(1), edge.amax(1))[:, None]
+    top = torch.where(top.isfinite(), top, 0.0)
+    runs, edge = (runs - top) / scale, (edge - top) / scale
+    if dtype == torch.float16:
+        least = torch.finfo(dtype).min
+        runs = torch.where(runs.isinf(), runs, runs.clamp(min=least))
+    step = math.gcd(layout.pitch, WORD)
+    shifted = [
+        F.pad(runs.to(dtype), (copy * step, layout.copy_length - layout.length - copy * step))
+        for copy in range(layout.copies)
+    ]
+    return torch.cat(shifted, 1), edge.contiguous()
+
+
+def _windows(table: Tensor, shape: tuple[int, ...], first: int) -> Tensor:
+    """Return ``W[h, x..., r, x'...] = T[.., x - x' + n - 1, ..]``, axes from `first` on unfolded, those before flipped."""
+    axes = len(shape)
+    flipped = table.flip(*range(1, axes + 1))
+    for axis in range(first, axes + 1):
+        flipped = flipped.unfold(axis, shape[axis - 1], 1)
+    flipped = flipped.flip(*range(first, axes + 1)) if first <= axes else flipped
+    order = [0, *range(first, axes + 1), *range(1, first), *range(axes + 1, flipped.ndim)]
+    return flipped.permute(order)
+
+
+def _rows(table: Tensor, ends: Tensor, layout: Layout) -> Tensor:
+    heads, patches, prefix = table.shape[0], layout.patches, layout.prefix
+    dense = _windows(table, layout.shape, 1).reshape(heads, patches, patches)
+    if prefix:
+        to_patch, to_prefix, between = (
+            column[:, None, None].expand(-1, *size)
+            for column, size in zip(
+                ends.unbind(1), ((prefix, patches), (patches, prefix), (prefix, prefix)), strict=True
+            )
+        )
+        dense = torch.cat([torch.cat([between, to_patch], 2), torch.cat([to_prefix, dense], 2)], 1)
+    return F.pad(dense, (0, layout.pitch - layout.tokens)).flatten(1)
+
+
+def _up(count: int, multiple: int) -> int:
+    return (count + multiple - 1) // multiple * multiple
