@@ -1,0 +1,133 @@
+"""The forward kernel, and what it shares with the backward kernels.
+
+Logits are kept divided by the scale: ``x = q k^T + S``, where `S` is what `strip.pack` made, so that the bias is what
+the matrix product starts from, and the scale is part of the exponential: ``p = 2^(x c - lse)``, c = scale log2(e).
+Tiles that need no care (no prefix key, no end, no padding) run in a loop of their own.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(a, b, acc, UPCAST: tl.constexpr):
+    """Return ``a @ b + acc``, exact for float32; the interpreter cannot multiply bfloat16, hence UPCAST."""
+    if UPCAST:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def rows(X, i, stride, n, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr):
+    """Return rows `i` of a matrix with `D` columns, zeros beyond its end."""
+    d = tl.arange(0, BD)
+    where = X + i[:, None] * stride + d[None, :]
+    if MASKED:
+        return tl.load(where, mask=(i[:, None] < n) & (d[None, :] < D), other=0.0)
+    if D != BD:
+        return tl.load(where, mask=d[None, :] < D, other=0.0)
+    return tl.load(where)
+
+
+@triton.jit
+def padding(KEEP, j, n, HAS_KEEP: tl.constexpr):
+    """Return which keys exist."""
+    real = j < n
+    if HAS_KEEP:
+        real = real & (tl.load(KEEP + j, mask=real, other=0) != 0)
+    return real
+
+
+@triton.jit
+def edges(EDGE, i, p, HAS_BIAS: tl.constexpr):
+    """Return the bias of queries `i` on prefix keys."""
+    if HAS_BIAS:
+        return tl.where(i < p, tl.load(EDGE + 1), tl.load(EDGE))
+    return tl.zeros_like(i).to(tl.float32)
+
+
+@triton.jit
+def scores(q, K, S, address, edge, KEEP, start, stride, n, p, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
+           MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Return logits / scale of a tile of queries and the keys from `start` on, and these keys."""
+    j = start + tl.arange(0, BN)
+    k = rows(K, j, stride, n, D, BD, MASKED)
+    if HAS_BIAS:
+        bias = tl.load(S + address[:, None] + j[None, :]).to(tl.float32)
+        if MASKED:
+            bias = tl.where(j[None, :] < p, edge[:, None], bias)
+        x = product(q, tl.trans(k), bias, UPCAST)
+    else:
+        x = product(q, tl.trans(k), tl.zeros((q.shape[0], BN), tl.float32), UPCAST)
+    if MASKED:
+        x = tl.where(padding(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
+    return x, k
+
+
+@triton.jit
+def step(acc, top, total, q, K, V, S, address, edge, KEEP, start, stride_k, stride_v, n, p, c,
+         D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+         MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Return accumulator, row maximum and row sum after one more tile of keys."""
+    x, _ = scores(q, K, S, address, edge, KEEP, start, stride_k, n, p, D, BD, BN, MASKED, HAS_BIAS, HAS_KEEP, UPCAST)
+    higher = tl.maximum(top, tl.max(x, 1))
+    safe = tl.where(higher == float("-inf"), 0.0, higher) * c
+    weight = tl.exp2(x * c - safe[:, None])
+    fade = tl.exp2(top * c - safe)
+    v = rows(V, start + tl.arange(0, BN), stride_v, n, E, BE, MASKED)
+    acc = product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST)
+    return acc, higher, total * fade + tl.sum(weight, 1)
+
+
+@triton.jit
+def plan(n, p, BN: tl.constexpr, HAS_KEEP: tl.constexpr):
+    """Return how many tiles are masked at the front, where the plain ones end, and how many are masked in all."""
+    tiles = tl.cdiv(n, BN)
+    front = tl.minimum(tl.cdiv(p, BN), tiles)
+    if HAS_KEEP:
+        front = tiles
+    end = tl.maximum(front, n // BN)
+    return front, end, front + tiles - end
+
+
+@triton.jit(do_not_specialize=["n", "p"])
+def forward(Q, K, V, S, ADDRESS, EDGE, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, sh, eh, n, p,
+            c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+            BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Write the output and log2 of the row sums for one tile of queries; neighbours share the tile of the bias."""
+    pid = tl.program_id(0)
+    b = (pid % batch).to(tl.int64)
+    tiles = tl.cdiv(n, BM)
+    h = (pid // batch // tiles).to(tl.int64)
+    i = (pid // batch % tiles) * BM + tl.arange(0, BM)
+    q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
+    K += b * kb + h * kh
+    V += b * vb + h * vh
+    KEEP += b * n
+    address = i
+    if HAS_BIAS:
+        S += h * sh
+        EDGE += h * eh
+        address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
+    edge = edges(EDGE, i, p, HAS_BIAS)
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BE), tl.float32)
+    front, end, masked = plan(n, p, BN, HAS_KEEP)
+    for t in range(0, masked):
+        start = tl.where(t < front, t, end + t - front) * BN
+        acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, start, kn, vn, n, p, c, D, BD, E, BE,
+                               BN, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+    for t in range(front, end):
+        acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, t * BN, kn, vn, n, p, c, D, BD, E,
+                               BE, BN, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+    alive = total > 0
+    acc = acc / tl.where(alive, total, 1.0)[:, None]
+    e = tl.arange(0, BE)
+    OUT += b * ob + h * oh
+    tl.store(OUT + i[:, None] * on + e[None, :], acc.to(OUT.dtype.element_ty),
+             mask=(i[:, None] < n) & (e[None, :] < E))  # fmt: skip
+    # a row without keys weighs every key 2^-inf in the backward pass
+    lse = tl.where(alive, top * c + tl.log2(tl.where(alive, total, 1.0)), float("inf"))
+    tl.store(LSE + (b * heads + h) * n + i, lse, mask=i < n)
