@@ -1,0 +1,111 @@
+"""Kernels compiled for a GPU that need not be there, and what their machine code holds. Run as a program."""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from vispe.attention.triton.backward import grad_kv, grad_q
+from vispe.attention.triton.forward import forward
+from vispe.attention.triton.gradient import grad_bias
+from vispe.attention.triton.tiles import tiles
+
+KERNELS = {"forward": forward, "grad_q": grad_q, "grad_kv": grad_kv, "grad_bias": grad_bias}
+HALF = ("Q", "K", "V", "OUT", "GRAD", "DQ", "DK", "DV")
+POINTERS = {"S": "*fp16", "ADDRESS": "*i32", "BASE": "*i32", "KEEP": "*i1", "UNIT": "*fp64"}
+FLOATS = {"c", "scale"}
+ANY = {"n", "p"}  # not specialised: any number of tokens, with the same code
+TOKENS = 4097
+
+
+def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size=None):
+    """Return what Triton made of one kernel, as for contiguous tensors with `width` columns."""
+    kernel = KERNELS[name]
+    size = size or tiles(name, width, TOKENS, dtype)
+    letters = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+    power = triton.next_power_of_2(width)
+    constants = {
+        "D": width, "BD": power, "E": width, "BE": power, "BM": size.queries, "BN": size.keys,
+        "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "UPCAST": False, "SHARED": True, "FIXED": False,
+    }  # fmt: skip
+    signature, attrs, chosen = {}, {}, {}
+    for place, argument in enumerate(kernel.arg_names):
+        if argument in constants:
+            signature[argument] = "constexpr"
+            chosen[(place,)] = constants[argument]
+            continue
+        if argument in HALF:
+            signature[argument] = f"*{letters}"
+        elif argument in ("EDGE", "LSE", "DELTA", "RUNS", "ENDS"):
+            signature[argument] = "*fp32"
+        elif argument in POINTERS:
+            signature[argument] = POINTERS[argument]
+        else:
+            signature[argument] = "fp32" if argument in FLOATS else "i32"
+        if signature[argument] == "*fp16" and argument == "S" and dtype == torch.float32:
+            signature[argument] = "*fp32"
+        stride = len(argument) == 2 and argument not in ("sh", "eh")
+        if signature[argument].startswith("*") or stride or argument == "sh":
+            attrs[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, chosen, attrs)
+    options = {"num_warps": size.warps, "num_stages": size.stages}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options), size
+
+
+def machine_code(binary):
+    """Return the lines of instructions of a compiled kernel."""
+    tool = next(Path(triton.__file__).parent.rglob("nvdisasm"))
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(binary.asm["cubin"])
+        text = subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);|^(\.L_\w+):", text, re.M)
+
+
+def report(name, arch, width, dtype, has_bias=True, **options):
+    """Return counts of instructions: the whole kernel, and its tightest loop with matrix products."""
+    binary, size = compile_kernel(name, arch, width, dtype, has_bias, **options)
+    lines = machine_code(binary)
+    labels, ops, loops = {}, [], []
+    for _, op, operands, label in lines:
+        if label:
+            labels[label] = len(ops)
+            continue
+        target = re.search(r"\.L_\w+", operands)
+        if op.startswith("BRA") and target and target[0] in labels:
+            loops.append((labels[target[0]], len(ops)))
+        ops.append(op)
+    matrix = ("HGMMA", "HMMA", "UTCHMMA", "UTCQMMA", "FFMA")
+    loops = [ops[a : b + 1] for a, b in loops if any(o.startswith(matrix) for o in ops[a : b + 1])]
+    threads = size.warps * 32
+    per_tile = size.queries * size.keys / threads
+    count = lambda body, *starts: sum(o.startswith(starts) for o in body)
+    return {
+        "kernel": name, "arch": arch, "width": width, "dtype": str(dtype), "bias": has_bias, "size": list(size),
+        "shared": binary.metadata.shared, "spills": count(ops, "LDL", "STL"),
+        "sqrt": count(ops, "MUFU.SQRT", "MUFU.RSQ"),
+        "loops": [
+            {
+                "per_score": round(len(body) / per_tile, 2), "spills": count(body, "LDL", "STL"),
+                "wide_loads": count(body, "LDG.E.128"), "loads": count(body, "LDG"),
+                "matrix": count(body, "HGMMA", "HMMA", "UTCHMMA"),
+            }
+            for body in loops
+        ],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", help="JSON: a list of arguments of `report`, the dtype as a name")
+    for case in json.loads(parser.parse_args().cases):
+        case["dtype"] = getattr(torch, case["dtype"])
+        sys.stdout.write(json.dumps(report(**case)) + "\n")
