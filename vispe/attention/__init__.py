@@ -1,7 +1,7 @@
 """Attention with structured biases and transforms: one function, several backends, one meaning.
 
-The backends are `reference` (plain float32 or float64), `sdpa` (one dense mask) and `lowrank` (a few extra
-columns). Each has `refuses(call)`, which says why it cannot serve a call, and `run(call)`.
+The backends are `reference` (plain float32 or float64), `sdpa` (one dense mask), `lowrank` (a few extra
+columns) and `triton` (fused kernels, on CUDA). Each has `refuses(call)`, which says why it cannot serve a call, and `run(call)`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention import lowrank, reference, sdpa
+from vispe.attention import triton as fused
 from vispe.attention.bias import Bias, DenseBias, DistanceBias, LowRankBias, SumBias
 from vispe.attention.call import Call
 from vispe.attention.content import ContextBias, GatedBias, ValueTerm
@@ -42,12 +43,13 @@ __all__ = [
     "explain",
 ]
 
-Backend = Literal["auto", "reference", "sdpa", "lowrank"]
+Backend = Literal["auto", "reference", "sdpa", "lowrank", "triton"]
 _Entry = tuple[Callable[[Call], str | None], Callable[[Call], Tensor]]
 _BACKENDS: dict[str, _Entry] = {
     "reference": (reference.refuses, reference.run),
     "sdpa": (sdpa.refuses, sdpa.run),
     "lowrank": (lowrank.refuses, lowrank.run),
+    "triton": (fused.refuses, fused.run),
 }
 LONG = 1024  # tokens from which extra columns beat a dense mask (CPU, measured)
 
@@ -153,6 +155,8 @@ def _choose(call: Call, backend: str) -> tuple[str, str]:
         return "reference", refusal
     if call.bias is None:
         return "sdpa", "there is no bias"
+    if call.q.is_cuda and fused.refuses(call) is None:
+        return "triton", "the bias is one table, which fused kernels read without an n x n tensor"
     if _columns_pay(call):
         return (
             "lowrank",

@@ -1,0 +1,60 @@
+"""From a description of a bias to the one table that the kernels know."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias import Bias, SumBias
+from vispe.attention.precision import at_least_float32
+from vispe.attention.table import TableBias
+from vispe.grid import Grid, Positions
+
+
+def not_a_table(bias: Bias) -> str | None:
+    """Return why `bias` is not one table on one grid, or None."""
+    if isinstance(bias, SumBias):
+        reason = next((why for why in map(not_a_table, bias.terms) if why), None)
+        fields = {(t.pos.grid.shape, t.pos.grid.prefix) for t in bias.terms if t.pos and t.pos.grid}
+        return reason or ("the terms of the bias are on different grids" if len(fields) > 1 else None)
+    if not bias.invariant and not isinstance(bias, TableBias):
+        return f"{type(bias).__name__} depends on more than the offset between two tokens"
+    pos = bias.pos
+    if pos is None or pos.grid is None or not pos.regular:
+        return "the tokens are not a full grid in order"
+    if not pos.static:
+        return "positions with a gradient have no table"
+    if pos.coords.shape[0] > 1 or not _in_place(pos, pos.grid):
+        return "the tokens are not where their grid has them"
+    return None
+
+
+def table_of(bias: Bias) -> tuple[Tensor, Tensor | None]:
+    """Return table (h or 1, 2 n_1 - 1, ...) and edge (h or 1, 3) of a bias that `not_a_table` has nothing against."""
+    if isinstance(bias, SumBias):
+        (table, edge), *others = map(table_of, bias.terms)
+        for more, ends in others:
+            table = table + more
+            edge = ends if edge is None else edge if ends is None else edge + ends
+        return table, edge
+    if isinstance(bias, TableBias):
+        return TableBias(at_least_float32(bias.values), bias.pos).table(_grid(bias)), bias.prefix
+    return at_least_float32(bias.table(_grid(bias))), None
+
+
+def _grid(bias: Bias) -> Grid:
+    if bias.pos is None or bias.pos.grid is None:
+        return Grid((1,))  # not reached: such a bias is refused
+    return bias.pos.grid
+
+
+def _in_place(pos: Positions, grid: Grid) -> bool:
+    """Whether the coordinates are those of the grid; compilers are told that they are."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return True
+
+    def same() -> bool:
+        there = grid.positions(pos.coords.device)
+        return torch.equal(there.coords, pos.coords.float()) and torch.equal(there.extent, pos.extent.float())
+
+    return pos.remember("in place", same)
