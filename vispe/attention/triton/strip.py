@@ -145,10 +145,11 @@ def pack(runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.
 def _windows(table: Tensor, shape: tuple[int, ...], first: int) -> Tensor:
     """Return ``W[h, x..., r, x'...] = T[.., x - x' + n - 1, ..]``, axes from `first` on unfolded, those before flipped."""
     axes = len(shape)
-    flipped = table.flip(*range(1, axes + 1))
+    flipped = table.flip([1 + axis for axis in range(axes)])
     for axis in range(first, axes + 1):
         flipped = flipped.unfold(axis, shape[axis - 1], 1)
-    flipped = flipped.flip(*range(first, axes + 1)) if first <= axes else flipped
+    if first <= axes:
+        flipped = flipped.flip([first + axis for axis in range(axes + 1 - first)])
     order = [0, *range(first, axes + 1), *range(1, first), *range(axes + 1, flipped.ndim)]
     return flipped.permute(order)
 
