@@ -29,7 +29,7 @@ TOKENS = 4097
 def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size=None):
     """Return what Triton made of one kernel, as for contiguous tensors with `width` columns."""
     kernel = KERNELS[name]
-    size = size or tiles(name, width, TOKENS, dtype)
+    size = size or tiles(name, width, TOKENS, dtype, arch < 90)
     letters = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
     power = triton.next_power_of_2(width)
     constants = {
@@ -67,7 +67,9 @@ def machine_code(binary):
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(binary.asm["cubin"])
         text = subprocess.run([tool, "-c", cubin], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);|^(\.L_\w+):", text, re.M)
+    return re.findall(
+        r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);|^(\.L_\w+):", text, re.M
+    )
 
 
 def report(name, arch, width, dtype, has_bias=True, **options):
@@ -87,7 +89,10 @@ def report(name, arch, width, dtype, has_bias=True, **options):
     loops = [ops[a : b + 1] for a, b in loops if any(o.startswith(matrix) for o in ops[a : b + 1])]
     threads = size.warps * 32
     per_tile = size.queries * size.keys / threads
-    count = lambda body, *starts: sum(o.startswith(starts) for o in body)
+
+    def count(body, *starts):
+        return sum(o.startswith(starts) for o in body)
+
     return {
         "kernel": name, "arch": arch, "width": width, "dtype": str(dtype), "bias": has_bias, "size": list(size),
         "shared": binary.metadata.shared, "spills": count(ops, "LDL", "STL"),

@@ -1,7 +1,8 @@
 """Attention with structured biases and transforms: one function, several backends, one meaning.
 
 The backends are `reference` (plain float32 or float64), `sdpa` (one dense mask), `lowrank` (a few extra
-columns) and `triton` (fused kernels, on CUDA). Each has `refuses(call)`, which says why it cannot serve a call, and `run(call)`.
+columns) and `triton` (fused kernels, on CUDA). Each has `refuses(call)`, which says why it cannot serve a call,
+and `run(call)`.
 """
 
 from __future__ import annotations

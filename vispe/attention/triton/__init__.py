@@ -56,7 +56,9 @@ def run(call: Call) -> Tensor:
     q, k, v = (_rows(t.to(call.dtype)) for t in call.transformed())
     keep = call.key_padding_mask
     if call.bias is None or call.bias.pos is None:
-        return call.finish(table_attention(q, k, v, *[None] * 4, keep, None, None, 0, call.factor, 1, False)[0])
+        return call.finish(
+            table_attention(q, k, v, *[None] * 4, keep, None, None, 0, call.factor, 1, False)[0]
+        )
     grid = call.bias.pos.grid
     layout = layout_of(*((q.shape[2],), 0) if grid is None else (grid.shape, grid.prefix))
     address, base = _places(call.bias.pos, layout)
@@ -80,7 +82,9 @@ def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Te
         with no_autocast(call.q.device):
             table, edge = table_of(bias)
             if table.shape[0] not in (1, heads):
-                raise ShapeError(f"The bias has {table.shape[0]} heads, but there are {heads}; give 1 or {heads}.")
+                raise ShapeError(
+                    f"The bias has {table.shape[0]} heads, but there are {heads}; give 1 or {heads}."
+                )
             return build(table.to(call.q.device, torch.float32), edge, layout)
 
     if bias.key is not None:

@@ -31,7 +31,9 @@ def step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, start, kn, vn, 
            BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
            HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Return the sum of dS k after one more tile of keys."""
-    x, k = scores(q, K, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, MASKED, HAS_BIAS, HAS_KEEP, UPCAST)
+    x, k = scores(
+        q, K, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, MASKED, HAS_BIAS, HAS_KEEP, UPCAST
+    )
     v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
     ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
     return product(ds.to(k.dtype), k, acc, UPCAST)
@@ -128,7 +130,9 @@ def grad_kv(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, q
     plain = n // BM
     if HAS_KEEP:
         plain = 0
-    plain = tl.where((first < p) | (first + BN > n), 0, plain)  # a tile that needs care needs it for all queries
+    plain = tl.where(
+        (first < p) | (first + BN > n), 0, plain
+    )  # a tile that needs care needs it for all queries
     for t in range(0, plain):
         dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, t * BM, qn, gn, n, p, c, D, BD,
                          E, BE, BM, BN, False, HAS_BIAS, UPCAST)  # fmt: skip

@@ -70,7 +70,9 @@ def step(acc, top, total, q, K, V, S, address, edge, KEEP, start, stride_k, stri
          D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
          MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after one more tile of keys."""
-    x, _ = scores(q, K, S, address, edge, KEEP, start, stride_k, n, p, D, BD, BN, MASKED, HAS_BIAS, HAS_KEEP, UPCAST)
+    x, _ = scores(
+        q, K, S, address, edge, KEEP, start, stride_k, n, p, D, BD, BN, MASKED, HAS_BIAS, HAS_KEEP, UPCAST
+    )
     higher = tl.maximum(top, tl.max(x, 1))
     safe = tl.where(higher == float("-inf"), 0.0, higher) * c
     weight = tl.exp2(x * c - safe[:, None])

@@ -52,7 +52,8 @@ def tokens_first(q: Tensor, width: int) -> Tensor:
 
 def choose(kernel: str, q: Tensor, v: Tensor) -> Tiles:
     """Return the tiles of a kernel for these tensors."""
-    return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], q.dtype)
+    older = q.is_cuda and torch.cuda.get_device_capability(q.device) < (9, 0)
+    return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], q.dtype, older)
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:

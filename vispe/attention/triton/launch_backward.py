@@ -8,7 +8,15 @@ from triton import cdiv
 
 from vispe.attention.triton.backward import grad_kv, grad_q, row_sums
 from vispe.attention.triton.gradient import grad_bias
-from vispe.attention.triton.launch import LOG2E, bias_of, bias_strides, choose, constants, strides, tokens_first
+from vispe.attention.triton.launch import (
+    LOG2E,
+    bias_of,
+    bias_strides,
+    choose,
+    constants,
+    strides,
+    tokens_first,
+)
 
 FIXED_BITS = 61  # bits of the largest sum of a bias gradient in fixed point
 
@@ -26,7 +34,16 @@ def run_backward(
     )
     dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
     prefix = prefix if packed is not None else 0
-    common = (q, k, v, *bias_of(packed, address, edge, q), q if keep is None else keep.contiguous(), grad, lse, delta)
+    common = (
+        q,
+        k,
+        v,
+        *bias_of(packed, address, edge, q),
+        q if keep is None else keep.contiguous(),
+        grad,
+        lse,
+        delta,
+    )
     sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
     size = choose("grad_q", q, v)
     grad_q[(cdiv(n, size.queries) * b * h,)](

@@ -43,7 +43,22 @@ def table_attention_grad(
     if not length or packed is None or address is None or edge is None or base is None:
         return dq, dk, dv, lse.new_empty(0), lse.new_empty(0)
     bias = run_bias(
-        grad, q, k, v, lse, delta, packed, address, edge, keep, base, prefix, scale, length, sharers, deterministic
+        grad,
+        q,
+        k,
+        v,
+        lse,
+        delta,
+        packed,
+        address,
+        edge,
+        keep,
+        base,
+        prefix,
+        scale,
+        length,
+        sharers,
+        deterministic,
     )
     return dq, dk, dv, *bias
 

@@ -68,7 +68,7 @@ class Layout:
     @property
     def copies(self) -> int:
         """How many shifted copies give every run an aligned start."""
-        return WORD // math.gcd(self.pitch, WORD)
+        return WORD // _common(self.pitch)
 
     @property
     def copy_length(self) -> int:
@@ -89,7 +89,7 @@ class Layout:
         """Return `base` within the shifted copies of `pack`, (n,) int32, all multiples of 8."""
         base = self.base(device)
         shift = (-base) % WORD
-        return base + shift + shift // math.gcd(self.pitch, WORD) * self.copy_length
+        return base + shift + shift // _common(self.pitch) * self.copy_length
 
 
 def layout_of(shape: tuple[int, ...], prefix: int) -> Layout:
@@ -111,8 +111,7 @@ def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, T
     ends = table.new_zeros(heads, 3) if edge is None else edge.to(table.dtype).expand(heads, 3)
     if layout.rows:
         return _rows(table, ends, layout), ends[:, 1:]
-    first = 2 if len(layout.shape) > 1 else len(layout.shape) + 1  # the first axis stays as it is
-    windows = _windows(table, layout.shape, first).flatten(1)
+    windows = _windows(table, layout.shape, 2).flatten(1)
     parts = [windows]
     if layout.prefix:
         front, run = table.new_zeros(heads, layout.prefix), ends[:, :1].expand(-1, layout.patches)
@@ -120,7 +119,9 @@ def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, T
     return torch.cat(parts, 1), ends[:, 1:]
 
 
-def pack(runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def pack(
+    runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return runs and numbers of `build` as kernels read them, (h, copies x length) in `dtype` and (h, 2) float32.
 
     They are divided by the scale of the logits, as kernels add them before they scale, and each head is shifted so
@@ -134,7 +135,7 @@ def pack(runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.
     if dtype == torch.float16:
         least = torch.finfo(dtype).min
         runs = torch.where(runs.isinf(), runs, runs.clamp(min=least))
-    step = math.gcd(layout.pitch, WORD)
+    step = _common(layout.pitch)
     shifted = [
         F.pad(runs.to(dtype), (copy * step, layout.copy_length - layout.length - copy * step))
         for copy in range(layout.copies)
@@ -143,7 +144,7 @@ def pack(runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.
 
 
 def _windows(table: Tensor, shape: tuple[int, ...], first: int) -> Tensor:
-    """Return ``W[h, x..., r, x'...] = T[.., x - x' + n - 1, ..]``, axes from `first` on unfolded, those before flipped."""
+    """Return ``W[h, x..., r, x'...] = T[.., x - x' + n - 1, ..]``, with r for axes before `first`."""
     axes = len(shape)
     flipped = table.flip([1 + axis for axis in range(axes)])
     for axis in range(first, axes + 1):
@@ -170,3 +171,8 @@ def _rows(table: Tensor, ends: Tensor, layout: Layout) -> Tensor:
 
 def _up(count: int, multiple: int) -> int:
     return (count + multiple - 1) // multiple * multiple
+
+
+def _common(pitch: int) -> int:
+    """Return the greatest common divisor of `pitch` and 8, also of symbolic numbers."""
+    return next(divisor for divisor in (8, 4, 2, 1) if pitch % divisor == 0)

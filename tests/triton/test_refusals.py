@@ -1,0 +1,93 @@
+"""What the fused backend refuses, why, and that it stands back where it cannot run."""
+
+import pytest
+import torch
+
+from vispe import Grid, Positions, attention, explain
+from vispe.attention import DenseBias, DistanceBias, SumBias, TableBias, ValueTerm
+from vispe.attention.call import Call
+from vispe.attention.triton import refuses
+from vispe.attention.triton.lower import not_a_table
+from vispe.errors import BackendUnavailable
+
+GRID = Grid((3, 4), 1)
+POS = GRID.positions()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """As on a machine that can run the kernels."""
+    monkeypatch.setitem(refuses.__globals__, "_no_device", lambda q: None)
+
+
+def tensors(n=13, width=16, dtype=torch.float32):
+    return [torch.randn(1, 2, n, width, dtype=dtype) for _ in range(3)]
+
+
+def test_on_a_cpu_it_stands_back():
+    q, k, v = tensors()
+    bias = DistanceBias((0.1, 0.2), POS)
+    assert explain(q, k, v, bias=bias).backend == "sdpa"
+    with pytest.raises(BackendUnavailable, match=r"Triton (kernels do not run on cpu|is not installed)"):
+        attention(q, k, v, bias=bias, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"attn_mask": torch.ones(13, 13, dtype=torch.bool)}, "n x m tensor"),
+        ({"is_causal": True}, "is_causal is not fused"),
+        ({"dropout_p": 0.1}, "dropout is not fused"),
+        ({"cu_seqlens": torch.tensor([0, 4, 13])}, "packed sequences are not fused"),
+        ({"scale": 0.0}, "scale 0.0 is not positive"),
+        ({"scale": -1.0}, "scale -1.0 is not positive"),
+        (
+            {"value_term": ValueTerm(torch.zeros(2, 3, 16), torch.zeros(13, 13, dtype=torch.int64))},
+            "never made",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arguments(device, options, reason):
+    assert reason in refuses(Call(*tensors(), bias=DistanceBias((0.1, 0.2), POS), **options))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (tensors(dtype=torch.float64), "float64"),
+        (tensors(width=130), "wider than 128"),
+        ([t[:, :, : 13 if i else 5] for i, t in enumerate(tensors())], "5 queries and 13 keys"),
+        ([t[:0] for t in tensors()], "nothing to attend to"),
+    ],
+    ids=["float64", "wide", "unequal", "empty"],
+)
+def test_tensors(device, given, reason):
+    assert reason in refuses(Call(*given))
+
+
+def test_served(device):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert refuses(Call(*tensors(dtype=dtype))) is None
+        edge = TableBias(torch.zeros(2, 5, 7), POS, torch.zeros(2, 3))
+        for bias in (DistanceBias((0.1, 0.2), POS), edge, SumBias([edge, DistanceBias((0.1, 0.2), POS)])):
+            assert refuses(Call(*tensors(dtype=dtype), bias=bias)) is None
+
+
+def test_biases_that_are_no_table():
+    slopes = (0.1, 0.2)
+    moved = Positions(POS.coords * 1.5, POS.spatial, POS.extent, cell=POS.cell, grid=GRID)
+    graded = Positions(POS.coords.clone().requires_grad_(), POS.spatial, POS.extent, grid=GRID)
+    kept = POS.gather(torch.tensor([[0, 2, 5]]))
+    other = Grid((4, 3), 1).positions()
+    for bias, reason in (
+        (DenseBias(torch.zeros(1, 2, 13, 13), POS), "DenseBias depends on more than the offset"),
+        (DistanceBias(slopes, kept), "not a full grid in order"),
+        (DistanceBias(slopes, None), "not a full grid in order"),
+        (DistanceBias(slopes, Positions(torch.rand(13, 2))), "not a full grid in order"),
+        (DistanceBias(slopes, graded), "positions with a gradient"),
+        (DistanceBias(slopes, moved), "not where their grid has them"),
+        (SumBias([DistanceBias(slopes, POS), DistanceBias(slopes, other)]), "different grids"),
+        (SumBias([DistanceBias(slopes, POS), DenseBias(torch.zeros(1, 2, 13, 13))]), "DenseBias"),
+    ):
+        assert reason in not_a_table(bias)
