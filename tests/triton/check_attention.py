@@ -133,11 +133,20 @@ def test_padding_and_rows_without_any_key(monkeypatch, small_tiles, rows):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_large_tables(strips, dtype, monkeypatch):
-    monkeypatch.setitem(
-        FORWARD, torch.float16, 1e-3
-    )  # a table of +-50 in half precision; dense masks have up to 1.6e-3
+def test_large_tables(strips, dtype):
     compare_table(Grid((6, 5), 1), dtype, scale=17.0)
+
+
+@pytest.mark.parametrize("slope", [0.004, 0.63, 8.0])
+def test_distances_stored_in_half_precision(strips, slope):
+    grid = Grid((9, 8), 1)
+    pos = grid.positions()
+    matrix = oracle.distance_matrix(grid, "euclidean", False, "none")
+    slopes = torch.tensor([slope, slope / 2], requires_grad=True)
+    compare(
+        inputs(grid, torch.float16), [slopes], lambda s: DistanceBias(s, pos),
+        lambda s: -s[:, None, None] * matrix, torch.float16,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("scale", [0.05, 1.0])

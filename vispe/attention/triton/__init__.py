@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from vispe.attention.bias import DistanceBias
 from vispe.attention.call import Call
 from vispe.attention.precision import no_autocast
 from vispe.attention.triton.lower import not_a_table, table_of
@@ -74,7 +75,9 @@ def run(call: Call) -> Tensor:
 def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return the packed bias, and what it was made from where that has a gradient."""
     bias, heads = call.bias, call.q.shape[1]
-    stored = torch.float32 if call.dtype == torch.float32 else torch.float16
+    # half precision is exact enough where large biases are those that hardly count, as with distances
+    narrow = call.dtype != torch.float32 and isinstance(bias, DistanceBias)
+    stored = torch.float16 if narrow else torch.float32
     if bias is None or bias.pos is None:
         raise ShapeError("A bias without positions was given to the kernels; bind it to positions.")
 
