@@ -26,8 +26,11 @@ ANY = {"n", "p"}  # not specialised: any number of tokens, with the same code
 TOKENS = 4097
 
 
-def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size=None):
-    """Return what Triton made of one kernel, as for contiguous tensors with `width` columns."""
+def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size=None, wide=False):
+    """Return what Triton made of one kernel, as for contiguous tensors with `width` columns.
+
+    `wide`: the bias of half-precision inputs is stored in float32.
+    """
     kernel = KERNELS[name]
     size = size or tiles(name, width, TOKENS, dtype, arch < 90)
     letters = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
@@ -50,7 +53,7 @@ def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size
             signature[argument] = POINTERS[argument]
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
-        if signature[argument] == "*fp16" and argument == "S" and dtype == torch.float32:
+        if signature[argument] == "*fp16" and argument == "S" and (wide or dtype == torch.float32):
             signature[argument] = "*fp32"
         stride = len(argument) == 2 and argument not in ("sh", "eh")
         if signature[argument].startswith("*") or stride or argument == "sh":
