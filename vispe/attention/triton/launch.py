@@ -86,4 +86,5 @@ def constants(
         "D": width, "BD": max(16, next_power_of_2(width)), "E": wide, "BE": max(16, next_power_of_2(wide)),
         "BM": size.queries, "BN": size.keys, "HAS_BIAS": packed is not None, "HAS_KEEP": keep is not None,
         "UPCAST": INTERPRETED and q.dtype == torch.bfloat16, "num_warps": size.warps, "num_stages": size.stages,
+        "enable_fp_fusion": True,  # what kernels count on; the default changes between versions
     }  # fmt: skip

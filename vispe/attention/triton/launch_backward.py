@@ -30,7 +30,16 @@ def run_backward(
     delta = torch.empty_like(lse)
     wide = constants(q, v, choose("grad_q", q, v), packed, keep)
     row_sums[(cdiv(n, 64), h, b)](
-        out, grad, delta, *strides(out, grad), n, h, E=wide["E"], BE=wide["BE"], BM=64
+        out,
+        grad,
+        delta,
+        *strides(out, grad),
+        n,
+        h,
+        E=wide["E"],
+        BE=wide["BE"],
+        BM=64,
+        enable_fp_fusion=True,
     )
     dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
     prefix = prefix if packed is not None else 0
