@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from vispe import Attention, Grid, Positions, create_encoding
+from vispe.encodings import _kept
 from vispe.encodings._seqpe_encoder import DigitEncoder, digits_of, may_attend
 from vispe.encodings._seqpe_losses import (
     contrastive_loss,
@@ -175,11 +176,10 @@ def test_what_is_kept_while_predicting_follows_the_weights():
     made, pos = build("seqpe_input").eval(), Grid((3, 4)).positions()
     with torch.no_grad():
         first = made.table(pos)
-        assert made.vectors(pos).data_ptr() != 0
-        kept = dict(pos.memo)
-        assert made._token in kept
+        entry = _kept._kept[made.encoder]
         assert torch.equal(made.table(pos), first)
-        made.encoder.out_proj.weight.mul_(2)
+        assert _kept._kept[made.encoder] is entry
+        made.encoder.out_proj.weight.data.mul_(2)
         second = made.table(pos)
     assert not torch.equal(first, second)
     torch.testing.assert_close(made.table(pos), second)
@@ -188,6 +188,24 @@ def test_what_is_kept_while_predicting_follows_the_weights():
         made.table(pos)
     made.table(pos).sum().backward()
     assert made.encoder.out_proj.bias.grad is not None
+
+
+def test_layers_of_one_pass_compare_the_weights_once():
+    made, pos = build("seqpe", depth=3).eval(), Grid((3, 4)).positions()
+
+    def read():
+        return [made.transform(pos, layer).q_mul for layer in range(3)]
+
+    with torch.no_grad():
+        first = read()
+        for _ in range(2):
+            for ours, theirs in zip(read(), first, strict=True):
+                assert torch.equal(ours, theirs)
+        made.encoder.out_proj.weight.data.mul_(2)
+        second = read()
+    for ours, before, theirs in zip(second, first, read(), strict=True):
+        assert not torch.equal(ours, before)
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_draws():

@@ -20,17 +20,20 @@ LIMIT = 64 << 20  # bytes per module
 _kept: WeakKeyDictionary[nn.Module, Entry] = WeakKeyDictionary()
 
 
-def kept(owner: nn.Module, pos: Positions, make: Callable[[], T]) -> T:
+def kept(owner: nn.Module, pos: Positions, make: Callable[[], T], trust: bool = False) -> T:
     """Return `make()`, or what it returned last for the same positions and the same parameters of `owner`.
 
     Kept on CPU only, in eval mode without gradients. Parameters are compared by value: whatever changed them is seen.
+    `trust` says that they were compared earlier in this forward pass.
     """
     given = list(owner.parameters())
     if owner.training or torch.is_grad_enabled() or not pos.static or not all(map(_plain, given)):
         return make()
     where, known, value = _kept.get(owner, (None, [], None))
     same_place = where is not None and where() is pos and len(known) == len(given)
-    if same_place and all(a.dtype == b.dtype and a.equal(b) for a, b in zip(known, given, strict=True)):
+    if same_place and (
+        trust or all(a.dtype == b.dtype and a.equal(b) for a, b in zip(known, given, strict=True))
+    ):
         return value
     value = make()
     made = (value,) if isinstance(value, Tensor) else value

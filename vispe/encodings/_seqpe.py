@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.base import Encoding
+from vispe.encodings._kept import kept
 from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.encodings._seqpe_encoder import DigitEncoder, Direction
 from vispe.encodings._seqpe_losses import (
@@ -56,7 +57,6 @@ class SeqPEBase(Encoding):
             temperature=self.temperature,
         )
         self.prefix_vector = nn.Parameter(torch.empty(out)) if self.class_vector else None
-        self._token = object()  # of this instance, for what is kept with positions
 
     def _read_options(self, options: dict[str, Any]) -> None:
         self.embed_dim: int | None = options["embed_dim"]
@@ -128,10 +128,11 @@ class SeqPEBase(Encoding):
                 given["seqpe_dropout"] = (drawn >= self.dropout) / (1 - self.dropout)
         return pos.replace(attrs={**pos.attrs, **given, "seqpe_drawn": True}) if given else pos
 
-    def vectors(self, pos: Positions) -> Tensor:
+    def vectors(self, pos: Positions, again: bool = False) -> Tensor:
         """Return the encoder's vector of every token, (1 or b, n, out); 0 for prefix tokens without `class_vector`.
 
-        Vectors that are in ``pos.attrs['seqpe']``, a `PerToken` (b or 1, n, out), are used in place of the own encoder.
+        `again` says that this forward pass has asked before, with the same parameters. Vectors that are in
+        ``pos.attrs['seqpe']``, a `PerToken` (b or 1, n, out), are used in place of the own encoder.
         """
         given = pos.attrs.get("seqpe")
         if isinstance(given, PerToken):
@@ -142,7 +143,7 @@ class SeqPEBase(Encoding):
             raise ShapeError(
                 f"{self.name} spells whole-number positions, got free coordinates ({pos}); use grid.positions()."
             )
-        table = self._whole_grid(pos)
+        table = kept(self.encoder, pos, lambda: self._encoded(pos), trust=again)
         if self.prefix_vector is None:
             first = table.new_zeros(1, table.shape[-1])
         else:
@@ -151,20 +152,6 @@ class SeqPEBase(Encoding):
             return torch.cat([first.expand(pos.grid.prefix, -1), table])[None]
         row = torch.where(pos.spatial, pos.index + 1, 0)
         return torch.cat([first, table]).index_select(0, row.flatten()).reshape(*row.shape, -1)
-
-    def _whole_grid(self, pos: Positions) -> Tensor:
-        """Return the vectors of all cells of the grid (cells, out); kept with the positions while predicting."""
-        drawn = "seqpe_drawn" in pos.attrs
-        live = torch.is_grad_enabled() or torch.compiler.is_compiling() or drawn or pos.memo is None
-        if live or any(p.is_inference() for p in self.encoder.parameters()):
-            return self._encoded(pos)
-        state = tuple((p.data_ptr(), p._version) for p in self.encoder.parameters())
-        kept = pos.memo.get(self._token) if pos.memo is not None else None
-        if kept is None or kept[0] != state:
-            kept = (state, self._encoded(pos))
-            if pos.memo is not None:
-                pos.memo[self._token] = kept
-        return kept[1]
 
     def _encoded(self, pos: Positions) -> Tensor:
         shape: Sequence[int] = () if pos.grid is None else pos.grid.shape

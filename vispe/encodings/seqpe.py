@@ -131,6 +131,7 @@ class SeqPE(SeqPEBase, Rotary, Biased):
         channels = dim if multi_head else dim // num_heads
         count = depth if depth and projection == "multi" else 1
         out = self.encoder.out_proj.out_features
+        self._last = -1  # the layer that asked last
         self.pe_qk = nn.ModuleList(nn.Linear(out, 2 * channels) for _ in range(count))
         self.reset_parameters()
 
@@ -149,7 +150,10 @@ class SeqPE(SeqPEBase, Rotary, Biased):
                 f"seqpe has projections for {len(self.pe_qk)} blocks, but block {layer} asks for one."
             )
         module = self.pe_qk[layer if len(self.pe_qk) > 1 else 0]
-        both = affine(cast("nn.Linear", module), self.vectors(pos))
+        again = False
+        if not torch.compiler.is_compiling():
+            again, self._last = layer > self._last, layer  # layers ask in order: a lower number is a new pass
+        both = affine(cast("nn.Linear", module), self.vectors(pos, again))
         heads = self.num_heads if self.multi_head else 1
         pair = both.reshape(*both.shape[:2], 2, heads, -1).permute(2, 0, 3, 1, 4)
         return pair[0], pair[1]
