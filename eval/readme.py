@@ -14,7 +14,14 @@ import vispe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "eval" / "results"
-REASONS: dict[str, str] = {}  # of speeds below 0.8
+_BLOCKS = "a product of 8 x 8 blocks with every query and key in every layer (`bmm`)"
+REASONS = {  # of speeds below 0.8
+    "comrope_ap": _BLOCKS + "; `comrope_ap(form=folded)` has none",
+    "comrope_ld": _BLOCKS + "; `comrope_ld(form=folded)` has none",
+    "liere": _BLOCKS,
+    "lightnet": "queries and keys twice as wide as values, for which SDPA has no fused CPU kernel (`bmm`, `softmax`)",
+    "seqpe": "a projection of the position vectors to queries and keys in every layer (`addmm`, `add`, `copy_`)",
+}
 
 
 def encodings() -> str:
