@@ -13,7 +13,8 @@ import vispe  # noqa: F401 - timm takes specs
 from tests.hosts.common import image, shake
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.hosts.released import KINDS, convert_weights, read_weights
+from vispe.hosts.released import KINDS, convert_weights
+from vispe.hosts.weight_files import read_weights
 
 SIZES = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
 PUBLISHED = {**SIZES, "embed_dim": 128, "num_heads": 2}
@@ -211,7 +212,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     torch.save([1, 2], tmp_path / "list.pth")
     assert "is not a state dict, but holds list" in failed(capsys, tmp_path / "list.pth", target)
     torch.save({"epoch": 1}, tmp_path / "epoch.pth")
-    assert "is not a state dict, but holds epoch; say where it is with --key" in failed(
+    assert "is not a state dict, but holds epoch; say where it is by `key`" in failed(
         capsys, tmp_path / "epoch.pth", target
     )
     (tmp_path / "a.npz").write_bytes(b"x")
@@ -236,7 +237,7 @@ def test_what_is_not_recognised_or_does_not_fit():
         convert_weights(stock())
     with pytest.raises(OptionError, match=r"no kind 'rope_vit'\. Did you mean 'rope-vit'"):
         convert_weights(rope_vit(), "rope_vit")
-    with pytest.raises(InputError, match=r"names of dino-saw and deit-irpe; say which with --from"):
+    with pytest.raises(InputError, match=r"names of dino-saw and deit-irpe; say which by `kind`"):
         convert_weights({**irpe(), **dino_saw()})
     with pytest.raises(InputError, match=r"names of vispe \(pos_enc\) already"):
         convert_weights(convert_weights(dino_saw()).weights)
@@ -247,7 +248,7 @@ def test_what_is_not_recognised_or_does_not_fit():
     with pytest.raises(InputError, match=r"The blocks \[0, 2\] do not form one ViT of width 32"):
         convert_weights({k: v for k, v in dino_saw().items() if not k.startswith("blocks.1.")})
     with pytest.raises(
-        InputError, match=r"shape \(1, 8, 51\) fits no published deit-irpe .*say which with --spec"
+        InputError, match=r"shape \(1, 8, 51\) fits no published deit-irpe .*say which by `spec`"
     ):
         convert_weights(irpe(k=(1, 8, 51)))
     with pytest.raises(InputError, match="fits no published dino-saw encoding"):
@@ -264,7 +265,7 @@ def test_what_is_not_recognised_or_does_not_fit():
 
 def test_heads_and_specs_that_the_weights_do_not_tell():
     weights = {**stock(False), "freqs": torch.randn(2, 3, 16)}
-    with pytest.raises(InputError, match="do not tell the number of heads of width 32; give --num-heads"):
+    with pytest.raises(InputError, match="do not tell the number of heads of width 32; give `num_heads`"):
         convert_weights(weights)
     done = convert_weights(weights, num_heads=4)
     assert done.weights["blocks.0.attn.pos_enc.freqs"].shape == (2, 4, 4)

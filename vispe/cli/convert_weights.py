@@ -39,18 +39,20 @@ def convert_weights(
     from pathlib import Path
 
     from vispe.errors import InputError
-    from vispe.hosts import released
+    from vispe.hosts import released, weight_files
     from vispe.segment.outputs import atomic_path, check_writable
 
     if not Path(src).is_file():
         raise InputError(f"There is no file {src}.")
-    if Path(dst).suffix not in released.SUFFIXES:
-        raise InputError(f"{dst} must end in {', '.join(released.SUFFIXES)}, which says the format to write.")
+    if Path(dst).suffix not in weight_files.SUFFIXES:
+        raise InputError(
+            f"{dst} must end in {', '.join(weight_files.SUFFIXES)}, which says the format to write."
+        )
     check_writable([dst], force, protect=[src])
-    weights, rest = released.read_weights(src, key)
+    weights, rest = weight_files.read_weights(src, key)
     done = released.convert_weights(weights, from_, num_heads=num_heads, spec=spec)
     with atomic_path(dst, force) as temporary:
-        released.write_weights(temporary, done.weights, note=done.specs[0])
+        weight_files.write_weights(temporary, done.weights, note=done.specs[0])
     if json:
         report = {
             "kind": done.kind,

@@ -6,25 +6,19 @@ only what a file lacks: which encoding it holds, recognised by its names, and wi
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vispe.base import Encoding
 from vispe.errors import InputError, OptionError, VispeError, did_you_mean
 from vispe.registry import Spec, create_encoding, encoding_class, parse_spec
 
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".tar")
 _QKV = r"blocks\.(\d+)\.attn\.qkv\.weight"
-_CONTAINERS = ("state_dict", "model")  # what holds the weights in files of training programs
 
 
 @dataclass(frozen=True)
@@ -126,58 +120,9 @@ def convert_weights(
         name, tensor = next(iter(facts.found.items()))
         raise InputError(
             f"{facts.root}{name} of shape {tuple(tensor.shape)} fits no published {kind} encoding of a model with "
-            f"width {facts.dim}, {facts.depth} blocks and {facts.heads} heads ({problem}); say which with --spec."
+            f"width {facts.dim}, {facts.depth} blocks and {facts.heads} heads ({problem}); say which by `spec`."
         )
     return Converted(done.weights, kind, tuple(fits), done.renamed, done.dropped, tuple(notes))
-
-
-def read_weights(path: str | Path, key: str | None = None) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the state dict in a file, and the names of what else it holds.
-
-    Args:
-        path: a file of safetensors or torch; from the latter, only tensors and plain values are read.
-        key: where the state dict is in a file of a training program; 'state_dict' or 'model' by default.
-
-    Raises:
-        InputError: the file is damaged, holds objects that would run code, or has no state dict.
-    """
-    path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise InputError(
-            f"{path} is no file of weights that is known: the name must end in {', '.join(SUFFIXES)}."
-        )
-    try:
-        if path.suffix == ".safetensors":
-            content: Any = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(
-            f"{path} holds more than tensors and plain values, which could run code, or is no file of torch "
-            f"({str(error).splitlines()[0]}); save its state dict alone and convert that."
-        ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.filename is not None:  # no permission, say
-            raise
-        raise InputError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}; it may be incomplete."
-        ) from error
-    return _state_dict(path, content, key)
-
-
-def write_weights(path: str | Path, weights: Mapping[str, Tensor], note: str = "") -> None:
-    """Write a state dict in the format that the name asks for; nothing is checked.
-
-    Args:
-        path: ends in '.safetensors', or in a suffix of torch.
-        weights: state dict.
-        note: kept as metadata `vispe` in safetensors.
-    """
-    whole = {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
-    if Path(path).suffix == ".safetensors":
-        save_file(whole, path, metadata={"format": "pt", "vispe": note})
-    else:
-        torch.save(whole, path)
 
 
 def _recognised(weights: Mapping[str, Tensor]) -> str:
@@ -186,7 +131,7 @@ def _recognised(weights: Mapping[str, Tensor]) -> str:
         nested = any(".proj.0." in name for name in weights)
         found.remove("cpvt" if nested else "twins")
     if len(found) > 1:
-        raise InputError(f"The weights have names of {' and '.join(found)}; say which with --from.")
+        raise InputError(f"The weights have names of {' and '.join(found)}; say which by `kind` (--from).")
     if not found:
         known = "; ".join(f"{kind}: {k.example}" for kind, k in KINDS.items())
         shown = ", ".join(list(weights)[:3])
@@ -241,7 +186,7 @@ def _facts(weights: Mapping[str, Tensor], kind: str, num_heads: int | None) -> t
     heads = told or num_heads
     if heads is None and kind not in ("twins", "cpvt"):
         if dim % 64:
-            raise InputError(f"The weights do not tell the number of heads of width {dim}; give --num-heads.")
+            raise InputError(f"The weights do not tell the number of heads of width {dim}; give `num_heads`.")
         heads = dim // 64
         notes.append(f"{heads} heads, of 64 channels each, as in the published models")
     return _Facts(root, dim, len(qkv), heads, found), notes
@@ -312,31 +257,6 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
-
-
-def _state_dict(path: Path, content: Any, key: str | None) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the state dict in what a file held, and the names of the rest."""
-    rest: list[str] = []
-    if isinstance(content, Mapping):
-        holders = [name for name, value in content.items() if isinstance(value, Mapping)]
-        if key is not None and key not in holders:
-            raise InputError(f"{path} has no state dict {key!r}; it holds {', '.join(map(str, content))}.")
-        key = key or next((name for name in _CONTAINERS if name in holders), None)
-        if key is not None:
-            rest = [str(name) for name in content if name != key]
-            content = content[key]
-    if (
-        not isinstance(content, Mapping)
-        or not content
-        or not all(isinstance(v, Tensor) for v in content.values())
-    ):
-        held = (
-            ", ".join(map(str, list(content)[:6])) if isinstance(content, Mapping) else type(content).__name__
-        )
-        raise InputError(
-            f"{path} is not a state dict, but holds {held or 'nothing'}; say where it is with --key."
-        )
-    return {str(name): tensor for name, tensor in content.items()}, rest
 
 
 def _slopes(found: dict[str, Tensor], dim: int) -> int:

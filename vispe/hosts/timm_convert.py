@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.layers import DiffAttention
+from timm.models.vision_transformer import DiffParallelScalingBlock
 from torch import nn
 
-from vispe.base import Biased, Encoding, Mixing, Rotary
+from vispe.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
 from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.grid import Grid, Positions
 from vispe.hosts.context import HostState
 from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over, with_training_grid
 from vispe.hosts.refusals import refusal
@@ -24,7 +27,7 @@ from vispe.hosts.timm_attention import SWAPS, attentions, stock_type
 from vispe.hosts.timm_family import NAFLEX, Family, family_of, has_rope, put_rope, take_rope
 from vispe.hosts.timm_hosted import HostedTimm
 from vispe.hosts.timm_naflex import LaterDropout
-from vispe.registry import create_encoding
+from vispe.registry import create_encoding, encoding_class
 
 
 @dataclass
@@ -160,7 +163,9 @@ def _plan(
 
     def build() -> tuple[Encoding, ...]:
         with torch.device(like.device):
-            built = create_encoding(spec, **facts).to(dtype=like.dtype).train(model.training).parts()
+            terms = [create_encoding(t, **facts | {"dim": _width(t, layers, model.embed_dim)}) for t in spec]
+            built = (terms[0] if len(terms) == 1 else Compose(terms)).to(dtype=like.dtype)
+        built = built.train(model.training).parts()
         for encoding, source in zip(built, sources, strict=False):
             if source is not None:
                 take_over(encoding, source, "model")
@@ -178,10 +183,8 @@ def _plan(
                 f"rope + {e.name} was asked, but two rotary encodings would turn the same channels; leave 'rope' out "
                 "to replace the model's own."
             )
-        if isinstance(e, Rotary) or (
-            isinstance(e, Biased) and "dim" in inspect.signature(type(e)).parameters
-        ):
-            _check_width(e, layers, model.embed_dim)
+        if isinstance(e, Biased):
+            _check_values(e, layers, Grid(tuple(grid)).positions(like.device))
     inside = any(isinstance(e, Biased | Rotary) for e in parts)
     for _, path, module in layers if inside else ():
         if stock_type(module) not in SWAPS:
@@ -221,14 +224,31 @@ def _no_mixing(stock: type[nn.Module], family: Family) -> str:
     )
 
 
-def _check_width(e: Encoding, layers: Sequence[Any], dim: int) -> None:
-    """Raise when an encoding that works on the channels of a head meets heads of another width."""
-    for _, path, module in layers:
-        width = getattr(module, "head_dim", None)
-        if width is not None and width * module.num_heads != dim:
+def _width(term: dict[str, Any], layers: Sequence[Any], dim: int) -> int:
+    """Return what an encoding is told as the width of the tokens: what works on heads gets that of all heads.
+
+    Heads of differential attention have half the width of others.
+    """
+    cls = encoding_class(term["name"])
+    if issubclass(cls, Additive | Mixing) or not issubclass(cls, Biased | Rotary):
+        return dim
+    widths = {m.head_dim * m.num_heads: path for _, path, m in layers if hasattr(m, "head_dim")}
+    if len(widths) > 1:
+        raise UnsupportedCombination(
+            f"{cls.name} works on heads of one width, but those of {' and '.join(widths.values())} differ; use an "
+            "additive encoding."
+        )
+    return next(iter(widths), dim)
+
+
+def _check_values(e: Biased, layers: Sequence[Any], pos: Positions) -> None:
+    """Raise when relative values meet values that are wider than queries, as in differential attention."""
+    for layer, path, module in layers:
+        wide = isinstance(module, DiffAttention | DiffParallelScalingBlock) and e.active(layer)
+        if wide and e.value_term(pos, layer) is not None:
             raise UnsupportedCombination(
-                f"{e.name} works on heads of width dim / num_heads = {dim / module.num_heads:g}, but {path} has "
-                f"heads of {width}; use alibi2d or an additive encoding."
+                f"{e.name} adds to values of width {module.head_dim}, but {path} has queries of that width and values "
+                "of twice it; take an encoding of queries and keys."
             )
 
 
