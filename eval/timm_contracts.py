@@ -101,7 +101,8 @@ def run(
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "vispe_in_timm", "-n", str(workers)]
     without = "".join(f" and not {name}" for name in LEFT_OUT)
     command += ["-k", f"({chosen}){without}", "-W", "ignore", "tests/test_models.py"]
-    env = {**os.environ, "PYTHONPATH": str(plugins), "VISPE_SPEC": "" if spec == "stock" else spec}
+    paths = os.pathsep.join(filter(None, (str(plugins), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": paths, "VISPE_SPEC": "" if spec == "stock" else spec}
     done = subprocess.run(command, cwd=source, env=env, capture_output=True, text=True, check=False)
     last = (done.stdout.strip().splitlines() or [""])[-1]
     counts = {name: int(n) for n, name in re.findall(r"(\d+) (passed|failed|skipped|errors?)", last)}
