@@ -176,7 +176,7 @@ OPTIONS = {
         "basis=octaves,features=16",
         "basis=none,project=true",
         "normalize=common",
-        "normalize=reference",
+        "normalize=reference,reference=[3,4]",
         "normalize=corners",
         "normalize=none",
     ],
@@ -189,7 +189,7 @@ OPTIONS = {
     ],
     "loope": [
         "order=raster,context=none",
-        "start=even,context=none,rescale=true",
+        "start=even,context=none,rescale=true,reference=[2,5]",
         "start=longer,context=cells",
         "context=none,class_token=zero,temperature=100",
         "context=none,class_token=origin",

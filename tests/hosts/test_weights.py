@@ -231,6 +231,8 @@ def test_a_finished_encoding_brings_its_weights_and_a_json_able_spec():
     [
         "alibi2d(normalize=reference)",
         "rope_axial(schedule=rescale)",
+        "fourier(normalize=reference)",
+        "loope(context=none,rescale=true)",
         "sincos2d+rope_mixed(schedule=yarn)",
         "liere",
         "gta(normalize=train)",

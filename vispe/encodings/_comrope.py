@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -125,22 +125,3 @@ def need_axes(name: str, axes: int, pos: Positions) -> None:
 def promoted(places: Tensor, like: Tensor) -> Tensor:
     """Return `places` in the better of the two precisions, float32 at least."""
     return at_least_float32(places.to(torch.promote_types(places.dtype, like.dtype)))
-
-
-def train_shape(
-    reference: object, axes: int, normalize: str, users: tuple[str, ...]
-) -> tuple[int, ...] | None:
-    """Return the option `reference` as whole numbers, one per axis, checked."""
-    if reference is None:
-        return None
-    if normalize not in users:
-        raise OptionError(
-            f"reference={reference!r} has no effect with normalize={normalize!r}; leave it out."
-        )
-    given = cast("list[Any]", list(reference)) if isinstance(reference, list | tuple) else []  # pyright: ignore[reportUnknownArgumentType]
-    numbers = [int(n) for n in given if is_whole(n) and n > 0]
-    if len(numbers) != axes or len(given) != axes:
-        raise OptionError(
-            f"reference needs one whole number above 0 for each of {axes} axes, got reference={reference!r}."
-        )
-    return tuple(numbers)

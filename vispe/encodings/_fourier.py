@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
 from vispe.base import Additive
-from vispe.encodings._options import is_whole
+from vispe.encodings._options import is_whole, training_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 
@@ -25,10 +25,17 @@ class FourierEncoding(Additive):
         axes: number of coordinates; that of `grid` by default, 2 without it.
         grid: shape of the host's grid.
         normalize: which range the coordinates of `table` have.
+        reference: the training grid of normalize='reference'.
     """
 
     def __init__(
-        self, dim: int, axes: int | None, grid: Sequence[int] | None, normalize: str, most: int = 3
+        self,
+        dim: int,
+        axes: int | None,
+        grid: Sequence[int] | None,
+        normalize: str,
+        reference: Sequence[int] | None,
+        most: int = 3,
     ) -> None:
         super().__init__()
         if not is_whole(dim) or dim < 1:
@@ -46,6 +53,8 @@ class FourierEncoding(Additive):
         self.dim, self.axes, self.normalize = dim, axes, normalize
         self.grid = None if grid is None else tuple(grid)
         self.coordinates = axes or (2 if grid is None else len(grid))
+        used = normalize == "reference"
+        self.reference = training_grid(reference, self.coordinates, used, f"normalize={normalize!r}")
         self.ndim = (self.coordinates,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
 
     def encode(self, coords: Tensor) -> Tensor:
@@ -84,13 +93,12 @@ class FourierEncoding(Additive):
             return centres / pos.extent[:, None]
         if self.normalize == "common":
             return centres / pos.extent.amax(1)[:, None, None]
-        shape = (
-            (pos.grid.reference if pos.grid else None) or self.grid or (pos.grid.shape if pos.grid else None)
-        )
+        host = (pos.grid.reference or self.grid or pos.grid.shape) if pos.grid else self.grid
+        shape = self.reference or host
         if shape is None or len(shape) != pos.axes:
             raise ShapeError(
                 f"{self.name} with normalize='reference' needs the shape of the training grid, got {pos}; build it "
-                "with grid=..., or give Grid(..., reference=...)."
+                "with reference=..., or give Grid(..., reference=...)."
             )
         return centres / max(shape)
 

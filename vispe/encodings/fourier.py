@@ -30,7 +30,7 @@ class Fourier(FourierEncoding):
 
     Args:
         dim: width of the tokens, d.
-        grid: shape of the model's grid; says how many coordinates there are, and what 'reference' means.
+        grid: shape of the model's grid; says how many coordinates there are.
         axes: number of coordinates, 1 to 3, where no grid is known; 2 by default.
         basis: 'gaussian' (random), 'identity' (B = 1) or 'octaves' (2^(k-1) along every axis, k = 0, 1, ..), or
             'none' for the coordinates themselves.
@@ -42,6 +42,7 @@ class Fourier(FourierEncoding):
         normalize: coordinates of `table`, from cell centres: 'field' (fractions of the field of view), 'common'
             (of its longest side, for both axes), 'reference' (of the longest side of the training grid, in patches),
             'corners' (-1 to 1 from the first to the last cell), 'none' (as they are).
+        reference: shape of the training grid for normalize='reference'; that of the host by default.
 
     Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: the same field is sampled at other points; with 'reference' and 'none' waves go on beyond it.
@@ -76,8 +77,9 @@ class Fourier(FourierEncoding):
         learned: bool = False,
         project: bool = False,
         normalize: Normalize = "field",
+        reference: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(dim, axes, grid, normalize)
+        super().__init__(dim, axes, grid, normalize, reference)
         if basis not in get_args(Basis):
             raise OptionError(f"basis must be one of {', '.join(get_args(Basis))}, got {basis!r}.")
         for option, value in (("two_pi", two_pi), ("learned", learned), ("project", project)):

@@ -37,7 +37,7 @@ class FourierLearned(FourierEncoding):
 
     Args:
         dim: width of the tokens, d.
-        grid: shape of the model's grid; says how many coordinates there are, and what 'reference' means.
+        grid: shape of the model's grid; says how many coordinates there are.
         axes: number of coordinates where no grid is known; 2 by default. `table` needs 1 to 3.
         groups: so many equal groups of coordinates are encoded alike, into d / groups channels each.
         features: sines and cosines, F; even.
@@ -48,6 +48,7 @@ class FourierLearned(FourierEncoding):
         normalize: coordinates of `table`, from cell centres: 'field' (fractions of the field of view), 'common'
             (of its longest side, for both axes), 'reference' (of the longest side of the training grid, in patches),
             'corners' (-1 to 1 from the first to the last cell), 'none' (as they are).
+        reference: shape of the training grid for normalize='reference'; that of the host by default.
         class_vector: whether the first prefix token gets a learned vector, 0 at first.
 
     Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0, but see `class_vector`.
@@ -86,9 +87,10 @@ class FourierLearned(FourierEncoding):
         gamma: float | None = None,
         freq_std: float | None = None,
         normalize: Normalize = "field",
+        reference: Sequence[int] | None = None,
         class_vector: bool = False,
     ) -> None:
-        super().__init__(dim, axes, grid, normalize, most=64)
+        super().__init__(dim, axes, grid, normalize, reference, most=64)
         if init not in get_args(Init):
             raise OptionError(f"init must be one of {', '.join(get_args(Init))}, got {init!r}.")
         for option, value in (("gamma", gamma), ("freq_std", freq_std)):

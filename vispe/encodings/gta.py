@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from vispe.attention.precision import at_least_float32
 from vispe.attention.rotation import PairRotation, Transform
 from vispe.base import Rotary
-from vispe.encodings._comrope import check_axes, check_number, head_width, need_axes, train_shape
+from vispe.encodings._comrope import check_axes, check_number, head_width, need_axes
 from vispe.encodings._gta import Group, Matrices, angles_of, circle, joined, poses, rotations, shifts
-from vispe.encodings._options import check_choice, check_flag, is_whole
+from vispe.encodings._options import check_choice, check_flag, is_whole, training_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
 from vispe.registry import register
@@ -103,7 +103,7 @@ class GTA(Rotary):
         check_choice("normalize", normalize, get_args(Normalize))
         self.values, self.share_freqs = values, share_freqs
         self.normalize: Normalize = normalize
-        self.reference = train_shape(reference, axes, normalize, ("train",))
+        self.reference = training_grid(reference, axes, normalize == "train", f"normalize={normalize!r}")
         several = isinstance(max_freq, Sequence) and not isinstance(max_freq, str)
         self.max_freq = tuple(cast("Sequence[float]", max_freq)) if several else cast("float", max_freq)
         each = self.max_freq if isinstance(self.max_freq, tuple) else (self.max_freq,) * axes

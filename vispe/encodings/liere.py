@@ -20,9 +20,8 @@ from vispe.encodings._comrope import (
     need_axes,
     skew_matrix,
     skew_upper,
-    train_shape,
 )
-from vispe.encodings._options import check_choice, check_flag
+from vispe.encodings._options import check_choice, check_flag, training_grid
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.registry import register
@@ -116,7 +115,9 @@ class LieRE(SkewRotary):
         self.init: Init = init
         self.per_head, self.share_layers = per_head, share_layers
         self.init_std, self.scale_factor = init_std, scale_factor
-        self.reference = train_shape(reference, axes, normalize, ("train", "linspace"))
+        self.reference = training_grid(
+            reference, axes, normalize in ("train", "linspace"), f"normalize={normalize!r}"
+        )
         if kind != "learned":
             self._check_fixed(block, per_head, share_layers, init, init_std, scale_factor)
             return

@@ -14,7 +14,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.base import Additive
 from vispe.encodings._fourier import with_first
 from vispe.encodings._loope import START, ImageShift, ReleasedShift, curve_places
-from vispe.encodings._options import check_flag, is_positive, is_whole
+from vispe.encodings._options import check_flag, is_positive, is_whole, training_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.registry import register
@@ -46,6 +46,7 @@ class Loope(Additive):
         class_token: what the first prefix token gets: a 'learned' vector, 0 at first; 'origin', the code of X = 0,
             as the authors' static tables have it; or 'zero'.
         rescale: X is multiplied by the cells of the training grid over those of the grid, so that it keeps its range.
+        reference: shape of the training grid for `rescale`; that of the host by default.
         temperature: ratio of the longest to the shortest wavelength, about.
         exact: angles of the curve are reduced in float64; False rounds frequencies and angles to float32, as the
             authors' code does, which is off by 1e-5 at 200 cells and 1e-4 at 1000.
@@ -87,6 +88,7 @@ class Loope(Additive):
         context: Context = "image",
         class_token: First = "learned",
         rescale: bool = False,
+        reference: Sequence[int] | None = None,
         temperature: float = 10000.0,
         exact: bool = True,
         in_chans: int = 3,
@@ -106,6 +108,7 @@ class Loope(Additive):
             raise OptionError(f"start={start!r} has no effect with order='raster'; leave it out.")
         check_flag("rescale", rescale)
         check_flag("exact", exact)
+        self.reference = training_grid(reference, 2, rescale, "rescale=false")
         if not is_positive(temperature):
             raise OptionError(f"loope needs a positive temperature, got temperature={temperature!r}.")
         if not is_whole(in_chans) or in_chans < 1:
@@ -188,7 +191,7 @@ class Loope(Additive):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the code of every token, (1 or b, n, d) in float32 or better."""
         shape = self._shape(pos)
-        trained = (pos.grid.reference if pos.grid else None) or self.grid or shape
+        trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid or shape
         scale = trained[0] * trained[1] / (shape[0] * shape[1]) if self.rescale else 1.0
 
         shift = self.shift(pos, image)
