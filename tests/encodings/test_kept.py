@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import vispe
-from vispe.encodings import _kept
 from vispe.grid import Grid
 
 SPECS = ("liere", "comrope_ap", "comrope_ld(form=folded)", "rope_mixed", "grape", "grape(planes=rank2)")
@@ -38,14 +37,13 @@ def read(encoding: vispe.Encoding, pos: vispe.Positions) -> Tensor:
 @pytest.mark.parametrize("spec", SPECS)
 def test_kept_equals_computed(spec: str) -> None:
     encoding, pos = made(spec), GRID.positions()
-    owner = getattr(encoding, "encoder", encoding)
     with torch.enable_grad():
         wanted = read(encoding, pos).detach()
     with torch.no_grad():
         assert torch.equal(read(encoding, pos), wanted)
-        entry = _kept._kept[owner]
+        entry = encoding._kept.entry
         assert torch.equal(read(encoding, pos), wanted)
-        assert _kept._kept[owner] is entry, "the second pass computed it again"
+        assert encoding._kept.entry is entry, "the second pass computed it again"
         other = Grid((4, 2), prefix=1).positions()
         assert read(encoding, other).shape[2] == 9
         assert torch.equal(read(encoding, GRID.positions()), wanted)
@@ -81,7 +79,7 @@ def test_copies_share_nothing() -> None:
     with torch.no_grad():
         first = read(encoding, pos)
         for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
-            assert twin not in _kept._kept
+            assert twin._kept.entry is None
             assert torch.equal(read(twin, pos), first)
 
 

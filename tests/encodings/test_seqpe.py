@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional as F
 
 from vispe import Attention, Grid, Positions, create_encoding
-from vispe.encodings import _kept
 from vispe.encodings._seqpe_encoder import DigitEncoder, digits_of, may_attend
 from vispe.encodings._seqpe_losses import (
     contrastive_loss,
@@ -176,9 +175,9 @@ def test_what_is_kept_while_predicting_follows_the_weights():
     made, pos = build("seqpe_input").eval(), Grid((3, 4)).positions()
     with torch.no_grad():
         first = made.table(pos)
-        entry = _kept._kept[made.encoder]
+        entry = made._kept.entry
         assert torch.equal(made.table(pos), first)
-        assert _kept._kept[made.encoder] is entry
+        assert made._kept.entry is entry
         made.encoder.out_proj.weight.data.mul_(2)
         second = made.table(pos)
     assert not torch.equal(first, second)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vispe.attention.precision import at_least_float32, exact_product, no_autocast
 from vispe.attention.rotation import BlockTransform, Transform
 from vispe.base import Rotary
-from vispe.encodings._kept import kept
+from vispe.encodings._kept import Kept
 from vispe.encodings._options import is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -30,6 +30,10 @@ class SkewRotary(Rotary):
     width: int  # channels per block
     blocks: int  # blocks per head
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept = Kept()
+
     def generators(self) -> Tensor:
         """Return the generators (h or 1, axes, blocks, s, s), float32 or better."""
         raise NotImplementedError
@@ -45,7 +49,7 @@ class SkewRotary(Rotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the rotation of queries and keys by one and the same matrix per token."""
         need_axes(self.name, self.ndim[0], pos)
-        turn = kept(self, pos, lambda: self.rotations(pos))
+        turn = self._kept(self, pos, lambda: self.rotations(pos))
         return BlockTransform(q=turn, k=turn)
 
 

@@ -23,7 +23,6 @@ from vispe.encodings._comrope import (
     promoted,
     skew_matrix,
 )
-from vispe.encodings._kept import kept
 from vispe.encodings._options import check_choice
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
@@ -186,7 +185,7 @@ class ComRoPE(SkewRotary):
         if self.form == "matrix":
             return super().transform(pos, layer, x)
         need_axes(self.name, self.axes, pos)
-        return PairRotation(*kept(self, pos, lambda: self._tables(pos)), "interleaved")
+        return PairRotation(*self._kept(self, pos, lambda: self._tables(pos)), "interleaved")
 
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
         angles = self.angles(pos)

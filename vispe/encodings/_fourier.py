@@ -74,7 +74,7 @@ class FourierEncoding(Additive):
         """Return the encoding of every token, (1 or b, n, d) in float32 or better, 0 for prefix tokens."""
         if pos.axes not in self.ndim:
             raise ShapeError(f"{self.name} needs {self.coordinates} axes, got {pos.axes} ({pos}).")
-        if next(self.parameters(), None) is None:
+        if next(self.parameters(), None) is None and next(self.buffers(), None) is None:
             return pos.remember((self.name, repr(self.config)), lambda: self._table(pos))
         return self._table(pos)
 

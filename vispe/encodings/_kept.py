@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -13,35 +13,53 @@ from vispe.grid import Positions
 
 T = TypeVar("T", Tensor, tuple[Tensor, Tensor])
 Entry = tuple[ref[Positions], list[Tensor], Any]
-wrapped = cast(
+LIMIT = 64 << 20  # bytes
+_wrapped = cast(
     "Callable[[Tensor], bool]", torch._C._functorch.is_functorch_wrapped_tensor
 )  # by vmap, grad, jvp
-LIMIT = 64 << 20  # bytes per module
-_kept: WeakKeyDictionary[nn.Module, Entry] = WeakKeyDictionary()
 
 
-def kept(owner: nn.Module, pos: Positions, make: Callable[[], T], trust: bool = False) -> T:
-    """Return `make()`, or what it returned last for the same positions and the same parameters of `owner`.
+class Kept:
+    """Keeps the last value that a module has computed from its parameters and positions.
 
-    Kept on CPU only, in eval mode without gradients. Parameters are compared by value: whatever changed them is seen.
-    `trust` says that they were compared earlier in this forward pass.
+    On CPU only, in eval mode without gradients. Parameters are compared by value: whatever changed them is seen. It is
+    left out of copies, pickles and state dicts.
     """
-    given = list(owner.parameters())
-    if owner.training or torch.is_grad_enabled() or not pos.static or not all(map(_plain, given)):
-        return make()
-    where, known, value = _kept.get(owner, (None, [], None))
-    same_place = where is not None and where() is pos and len(known) == len(given)
-    if same_place and (
-        trust or all(a.dtype == b.dtype and a.equal(b) for a, b in zip(known, given, strict=True))
-    ):
+
+    def __init__(self) -> None:
+        self.entry: Entry | None = None
+
+    def __call__(self, owner: nn.Module, pos: Positions, make: Callable[[], T], trust: bool = False) -> T:
+        """Return `make()`, or what it returned last for the same positions and the same parameters of `owner`.
+
+        `trust` says that they were compared earlier in this forward pass.
+        """
+        given = list(owner.parameters())
+        if owner.training or torch.is_grad_enabled() or not pos.static or not all(map(_plain, given)):
+            return make()
+        if self.entry is not None:
+            where, known, value = self.entry
+            if where() is pos and (trust or _equal(known, given)):
+                return value
+        value = make()
+        made = (value,) if isinstance(value, Tensor) else value
+        if all(map(_plain, made)) and sum(t.nbytes for t in made) <= LIMIT:
+            self.entry = ref(pos), [p.detach().clone() for p in given], value
         return value
-    value = make()
-    made = (value,) if isinstance(value, Tensor) else value
-    if all(map(_plain, made)) and sum(t.nbytes for t in made) <= LIMIT:
-        _kept[owner] = ref(pos), [p.detach().clone() for p in given], value
-    return value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
+        return Kept()
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+
+def _equal(known: list[Tensor], given: list[nn.Parameter]) -> bool:
+    if len(known) != len(given):
+        return False
+    return all(a.dtype == b.dtype and a.equal(b) for a, b in zip(known, given, strict=True))
 
 
 def _plain(x: Tensor) -> bool:
-    busy = torch.compiler.is_compiling() or torch.jit.is_tracing() or wrapped(x)
+    busy = torch.compiler.is_compiling() or torch.jit.is_tracing() or _wrapped(x)
     return not busy and x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)

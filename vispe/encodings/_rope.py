@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vispe.attention.rotation import Layout, PairRotation
 from vispe.base import Rotary
-from vispe.encodings._kept import kept
+from vispe.encodings._kept import Kept
 from vispe.errors import OptionError, ShapeError
 from vispe.frequencies import Schedule, check_schedule
 from vispe.grid import Positions, as_spacing
@@ -47,6 +47,7 @@ class RopeBase(Rotary):
 
     def __init__(self, dim: int, num_heads: int, layout: Layout, options: dict[str, Any]) -> None:
         super().__init__()
+        self._kept = Kept()
         self.dim, self.num_heads = dim, num_heads
         self.layout: Layout = layout
         for name, number in (("dim", dim), ("num_heads", num_heads)):
@@ -172,7 +173,7 @@ class RopeBase(Rotary):
         if "rope" in pos.attrs:
             return PairRotation(*make(), self.layout)
         if self.per_layer:
-            return PairRotation(*kept(self, pos, make), self.layout)
+            return PairRotation(*self._kept(self, pos, make), self.layout)
         return pos.remember(self._key, lambda: PairRotation(*make(), self.layout))
 
     def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:

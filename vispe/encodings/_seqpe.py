@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.base import Encoding
-from vispe.encodings._kept import kept
+from vispe.encodings._kept import Kept
 from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.encodings._seqpe_encoder import DigitEncoder, Direction
 from vispe.encodings._seqpe_losses import (
@@ -27,6 +27,7 @@ class SeqPEBase(Encoding):
 
     def __init__(self, dim: int, num_heads: int, grid: Sequence[int] | None, options: dict[str, Any]) -> None:
         super().__init__()
+        self._kept = Kept()
         if not is_whole(num_heads) or num_heads < 1 or dim % num_heads:
             raise OptionError(f"{self.name} needs dim={dim} to be a multiple of num_heads={num_heads}.")
         self.dim, self.num_heads = dim, num_heads
@@ -143,7 +144,7 @@ class SeqPEBase(Encoding):
             raise ShapeError(
                 f"{self.name} spells whole-number positions, got free coordinates ({pos}); use grid.positions()."
             )
-        table = kept(self.encoder, pos, lambda: self._encoded(pos), trust=again)
+        table = self._kept(self.encoder, pos, lambda: self._encoded(pos), trust=again)
         if self.prefix_vector is None:
             first = table.new_zeros(1, table.shape[-1])
         else:

@@ -37,7 +37,7 @@ class Fourier(FourierEncoding):
         features: sines and cosines in all; as many as fit into d by default. 'identity' has 2 per axis, 'none' 1.
         scale: standard deviation of B, in waves per unit of the coordinates; only for 'gaussian'.
         two_pi: whether angles have the factor 2 pi; without it a scale means 2 pi times less.
-        learned: whether B is trained. It is a parameter in any case, since no run can draw it again.
+        learned: whether B is trained. It is saved in any case, since no run can draw it again.
         project: whether a linear map to d follows; without it channels beyond the features are 0.
         normalize: coordinates of `table`, from cell centres: 'field' (fractions of the field of view), 'common'
             (of its longest side, for both axes), 'reference' (of the longest side of the training grid, in patches),
@@ -102,11 +102,11 @@ class Fourier(FourierEncoding):
                 f"fourier has {self.count} features, which do not fit into dim={dim}; take fewer, or project=true."
             )
         kept = basis == "gaussian" or (learned and basis != "none")
-        self.frequency = (
-            nn.Parameter(torch.empty(self.count // 2, self.coordinates), requires_grad=learned)
-            if kept
-            else None
-        )
+        frequency = torch.empty(self.count // 2, self.coordinates) if kept else None
+        if learned:
+            self.frequency: Tensor | None = None if frequency is None else nn.Parameter(frequency)
+        else:
+            self.register_buffer("frequency", frequency)
         self.head = nn.Linear(self.count, dim) if project else None
         self.reset_parameters()
 

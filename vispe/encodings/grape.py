@@ -12,7 +12,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.rotation import BlockTransform, PairRotation, Transform
 from vispe.base import Rotary
 from vispe.encodings._grape import rank2_rotation
-from vispe.encodings._kept import kept
+from vispe.encodings._kept import Kept
 from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -68,6 +68,7 @@ class Grape(Rotary):
         scale: float = 16.0,
     ) -> None:
         super().__init__()
+        self._kept = Kept()
         if not is_whole(num_heads) or num_heads < 1 or dim % num_heads:
             raise OptionError(f"grape needs dim={dim} to be a multiple of num_heads={num_heads}.")
         if planes not in get_args(Planes):
@@ -124,9 +125,9 @@ class Grape(Rotary):
                 f"got a head width of {width} with planes={self.planes!r}."
             )
         if self.planes == "rank2":
-            matrices = kept(self, pos, lambda: self._blocks(coords, axes))
+            matrices = self._kept(self, pos, lambda: self._blocks(coords, axes))
             return BlockTransform(q=matrices, k=matrices)
-        return PairRotation(*kept(self, pos, lambda: self._tables(coords, axes)), "half")
+        return PairRotation(*self._kept(self, pos, lambda: self._tables(coords, axes)), "half")
 
     def _blocks(self, coords: Tensor, axes: int) -> Tensor:
         a, b = (at_least_float32(t).reshape(1, self.num_heads, 1, axes, -1) for t in (self.a, self.b))

@@ -11,7 +11,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.rotation import Expand, PairRotation, Transform
 from vispe.base import Rotary
 from vispe.encodings._comrope import check_axes, check_number, head_width, need_axes
-from vispe.encodings._kept import kept
+from vispe.encodings._kept import Kept
 from vispe.encodings._options import check_choice, check_flag
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -75,6 +75,7 @@ class LightNet(Rotary):
         learned: bool = False,
     ) -> None:
         super().__init__()
+        self._kept = Kept()
         check_axes(self.name, axes)
         self.ndim = (axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
         self.dim, self.num_heads, self.axes = dim, num_heads, axes
@@ -120,7 +121,7 @@ class LightNet(Rotary):
         """Return the map of queries and keys; prefix tokens have phase 0."""
         need_axes(self.name, self.axes, pos)
         if self.learned:
-            cos, sin = kept(self, pos, lambda: self._tables(pos))
+            cos, sin = self._kept(self, pos, lambda: self._tables(pos))
         else:
             key = (self.name, self.head, self.num_heads, self.form, self.spectrum, self.base)
             cos, sin = pos.remember(key, lambda: self._tables(pos))

@@ -14,7 +14,7 @@ from vispe.attention.precision import at_least_float32, exact_product
 from vispe.attention.table import TableBias
 from vispe.base import Biased
 from vispe.encodings import _rpb
-from vispe.encodings._kept import kept
+from vispe.encodings._kept import Kept
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.registry import register
@@ -80,6 +80,7 @@ class ContinuousBias(Biased):
         share_layers: bool = False,
     ) -> None:
         super().__init__()
+        self._kept = Kept()
         _rpb.check_heads(self.name, num_heads)
         if coords not in get_args(Coords):
             raise OptionError(f"coords must be one of {', '.join(get_args(Coords))}, got {coords!r}.")
@@ -147,7 +148,7 @@ class ContinuousBias(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias, the same for every block that has this network."""
         grid = _rpb.grid_of(self.name, self.ndim[0], pos)
-        return TableBias(kept(self, pos, lambda: self._table(pos, grid)), pos)
+        return TableBias(self._kept(self, pos, lambda: self._table(pos, grid)), pos)
 
     def _table(self, pos: Positions, grid: Grid) -> Tensor:
         offsets = self._offsets(pos, grid)
