@@ -66,6 +66,9 @@ class Encoding(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise the parameters; nothing to do without any."""
 
+    def truncate(self, depth: int) -> None:
+        """Drop what belongs to blocks from `depth` on, which the model has lost; here nothing does."""
+
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that must not decay: all."""
         return {name for name, _ in self.named_parameters()}

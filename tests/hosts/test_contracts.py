@@ -29,7 +29,7 @@ MODELS = {
     "dinov3": ("vit_small_patch16_dinov3", {}),
 }
 KINDS = ["none", "sincos2d", "learned", "alibi2d", "alibi2d(slopes=learned)", "rope_axial", "rope_mixed", "irpe", "rpb",
-         "peg", "rope_axial+alibi2d(slopes=learned)"]  # fmt: skip
+         "peg", "seqpe", "rope_axial+alibi2d(slopes=learned)"]  # fmt: skip
 
 
 def make(model: str, spec: str, **options):
@@ -86,7 +86,11 @@ def test_contracts_of_timm(model, spec):
     twin.reset_classifier(0)
     assert twin(x).shape == (2, net.num_features), "no classifier"
     assert twin.prune_intermediate_layers([0]) == [0]
-    assert twin.forward_features(x).shape == features.shape
+    short = twin.train().forward_features(x)
+    assert short.shape == features.shape
+    short.square().sum().backward()
+    unused = [n for n, p in twin.named_parameters() if p.requires_grad and p.grad is None]
+    assert not unused, "what was pruned has no parameters left"
     matcher = net.group_matcher()
     assert {"stem", "blocks"} <= set(matcher)
 

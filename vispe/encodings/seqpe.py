@@ -143,6 +143,12 @@ class SeqPE(SeqPEBase, Rotary, Biased):
                 nn.init.trunc_normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
 
+    def truncate(self, depth: int) -> None:
+        """Drop the projections of blocks that the model has lost."""
+        if len(self.pe_qk) > depth > 0:
+            self.pe_qk = self.pe_qk[:depth]
+            self.depth = depth
+
     def _factors(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         """Return pq and pk of a block, (1 or b, h or 1, n, d_h) each."""
         if len(self.pe_qk) > 1 and not 0 <= layer < len(self.pe_qk):

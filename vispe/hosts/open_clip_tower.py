@@ -146,6 +146,13 @@ class HostedTower(VisionTransformer):
         for path in self.vispe.fixed:
             self.get_parameter(path).requires_grad_(False)
 
+    def prune_intermediate_layers(self, *args: Any, **options: Any) -> list[int]:
+        """Drop the blocks that the given features do not need, see open_clip, and what encodings have for them."""
+        taken = super().prune_intermediate_layers(*args, **options)
+        for encoding in () if self.pos_enc is None else self.pos_enc.parts():
+            encoding.truncate(len(self.transformer.resblocks))
+        return taken
+
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that must not decay."""
         return super().no_weight_decay() | {

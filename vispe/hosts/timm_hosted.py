@@ -51,6 +51,13 @@ class HostedTimm(nn.Module):
             pos = encoding.prepare(pos)
         return pos
 
+    def prune_intermediate_layers(self, *args: Any, **options: Any) -> list[int]:
+        """Drop the blocks that the given features do not need, see timm, and what encodings have for them."""
+        taken = super().prune_intermediate_layers(*args, **options)
+        for encoding in shared_encodings(self):
+            encoding.truncate(len(self.blocks))
+        return taken
+
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that must not decay."""
         return super().no_weight_decay() | {
