@@ -28,6 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(
+        key=lambda item: item.path not in long
+    )  # files with long tests first, so that no worker ends alone
     if torch.cuda.is_available():
         return
     for item in items:
@@ -58,6 +62,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return made
 
+    with torch.device("cpu"):  # torch remembers what its constructors are when it is first asked
+        torch.zeros(0)
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poison(getattr(owner, name)))
     return

@@ -68,16 +68,19 @@ def table_matrix(values, grid, prefix=None):
     """Return the matrix (h, n, n) that a table describes, entry by entry."""
     heads = values.shape[0] if prefix is None else max(values.shape[0], prefix.shape[0])
     edge = torch.zeros(1, 3, dtype=torch.float64) if prefix is None else prefix
-    rows = []
-    for row in table_entries(grid):
-        line = [
-            edge[:, entry].expand(heads)
-            if isinstance(entry, int)
-            else values[(slice(None), *entry)].expand(heads)
-            for entry in row
-        ]
-        rows.append(torch.stack(line, -1))
-    return torch.stack(rows, 1)
+    sizes = values.shape[1:]
+    numbers = torch.arange(sizes.numel()).reshape(sizes).tolist()
+
+    def place(entry):
+        if isinstance(entry, int):
+            return sizes.numel() + entry
+        found = numbers
+        for i in entry:
+            found = found[i]
+        return found
+
+    index = torch.tensor([[place(entry) for entry in row] for row in table_entries(grid)])
+    return torch.cat([values.flatten(1).expand(heads, -1), edge.expand(heads, 3)], 1)[:, index]
 
 
 def attend(q, k, v, *, bias=None, added=None, keep=None, scale=None, groups=1, value_term=None):

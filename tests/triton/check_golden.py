@@ -1,4 +1,7 @@
-"""Golden cases of 2D ALiBi through the fused kernels, in float32. `test_interpreter` runs this file."""
+"""Golden cases of 2D ALiBi and iRPE, and tables of timm's models, through the fused kernels in float32.
+
+`test_interpreter` runs this file.
+"""
 
 import json
 from pathlib import Path
@@ -6,10 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from timm.models import beit, swin_transformer
+from torch import nn
 
 import vispe
+from tests.golden.adapters import irpe
+from tests.golden.case import Case
 
-FILES = sorted(Path(__file__).parents[1].glob("golden/vectors/alibi2d__attn*.npz"))
+VECTORS = Path(__file__).parents[1] / "golden/vectors"
+FILES = sorted(VECTORS.glob("alibi2d__attn*.npz"))
 SLOPES = {"constant": "constant", "fixed": "geometric", "learned": "learned"}
 
 
@@ -47,3 +55,55 @@ def test_alibi2d(path):
             assert (ours - wanted).norm() <= meta["tolerance"]["rtol"] * wanted.norm() + 1e-4
             compared += 1
     assert compared >= 5
+
+
+def test_irpe_bias_mode():
+    """The case has a bias and its gradients; attention weights, read by one-hot values, show both."""
+    case = Case(VECTORS / "irpe__bias_cross_perhead_k_skip0_4x3.npz")
+    grid, heads = irpe._grid(case), case.config("num_heads")
+    encoding = vispe.create_encoding(
+        irpe._spec(case), dim=heads * case.config("head_dim"), num_heads=heads
+    )  # fmt: skip
+    encoding.load_state_dict({f"rpe_k.{name}": case.param(name) for name in case.params})
+    n = grid.tokens
+    q, values = torch.zeros(1, heads, n, 16), torch.eye(n).expand(1, heads, n, n)
+    weight = vispe.attention(q, q, values, bias=encoding.bias(grid.positions(), 0), backend="triton")
+    wanted = torch.from_numpy(case.outputs["y"]).double().softmax(-1)
+    torch.testing.assert_close(weight.double(), wanted, rtol=1e-5, atol=1e-6)
+    cotangent = case.input("cotangent")
+    weight.backward(
+        cotangent / weight.detach()
+    )  # gives the cotangent less its row sums, spread by the weights
+    spread = wanted.float() * cotangent.sum(-1, keepdim=True)
+    dense = encoding.bias(grid.positions(), 0).dense()
+    rest = torch.autograd.grad(dense, list(encoding.parameters()), spread)
+    for (name, parameter), more in zip(encoding.named_parameters(), rest, strict=True):
+        golden = torch.from_numpy(case.outputs[f"grad.{name.removeprefix('rpe_k.')}"])
+        torch.testing.assert_close(parameter.grad + more, golden, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rpb.swin", "rpb.beit"])
+def test_tables_of_timm(name):
+    window, table = (3, 5), "relative_position_bias_table"
+    if name == "rpb.swin":
+        stock = swin_transformer.WindowAttention(24, 3, window_size=window, qkv_bias=False)
+    else:
+        stock = beit.Attention(24, 3, window_size=window)
+    nn.init.normal_(getattr(stock, table))
+    ours = vispe.Attention(
+        24, 3, vispe.create_encoding(name, num_heads=3, grid=window), qkv_bias=False, backend="triton"
+    )  # fmt: skip
+    state = {n.replace(table, f"pos_enc.{table}"): p.detach() for n, p in stock.named_parameters()}
+    ours.load_state_dict(state)
+    grid = vispe.Grid(window, int(name == "rpb.beit"))
+    x = torch.randn(2, grid.tokens, 24, requires_grad=True)
+    wide = x.detach().double().requires_grad_()
+    found, wanted = ours(x, grid), stock.double()(wide)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
+    cotangent = torch.randn_like(found)
+    found.backward(cotangent)
+    wanted.backward(cotangent.double())
+    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-4, atol=1e-6)
+    grads = {n.replace(table, f"pos_enc.{table}"): p.grad for n, p in stock.named_parameters()}
+    for key, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad.double(), grads[key], rtol=1e-4, atol=1e-5)

@@ -1,9 +1,15 @@
-"""The fused operator inside torch: compile, export, checkpointing, autocast, opcheck. `test_interpreter` runs this."""
+"""The fused operator inside torch: compile, export, checkpoints, ranks, autocast. `test_interpreter` runs this."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 
+from tests.triton import ranks
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, TableBias
 from vispe.attention.triton.op import table_attention
@@ -39,38 +45,79 @@ def test_opcheck():
     packed, edge = pack(runs, ends, layout, 0.25, torch.float32)
     runs.requires_grad_(), ends.requires_grad_()
     keep = torch.ones(2, GRID.tokens, dtype=torch.bool)
-    for bias in ((packed, layout.address(), edge, layout.base(), keep, runs, ends), (None,) * 7):
-        torch.library.opcheck(
-            table_attention, (*inputs(), *bias, layout.selected, 0.25, 4, False), rtol=1e-4, atol=1e-5
-        )
+    bias = packed, layout.address(), edge, layout.base(), keep, runs, ends
+    torch.library.opcheck(
+        table_attention, (*inputs(), *bias, layout.selected, 0.25, 4, False), rtol=1e-4, atol=1e-5
+    )
+    torch.library.opcheck(
+        table_attention, (*inputs(), *[None] * 7, 0, 0.25, 1, False),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"), rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
 
 
-def test_compiled_in_one_graph_for_two_grids():
+def attend_image(x, slopes):
+    """Attention of an image of tokens (b, gh, gw, channels), as models that take any size have it."""
+    q, k, v = x.flatten(1, 2).unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4)
+    return attention(
+        q, k, v, bias=DistanceBias(slopes, Grid(x.shape[1:3]).positions()), backend="triton"
+    )  # fmt: skip
+
+
+def test_compiled_in_one_graph_for_all_grids():
     torch._dynamo.reset()
+    graphs = []
 
-    def attend(q, k, v, slope, pos):
-        return attention(q, k, v, bias=DistanceBias(slope, pos), backend="triton")
+    def counted(graph, example):
+        graphs.append(graph)
+        return lookup_backend("aot_eager")(graph, example)
 
-    fast = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    for grid in (GRID, Grid((3, 7), 2)):
-        leaves = [*inputs(grid), slopes()]
-        pos = grid.positions()
+    fast = torch.compile(attend_image, fullgraph=True, backend=counted)
+    for shape in ((5, 7), (3, 9), (7, 5)):
+        x = torch.randn(1, *shape, 3 * HEADS * WIDTH, requires_grad=True)
+        torch._dynamo.mark_dynamic(x, (1, 2))
+        leaves = [x, slopes()]
         same(
-            gradients(lambda leaves=leaves, pos=pos: fast(*leaves, pos), leaves),
-            gradients(lambda leaves=leaves, pos=pos: attend(*leaves, pos), leaves),
-        )
+            gradients(lambda leaves=leaves: fast(*leaves), leaves),
+            gradients(lambda leaves=leaves: attend_image(*leaves), leaves),
+            rtol=1e-5, atol=1e-6,
+        )  # fmt: skip
+    assert len(graphs) <= 2
 
 
-def test_exported():
+@pytest.mark.parametrize("learned", [False, True])
+def test_exported_for_any_grid_and_batch(learned):
     class Module(torch.nn.Module):
-        def forward(self, q, k, v):
-            return attention(q, k, v, bias=DistanceBias((0.2, 0.9), GRID.positions()), backend="triton")
+        def __init__(self):
+            super().__init__()
+            self.slopes = torch.nn.Parameter(slopes().detach()) if learned else (0.2, 0.9)
 
-    tensors = [t.detach() for t in inputs()]
-    batch = torch.export.Dim("batch", min=2)
-    program = torch.export.export(Module(), tuple(tensors), dynamic_shapes=[{0: batch}] * 3)
-    more = [torch.cat([t, t[:1]]) for t in tensors]
-    same([program.module()(*more)], [Module()(*more)])
+        def forward(self, x):
+            return attend_image(x, self.slopes)
+
+    dims = {i: torch.export.Dim(name, min=2, max=64) for i, name in enumerate(("batch", "height", "width"))}
+    width = 3 * HEADS * WIDTH
+    with torch.no_grad():
+        program = torch.export.export(Module(), (torch.randn(3, 4, 5, width),), dynamic_shapes=[dims])
+        for shape in ((2, 6, 8), (4, 2, 3)):
+            x = torch.randn(*shape, width)
+            same([program.module()(x)], [Module()(x)])
+    kernels = [str(n.target) for n in program.graph.nodes if "table_attention" in str(n.target)]
+    assert kernels == ["vispe.table_attention.default"]
+
+
+def test_two_processes_have_the_gradients_of_one(tmp_path):
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("torch is built without gloo")
+    command = [sys.executable, "-m", "tests.triton.ranks", str(tmp_path)]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    wanted = ranks.gradients(ranks.layer(), ranks.tokens())
+    assert wanted["pos_enc.relative_position_bias_table"].abs().sum() > 0
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert set(found) == set(wanted)
+        same([found[name] for name in wanted], wanted.values(), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -14,30 +14,46 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from vispe.attention.triton.backward import grad_kv, grad_q
+from vispe.attention.triton.coords import forward_coords
+from vispe.attention.triton.coords_backward import grad_kv_coords, grad_q_coords, grad_table
+from vispe.attention.triton.decomposed import decomposed_forward
+from vispe.attention.triton.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
 from vispe.attention.triton.forward import forward
 from vispe.attention.triton.gradient import grad_bias
-from vispe.attention.triton.tiles import tiles
+from vispe.attention.triton.tiles import Tiles, tiles
 
-KERNELS = {"forward": forward, "grad_q": grad_q, "grad_kv": grad_kv, "grad_bias": grad_bias}
+KERNELS = {
+    "forward": forward, "grad_q": grad_q, "grad_kv": grad_kv, "grad_bias": grad_bias, "forward_coords": forward_coords,
+    "grad_q_coords": grad_q_coords, "grad_kv_coords": grad_kv_coords, "grad_table": grad_table,
+    "decomposed_forward": decomposed_forward, "decomposed_grad_q": decomposed_grad_q,
+    "decomposed_grad_kv": decomposed_grad_kv,
+}  # fmt: skip
 HALF = ("Q", "K", "V", "OUT", "GRAD", "DQ", "DK", "DV")
-POINTERS = {"S": "*fp16", "ADDRESS": "*i32", "BASE": "*i32", "KEEP": "*i1", "UNIT": "*fp64"}
+POINTERS = {"S": "*fp16", "ADDRESS": "*i32", "BASE": "*i32", "KEEP": "*i1", "UNIT": "*fp64", "CELL": "*i32",
+            "SEGMENT": "*i32"}  # fmt: skip
+SINGLE = ("EDGE", "LSE", "DELTA", "RUNS", "ENDS", "TABLE", "PLACE", "PERIOD", "SLOPE", "STEEP", "DTABLE", "OWN",
+          "OTHER", "GRAD_OWN")  # fmt: skip
 FLOATS = {"c", "scale"}
+FREE = ("sh", "eh", "th", "cb", "pb", "wb")  # strides that are any number
 ANY = {"n", "p"}  # not specialised: any number of tokens, with the same code
 TOKENS = 4097
 
 
-def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size=None, wide=False):
+def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size=None, wide=False,
+                   modes=None):  # fmt: skip
     """Return what Triton made of one kernel, as for contiguous tensors with `width` columns.
 
-    `wide`: the bias of half-precision inputs is stored in float32.
+    `wide`: the bias of half-precision inputs is stored in float32. `modes`: what kernels of coords are compiled for.
     """
     kernel = KERNELS[name]
-    size = size or tiles(name, width, TOKENS, dtype, arch < 90)
+    of = "grad_bias" if name == "grad_table" else name.removesuffix("_coords")
+    size = Tiles(*size) if size else tiles(of, width, TOKENS, dtype, arch < 90)
     letters = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
     power = triton.next_power_of_2(width)
     constants = {
         "D": width, "BD": power, "E": width, "BE": power, "BM": size.queries, "BN": size.keys,
         "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "UPCAST": False, "SHARED": True, "FIXED": False,
+        "GATHER": False, "METRIC": 0, "AXES": 2, "WRAP": False, "PACKED": False, "LEARNED": False, **(modes or {}),
     }  # fmt: skip
     signature, attrs, chosen = {}, {}, {}
     for place, argument in enumerate(kernel.arg_names):
@@ -47,7 +63,7 @@ def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size
             continue
         if argument in HALF:
             signature[argument] = f"*{letters}"
-        elif argument in ("EDGE", "LSE", "DELTA", "RUNS", "ENDS"):
+        elif argument in SINGLE:
             signature[argument] = "*fp32"
         elif argument in POINTERS:
             signature[argument] = POINTERS[argument]
@@ -55,7 +71,8 @@ def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size
             signature[argument] = "fp32" if argument in FLOATS else "i32"
         if signature[argument] == "*fp16" and argument == "S" and (wide or dtype == torch.float32):
             signature[argument] = "*fp32"
-        stride = len(argument) == 2 and argument not in ("sh", "eh")
+        size_of_grid = name.startswith("decomposed") and argument in ("gh", "gw")
+        stride = len(argument) == 2 and argument not in FREE and not size_of_grid
         if signature[argument].startswith("*") or stride or argument == "sh":
             attrs[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, chosen, attrs)
@@ -88,7 +105,7 @@ def report(name, arch, width, dtype, has_bias=True, **options):
         if op.startswith("BRA") and target and target[0] in labels:
             loops.append((labels[target[0]], len(ops)))
         ops.append(op)
-    matrix = ("HGMMA", "HMMA", "UTCHMMA", "UTCQMMA", "FFMA")
+    matrix = ("FFMA",) if dtype == torch.float32 else ("HGMMA", "HMMA", "UTCHMMA")
     loops = [ops[a : b + 1] for a, b in loops if any(o.startswith(matrix) for o in ops[a : b + 1])]
     threads = size.warps * 32
     per_tile = size.queries * size.keys / threads
@@ -104,7 +121,8 @@ def report(name, arch, width, dtype, has_bias=True, **options):
             {
                 "per_score": round(len(body) / per_tile, 2), "spills": count(body, "LDL", "STL"),
                 "wide_loads": count(body, "LDG.E.128"), "loads": count(body, "LDG"),
-                "matrix": count(body, "HGMMA", "HMMA", "UTCHMMA"),
+                "wide_copies": sum(o.startswith("LDGSTS") and o.endswith("128") for o in body),
+                "matrix": count(body, *matrix),
             }
             for body in loops
         ],

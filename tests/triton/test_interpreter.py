@@ -1,4 +1,4 @@
-"""The fused kernels on the CPU: Triton's interpreter must be chosen before kernels are made, so in own processes."""
+"""The fused kernels on the CPU: Triton's interpreter must be chosen before kernels are made, so in another process."""
 
 import os
 import subprocess
@@ -11,11 +11,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 FOLDER = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in FOLDER.glob("check_*.py")))
-def test_in_the_interpreter(name):
+@pytest.mark.slow
+def test_in_the_interpreter():
+    """One process for all files: its start takes as long as many tests."""
+    files = sorted(str(path) for path in FOLDER.glob("check_*.py"))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / name)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=FOLDER.parents[1], capture_output=True, text=True,
-        timeout=600, check=False,
+        timeout=1200, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

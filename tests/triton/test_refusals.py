@@ -38,7 +38,6 @@ def test_on_a_cpu_it_stands_back():
         ({"attn_mask": torch.ones(13, 13, dtype=torch.bool)}, "n x m tensor"),
         ({"is_causal": True}, "is_causal is not fused"),
         ({"dropout_p": 0.1}, "dropout is not fused"),
-        ({"cu_seqlens": torch.tensor([0, 4, 13])}, "packed sequences are not fused"),
         ({"scale": 0.0}, "scale 0.0 is not positive"),
         ({"scale": -1.0}, "scale -1.0 is not positive"),
         (

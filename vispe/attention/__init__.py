@@ -1,8 +1,8 @@
 """Attention with structured biases and transforms: one function, several backends, one meaning.
 
 The backends are `reference` (plain float32 or float64), `sdpa` (one dense mask), `lowrank` (a few extra
-columns) and `triton` (fused kernels, on CUDA). Each has `refuses(call)`, which says why it cannot serve a call,
-and `run(call)`.
+columns), `triton` (fused kernels, on CUDA) and `flex` (FlexAttention of torch). Each has `refuses(call)`, which
+says why it cannot serve a call, and `run(call)`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vispe.attention import lowrank, reference, sdpa
+from vispe.attention import flex, lowrank, reference, sdpa
 from vispe.attention import triton as fused
 from vispe.attention.bias import Bias, DenseBias, DistanceBias, LowRankBias, SumBias
 from vispe.attention.call import Call
@@ -44,13 +44,14 @@ __all__ = [
     "explain",
 ]
 
-Backend = Literal["auto", "reference", "sdpa", "lowrank", "triton"]
+Backend = Literal["auto", "reference", "sdpa", "lowrank", "triton", "flex"]
 _Entry = tuple[Callable[[Call], str | None], Callable[[Call], Tensor]]
 _BACKENDS: dict[str, _Entry] = {
     "reference": (reference.refuses, reference.run),
     "sdpa": (sdpa.refuses, sdpa.run),
     "lowrank": (lowrank.refuses, lowrank.run),
     "triton": (fused.refuses, fused.run),
+    "flex": (flex.refuses, flex.run),
 }
 LONG = 1024  # tokens from which extra columns beat a dense mask (CPU, measured)
 
@@ -154,15 +155,18 @@ def _choose(call: Call, backend: str) -> tuple[str, str]:
     refusal = sdpa.refuses(call)
     if refusal:
         return "reference", refusal
+    plain = call.bias is None and call.cu_seqlens is None
+    if call.q.is_cuda and not plain and fused.refuses(call) is None:
+        return "triton", "fused kernels add the bias and separate sequences without an n x n tensor"
     if call.bias is None:
         return "sdpa", "there is no bias"
-    if call.q.is_cuda and fused.refuses(call) is None:
-        return "triton", "the bias is one table, which fused kernels read without an n x n tensor"
     if _columns_pay(call):
         return (
             "lowrank",
             f"squared distance with {call.k.shape[2]} keys is cheaper as extra columns than as a mask",
         )
+    if (flex.discourages(call) or flex.refuses(call)) is None:
+        return "flex", f"FlexAttention makes no n x n tensor, and triton says: {fused.refuses(call)}"
     kept = "kept with its positions" if call.bias.key is not None else "made in each call"
     return "sdpa", f"one dense mask, {kept}"
 

@@ -120,7 +120,7 @@ class Call:
         """Return q, k, v after the transform, grouped keys and values repeated for their query heads."""
         q, k, v = self.q, self.k, self.v
         if self.transform is not None:
-            q, k, v = self.transform.query(q), self.transform.key(k), self.transform.value(v)
+            q, k, v = self.transform.inputs(q, k, v)
         groups = q.shape[1] // k.shape[1]
         if groups > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

@@ -61,7 +61,7 @@ def offsets(
     spacing = torch.tensor(grid.spacing or (1.0,) * grid.axes, device=device)
     lines = [torch.arange(1 - n, n, dtype=torch.float32, device=device) for n in grid.shape]
     gap = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).abs() * spacing
-    extent = torch.tensor([float(n) for n in grid.shape], device=device) * spacing
+    extent = (torch.stack([line[-1] for line in lines]) + 1) * spacing  # sizes may be symbols
     distance = _measure(gap, extent, metric, wrap)
     divisor = largest(extent[None], spacing[None], grid, metric, wrap, normalize, reference)
     return distance if divisor is None else distance / divisor

@@ -5,6 +5,7 @@ Every transform acts on tensors (b, h, n, d_h). Tokens without a place carry the
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 import torch
@@ -14,6 +15,7 @@ from vispe.attention.precision import exact_product
 from vispe.errors import ShapeError
 
 Layout = Literal["half", "interleaved"]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels then run on the CPU, for tests
 
 
 class Transform:
@@ -36,6 +38,10 @@ class Transform:
     def output(self, out: Tensor) -> Tensor:
         """Transform the attention output (b, h, n, d_v)."""
         return out
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Transform queries, keys and values."""
+        return self.query(q), self.key(k), self.value(v)
 
 
 class PairRotation(Transform):
@@ -77,10 +83,45 @@ class PairRotation(Transform):
         """Rotate the output back where `values` says so."""
         return self._rotate(out, -1) if self.values else out
 
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate queries, keys and, where `values` says so, values; on CUDA in one pass over memory."""
+        if not all(self._fused(x) for x in ((q, k, v) if self.values else (q, k))):
+            return self.query(q), self.key(k), self.value(v)
+        from vispe.attention.triton.rotary_op import rotate_pairs
+
+        q, k, turned = rotate_pairs(q, k, v if self.values else None, *self._tables(), False)
+        return q, k, turned if self.values else v
+
+    def _tables(self) -> tuple[Tensor, Tensor, bool]:
+        return self.cos, self.sin, self.layout == "half"
+
+    def _fused(self, x: Tensor) -> bool:
+        """Whether a fused kernel rotates `x`: on CUDA, with tables in float32 that fit it as they are."""
+        if x.device.type == "cpu" and not INTERPRETED:
+            return False
+        from vispe.attention.triton.device import no_device
+
+        fields, tables, n, pairs = self.cos.shape
+        return (
+            self.cos.dtype == self.sin.dtype == torch.float32
+            and x.dtype in (torch.float16, torch.bfloat16, torch.float32)
+            and x.device == self.cos.device == self.sin.device
+            and fields in (1, x.shape[0])
+            and x.shape[1] % max(tables, 1) == 0
+            and n == x.shape[2]
+            and 0 < 2 * pairs <= x.shape[3]
+            and all(x.shape)
+            and no_device(x) is None
+        )
+
     def _rotate(self, x: Tensor, sign: int = 1) -> Tensor:
         pairs = self.cos.shape[-1]
         if 2 * pairs > x.shape[-1]:
             raise ShapeError(f"The rotation has {pairs} pairs but the head has {x.shape[-1]} channels.")
+        if self._fused(x):
+            from vispe.attention.triton.rotary_op import rotate_pairs
+
+            return rotate_pairs(x, None, None, *self._tables(), sign < 0)[0]
         cos, sin = (_for_heads(t, x) for t in (self.cos, self.sin if sign > 0 else -self.sin))
         head, rest = _widened(x[..., : 2 * pairs], cos), x[..., 2 * pairs :]
         if self.layout == "half":

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.bias import Bias, Request
+from vispe.attention.content import GatedBias
 from vispe.attention.precision import at_least_float32
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -75,7 +76,7 @@ class OneSidedBias(Bias):
         return step[:, None] * -ask.pick(step.new_tensor(self.slopes))[:, None, None]
 
 
-class ContentGateBias(Bias):
+class ContentGateBias(GatedBias):
     """``softplus(omega_h) * (gate_q(i) + gate_k(j)) * profile(i, j)``, gates read from queries and keys.
 
     gate_k(j) = softplus(k_j . u_h / sqrt(d)), gate_q(i) = softplus(q_i . v_h / sqrt(d)).
@@ -87,30 +88,25 @@ class ContentGateBias(Bias):
         query: v (h, d), or None for no query gate.
     """
 
-    __slots__ = ("key_gate", "omega", "profile", "query_gate")
+    __slots__ = ("key_gate", "omega", "query_gate")
 
     def __init__(self, profile: Bias, omega: Tensor, key: Tensor | None, query: Tensor | None) -> None:
-        super().__init__(profile.pos)
-        self.profile, self.omega, self.key_gate, self.query_gate = profile, omega, key, query
+        super().__init__(None, None, profile)
+        self.omega, self.key_gate, self.query_gate = omega, key, query
 
-    @property
-    def per_sample(self) -> bool:
-        """See `Bias.per_sample`."""
-        return True
-
-    def _dense(self, ask: Request) -> Tensor:
-        gates: list[Tensor] = []
+    def gates(self, ask: Request) -> tuple[Tensor | None, Tensor | None]:
+        """See `GatedBias.gates`."""
+        strength = F.softplus(at_least_float32(ask.pick(self.omega)))[:, None]
+        found: list[Tensor | None] = []
         for name, direction, x in (("keys", self.key_gate, ask.k), ("queries", self.query_gate, ask.q)):
-            if direction is None:
-                continue
-            if x is None:
+            if direction is not None and x is None:
                 raise ShapeError(f"This bias is gated by {name}; pass q and k to dense().")
+            if direction is None or x is None:
+                found.append(None)
+                continue
             wide, along = at_least_float32(ask.pick(x, 1)), at_least_float32(ask.pick(direction))
-            gate = F.softplus((wide * along[:, None]).sum(-1) * wide.shape[-1] ** -0.5)
-            gates.append(gate[:, :, None, :] if name == "keys" else gate[..., None])
-        total = gates[0] if len(gates) == 1 else gates[0] + gates[1]
-        strength = F.softplus(at_least_float32(ask.pick(self.omega)))[:, None, None]
-        return total * strength * self.profile._dense(ask)
+            found.append(strength * F.softplus((wide * along[:, None]).sum(-1) * wide.shape[-1] ** -0.5))
+        return found[1], found[0]
 
 
 def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias import Bias, Request
-from vispe.attention.content import ValueTerm
+from vispe.attention.bias import Request
+from vispe.attention.content import DecomposedBias, ValueTerm, line_of
 from vispe.attention.precision import exact_product
 from vispe.attention.table import table_index
 from vispe.errors import ShapeError
@@ -100,88 +100,60 @@ def pair_buckets(pos: Positions, method: Method, ratio: float, prefix_buckets: i
     return pos.remember(("irpe pairs", method, ratio, prefix_buckets), make)
 
 
-class Lines(NamedTuple):
-    """How tokens see the rows (or columns) of the grid.
-
-    `reads`: (b or 1, n, g + 1), the bucket that each token reads for each of g lines, then for prefix tokens.
-    `at`: (b or 1, n), the line of each token, g for prefix tokens. `width`: g.
-    """
-
-    reads: Tensor
-    at: Tensor
-    width: int
-
-
-def grid_lines(pos: Positions, ratio: float, prefix_buckets: int) -> tuple[Lines, Lines]:
-    """Return the rows and the columns of the grid as its tokens see them."""
+def grid_lines(pos: Positions, ratio: float, prefix_buckets: int) -> tuple[Tensor, Tensor]:
+    """Return which bucket each token reads for each row, (b or 1, n, h + 1), and column, prefix tokens last."""
     to_patch, to_prefix, both = prefix_entries(patch_buckets("cross", ratio), prefix_buckets)
     grid = grid_of(pos)
 
-    def make() -> tuple[Lines, Lines]:
+    def make() -> tuple[Tensor, Tensor]:
         placed = pos.spatial[..., None]
-        lines: list[Lines] = []
+        lines: list[Tensor] = []
         for axis, n in enumerate(grid.shape):
             cell = pos.cells()[..., axis]
             buckets = bucket_of(cell[..., None] - torch.arange(n, device=cell.device), ratio)
             reads = F.pad(torch.where(placed, buckets, to_patch), (0, 1), value=to_prefix)
             reads[..., -1:].masked_fill_(~placed, both)
-            lines.append(Lines(reads, torch.where(pos.spatial, cell, n), n))
+            lines.append(reads)
         return lines[0], lines[1]
 
     return pos.remember(("irpe lines", ratio, prefix_buckets), make)
 
 
-class CrossBias(Bias):
+class CrossBias(DecomposedBias):
     """``scale * x_i . (R[row bucket(i, j)] + C[column bucket(i, j)])``, in its factored form.
 
     A token reads h + w buckets, one per row and column of the grid, and not two for each of the h * w keys.
 
     Args:
-        rows: (h or 1, buckets, d_h).
-        cols: likewise.
+        weights: R and C (h or 1, buckets, d_h).
         lines: see `grid_lines`.
         dot: 'query' reads x = q; 'key' reads x = k, and the result is transposed.
         pos: the positions it is bound to.
     """
 
-    __slots__ = ("dot", "lines", "weights")
+    __slots__ = ("lines", "weights")
 
     def __init__(
         self,
-        rows: Tensor,
-        cols: Tensor,
-        lines: tuple[Lines, Lines],
+        weights: tuple[Tensor, Tensor],
+        lines: tuple[Tensor, Tensor],
         dot: Literal["query", "key"],
         pos: Positions,
     ) -> None:
-        super().__init__(pos)
-        self.weights, self.lines, self.dot = (rows, cols), lines, dot
+        super().__init__(None, None, dot, pos)
+        self.weights, self.lines = weights, lines
 
-    @property
-    def per_sample(self) -> bool:
-        """See `Bias.per_sample`."""
-        return True
-
-    def _dense(self, ask: Request) -> Tensor:
+    def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
+        """See `DecomposedBias.lookups`."""
         x = ask.q if self.dot == "query" else ask.k
-        if x is None or ask.scale is None or self.pos is None:
+        if x is None or ask.scale is None:
             raise ShapeError(f"The cross term of irpe reads the {self.dot}; pass q, k and scale.")
         x = ask.pick(x, 1)
-        reads: list[Tensor] = []
-        for weights, line in zip(self.weights, self.lines, strict=True):
+        found: list[Tensor] = []
+        for weights, reads in zip(self.weights, self.lines, strict=True):
             read = exact_product(x, ask.pick(weights).transpose(-1, -2)) * ask.scale
-            reads.append(read.gather(-1, line.reads[:, None].expand(*read.shape[:2], -1, -1)))
-        dense = self._spread(reads[0], reads[1], self.pos)
-        return dense if self.dot == "query" else dense.transpose(-1, -2)
-
-    def _spread(self, rows: Tensor, cols: Tensor, pos: Positions) -> Tensor:
-        """Return what each token reads for every other, from what it reads for each row and each column."""
-        if pos.regular:
-            patches = (rows[..., :-1, None] + cols[..., None, :-1]).flatten(-2)
-            prefix = (rows[..., -1:] + cols[..., -1:]).expand(*rows.shape[:-1], grid_of(pos).prefix)
-            return torch.cat([prefix, patches], -1)
-        row, col = (line.at[:, None, None].expand(*rows.shape[:-1], -1) for line in self.lines)
-        return rows.gather(-1, row) + cols.gather(-1, col)
+            found.append(read.gather(-1, reads[:, None].expand(*read.shape[:2], -1, -1)))
+        return found[0], found[1]
 
 
 class CrossValue(ValueTerm):
@@ -196,7 +168,7 @@ class CrossValue(ValueTerm):
 
     __slots__ = ("cols", "lines", "pos", "rows")
 
-    def __init__(self, rows: Tensor, cols: Tensor, lines: tuple[Lines, Lines], pos: Positions) -> None:
+    def __init__(self, rows: Tensor, cols: Tensor, lines: tuple[Tensor, Tensor], pos: Positions) -> None:
         self.rows, self.cols, self.lines, self.pos = rows, cols, lines, pos
 
     def apply(self, attn: Tensor) -> Tensor:
@@ -205,17 +177,17 @@ class CrossValue(ValueTerm):
         return rows + cols
 
     def _lines(self, attn: Tensor, axis: int) -> Tensor:
-        line, weights = self.lines[axis], (self.rows, self.cols)[axis]
+        reads, weights = self.lines[axis], (self.rows, self.cols)[axis]
         if self.pos.regular:
             grid = grid_of(self.pos)
             patches = attn[..., grid.prefix :].reshape(*attn.shape[:3], *grid.shape)
             patches = patches.sum(-1 if axis == 0 else -2)
             per_line = torch.cat([patches, attn[..., : grid.prefix].sum(-1, keepdim=True)], -1)
         else:
-            zeros = attn.new_zeros(*attn.shape[:3], line.width + 1)
-            per_line = zeros.scatter_add(-1, line.at[:, None, None].expand(*attn.shape), attn)
+            zeros = attn.new_zeros(*attn.shape[:3], reads.shape[-1])
+            per_line = zeros.scatter_add(-1, line_of(self.pos, axis)[:, None, None].expand(*attn.shape), attn)
         sums = attn.new_zeros(*attn.shape[:3], weights.shape[1])
-        sums = sums.scatter_add(-1, line.reads[:, None].expand(*attn.shape[:2], -1, -1), per_line)
+        sums = sums.scatter_add(-1, reads[:, None].expand(*attn.shape[:2], -1, -1), per_line)
         return exact_product(sums, weights)
 
 

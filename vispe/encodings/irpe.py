@@ -201,9 +201,8 @@ class IRPE(Biased):
         tables = self._tables(letter)
         dot = "query" if letter == "k" else "key"
         if self.method == "cross":
-            return CrossBias(
-                tables[0], tables[1], _irpe.grid_lines(pos, self.ratio, self.prefix_buckets), dot, pos
-            )
+            lines = _irpe.grid_lines(pos, self.ratio, self.prefix_buckets)
+            return CrossBias((tables[0], tables[1]), lines, dot, pos)
         buckets = self._pairs(pos)[0]
         if dot == "key":  # the table on q is read by the offset seen from the key
             buckets = buckets.transpose(-1, -2)

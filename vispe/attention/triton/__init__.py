@@ -2,13 +2,11 @@
 
 Every translation-invariant bias on a grid is one table, of any origin. `lower` makes the table, `strip` lays it out so
 that the bias of a query is one contiguous read, `op` holds the operators, and the kernels know nothing but runs of
-numbers. Nothing of Triton is imported before the first call.
+numbers. Tokens that are not one full grid in order say where they are by numbers of their own, see `places`. Nothing
+of Triton is imported before the first call.
 """
 
 from __future__ import annotations
-
-import os
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -16,13 +14,15 @@ from torch import Tensor
 from vispe.attention.bias import DistanceBias
 from vispe.attention.call import Call
 from vispe.attention.precision import no_autocast
+from vispe.attention.triton import content
+from vispe.attention.triton.content import not_decomposed, reads_content
+from vispe.attention.triton.device import no_device as _no_device
 from vispe.attention.triton.lower import not_a_table, table_of
+from vispe.attention.triton.places import not_placed, placed_attention
 from vispe.attention.triton.strip import Layout, build, layout_of, pack
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
-_INSTALLED = find_spec("triton") is not None
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels then run on the CPU, slowly, for tests
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 128  # columns of a head
 
@@ -37,7 +37,6 @@ def refuses(call: Call) -> str | None:
         (call.value_term is not None, "a value term needs the attention weights, which are never made"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
         (call.is_causal, "is_causal is not fused"),
-        (call.cu_seqlens is not None, "packed sequences are not fused"),
         (call.dropout_p > 0, "dropout is not fused"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
         (q.shape[2] != k.shape[2], f"{q.shape[2]} queries and {k.shape[2]} keys are not one grid"),
@@ -47,7 +46,12 @@ def refuses(call: Call) -> str | None:
     ):
         if given:
             return why
-    return None if call.bias is None else not_a_table(call.bias)
+    if call.bias is None:
+        return None
+    if reads_content(call.bias):
+        packed = "packed sequences are not fused with a bias that reads content"
+        return not_decomposed(call.bias) if call.cu_seqlens is None else packed
+    return not_placed(call.bias) if _anywhere(call) else None
 
 
 def run(call: Call) -> Tensor:
@@ -55,6 +59,10 @@ def run(call: Call) -> Tensor:
     from vispe.attention.triton.op import table_attention
 
     q, k, v = (_rows(t.to(call.dtype)) for t in call.transformed())
+    if reads_content(call.bias):
+        return content.run(call, q, k, v)
+    if _anywhere(call):
+        return call.finish(placed_attention(call, q, k, v))
     keep = call.key_padding_mask
     if call.bias is None or call.bias.pos is None:
         return call.finish(
@@ -70,6 +78,11 @@ def run(call: Call) -> Tensor:
         q, k, v, packed, address, edge, base, keep, runs, ends, layout.selected, call.factor, sharers, steady
     )
     return call.finish(out)
+
+
+def _anywhere(call: Call) -> bool:
+    """Whether the tokens are not one full grid in order, so that each has to say where it is."""
+    return call.cu_seqlens is not None or (call.bias is not None and not_a_table(call.bias) is not None)
 
 
 def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -91,7 +104,7 @@ def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Te
             return build(table.to(call.q.device, torch.float32), edge, layout)
 
     if bias.key is not None:
-        key = ("packed bias", bias.key, call.factor, stored, layout)
+        key = ("packed bias", bias.key, call.factor, stored, layout.rows)
         packed, edge = bias.pos.remember(key, lambda: pack(*made(), layout, call.factor, stored))
         return packed, edge, None, None
     runs, ends = made()
@@ -103,19 +116,9 @@ def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Te
 def _places(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
     """Return `Layout.address` and `Layout.base`, kept with the positions."""
     device = pos.coords.device
-    return pos.remember(("run starts", layout), lambda: (layout.address(device), layout.base(device)))
+    return pos.remember(("run starts", layout.rows), lambda: (layout.address(device), layout.base(device)))
 
 
 def _rows(x: Tensor) -> Tensor:
     """Return `x` with the columns of a token side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _no_device(q: Tensor) -> str | None:
-    if not _INSTALLED:
-        return "Triton is not installed"
-    if not q.is_cuda:
-        return None if _INTERPRETED and q.device.type == "cpu" else f"Triton kernels do not run on {q.device}"
-    if torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "the GPU is older than compute capability 8.0"
-    return None

@@ -78,6 +78,16 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb
 
 
 @triton.jit
+def weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM: tl.constexpr, BN: tl.constexpr, UPCAST: tl.constexpr):
+    """Return the sums of dS^T q and P^T dO after one more tile of logits / scale (keys x queries)."""
+    weight = tl.exp2(x * c - lse[None, :])
+    dv = product(weight.to(do.dtype), do, dv, UPCAST)
+    dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32), UPCAST)
+    ds = weight * (dp - delta[None, :])
+    return product(ds.to(q.dtype), q, dk, UPCAST), dv
+
+
+@triton.jit
 def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start, qn, gn, n, p, c, D: tl.constexpr,
             BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
             MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
@@ -96,11 +106,7 @@ def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start,
     x = product(k, tl.trans(q), x, UPCAST)
     if MASKED:
         x = tl.where(real[:, None], x, float("-inf"))
-    weight = tl.exp2(x * c - lse[None, :])
-    dv = product(weight.to(do.dtype), do, dv, UPCAST)
-    dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32), UPCAST)
-    ds = weight * (dp - delta[None, :])
-    return product(ds.to(q.dtype), q, dk, UPCAST), dv
+    return weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
 
 
 @triton.jit(do_not_specialize=["n", "p"])

@@ -66,6 +66,32 @@ def scores(q, K, S, address, edge, KEEP, start, stride, n, p, D: tl.constexpr, B
 
 
 @triton.jit
+def weigh(acc, top, total, x, V, start, stride, n, c, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+          MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Return accumulator, row maximum and row sum after the values of one more tile of logits / scale."""
+    higher = tl.maximum(top, tl.max(x, 1))
+    safe = tl.where(higher == float("-inf"), 0.0, higher) * c
+    weight = tl.exp2(x * c - safe[:, None])
+    fade = tl.exp2(top * c - safe)
+    v = rows(V, start + tl.arange(0, BN), stride, n, E, BE, MASKED)
+    acc = product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST)
+    return acc, higher, total * fade + tl.sum(weight, 1)
+
+
+@triton.jit
+def finish(OUT, LSE, acc, top, total, i, stride, n, c, E: tl.constexpr, BE: tl.constexpr):
+    """Write the output of one tile of queries, and log2 of its row sums."""
+    alive = total > 0
+    acc = acc / tl.where(alive, total, 1.0)[:, None]
+    e = tl.arange(0, BE)
+    tl.store(OUT + i[:, None] * stride + e[None, :], acc.to(OUT.dtype.element_ty),
+             mask=(i[:, None] < n) & (e[None, :] < E))  # fmt: skip
+    # a row without keys weighs every key 2^-inf in the backward pass
+    lse = tl.where(alive, top * c + tl.log2(tl.where(alive, total, 1.0)), float("inf"))
+    tl.store(LSE + i, lse, mask=i < n)
+
+
+@triton.jit
 def step(acc, top, total, q, K, V, S, address, edge, KEEP, start, stride_k, stride_v, n, p, c,
          D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
          MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
@@ -73,13 +99,7 @@ def step(acc, top, total, q, K, V, S, address, edge, KEEP, start, stride_k, stri
     x, _ = scores(
         q, K, S, address, edge, KEEP, start, stride_k, n, p, D, BD, BN, MASKED, HAS_BIAS, HAS_KEEP, UPCAST
     )
-    higher = tl.maximum(top, tl.max(x, 1))
-    safe = tl.where(higher == float("-inf"), 0.0, higher) * c
-    weight = tl.exp2(x * c - safe[:, None])
-    fade = tl.exp2(top * c - safe)
-    v = rows(V, start + tl.arange(0, BN), stride_v, n, E, BE, MASKED)
-    acc = product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST)
-    return acc, higher, total * fade + tl.sum(weight, 1)
+    return weigh(acc, top, total, x, V, start, stride_v, n, c, E, BE, BN, MASKED, UPCAST)
 
 
 @triton.jit
@@ -124,12 +144,4 @@ def forward(Q, K, V, S, ADDRESS, EDGE, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, v
     for t in range(front, end):
         acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, t * BN, kn, vn, n, p, c, D, BD, E,
                                BE, BN, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    alive = total > 0
-    acc = acc / tl.where(alive, total, 1.0)[:, None]
-    e = tl.arange(0, BE)
-    OUT += b * ob + h * oh
-    tl.store(OUT + i[:, None] * on + e[None, :], acc.to(OUT.dtype.element_ty),
-             mask=(i[:, None] < n) & (e[None, :] < E))  # fmt: skip
-    # a row without keys weighs every key 2^-inf in the backward pass
-    lse = tl.where(alive, top * c + tl.log2(tl.where(alive, total, 1.0)), float("inf"))
-    tl.store(LSE + (b * heads + h) * n + i, lse, mask=i < n)
+    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, c, E, BE)

@@ -12,7 +12,7 @@ from vispe.attention.triton.backward import grad_scores
 from vispe.attention.triton.forward import edges, rows, scores
 
 
-@triton.jit(do_not_specialize=["n", "p"])
+@triton.jit(do_not_specialize=["rh", "n", "p"])
 def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh, qn, kb, kh, kn, vb, vh,
               vn, gb, gh, gn, sh, eh, rh, n, p, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
               BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,

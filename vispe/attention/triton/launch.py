@@ -52,8 +52,13 @@ def tokens_first(q: Tensor, width: int) -> Tensor:
 
 def choose(kernel: str, q: Tensor, v: Tensor) -> Tiles:
     """Return the tiles of a kernel for these tensors."""
-    older = q.is_cuda and torch.cuda.get_device_capability(q.device) < (9, 0)
-    return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], q.dtype, older)
+    return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], q.dtype, is_older(q))
+
+
+def is_older(q: Tensor) -> bool:
+    """Whether the GPU has little shared memory: those before compute capability 9, and those of 12."""
+    arch = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
+    return arch < (9, 0) or arch[0] == 12
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:

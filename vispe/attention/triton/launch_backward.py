@@ -94,7 +94,7 @@ def run_bias(
     size = choose("grad_bias", q, v)
     down, across = cdiv(n, size.queries), cdiv(n, size.keys)
     fixed = deterministic and sharers > 1
-    unit = _unit(grad, v, b * sharers) if fixed else lse
+    unit = unit_of(grad, v, b * sharers) if fixed else lse
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
     ends = torch.zeros(h, down * across, 2, dtype=torch.float32, device=q.device)
     grad_bias[(h * down * across,)](
@@ -110,7 +110,7 @@ def run_bias(
     return runs, ends
 
 
-def _unit(grad: Tensor, v: Tensor, terms: int) -> Tensor:
+def unit_of(grad: Tensor, v: Tensor, terms: int) -> Tensor:
     """Return the power of 2 that makes any sum of so many gradients an int64, as a float64 number on the device."""
     largest = grad.float().norm(dim=-1).amax().double() * v.float().norm(dim=-1).amax().double() * 2 * terms
     exponent = FIXED_BITS - torch.ceil(torch.log2(largest.clamp(min=1e-30)))

@@ -72,8 +72,8 @@ class Layout:
 
     @property
     def copy_length(self) -> int:
-        """Elements per head and copy."""
-        return _up(self.length + TAIL + WORD, WORD)
+        """Elements per head and copy, a multiple of 16, which Triton must see in the stride of heads to load wide."""
+        return _up(self.length + TAIL + WORD, 2 * WORD)
 
     def base(self, device: torch.device | str | None = None) -> Tensor:
         """Return where each query's run starts, counted from token 0, (n,) int32."""
@@ -95,6 +95,8 @@ class Layout:
 def layout_of(shape: tuple[int, ...], prefix: int) -> Layout:
     """Return the smaller layout for a grid, the strip or one row per query."""
     strip, rows = Layout(shape, prefix, False), Layout(shape, prefix, True)
+    if any(isinstance(n, torch.SymInt) for n in shape):  # an exported program serves all sizes
+        return strip
     return strip if strip.copies * strip.copy_length < rows.copy_length else rows
 
 
@@ -120,17 +122,18 @@ def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, T
 
 
 def pack(
-    runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.dtype
+    runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.dtype, *, shift: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Return runs and numbers of `build` as kernels read them, (h, copies x length) in `dtype` and (h, 2) float32.
 
     They are divided by the scale of the logits, as kernels add them before they scale, and each head is shifted so
-    that its largest is 0: softmax does not see the shift, and what decides it is stored most exactly. In float16
+    that its largest is 0: softmax does not see the shift, and what decides it is stored most exactly. What is not
+    added as it is, but times a number per token, says ``shift=False``. In float16
     what lies more than 65504 scales below the largest is stored as that.
     """
     runs, edge = runs.detach().float(), edge.detach().float()
     top = torch.maximum(runs.amax(1), edge.amax(1))[:, None]
-    top = torch.where(top.isfinite(), top, 0.0)
+    top = torch.where(top.isfinite(), top, 0.0) if shift else torch.zeros_like(top)
     runs, edge = (runs - top) / scale, (edge - top) / scale
     if dtype == torch.float16:
         least = torch.finfo(dtype).min
@@ -148,7 +151,7 @@ def _windows(table: Tensor, shape: tuple[int, ...], first: int) -> Tensor:
     axes = len(shape)
     flipped = table.flip([1 + axis for axis in range(axes)])
     for axis in range(first, axes + 1):
-        flipped = flipped.unfold(axis, shape[axis - 1], 1)
+        flipped = _slide(flipped, axis, shape[axis - 1])
     if first <= axes:
         flipped = flipped.flip([first + axis for axis in range(axes + 1 - first)])
     order = [0, *range(first, axes + 1), *range(1, first), *range(axes + 1, flipped.ndim)]
@@ -173,6 +176,17 @@ def _up(count: int, multiple: int) -> int:
     return (count + multiple - 1) // multiple * multiple
 
 
+def _slide(x: Tensor, axis: int, n: int) -> Tensor:
+    """Return ``x.unfold(axis, n, 1)`` of 2 n - 1 entries; `unfold` would make a symbol a number."""
+    if not torch.compiler.is_compiling():
+        return x.unfold(axis, n, 1)
+    x = F.pad(x.movedim(axis, -1), (0, 1))  # rows of 2 n - 1 in a repetition of 2 n move on by one
+    rows = x[..., None, :].expand(*x.shape[:-1], n, 2 * n).flatten(-2)[..., : n * (2 * n - 1)]
+    return rows.reshape(*x.shape[:-1], n, 2 * n - 1)[..., n - 1 :].flip(-2).movedim(-2, axis)
+
+
 def _common(pitch: int) -> int:
     """Return the greatest common divisor of `pitch` and 8, also of symbolic numbers."""
+    if isinstance(pitch, torch.SymInt):
+        return 1
     return next(divisor for divisor in (8, 4, 2, 1) if pitch % divisor == 0)
