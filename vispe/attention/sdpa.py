@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
+from vispe.attention import strip_gradient
 from vispe.attention.call import Call, combine
 
 MASK_LIMIT = 1 << 30  # bytes
@@ -29,6 +30,9 @@ def refuses(call: Call) -> str | None:
 
 def run(call: Call) -> Tensor:
     """Return attention (b, h, n, d_v) in the dtype of q."""
+    by_strips = strip_gradient.attend(call)
+    if by_strips is not None:
+        return by_strips
     q, k, v = call.transformed()
     if (
         call.bias is None
