@@ -1,6 +1,7 @@
-"""Draw the pictures of README: what vispe does at a glance, and how encodings fare on grids they were not trained on.
+"""Draw the pictures of README and of the guide: what vispe does at a glance, encodings on grids they were not trained
+on, how the fused kernels keep a bias, and how much memory that takes.
 
-python eval/figures.py [overview] [extrapolation]
+python eval/figures.py [overview] [extrapolation] [strip] [memory]
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import numpy as np
 from PIL import Image
 
 import vispe
+from vispe.attention import DistanceBias
+from vispe.attention.triton.strip import Layout, build, layout_of
 from vispe.cli.main import main as command
+from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
 from vispe.segment.draw import PALETTE
 from vispe.segment.images import find_images
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 ROOT = Path(__file__).parents[1]
 STROKES = ROOT / "data" / "demo" / "ihc_scribbles.json"
@@ -118,8 +123,109 @@ def extrapolation() -> None:
     figure.savefig(ROOT / "docs" / "extrapolation.png")
 
 
+def strip() -> None:
+    """Draw the bias of two queries on a small grid, and where each lies in the strip as one run."""
+    (rows, cols), column = (4, 6), 2
+    queries = {(2, column): ORANGE, (1, column): BLUE}
+    grid = vispe.Grid((rows, cols))
+    layout = Layout(grid.shape, 0, False)
+    runs, _ = build(DistanceBias((1.0,), grid.positions()).table(grid), None, layout)
+    values, base = runs[0].reshape(cols, -1).numpy(), layout.base().reshape(rows, cols)
+    length, count = values.shape[1], rows * cols
+    colors = {"cmap": "viridis", "vmin": float(values.min()), "vmax": 0.0}
+    figure = Figure(figsize=(11, 6.8), dpi=110, facecolor="white", layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.25), hspace=0.04)
+    ax = lower.subplots()
+    ax.imshow(
+        values,
+        **colors,
+        aspect="auto",
+        alpha=np.where(np.arange(cols) == column, 1.0, 0.25)[:, None] + 0 * values,
+    )
+    for k, (top, ((y, x), color)) in enumerate(zip(upper.subplots(1, 2), queries.items(), strict=True)):
+        start = int(base[y, x]) - column * length
+        run = values[column, start : start + count]
+        top.imshow(run.reshape(rows, cols), **colors)
+        for key, (i, j) in enumerate(np.ndindex(rows, cols)):
+            dark = run[key] < 0.4 * colors["vmin"]
+            top.text(j, i, str(key), ha="center", va="center", fontsize=9, color="white" if dark else "black")
+        top.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, lw=3, edgecolor=color))
+        top.set_title(f"The query in row {y}, column {x}: its bias on keys 0 to {count - 1}",
+                      fontsize=11, loc="left", color=INK)  # fmt: skip
+        top.axis("off")
+        inset = 0.04 + 0.13 * k
+        corner = (start - 0.5 + 0.06 * k, column - 0.5 + inset)
+        ax.add_patch(Rectangle(corner, count - 0.12 * k, 1 - 2 * inset, fill=False, lw=3, edgecolor=color))
+        for key in range(count):
+            ax.text(
+                start + key,
+                column + (-0.75 if k else 0.75),
+                str(key),
+                ha="center",
+                va="center",
+                fontsize=9,
+                color=color,
+            )
+    title = f"The strip, {values.size} numbers in place of {count} x {count} = {count**2}: "
+    title += "each reads one run of the line of its column"
+    ax.set_title(title, fontsize=11, loc="left", color=INK)
+    ax.set_yticks(range(cols), [f"queries of column {i}" for i in range(cols)], fontsize=9)
+    ax.set_xticks(range(0, length, cols))
+    ax.set_xlabel("place in the line", fontsize=10, color=INK)
+    ax.tick_params(length=0, colors=INK)
+    ax.spines[:].set_visible(False)
+    figure.savefig(ROOT / "docs" / "attention-strip.png")
+
+
+def memory() -> None:
+    """Draw how many bytes the bias of a layer takes: dense, a row per query, the strip."""
+    heads, size, prefix = 12, 2, 1
+
+    def taken(side: int, rows: bool) -> int:
+        layout = Layout((side, side), prefix, rows)
+        return heads * size * layout.copies * layout.copy_length
+
+    figure = Figure(figsize=(9.5, 5.6), dpi=110, facecolor="white", layout="constrained")
+    ax = figure.subplots()
+    every = range(8, 129)
+    lines = (
+        ("dense, n x n", GREY, every, lambda s: heads * size * (s * s + prefix) ** 2, (-12, 4), "right"),
+        ("strip, odd width", BLUE, range(9, 128, 2), lambda s: taken(s, False), (8, 2), "left"),
+        ("strip, width a\nmultiple of 8", BLUE, range(8, 129, 8), lambda s: taken(s, False), (12, 0), "left"),
+    )
+    for name, color, sides, bytes_of, shift, side in lines:
+        tokens = [s * s + prefix for s in sides]
+        ax.plot(tokens, [bytes_of(s) for s in sides], color=color, lw=2)
+        ax.annotate(name, (tokens[-1], bytes_of(sides[-1])), shift, textcoords="offset points", fontsize=10,
+                    color=color, ha=side, va="center")  # fmt: skip
+    for s in (9, 15, 16, 27, 32, 37, 64, 73, 128):
+        rows = layout_of((s, s), prefix).rows
+        place = (s * s + prefix, taken(s, rows))
+        ax.plot(*place, "o", ms=8, color=ORANGE if rows else BLUE, mec="white")
+        ax.annotate(
+            f"{s}x{s}", place, (0, -17), textcoords="offset points", fontsize=9, color=INK, ha="center"
+        )
+    where = (15 * 15 + prefix, taken(15, True))
+    ax.annotate(
+        "a row per query", where, (-8, 12), textcoords="offset points", fontsize=10, color=ORANGE, ha="right"
+    )
+    units = {10**5: "0.1 MB", 10**6: "1 MB", 10**7: "10 MB", 10**8: "100 MB", 10**9: "1 GB", 10**10: "10 GB"}
+    ax.set(xscale="log", yscale="log", xlim=(60, 60_000), ylim=(2e4, 2e10))
+    ax.set_xticks((100, 1000, 10_000), ("100", "1000", "10 000"))
+    ax.set_yticks(list(units), list(units.values()))
+    ax.minorticks_off()
+    ax.set_title(f"Bias of one layer, {heads} heads, half precision; dots are what the kernels keep for a grid",
+                 fontsize=11, loc="left", color=INK)  # fmt: skip
+    ax.set_xlabel("tokens", color=INK)
+    ax.grid(color="#E3E6E8", lw=0.8)
+    ax.set_axisbelow(True)
+    ax.tick_params(length=0, colors=INK)
+    ax.spines[:].set_visible(False)
+    figure.savefig(ROOT / "docs" / "attention-memory.png")
+
+
 if __name__ == "__main__":
     (ROOT / "docs").mkdir(exist_ok=True)
-    pictures = {"overview": overview, "extrapolation": extrapolation}
+    pictures = {"overview": overview, "extrapolation": extrapolation, "strip": strip, "memory": memory}
     for chosen in sys.argv[1:] or pictures:
         pictures[chosen]()

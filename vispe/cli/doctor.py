@@ -1,20 +1,43 @@
 """`vispe doctor`: what this installation can do."""
 
-from typing import Any
+from typing import Any, Literal
+
+POSITIONALS = ("model",)
 
 
-def doctor(json: bool = False) -> None:
-    """Show versions, devices, attention backends, weights on disk and missing extras.
+def doctor(
+    model: str = "",
+    encoding: str = "",
+    image_size: list[int] | None = None,
+    batch: int = 1,
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    json: bool = False,
+) -> None:
+    """Show what this installation has; with a model, which attention path its layers take and why.
+
+    Without a model: versions, devices, the attention backend of each bias, weights on disk, missing extras.
 
     Args:
+        model: name of a timm model; it is built with random weights and run once.
+        encoding: spec of an encoding for the model; its own position information without one.
+        image_size: side of the images in pixels, or height,width; what the model is built for by default.
+        batch: images at once.
+        dtype: of the model and the images.
+        device: auto takes the GPU if there is one.
         json: print JSON.
 
     Examples:
         vispe doctor
+        vispe doctor vit_small_patch14_dinov2 --encoding alibi2d --image-size 518
         vispe doctor --json
     """
     from json import dumps
 
+    if model:
+        _model(model, encoding, image_size, batch, dtype, device, json)
+        return
+    _refuse_lone(encoding=encoding, image_size=image_size)
     report = {
         "versions": _versions(),
         "devices": _devices(),
@@ -42,6 +65,80 @@ def doctor(json: bool = False) -> None:
         if not entries:
             print("  none")
         print()
+
+
+def _refuse_lone(**options: Any) -> None:
+    from vispe.errors import OptionError
+
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given:
+        raise OptionError(
+            f"doctor was given {', '.join(given)} without a model; write the name of one first."
+        )
+
+
+def _model(
+    name: str, encoding: str, image_size: list[int] | None, batch: int, dtype: str, device: str, json: bool
+) -> None:
+    """Print the attention paths of a model, layers with the same path together."""
+    from json import dumps
+
+    import torch
+
+    import vispe
+    from vispe.errors import OptionError
+    from vispe.evaluate.backbone import load_backbone
+    from vispe.hosts.paths import attention_paths
+
+    if image_size is not None and (len(image_size) > 2 or min(image_size, default=0) < 1):
+        raise OptionError(f"The image size is one side or height,width in pixels, got {image_size}.")
+    if batch < 1:
+        raise OptionError(f"doctor needs a batch of 1 or more images, got --batch {batch}.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("doctor was given --device cuda, but torch finds no GPU; use --device cpu.")
+    where = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    net = load_backbone(name, weights="random", img_size=image_size or None).to(where, getattr(torch, dtype))
+    if encoding:
+        vispe.convert(net, encoding)
+    height, width = _pixels(net, image_size)
+    image = torch.zeros(batch, 3, height, width, device=where, dtype=getattr(torch, dtype))
+    paths = attention_paths(net, image)
+    groups: dict[Any, list[str]] = {}
+    for path in paths:
+        groups.setdefault((path.backend, path.reason, tuple(path.refused.items())), []).append(path.layer)
+    title = f"{name} with {encoding or 'its own position information'}, {batch} x {height}x{width} px, {dtype}, {where}"
+    if json:
+        found = [
+            {"layers": layers, "backend": b, "reason": why, "refused": dict(refused)}
+            for (b, why, refused), layers in groups.items()
+        ]
+        print(dumps({"model": name, "encoding": encoding, "device": where, "dtype": dtype, "batch": batch,
+                     "image_size": [height, width], "paths": found}, indent=2))  # fmt: skip
+        return
+    print(title)
+    for (backend, reason, refused), layers in groups.items():
+        named = _named(layers, [path.layer for path in paths])
+        print(f"  {named}\n    {backend}: {reason}")
+        print("".join(f"    not {other}: {why}\n" for other, why in refused), end="")
+    if not groups:
+        print("  no attention layer was found")
+
+
+def _named(layers: list[str], every: list[str]) -> str:
+    """Return the names of layers, neighbours as a range."""
+    first = every.index(layers[0])
+    if len(layers) > 2 and every[first : first + len(layers)] == layers:
+        return f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
+    return ", ".join(layers)
+
+
+def _pixels(net: Any, size: list[int] | None) -> tuple[int, int]:
+    """Return height and width of the images."""
+    if size:
+        return size[0], size[-1]
+    config = net.pretrained_cfg.get("input_size", (3, 224, 224))
+    built = getattr(getattr(net, "patch_embed", None), "img_size", None)
+    return tuple(built) if built else tuple(config[1:])
 
 
 def _versions() -> dict[str, str]:

@@ -39,7 +39,8 @@ COMMANDS: dict[str, str] = {
     "apply": "Segment more images with a model that `vispe segment` wrote.",
     "probe": "Measure how much position a model's features reveal.",
     "convert-weights": "Rename the weights of a released checkpoint to vispe's names.",
-    "doctor": "Show versions, devices, attention backends, weights on disk and missing extras.",
+    "bench": "Measure on this machine which backend is the fastest for attention with a position bias.",
+    "doctor": "Show what this installation has; with a model, which attention path its layers take and why.",
     "cite": "Print how to cite vispe and the encodings.",
 }
 _RESERVED = frozenset({"config", "print_config", "debug", "help"})

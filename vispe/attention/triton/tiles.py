@@ -1,8 +1,15 @@
-"""How large the tiles of each kernel are: a table, nothing is tuned at run time."""
+"""How large the tiles of each kernel are: a table in `tiles.json`, nothing is tuned at run time.
+
+Each row of the file says for which compute capability (80: below 9.0, 90: from there on), widest head, dtype ('half'
+or 'float32'), number of tokens ('short': up to `SHORT`) and kernel it is, and where it comes from: 'compiled code'
+(chosen by instructions per score and spills, without a GPU) or the GPU that `eval/bench/tune.py` measured it on.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from pathlib import Path
+from typing import NamedTuple, TypedDict, cast
 
 import torch
 
@@ -16,26 +23,33 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# kernel -> widest head -> tiles, chosen by instructions per score and spills of compiled code, not yet on a GPU
-_HALF: dict[str, dict[int, Tiles]] = {
-    "forward": {64: Tiles(128, 128, 8, 2), 128: Tiles(128, 64, 8, 2)},
-    "grad_q": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 4, 2)},
-    "grad_kv": {64: Tiles(64, 128, 8, 2), 128: Tiles(64, 128, 8, 1)},
-    "grad_bias": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 1)},
-}
-_HALF_OLDER: dict[str, dict[int, Tiles]] = {  # without the matrix instructions of compute capability 9
-    "forward": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2)},
-    "grad_q": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 64, 8, 2)},
-    "grad_kv": {64: Tiles(32, 128, 8, 2), 128: Tiles(64, 64, 8, 1)},
-    "grad_bias": {64: Tiles(128, 64, 8, 2), 128: Tiles(64, 32, 8, 1)},
-}
-_FULL: dict[str, dict[int, Tiles]] = {
-    "forward": {64: Tiles(32, 32, 4, 1), 128: Tiles(16, 32, 8, 1)},
-    "grad_q": {64: Tiles(32, 32, 8, 1), 128: Tiles(16, 32, 8, 1)},
-    "grad_kv": {64: Tiles(16, 32, 4, 1), 128: Tiles(16, 32, 8, 1)},
-    "grad_bias": {64: Tiles(32, 32, 8, 1), 128: Tiles(32, 32, 8, 1)},
-}
+Row = TypedDict(
+    "Row",
+    {"sm": int, "width": int, "dtype": str, "tokens": str, "kernel": str, "tiles": list[int], "from": str},
+)
+Table = dict[tuple[str, str], dict[int, Tiles]]  # (kernel, 'short' or 'long') -> widest head -> tiles
+FILE = Path(__file__).with_name("tiles.json")
 SHORT = 512  # tokens up to which tiles of 64 waste less than they lose
+
+
+def read(sm: int, dtype: str) -> Table:
+    """Return the rows of the file for a compute capability (80 or 90) and 'half' or 'float32'."""
+    table: Table = {}
+    for row in cast("list[Row]", json.loads(FILE.read_text())):
+        if (row["sm"], row["dtype"]) == (sm, dtype):
+            table.setdefault((row["kernel"], row["tokens"]), {})[row["width"]] = Tiles(*row["tiles"])
+    return table
+
+
+_HALF, _HALF_OLDER = read(90, "half"), read(80, "half")
+_FULL, _FULL_OLDER = read(90, "float32"), read(80, "float32")
+
+
+def table_for(dtype: torch.dtype, older: bool = False) -> Table:
+    """Return the table that `tiles` reads for a dtype; `older` as there."""
+    if dtype == torch.float32:
+        return _FULL_OLDER if older else _FULL
+    return _HALF_OLDER if older else _HALF
 
 
 def tiles(kernel: str, width: int, tokens: int, dtype: torch.dtype, older: bool = False) -> Tiles:
@@ -48,10 +62,5 @@ def tiles(kernel: str, width: int, tokens: int, dtype: torch.dtype, older: bool 
         dtype: of q.
         older: the GPU has a compute capability below 9.0.
     """
-    table = _FULL if dtype == torch.float32 else _HALF_OLDER if older else _HALF
-    chosen = table[kernel][64 if width <= 64 else 128]
-    if tokens > SHORT:
-        return chosen
-    return chosen._replace(
-        queries=min(chosen.queries, 64), keys=min(chosen.keys, 64), warps=min(chosen.warps, 4)
-    )
+    bucket = "short" if tokens <= SHORT else "long"
+    return table_for(dtype, older)[kernel, bucket][64 if width <= 64 else 128]

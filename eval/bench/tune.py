@@ -1,0 +1,204 @@
+"""Choose the tiles of the fused kernels on this GPU, and write them into vispe/attention/triton/tiles.json.
+
+    python eval/bench/tune.py [--minutes 9] [--kernels forward grad_q] [--widths 64] [--dtypes half] [--out FILE]
+    TRITON_INTERPRET=1 python eval/bench/tune.py --dry --out FILE      (every path on tiny tensors)
+
+Every candidate is checked against float64 before it is timed. A row of the file changes when a candidate is at least
+2 % faster than the tiles of today, and says then which GPU it was measured on. The file is written after each row, and
+rows of this GPU are not measured again without --fresh. Nothing is tuned when the library runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vispe import Grid
+from vispe.attention.triton import strip, tiles
+from vispe.evaluate.attention_bench.checks import LIMITS, check
+from vispe.evaluate.attention_bench.measure import timed, warm
+
+KERNELS = ("forward", "grad_q", "grad_kv", "grad_bias")
+DTYPES = {"half": "bfloat16", "float32": "float32"}
+CANDIDATES = {
+    "half": (
+        (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 64, 4, 3),
+        (64, 128, 8, 1), (64, 128, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 1),
+        (64, 64, 8, 2), (128, 32, 4, 3), (64, 32, 4, 2), (64, 32, 8, 1), (32, 64, 4, 2), (32, 128, 8, 2),
+    ),
+    "float32": (
+        (32, 32, 4, 1), (32, 32, 8, 1), (16, 32, 4, 1), (16, 32, 8, 1), (32, 16, 4, 1), (32, 64, 8, 1), (64, 32, 8, 1),
+        (64, 64, 8, 1),
+    ),
+}  # fmt: skip
+WORK = {  # grid, prefix, samples; with 12 heads
+    "short": ((Grid((14, 14), 1), 512), (Grid((16, 16), 1), 512)),
+    "long": ((Grid((32, 32), 1), 32), (Grid((37, 37), 1), 16), (Grid((64, 64)), 4)),
+}
+ODD = {"short": Grid((9, 11), 5), "long": Grid((23, 29), 5)}  # where candidates are checked
+TINY = {"short": ((Grid((3, 4), 1), 1),), "long": ((Grid((3, 4), 1), 1),)}
+MARGIN = 0.98
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
+    parser.add_argument("--widths", nargs="+", type=int, choices=(64, 128), default=(64, 128))
+    parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=tuple(DTYPES))
+    parser.add_argument("--tokens", nargs="+", choices=tuple(WORK), default=("long", "short"))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no candidate after these")
+    parser.add_argument("--out", type=Path, default=tiles.FILE)
+    parser.add_argument("--fresh", action="store_true", help="measure rows of this GPU again")
+    parser.add_argument(
+        "--dry", action="store_true", help="tiny tensors on the CPU, in the interpreter; needs --out"
+    )
+    args = parser.parse_args()
+    if args.dry and args.out == tiles.FILE:
+        parser.error("--dry needs --out: its times mean nothing")
+    if not args.dry and not torch.cuda.is_available():
+        parser.error("tiles are measured on a GPU, and torch finds none")
+    end = time.monotonic() + 60 * args.minutes
+    device = "cpu" if args.dry else "cuda"
+    older = not args.dry and torch.cuda.get_device_capability() < (9, 0)
+    gpu = "the interpreter" if args.dry else torch.cuda.get_device_name()
+    origin = f"{gpu}, triton {metadata.version('triton')}"
+    rows = json.loads((args.out if args.out.exists() else tiles.FILE).read_text())
+    for dtype, width, tokens, kernel in product(args.dtypes, args.widths, args.tokens, args.kernels):
+        key = {"sm": 80 if older else 90, "width": width, "dtype": dtype, "tokens": tokens, "kernel": kernel}
+        (row,) = (r for r in rows if key.items() <= r.items())
+        if row["from"] == origin and not args.fresh:
+            continue
+        best = tune(key, tiles.Tiles(*row["tiles"]), device, older, end)
+        if best is None:
+            say("The time is over; run again to go on.")
+            break
+        row |= {"tiles": list(best), "from": origin}
+        write(args.out, rows)
+    return 0
+
+
+def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: float) -> tiles.Tiles | None:
+    """Return the best tiles of one row, None when the time was over before all were tried."""
+    dry = device == "cpu"
+    dtype = getattr(torch, DTYPES[key["dtype"]])
+    candidates = dict.fromkeys(
+        [now, *(tiles.Tiles(*c) for c in CANDIDATES[key["dtype"]][: 2 if dry else None])]
+    )
+    width = 16 if dry else key["width"]
+    works = [
+        work(key["kernel"], grid, batch, width, dtype, device)
+        for grid, batch in (TINY if dry else WORK)[key["tokens"]]
+    ]
+    found: dict[tiles.Tiles, list[float]] = {}
+    for size in candidates:
+        if time.monotonic() > end:
+            return None
+        with trying(key, size, dtype, older):
+            try:
+                wrong = check_tiles(key, width, dtype, device)
+                found[size] = [] if wrong else [milliseconds(run, device) for run in works]
+            except Exception as error:  # such tiles do not fit on this GPU
+                wrong = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:150]
+        shown = wrong or ", ".join(f"{ms:.4g} ms" for ms in found[size])
+        say(f"{' '.join(str(v) for v in key.values())} {tuple(size)}: {shown}")
+    found = {size: times for size, times in found.items() if times}
+    if not found:
+        return now
+    base = found.get(now, [math.inf] * len(works))
+    score = {s: statistics.geometric_mean([t / b if b < math.inf else t for t, b in zip(times, base, strict=True)])
+             for s, times in found.items()}  # fmt: skip
+    best = min(score, key=lambda s: score[s])
+    return now if now in score and score[best] > MARGIN else best
+
+
+@contextmanager
+def trying(key: dict[str, Any], size: tiles.Tiles, dtype: torch.dtype, older: bool) -> Iterator[None]:
+    """Let one kernel run with other tiles."""
+    entries = tiles.table_for(dtype, older)[key["kernel"], key["tokens"]]
+    before = entries[key["width"]]
+    entries[key["width"]] = size
+    try:
+        yield
+    finally:
+        entries[key["width"]] = before
+
+
+def check_tiles(key: dict[str, Any], width: int, dtype: torch.dtype, device: str) -> str | None:
+    """Return what is wrong with the tiles that are tried, or None."""
+    grid = Grid((3, 4), 1) if device == "cpu" else ODD[key["tokens"]]
+    limits = LIMITS[DTYPES[key["dtype"]]]
+    slack = 2 if device == "cpu" else 1  # the interpreter cuts bfloat16 where a GPU rounds
+    for kind in ("distance", "table"):
+        errors = check(grid, width, dtype, kind, device, "triton")["errors"]
+        for name, error in errors.items():
+            if not error <= slack * limits[name != "out"]:
+                return f"wrong: {name} with {kind} has a relative error of {error:.1e}"
+    return None
+
+
+def work(
+    kernel: str, grid: Grid, batch: int, width: int, dtype: torch.dtype, device: str
+) -> Callable[[int], Any]:
+    """Return what is timed: the launch of one kernel (with that of its companion, for gradients of q, k and v)."""
+    from vispe.attention.triton.launch import run_forward
+    from vispe.attention.triton.launch_backward import run_backward, run_bias
+
+    heads = 2 if device == "cpu" else 12
+    batch = max(1, batch // 8) if dtype == torch.float32 else batch
+    make = torch.Generator(device).manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=make, device=device)
+
+    layout = strip.layout_of(grid.shape, grid.prefix)
+    runs, ends = strip.build(random(heads, *(2 * n - 1 for n in grid.shape)), None, layout)
+    narrow = dtype != torch.float32 and kernel != "grad_bias"  # as distances and tables are stored
+    scale = width**-0.5
+    packed, edge = strip.pack(runs, ends, layout, scale, torch.float16 if narrow else torch.float32)
+    address, base = layout.address(device), layout.base(device)
+    q, k, v, grad = (random(batch, grid.tokens, heads, width).to(dtype).transpose(1, 2) for _ in range(4))
+    bias = (packed, address, edge)
+    out, lse = run_forward(q, k, v, *bias, None, layout.selected, scale)
+    if kernel == "forward":
+        return lambda _: run_forward(q, k, v, *bias, None, layout.selected, scale)
+    given = (grad, q, k, v, out, lse, *bias, None, layout.selected, scale)
+    if kernel != "grad_bias":
+        return lambda _: run_backward(*given)
+    delta = run_backward(*given)[3]
+    sharers = 1 if layout.rows else grid.shape[0]
+    return lambda _: run_bias(
+        grad, q, k, v, lse, delta, *bias, None, base, layout.selected, scale, layout.length, sharers, False
+    )
+
+
+def milliseconds(run: Callable[[int], Any], device: str) -> float:
+    """Return the median time of a launch."""
+    warm(run, device, 0.0 if device == "cpu" else 0.05)
+    return statistics.median(timed(run, device, 1 if device == "cpu" else 50)[0])
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the table, a row a line."""
+    path.write_text("[\n" + ",\n".join(f" {json.dumps(row)}" for row in rows) + "\n]\n")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+import json
+
+import pytest
+import torch
+
+from vispe.cli.main import main
+from vispe.evaluate import attention_bench
+from vispe.evaluate.attention_bench import Case, Plan
+from vispe.evaluate.attention_bench import run as runner
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The command with a plan of seconds."""
+    case = Case((3, 4), 1, 1, 2, 16, "float32")
+    plan = Plan((case,), ("forward", "table"), reps=2, slow=False, check_shapes=(((3, 4), 1, 16),),
+                check_dtypes=("float32",), warmup=0.0)  # fmt: skip
+    monkeypatch.setattr(attention_bench, "plan_for", lambda kind, device: plan)
+
+
+def test_it_says_who_wins(tiny, capsys):
+    assert main(["bench", "attention", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    title, _, forward, learned = out.splitlines()
+    assert title.endswith("5 of 5 checks passed")
+    assert forward.startswith("3x4+1 b1 h2 d16 float32, forward pass, fixed bias: ")
+    assert " wins with " in learned
+    assert err.count("ok   float32") == 5
+    assert err.count(" ms, error ") == 12
+
+
+def test_json_has_every_number(tiny, capsys):
+    assert main(["bench", "attention", "--device", "cpu", "--json"]) == 0
+    state = json.loads(capsys.readouterr().out)
+    assert state["missing"] == 0
+    assert len(state["rows"]) == 12
+    assert {t["verdict"] for t in state["targets"]} == {"not measured"}
+    assert state["environment"]["versions"]["torch"] == torch.__version__
+
+
+def test_nothing_is_timed_after_a_failed_check(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "run_check", lambda record, *_: {**record, "failure": "no", "passed": False})
+    assert main(["bench", "attention", "--device", "cpu"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "A check against float64 failed, so nothing was timed.\n"
+    assert err.count("FAIL") == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--minutes", "0"], "bench needs --minutes above 0, got 0."),
+        (["--minutes", "1e-9", "--device", "cpu"], "minutes are too short for the checks"),
+        (["--device", "tpu"], "bench needs --device to be"),
+    ],
+)
+def test_errors(tiny, capsys, words, message):
+    assert main(["bench", "attention", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["bench", "attention", "--device", "cuda"]) == 2
+    assert "torch finds no GPU; use --device cpu" in capsys.readouterr().err

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+import timm
+import torch
+
+import vispe
+from vispe import layers
+from vispe.cli.main import main
+from vispe.hosts.paths import STOCK, attention_paths
+
+MODEL = ["doctor", "test_vit", "--device", "cpu"]
+
+
+def told(capsys, *words):
+    assert main([*MODEL, *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def failed(capsys, *words):
+    assert main(["doctor", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def test_a_bias_that_is_learned_takes_a_mask_on_a_cpu(capsys):
+    report = told(capsys, "--encoding", "alibi2d(slopes=learned)", "--image-size", "96,128", "--batch", "2")
+    assert report["image_size"] == [96, 128]
+    assert report["batch"] == 2
+    (path,) = report["paths"]
+    assert path["backend"] == "sdpa"
+    assert path["reason"] == "one dense mask, made in each call"
+    assert path["refused"].keys() >= {"reference", "lowrank", "triton"}
+    assert path["layers"] == [f"blocks.{i}.attn" for i in range(len(path["layers"]))]
+    assert len(path["layers"]) > 2
+
+
+def test_layers_of_the_model_itself(capsys):
+    for words, reason in (
+        ((), "no encoding works inside of it"),
+        (("--encoding", "sincos2d"), "no encoding works inside of it"),
+        (
+            ("--encoding", "alibi2d"),
+            "one fixed bias on a small grid, as a mask that is kept with its positions",
+        ),
+    ):
+        (path,) = told(capsys, *words)["paths"]
+        assert (path["backend"], path["reason"]) == (STOCK, reason)
+
+
+def test_text(capsys):
+    assert main([*MODEL, "--encoding", "rope_axial", "--dtype", "bfloat16"]) == 0
+    title, layers_, backend, *rest = capsys.readouterr().out.splitlines()
+    assert title == "test_vit with rope_axial, 1 x 160x160 px, bfloat16, cpu"
+    assert layers_.startswith("  blocks.0.attn to blocks.")
+    assert backend == "    sdpa: there is no bias"
+    assert all(line.startswith("    not ") for line in rest)
+
+
+def test_layers_that_differ_are_told_apart():
+    model = timm.create_model("test_vit", pos_embed="alibi2d(slopes=learned)").eval()
+    model.blocks[1].attn.fused_attn = False
+    paths = attention_paths(model, torch.zeros(1, 3, 160, 160))
+    assert [p.backend for p in paths][:3] == ["sdpa", "reference", "sdpa"]
+    assert layers.attention is vispe.attention
+    with pytest.raises(RuntimeError, match="channels"):
+        attention_paths(model, torch.zeros(1, 1, 160, 160))
+    assert layers.attention is vispe.attention
+    assert not model.blocks[0].attn._forward_pre_hooks
+
+
+def test_errors(capsys):
+    assert "doctor was given --encoding, --image-size without a model" in failed(
+        capsys, "--encoding", "alibi2d", "--image-size", "96"
+    )
+    assert "timm has no model 'test_vot'. Did you mean" in failed(capsys, "test_vot")
+    assert "There is no encoding 'alibi2'" in failed(capsys, "test_vit", "--encoding", "alibi2")
+    assert "ResNet" in failed(capsys, "test_resnet", "--encoding", "alibi2d")
+    assert "one side or height,width in pixels, got [1, 2, 3]" in failed(
+        capsys, "test_vit", "--image-size", "1,2,3"
+    )
+    assert "needs a batch of 1 or more images, got --batch 0" in failed(capsys, "test_vit", "--batch", "0")

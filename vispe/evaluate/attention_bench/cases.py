@@ -1,0 +1,167 @@
+"""What is measured: grids, batches, heads, dtypes and modes, in order of importance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from vispe.errors import OptionError
+from vispe.grid import Grid
+
+Mode = Literal["forward", "frozen", "slopes", "table"]
+MODES: dict[Mode, str] = {
+    "forward": "forward pass, fixed bias",
+    "frozen": "forward and backward pass, fixed bias",
+    "slopes": "forward and backward pass, learned slopes",
+    "table": "forward and backward pass, learned table",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of attention.
+
+    Args:
+        shape: rows and columns of the grid.
+        prefix: tokens without a place.
+        batch: samples, b.
+        heads: heads, h.
+        width: columns of a head, d.
+        dtype: name of the dtype.
+    """
+
+    shape: tuple[int, int]
+    prefix: int
+    batch: int
+    heads: int
+    width: int = 64
+    dtype: str = "bfloat16"
+
+    @property
+    def grid(self) -> Grid:
+        """The grid."""
+        return Grid(self.shape, self.prefix)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, n."""
+        return self.grid.tokens
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype."""
+        return getattr(torch, self.dtype)
+
+    def flop(self, mode: Mode) -> int:
+        """Return operations by the usual count: 4 b h n^2 d forward, 10 b h n^2 d backward."""
+        return (4 if mode == "forward" else 14) * self.batch * self.heads * self.tokens**2 * self.width
+
+    def __str__(self) -> str:
+        h, w = self.shape
+        return f"{h}x{w}+{self.prefix} b{self.batch} h{self.heads} d{self.width} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run measures.
+
+    Args:
+        cases: in order of importance.
+        modes: for every case.
+        reps: timed calls of each contender, at least.
+        slow: whether contenders that take long to compile or to run take part.
+        largest: grids tried for training with a learned table, smallest first.
+        check_shapes: grids, prefixes and widths of heads of the correctness checks.
+        check_dtypes: dtypes of the correctness checks.
+        warmup: seconds of untimed calls.
+        dry: everything takes part, also what cannot run on this device; nothing is compiled.
+    """
+
+    cases: tuple[Case, ...]
+    modes: tuple[Mode, ...] = tuple(MODES)
+    reps: int = 50
+    slow: bool = True
+    largest: tuple[Case, ...] = ()
+    check_shapes: tuple[tuple[tuple[int, int], int, int], ...] = ()
+    check_dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    warmup: float = 0.1
+    dry: bool = False
+
+
+_GRIDS = (  # grid, prefixes, samples for 6, 12 and 16 heads: 1e9 to 4e9 scores
+    ((14, 14), (1,), (1024, 512, 256)),
+    ((16, 16), (1, 5), (1024, 512, 256)),
+    ((32, 32), (1,), (128, 64, 64)),
+    ((37, 37), (1, 5), (64, 32, 32)),
+    ((32, 64), (5,), (32, 16, 16)),
+    ((64, 64), (0, 5), (8, 4, 4)),
+    ((73, 73), (1,), (4, 4, 2)),
+    ((128, 128), (0,), (1, 1, 1)),
+)
+_WIDE = tuple(Case(s, p, b, 16, 128) for s, p, b in (((32, 32), 1, 64), ((64, 64), 0, 4), ((128, 128), 0, 1)))
+_MAIN = (Case((32, 32), 1, 64, 12), Case((37, 37), 1, 32, 12), Case((64, 64), 0, 4, 12))
+_FIRST = (
+    *_MAIN, *_WIDE[:2], Case((16, 16), 1, 512, 12), Case((128, 128), 0, 1, 12), Case((14, 14), 1, 512, 12),
+    Case((32, 64), 5, 16, 12), *(replace(c, dtype="float16") for c in _MAIN), _WIDE[2],
+)  # fmt: skip
+_CHECKS = (((14, 14), 1, 64), ((37, 37), 5, 64), ((16, 16), 0, 128), ((9, 40), 1, 80), ((64, 64), 0, 64))
+
+
+def protocol() -> Plan:
+    """Return the whole protocol for a GPU."""
+    every = [
+        Case(shape, prefix, batch, heads)
+        for shape, prefixes, batches in _GRIDS
+        for prefix in prefixes
+        for heads, batch in zip((6, 12, 16), batches, strict=True)
+    ]
+    rest = sorted((c for c in every if c not in _FIRST), key=lambda c: c.heads != 12)
+    largest = (Case((128, 128), 0, 1, 16), Case((256, 256), 0, 1, 16))
+    return Plan((*_FIRST, *rest), largest=largest, check_shapes=_CHECKS)
+
+
+def protocol_cpu() -> Plan:
+    """Return the protocol for a CPU: what a backbone does there, without what only a GPU has."""
+    sizes = (((16, 16), 1), ((32, 32), 1), ((32, 64), 1))
+    cases = [Case(s, p, 2, 6, dtype=d) for s, p in sizes for d in ("float32", "bfloat16")]
+    shapes = (((14, 14), 1, 64), ((9, 25), 5, 32))
+    return Plan(tuple(cases), check_shapes=shapes, warmup=0.0)
+
+
+def quick(device: str) -> Plan:
+    """Return what a user measures in a few minutes: small batches, the main shapes and modes."""
+    if device == "cpu":
+        plan = protocol_cpu()
+        return replace(plan, cases=plan.cases[:4], modes=("forward", "frozen", "table"), reps=20, slow=False)
+    sizes = (((32, 32), 1, 16), ((16, 16), 1, 64), ((37, 37), 1, 8), ((64, 64), 0, 2))
+    cases = tuple(Case(s, p, b, 12) for s, p, b in sizes)
+    return Plan(cases, ("forward", "frozen", "table"), check_shapes=_CHECKS[:2])
+
+
+def dry() -> Plan:
+    """Return a plan that enters every path on tiny tensors; its times mean nothing."""
+    cases = (Case((3, 4), 1, 1, 2, 16, "float16"),)
+    return Plan(
+        cases,
+        reps=1,
+        largest=cases,
+        check_shapes=(((3, 5), 1, 16),),
+        check_dtypes=("float32",),
+        warmup=0.0,
+        dry=True,
+    )
+
+
+def plan_for(kind: str, device: str) -> Plan:
+    """Return the plan `kind` ('protocol', 'quick' or 'dry') for a device ('cuda' or 'cpu').
+
+    Raises:
+        OptionError: there is no such plan.
+    """
+    if kind == "protocol":
+        return protocol_cpu() if device == "cpu" else protocol()
+    if kind not in ("quick", "dry"):
+        raise OptionError(f"There is no plan {kind!r}; choose protocol, quick or dry.")
+    return quick(device) if kind == "quick" else dry()
