@@ -25,6 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
     for line in IGNORED_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
+    if hasattr(
+        config.option, "loadscopereorder"
+    ):  # xdist would take files with few tests last, however long those are
+        config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
