@@ -19,8 +19,8 @@ REASONS = {  # of speeds below 0.8
     "comrope_ap": _BLOCKS + "; `comrope_ap(form=folded)` has none",
     "comrope_ld": _BLOCKS + "; `comrope_ld(form=folded)` has none",
     "liere": _BLOCKS,
-    "irpe.ctx_product_50_shared_qkv": "attention weights must be made for the values, and content is looked up three times "
-    "(`gather`, `add`, `bmm`)",
+    "irpe.ctx_product_50_shared_qkv": "attention weights must be made for the values, and content is looked up "
+    "three times (`gather`, `add`, `bmm`)",
     "lightnet": "queries and keys twice as wide as values, for which SDPA has no fused CPU kernel (`bmm`, `softmax`)",
     "seqpe": "a projection of the position vectors to queries and keys in every layer (`addmm`, `add`, `copy_`)",
 }
