@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.attention_cases import close
 from vispe import Grid, attention
-from vispe.attention import DistanceBias, SumBias, TableBias, strip_gradient
+from vispe.attention import DistanceBias, SumBias, TableBias, explain, strip_gradient
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 HEADS = 3
@@ -180,3 +180,16 @@ def test_dense_masks_serve_the_rest(calls, monkeypatch):
     monkeypatch.setattr(strip_gradient, "_KERNEL", None)
     attention(q, k, v, bias=bias)
     assert len(calls) == 1
+
+
+def test_explain_says_when_blocks_are_taken():
+    pos = Grid((8, 8)).positions()
+    q = torch.randn(32, 2, 64, 8, requires_grad=True)
+    said = {}
+    for learned in (True, False):
+        table = torch.randn(2, 15, 15, requires_grad=learned)
+        said[learned] = explain(q, q, q, bias=TableBias(table, pos)).reason
+    assert said == {
+        True: "blocks of a mask, from which a learned bias gets its gradient",
+        False: "one dense mask, made in each call",
+    }

@@ -37,6 +37,10 @@ def test_a_bias_that_is_learned_takes_a_mask_on_a_cpu(capsys):
     assert len(path["layers"]) > 2
 
 
+def test_one_side_is_a_square(capsys):
+    assert told(capsys, "--encoding", "alibi2d", "--image-size", "96")["image_size"] == [96, 96]
+
+
 def test_layers_of_the_model_itself(capsys):
     for words, reason in (
         ((), "no encoding works inside of it"),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vispe.attention import flex, lowrank, reference, sdpa
+from vispe.attention import flex, lowrank, reference, sdpa, strip_gradient
 from vispe.attention import triton as fused
 from vispe.attention.bias import Bias, DenseBias, DistanceBias, LowRankBias, SumBias
 from vispe.attention.call import Call
@@ -133,6 +133,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     """
     call = Call(q, k, v, **arguments)
     name, reason = _choose(call, backend)
+    if name == "sdpa" and strip_gradient.taken(call):
+        reason = "blocks of a mask, from which a learned bias gets its gradient"
     refused = {other: refuses(call) for other, (refuses, _) in _BACKENDS.items() if other != name}
     return Explanation(
         name, reason, {other: why or "not faster here, or less exact" for other, why in refused.items()}

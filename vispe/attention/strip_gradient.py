@@ -38,8 +38,6 @@ _KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_
 
 def attend(call: Call) -> Tensor | None:
     """Return attention (b, h, n, d_v) with the gradient of its bias by strips, or None if a dense mask must serve."""
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore
-        return None
     if not _serves(call) or call.bias is None or call.bias.pos is None or call.bias.pos.grid is None:
         return None
     grid = call.bias.pos.grid
@@ -62,8 +60,18 @@ def attend(call: Call) -> Tensor | None:
     return call.finish(out if dead is None else out.masked_fill(dead, 0.0))
 
 
+def taken(call: Call) -> bool:
+    """Whether `attend` serves the call."""
+    if not _serves(call) or call.bias is None:
+        return False
+    with no_autocast(call.q.device):
+        return any(t is not None and t.requires_grad for t in table_of(call.bias))
+
+
 def _serves(call: Call) -> bool:
     """Whether the bias may need a gradient, and everything else is what the blocks know."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore
+        return False
     q, k, v, bias = call.q, call.k, call.v, call.bias
     if bias is None or bias.key is not None or q.device.type != "cpu" or not torch.is_grad_enabled():
         return False

@@ -96,11 +96,12 @@ def _model(
         raise OptionError(f"doctor needs a batch of 1 or more images, got --batch {batch}.")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("doctor was given --device cuda, but torch finds no GPU; use --device cpu.")
+    size = [image_size[0], image_size[-1]] if image_size else None
     where = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    net = load_backbone(name, weights="random", img_size=image_size or None).to(where, getattr(torch, dtype))
+    net = load_backbone(name, weights="random", img_size=size).to(where, getattr(torch, dtype))
     if encoding:
         vispe.convert(net, encoding)
-    height, width = _pixels(net, image_size)
+    height, width = size or _pixels(net)
     image = torch.zeros(batch, 3, height, width, device=where, dtype=getattr(torch, dtype))
     paths = attention_paths(net, image)
     groups: dict[Any, list[str]] = {}
@@ -132,10 +133,8 @@ def _named(layers: list[str], every: list[str]) -> str:
     return ", ".join(layers)
 
 
-def _pixels(net: Any, size: list[int] | None) -> tuple[int, int]:
-    """Return height and width of the images."""
-    if size:
-        return size[0], size[-1]
+def _pixels(net: Any) -> tuple[int, int]:
+    """Return height and width of the images that a model was built for."""
     config = net.pretrained_cfg.get("input_size", (3, 224, 224))
     built = getattr(getattr(net, "patch_embed", None), "img_size", None)
     return tuple(built) if built else tuple(config[1:])
