@@ -5,6 +5,7 @@ import triton.language as tl
 
 from vispe.attention.triton.backward import grad_scores
 from vispe.attention.triton.forward import edges, finish, padding, plan, product, rows, weigh
+from vispe.attention.triton.gradient import write_bias
 
 
 @triton.jit
@@ -215,17 +216,5 @@ def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DEL
         lse = tl.load(LSE + own + i, mask=i < n, other=float("inf"))
         delta = tl.load(DELTA + own + i, mask=i < n, other=0.0)
         acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST) * gate
-    inside = (i[:, None] < n) & (j[None, :] < n) & (j[None, :] >= p)
-    where = RUNS + h * rh + tl.load(BASE + i, mask=i < n, other=0)[:, None] + j[None, :]
-    if not SHARED:
-        tl.store(where, acc, mask=inside)
-    elif FIXED:
-        tl.atomic_add(where, (acc.to(tl.float64) * tl.load(UNIT)).to(tl.int64), mask=inside, sem="relaxed")
-    else:
-        tl.atomic_add(where, acc, mask=inside, sem="relaxed")
-    if column * BN < p:
-        acc = tl.where(j[None, :] < p, acc, 0.0)
-        among = tl.sum(tl.sum(tl.where(i[:, None] < p, acc, 0.0), 1), 0)
-        ends = ENDS + (h * down * across + row * across + column) * 2
-        tl.store(ends, tl.sum(tl.sum(acc, 1), 0) - among)
-        tl.store(ends + 1, among)
+    ends = ENDS + (h * down * across + row * across + column) * 2
+    write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, column * BN, n, p, SHARED, FIXED)

@@ -12,6 +12,24 @@ from vispe.attention.triton.backward import grad_scores
 from vispe.attention.triton.forward import edges, rows, scores
 
 
+@triton.jit
+def write_bias(acc, RUNS, ENDS, BASE, UNIT, i, j, first, n, p, SHARED: tl.constexpr, FIXED: tl.constexpr):
+    """Add the gradients of a tile of scores to the runs of a head, and write those on prefix keys to ENDS (2,)."""
+    inside = (i[:, None] < n) & (j[None, :] < n) & (j[None, :] >= p)
+    where = RUNS + tl.load(BASE + i, mask=i < n, other=0)[:, None] + j[None, :]
+    if not SHARED:
+        tl.store(where, acc, mask=inside)
+    elif FIXED:
+        tl.atomic_add(where, (acc.to(tl.float64) * tl.load(UNIT)).to(tl.int64), mask=inside, sem="relaxed")
+    else:
+        tl.atomic_add(where, acc, mask=inside, sem="relaxed")
+    if first < p:
+        acc = tl.where(j[None, :] < p, acc, 0.0)
+        among = tl.sum(tl.sum(tl.where(i[:, None] < p, acc, 0.0), 1), 0)
+        tl.store(ENDS, tl.sum(tl.sum(acc, 1), 0) - among)
+        tl.store(ENDS + 1, among)
+
+
 @triton.jit(do_not_specialize=["rh", "n", "p"])
 def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh, qn, kb, kh, kn, vb, vh,
               vn, gb, gh, gn, sh, eh, rh, n, p, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
@@ -39,17 +57,5 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
         lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
         delta = tl.load(DELTA + (b * heads + h) * n + i, mask=i < n, other=0.0)
         acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
-    inside = (i[:, None] < n) & (j[None, :] < n) & (j[None, :] >= p)
-    where = RUNS + h * rh + tl.load(BASE + i, mask=i < n, other=0)[:, None] + j[None, :]
-    if not SHARED:
-        tl.store(where, acc, mask=inside)
-    elif FIXED:
-        tl.atomic_add(where, (acc.to(tl.float64) * tl.load(UNIT)).to(tl.int64), mask=inside, sem="relaxed")
-    else:
-        tl.atomic_add(where, acc, mask=inside, sem="relaxed")
-    if column * BN < p:
-        acc = tl.where(j[None, :] < p, acc, 0.0)
-        among = tl.sum(tl.sum(tl.where(i[:, None] < p, acc, 0.0), 1), 0)
-        ends = ENDS + (h * down * across + row * across + column) * 2
-        tl.store(ends, tl.sum(tl.sum(acc, 1), 0) - among)
-        tl.store(ends + 1, among)
+    ends = ENDS + (h * down * across + row * across + column) * 2
+    write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, column * BN, n, p, SHARED, FIXED)
