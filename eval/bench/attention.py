@@ -71,6 +71,6 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", "(?i).*(kernel|attention)", UserWarning)  # SDPA says at length why a kernel cannot run
+    warnings.filterwarnings("ignore", "(?i).*(kernel|attention)", UserWarning)  # of SDPA, at length
     say(f"vispe {vispe.__version__}")
     sys.exit(main())

@@ -48,7 +48,7 @@ def bench(
         say=lambda text: print(text, file=stderr, flush=True),
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(?i).*(kernel|attention)", UserWarning)  # SDPA says at length why a kernel cannot run
+        warnings.filterwarnings("ignore", "(?i).*(kernel|attention)", UserWarning)  # of SDPA, at length
         passed = run.check()
         missing = run.run() if passed else 0
     run.state["targets"] = judge(run.state) if passed else []
