@@ -1,0 +1,90 @@
+"""Which coordinate turns which pair of channels: one axis number for each pair, or for each pair of each head.
+
+Pair 0 has the highest frequency. `ZERO` stands for no rotation at all (cos 1, sin 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError
+
+ZERO = -1
+T, H, W = 0, 1, 2
+
+
+def single(pairs: int) -> Tensor:
+    """Return axis 0 for every pair, (pairs,): rotary embedding of one position."""
+    return torch.zeros(pairs, dtype=torch.long)
+
+
+def chunked(sections: Sequence[int]) -> Tensor:
+    """Return s_0 pairs of axis 0, then s_1 of axis 1, and so on, (sum of sections,): MRoPE (arXiv 2409.12191)."""
+    return torch.arange(len(sections)).repeat_interleave(torch.tensor(list(sections)))
+
+
+def interleaved(sections: Sequence[int]) -> Tensor:
+    """Return t h w t h w ... and t for the rest, (sum of sections,): MRoPE-I (arXiv 2510.23095).
+
+    Rows take pairs 1, 4, 7, ... below ``3 s_h``, columns 2, 5, 8, ... below ``3 s_w``.
+
+    Raises:
+        OptionError: rows or columns would need more pairs than there are.
+    """
+    axis = single(sum(sections))
+    for offset, count in ((H, sections[H]), (W, sections[W])):
+        if offset + 3 * (count - 1) >= len(axis):
+            raise OptionError(
+                f"sections={list(sections)} cannot be interleaved: {count} pairs at a distance of 3 do not fit into "
+                f"{len(axis)}; give time at least as many pairs as rows and columns."
+            )
+        axis[offset : 3 * count : 3] = offset
+    return axis
+
+
+def distributed(pairs: int) -> Tensor:
+    """Return the pattern t t h w h w h w over all pairs, (pairs,): MM-RoPE."""
+    return cycle((T, T, H, W, H, W, H, W), pairs)
+
+
+def cycle(axes: Sequence[int], pairs: int) -> Tensor:
+    """Return a pattern of axes repeated over all pairs, (pairs,)."""
+    return torch.tensor(list(axes))[torch.arange(pairs) % len(axes)]
+
+
+def video(sections: Sequence[int], time: int = T) -> Tensor:
+    """Return h w h w ..., then `time` for the lowest frequencies, (sum of sections,): VideoRoPE (arXiv 2502.05173).
+
+    With ``time=ZERO`` the lowest frequencies do not turn: HoPE (arXiv 2505.20444).
+    """
+    axis = cycle((H, W), sum(sections))
+    axis[sections[H] + sections[W] :] = time
+    return axis
+
+
+def multi_head(sections: Sequence[int], heads: int, pairs: int) -> Tensor:
+    """Return one axis for all pairs of a key head, (heads, pairs); heads beyond the sections do not turn: MHRoPE.
+
+    Raises:
+        OptionError: the sections name more heads than there are.
+    """
+    if sum(sections) > heads:
+        raise OptionError(f"sections={list(sections)} name {sum(sections)} key heads; the model has {heads}.")
+    axis = torch.full((heads,), ZERO)
+    axis[: sum(sections)] = chunked(sections)
+    return axis[:, None].repeat(1, pairs)
+
+
+def sub_bands(sections: Sequence[int], members: int) -> Tensor:
+    """Return the row of `members` positions for each pair, (sum of sections,): PPE (arXiv 2510.22936).
+
+    Rows are t_1 .. t_K, h_1 .. h_K, w_1 .. w_K; the band of each axis is cut into K parts. Where K does not divide
+    every section, pair i takes row ``i mod 3 K``, as the authors' code does.
+    """
+    rows = len(sections) * members
+    if any(s % members for s in sections):
+        return cycle(range(rows), sum(sections))
+    return chunked([s // members for s in sections for _ in range(members)])

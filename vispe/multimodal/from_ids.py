@@ -1,0 +1,130 @@
+"""Streams from what processors give: types of tokens and grids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, ShapeError
+from vispe.multimodal.segments import IMAGE, VIDEO, WHOLE, Image, Video
+from vispe.multimodal.stream import Blocks, Stream, check_same_shape
+
+Pictures = tuple[Tensor, Tensor, Tensor, Tensor]  # size (m, 3), seconds (m), picture (m), tile (m, 4) of each block
+
+
+def stream_from_ids(
+    types: Tensor,
+    images: Tensor | Sequence[Image] | None,
+    videos: Tensor | Sequence[Video] | None,
+    mask: Tensor | None,
+    merge: int,
+    seconds: Tensor | Sequence[float] | None,
+    frames_apart: bool,
+    documents: Tensor | None,
+    groups: Tensor | None,
+) -> Stream:
+    """See `Stream.from_ids`."""
+    check_same_shape(types, mask=mask, documents=documents, groups=groups)
+    device = types.device
+    valid = torch.ones_like(types, dtype=torch.bool) if mask is None else mask.bool()
+    pictures = _joined(_grids(images, merge, None, False, "image"), _grids(videos, merge, seconds, frames_apart, "video"))
+    size, clock, picture, tile = (x.to(device) for x in pictures[0])
+    kind = types[valid]
+    block, enough = _blocks_of(kind, size.prod(1), pictures[1])
+    sample = torch.arange(len(types), device=device)[:, None].expand_as(types)[valid]
+    document, group = (torch.zeros_like(sample) if x is None else x[valid].long() for x in (documents, groups))
+    keys = torch.stack([sample, document, group, block])
+    new = torch.ones_like(sample, dtype=torch.bool)
+    new[1:] = (keys[:, 1:] != keys[:, :-1]).any(0)
+    first = new.nonzero()[:, 0]
+    tokens = torch.diff(first, append=first.new_tensor([len(sample)]))
+    at = block[first]
+    text = at < 0
+    size = torch.cat([size, size.new_ones(1, 3)])  # entry -1 is that of text
+    tile, picture = torch.cat([tile, tile.new_tensor([WHOLE])]), torch.cat([picture, picture.new_tensor([-1])])
+    clock = torch.cat([clock, clock.new_tensor([torch.nan])])
+    wrong = ~text & ((tokens != size[at].prod(1)) | ~enough[first])
+    blocks = Blocks(
+        sample[first], document[first], group[first], kind[first], tokens, size[at], clock[at], picture[at], tile[at],
+        torch.zeros_like(text),
+    )  # fmt: skip
+    used = at[~text]
+    if bool(wrong.any()) or len(used) < len(size) - 1:
+        raise InputError(_mismatch(blocks, wrong, used, len(size) - 1, enough[first]))
+    return Stream(blocks, valid)
+
+
+def _blocks_of(kind: Tensor, tokens: Tensor, images: int) -> tuple[Tensor, Tensor]:
+    """Return for every token the number of its picture's block, -1 for text, and whether there is such a block."""
+    block, enough = torch.full_like(kind, -1, dtype=torch.long), torch.ones_like(kind, dtype=torch.bool)
+    for which, part, before in ((IMAGE, tokens[:images], 0), (VIDEO, tokens[images:], images)):
+        here = kind == which
+        bounds = part.cumsum(0)
+        found = torch.searchsorted(bounds, here.cumsum(0)[here] - 1, right=True)
+        enough[here] = found < len(part)
+        block[here] = found.clamp(max=max(len(part) - 1, 0)) + before if len(part) else -2
+    return block, enough
+
+
+def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -> Pictures:
+    """Return the blocks of all images, or of all videos."""
+    if given is None:
+        given = ()
+    if not isinstance(given, Tensor):
+        parts = [(p, n, getattr(s, "seconds", None)) for n, s in enumerate(given) for p in s.parts()]  # type: ignore[arg-type, attr-defined]
+        size = torch.tensor([p[0][:3] for p in parts], dtype=torch.long).reshape(-1, 3)
+        tile = torch.tensor([p[0][3] for p in parts], dtype=torch.long).reshape(-1, 4)
+        clock = torch.tensor([torch.nan if p[2] is None else p[2] for p in parts], dtype=torch.float64)
+        return size, clock, torch.tensor([p[1] for p in parts], dtype=torch.long), tile
+    if given.ndim != 2 or given.shape[1] != 3:
+        raise ShapeError(f"{kind} grids need the shape (n, 3) of frames, rows, columns, got {tuple(given.shape)}.")
+    size = given.long()
+    if bool(((size < 1).any(1) | (size[:, 1:] % merge).any(1)).any()):
+        raise InputError(
+            f"Every {kind} grid needs at least one frame, and rows and columns that {merge} divides; got {size.tolist()}."
+        )
+    size = torch.stack([size[:, 0], size[:, 1] // merge, size[:, 2] // merge], 1)
+    clock = torch.full((len(size),), torch.nan, dtype=torch.float64, device=size.device)
+    if seconds is not None:
+        clock = torch.as_tensor(seconds, dtype=torch.float64, device=size.device)
+        if clock.shape != (len(size),):
+            raise ShapeError(f"seconds needs one value for each of {len(size)} videos, got {tuple(clock.shape)}.")
+    picture = torch.arange(len(size), device=size.device)
+    if apart:
+        size, clock, picture = (x.repeat_interleave(size[:, 0], 0) for x in (size, clock, picture))
+        size = torch.cat([torch.ones_like(size[:, :1]), size[:, 1:]], 1)
+        picture = torch.arange(len(size), device=size.device)
+    return size, clock, picture, size.new_tensor(WHOLE).expand(len(size), 4)
+
+
+def _joined(images: Pictures, videos: Pictures) -> tuple[Pictures, int]:
+    """Return the blocks of images, then those of videos, and how many the former are."""
+    count = int(images[2][-1]) + 1 if len(images[2]) else 0
+    device = images[0].device if len(images[0]) else videos[0].device
+    parts = ((a.to(device), b.to(device)) for a, b in zip(images, (*videos[:2], videos[2] + count, videos[3]), strict=True))
+    size, clock, picture, tile = (torch.cat(p) for p in parts)
+    return (size, clock, picture, tile), len(images[0])
+
+
+def _mismatch(blocks: Blocks, wrong: Tensor, used: Tensor, grids: int, enough: Tensor) -> str:
+    """Say which segment of which sample does not fit its grid."""
+    if not bool(wrong.any()):
+        return (
+            f"There are grids for {grids} images, tiles, frames or videos, but placeholders for {len(used)} only; "
+            "give the grids of what is in the sequences, in order."
+        )
+    m = int(wrong.nonzero()[0, 0])
+    segment = m - int((blocks.sample < blocks.sample[m]).sum())
+    name = "image" if int(blocks.kind[m]) == IMAGE else "video"
+    where = f"Sample {int(blocks.sample[m])}, segment {segment}"
+    if not bool(enough[m]):
+        return f"{where}: there are {int(blocks.tokens[m])} {name} placeholders more than the {name} grids account for."
+    t, h, w = blocks.size[m].tolist()
+    grid = f"{t} x {h} x {w}" if name == "video" else f"{h} x {w}"
+    return (
+        f"{where}: {int(blocks.tokens[m])} {name} placeholders stand together, but the grid of this {name} has "
+        f"{grid} = {t * h * w} tokens after merging; check the order of the grids and the merge size"
+        f"{', or pass frames_apart=True where text stands between frames' if name == 'video' else ''}."
+    )

@@ -1,0 +1,79 @@
+"""Names of position schemes and their spec strings, such as ``'mrope_i(spatial_reset=true)'``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, cast
+
+from vispe.errors import OptionError, UnknownName, did_you_mean
+from vispe.multimodal.scheme import Scheme
+from vispe.spec_text import parse_text
+
+S = TypeVar("S", bound=type[Scheme])
+_SCHEMES: dict[str, type[Scheme]] = {}
+
+
+def register_scheme(cls: S) -> S:
+    """Class decorator: make a `Scheme` known by its `name`.
+
+    Raises:
+        OptionError: the name is taken by another class.
+    """
+    if cls.name in _SCHEMES and _SCHEMES[cls.name] is not cls:
+        raise OptionError(f"The scheme name {cls.name!r} is taken by {_SCHEMES[cls.name].__qualname__}; choose another.")
+    _SCHEMES[cls.name] = cls
+    return cls
+
+
+def list_schemes() -> list[str]:
+    """Return the names of all position schemes, sorted."""
+    return sorted(_SCHEMES)
+
+
+def scheme_class(name: str) -> type[Scheme]:
+    """Return the class that is registered as `name`.
+
+    Raises:
+        UnknownName: there is none; the message lists all names.
+    """
+    if name not in _SCHEMES:
+        raise UnknownName(
+            f"There is no position scheme {name!r}.{did_you_mean(name, _SCHEMES)} Known: {', '.join(list_schemes())}."
+        )
+    return _SCHEMES[name]
+
+
+def create_scheme(spec: str | Mapping[str, Any] | Scheme, **options: Any) -> Scheme:
+    """Return the scheme that a spec describes.
+
+    Args:
+        spec: a name, a name with options (``'mrope(stride=2)'``), a dict ``{'name': ..., option: ...}``, or a `Scheme`.
+        **options: options, added to those of the spec.
+
+    Raises:
+        UnknownName: there is no such scheme.
+        OptionError: it has no such option, or the value is not accepted.
+    """
+    if isinstance(spec, Scheme):
+        if not options:
+            return spec
+        spec = {"name": spec.name, **spec.options()}
+    if isinstance(spec, str):
+        terms = parse_text(spec)
+        if len(terms) != 1:
+            raise OptionError(f"Position schemes cannot be added up; {spec!r} names {len(terms)}.")
+        name, given = terms[0]
+    else:
+        given = dict(spec)
+        name = str(given.pop("name", ""))
+    cls = scheme_class(name)
+    known = [f.name for f in fields(cast("Any", cls))]
+    given = {**given, **options}
+    for key in given:
+        if key not in known:
+            raise OptionError(
+                f"The scheme {name!r} has no option {key!r}.{did_you_mean(key, known)} "
+                f"It has: {', '.join(known) or 'none'}."
+            )
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})

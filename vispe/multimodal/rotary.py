@@ -1,0 +1,83 @@
+"""From coordinates to tables of cosines and sines, and between the two layouts of rotary channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.attention.rotation import Layout, PairRotation
+from vispe.errors import ShapeError
+from vispe.multimodal.allocation import ZERO
+
+
+def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
+    """Return the angle of every pair of channels, in radians.
+
+    Whole numbers below 2 ** 24 are multiplied in float32, as language models do, so that text keeps its angles to
+    the last bit; all others in float64, rounded once.
+
+    Args:
+        ids: coordinates (axes, b, s), float64.
+        frequencies: radians per step (pairs,), float32.
+        axis_of_pair: (pairs,) or (heads, pairs), as `vispe.multimodal.allocation` makes it.
+
+    Returns:
+        (b, s, pairs) or (b, heads, s, pairs), float32.
+
+    Raises:
+        ShapeError: an axis is asked for that the coordinates do not have, or the pairs do not agree.
+    """
+    if axis_of_pair.shape[-1] != frequencies.shape[0]:
+        raise ShapeError(
+            f"The allocation names {axis_of_pair.shape[-1]} pairs of channels; there are {frequencies.shape[0]} "
+            "frequencies. Let the sections add up to half the width of a head."
+        )
+    if axis_of_pair.ndim == 2:
+        return torch.stack([angles(ids, frequencies, row) for row in axis_of_pair.unbind()], 1)
+    frequencies = torch.where(axis_of_pair == ZERO, 0.0, frequencies.float())
+    position = ids.double().movedim(0, -1).index_select(-1, axis_of_pair.clamp(min=0))
+    narrow = position.float()
+    exact = (position * frequencies.double()).float()
+    whole = (position == position.round()) & (position.abs() < 2**24)
+    return torch.where(whole, narrow * frequencies, exact)
+
+
+def tables(
+    ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor, scaling: float = 1.0, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines of `angles`, times `scaling`, cast to `dtype` last; shapes as `angles`."""
+    turned = angles(ids, frequencies, axis_of_pair)
+    return (turned.cos() * scaling).to(dtype), (turned.sin() * scaling).to(dtype)
+
+
+def rotation(
+    ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor, scaling: float = 1.0, layout: Layout = "half"
+) -> PairRotation:
+    """Return the rotation of queries (b, h, s, d_h) and keys (b, h_kv, s, d_h) by `angles`."""
+    cos, sin = tables(ids, frequencies, axis_of_pair, scaling)
+    return PairRotation(cos, sin, layout) if cos.ndim == 4 else PairRotation(cos[:, None], sin[:, None], layout)
+
+
+def to_interleaved(x: Tensor, dim: int = -1) -> Tensor:
+    """Reorder the channels of one head along `dim` from halves (c, c + pairs) to neighbours (2 c, 2 c + 1).
+
+    Apply it to the rows of q and k projections, head by head, to run weights of one layout with the other.
+    """
+    pairs = _pairs(x, dim)
+    return x.unflatten(dim, (2, pairs)).transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1).flatten(
+        *((dim - 1, dim) if dim < 0 else (dim, dim + 1))
+    )
+
+
+def to_half(x: Tensor, dim: int = -1) -> Tensor:
+    """Undo `to_interleaved`."""
+    pairs = _pairs(x, dim)
+    return x.unflatten(dim, (pairs, 2)).transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1).flatten(
+        *((dim - 1, dim) if dim < 0 else (dim, dim + 1))
+    )
+
+
+def _pairs(x: Tensor, dim: int) -> int:
+    if x.shape[dim] % 2:
+        raise ShapeError(f"Rotary channels come in pairs; dimension {dim} has {x.shape[dim]} channels.")
+    return x.shape[dim] // 2

@@ -1,0 +1,228 @@
+"""What a position scheme is: a rule from streams to coordinates, and from coordinates to pairs of channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.multimodal.stream import Blocks, Stream
+
+
+@dataclass(frozen=True, eq=False)
+class VisualTokens:
+    """The tokens of images and videos, k of them; coordinates in float64.
+
+    Attributes:
+        blocks: all blocks of the stream.
+        block: block of each token (k).
+        index: number of each token in its block (k).
+    """
+
+    blocks: Blocks
+    block: Tensor
+    index: Tensor
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return values of blocks (m, ...) for each token (k, ...)."""
+        return values[self.block]
+
+    @cached_property
+    def _size(self) -> Tensor:
+        return self.of(self.blocks.size)
+
+    @cached_property
+    def frame(self) -> Tensor:
+        """Frame of each token, counted from 0."""
+        return (self.index // (self._size[:, 1] * self._size[:, 2])).double()
+
+    @cached_property
+    def row(self) -> Tensor:
+        """Row of each token in its frame, counted from 0."""
+        return (self.index // self._size[:, 2] % self._size[:, 1]).double()
+
+    @cached_property
+    def column(self) -> Tensor:
+        """Column of each token in its frame, counted from 0."""
+        return (self.index % self._size[:, 2]).double()
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """Coordinates of every token, and how the sequences go on.
+
+    Attributes:
+        ids: (axes, b, s), float64; padding has the value that was asked for.
+        mask: (b, s) bool, false where there is padding.
+        next: counter of the token that follows each row (b), float64.
+        scheme: the rule that made them.
+        draws: what was drawn for each block (m), or None; hand it in again to get the same coordinates.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    next: Tensor
+    scheme: Scheme
+    draws: Tensor | None = None
+
+    def decode(self, tokens: int) -> Tensor:
+        """Return the coordinates of the next text tokens of each row, (axes, b, tokens)."""
+        steps = torch.arange(tokens, dtype=torch.float64, device=self.next.device) * self.scheme.step
+        return self.scheme.text(self.next[:, None] + steps)
+
+    def delta(self, end: str = "next", padded: bool = False) -> Tensor:
+        """Return what is added to a token's number to get its position once all is text, (b, 1), float64.
+
+        Args:
+            end: what the next position is taken to be: ``'next'``, the counter, right for every scheme; or, as model
+                codes have it, one more than the largest coordinate on all axes (``'max'``) or on the first
+                (``'time'``), the latter two rounded up where they are not whole (``'ceil'``).
+            padded: whether tokens are counted with their padding.
+        """
+        if end == "next":
+            following = self.next
+        elif end in ("max", "time", "ceil"):
+            rows = self.ids[:1] if end == "time" else self.ids
+            largest = rows.masked_fill(~self.mask, -torch.inf).amax((0, 2))
+            following = (largest.ceil() if end == "ceil" else largest) + 1
+        else:
+            raise OptionError(f"end is 'next', 'max', 'time' or 'ceil', got {end!r}.")
+        length = self.mask.shape[1] if padded else self.mask.sum(1)
+        return (following - length * self.scheme.step)[:, None]
+
+
+class Scheme:
+    """Base of the schemes: a counter runs through the text; blocks of pictures have their own rule.
+
+    A subclass is a frozen dataclass whose fields are its options. It says in `local` where the tokens of a picture are,
+    in `advance` how far the counter moves over the picture, and in `allocation` which pairs of channels see which axis.
+
+    Attributes:
+        name: name in the registry.
+        summary: what it does, in one line.
+        paper: title and link.
+        text_exact: whether text alone is encoded as by rotary embedding of one position, to the last bit.
+        step: what the counter moves by over a text token.
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    text_exact: ClassVar[bool] = True
+    step: ClassVar[float] = 1.0
+
+    @property
+    def axes(self) -> int:
+        """How many coordinates a token has."""
+        return 3
+
+    @property
+    def follows(self) -> tuple[bool, ...]:
+        """For each axis, whether pictures are counted from where they stand in the text, or from 0."""
+        return (True,) * self.axes
+
+    def draw(self, blocks: Blocks, training: bool, generator: torch.Generator | None) -> Tensor | None:
+        """Return what is random about each block (m), or None."""
+        return None
+
+    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+        """Return how far the counter moves over each block (m), float64; entries of text are not read."""
+        raise NotImplementedError
+
+    def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
+        """Return the coordinates of the tokens of pictures, counted from the start of their block, (axes, k), float64."""
+        raise NotImplementedError
+
+    def text(self, at: Tensor) -> Tensor:
+        """Return the coordinates (axes, ...) of text at a counter (...)."""
+        return at.expand(self.axes, *at.shape)
+
+    def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
+        """Return the axis of each pair of channels, (pairs,), or for each key head, (kv_heads, pairs)."""
+        raise NotImplementedError
+
+    def starts(self, blocks: Blocks) -> Tensor:
+        """Return where the counter of each block's document and group starts (m), float64."""
+        if bool((blocks.group != blocks.group[:1]).any()):
+            raise UnsupportedCombination(
+                f"{self.name} has one counter for all tokens, but the stream has several groups; use group_pe."
+            )
+        return torch.zeros_like(blocks.group, dtype=torch.float64)
+
+    def coordinates(
+        self,
+        stream: Stream,
+        *,
+        start: Tensor | None = None,
+        training: bool = False,
+        generator: torch.Generator | None = None,
+        draws: Tensor | None = None,
+        padding: float = 0,
+    ) -> Coordinates:
+        """Return the coordinates of every token of a stream.
+
+        Args:
+            stream: what stands where.
+            start: counter that each row goes on from (b); 0 by default.
+            training: whether schemes that draw at random do so.
+            generator: for what is drawn; the global one by default.
+            draws: what was drawn before for each block (m), to be used instead.
+            padding: coordinate of tokens that are padding.
+
+        Raises:
+            UnsupportedCombination: the scheme has no rule for such a stream.
+        """
+        blocks = stream.blocks
+        if draws is None:
+            draws = self.draw(blocks, training, generator)
+        elif draws.shape != blocks.tokens.shape:
+            raise ShapeError(f"draws needs one value for each of {len(blocks.tokens)} blocks, got {tuple(draws.shape)}.")
+        text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
+        advance = torch.where(blocks.visual, self.advance(blocks, draws), text)
+        at = self._counter(blocks, advance, start)
+        ids = self.text(at[stream.block] + self.step * stream.index).clone()
+        where = blocks.visual[stream.block].nonzero()[:, 0]
+        if len(where):
+            tokens = VisualTokens(blocks, stream.block[where], stream.index[where])
+            local = self.local(tokens, draws)
+            follows = torch.tensor(self.follows, dtype=torch.float64, device=at.device)[:, None]
+            ids[:, where] = local + follows * at[tokens.block]
+        end = torch.searchsorted(blocks.sample, torch.arange(len(stream.mask), device=at.device), right=True) - 1
+        empty = stream.lengths == 0
+        following = (at + advance)[end.clamp(min=0)]
+        following = torch.where(empty, 0.0 if start is None else start.double(), following)
+        return Coordinates(stream.scatter(ids, padding), stream.mask, following, self, draws)
+
+    def _counter(self, blocks: Blocks, advance: Tensor, start: Tensor | None) -> Tensor:
+        """Return the counter at the start of each block (m): a sum over what comes before it in its document and group."""
+        key = (blocks.sample * (blocks.document.max() + 1) + blocks.document) * (blocks.group.max() + 1) + blocks.group
+        order = key.argsort(stable=True)
+        step, key = advance[order], key[order]
+        before = step.cumsum(0) - step
+        new = torch.ones_like(key, dtype=torch.bool)
+        new[1:] = key[1:] != key[:-1]
+        first = new.nonzero()[:, 0][new.cumsum(0) - 1]
+        at = torch.empty_like(before).index_copy_(0, order, before - before[first])
+        at = at + self.starts(blocks)
+        if start is not None:
+            at = at + torch.where(blocks.document == 0, start.to(at)[blocks.sample], 0.0)
+        return at
+
+    def options(self) -> dict[str, object]:
+        """Return the options and their values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}  # type: ignore[arg-type]
+        inner = ",".join(f"{k}={_word(v)}" for k, v in given.items())
+        return f"{self.name}({inner})" if inner else self.name
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    return f"[{','.join(map(_word, value))}]" if isinstance(value, tuple | list) else str(value)

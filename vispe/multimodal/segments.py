@@ -1,0 +1,109 @@
+"""What a token sequence is made of: runs of text, images, and videos."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from vispe.encodings._options import is_positive, is_whole
+from vispe.errors import OptionError
+
+TEXT, IMAGE, VIDEO = 0, 1, 2  # as `mm_token_type_ids` of Hugging Face processors number them
+WHOLE = (0, 0, 1, 1)  # tile row and column, tile rows and columns of a picture that is not cut
+THUMBNAIL = -1  # tile row and column of a small copy of the whole picture
+
+Part = tuple[int, int, int, tuple[int, int, int, int]]
+
+
+def _check_counts(kind: str, **counts: object) -> None:
+    for name, value in counts.items():
+        if not is_whole(value) or int(value) < 1:  # type: ignore[call-overload]
+            raise OptionError(f"{kind} needs {name} to be a whole number above 0, got {value!r}.")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A run of text tokens; markers such as vision_start are text.
+
+    Attributes:
+        tokens: how many.
+        shared: whether what follows starts at the same position as this run: several answers to one question, each a
+            shared run, do not see each other's positions or tokens.
+        group: tokens of different groups have counters of their own where a scheme has them (`group_pe`).
+    """
+
+    tokens: int
+    shared: bool = False
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        _check_counts("Text", tokens=self.tokens)
+        if not is_whole(self.group) or self.group < 0:
+            raise OptionError(f"Text needs group to be a whole number from 0 on, got {self.group!r}.")
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of h x w tokens, in raster order; or its tiles of h x w tokens each, row by row.
+
+    Attributes:
+        h: rows of tokens, after merging.
+        w: columns of tokens, after merging.
+        tiles: rows and columns of tiles of an image that is cut; the tokens of a tile are together.
+        thumbnail: whether a small copy of the whole image, h x w tokens too, comes before or after the tiles.
+    """
+
+    h: int
+    w: int
+    tiles: tuple[int, int] = (1, 1)
+    thumbnail: Literal["first", "last"] | None = None
+
+    def __post_init__(self) -> None:
+        _check_counts("Image", h=self.h, w=self.w)
+        if len(self.tiles) != 2:
+            raise OptionError(f"Image needs tiles=(rows, columns), got {self.tiles!r}.")
+        _check_counts("Image", **{"tile rows": self.tiles[0], "tile columns": self.tiles[1]})
+        if self.thumbnail not in (None, "first", "last"):
+            raise OptionError(f"Image needs thumbnail to be 'first', 'last' or None, got {self.thumbnail!r}.")
+
+    def parts(self) -> Iterator[Part]:
+        """Yield (t, h, w, tile) of every block of tokens."""
+        rows, cols = self.tiles
+        small: Part = (1, self.h, self.w, (THUMBNAIL, THUMBNAIL, rows, cols))
+        if self.thumbnail == "first":
+            yield small
+        yield from ((1, self.h, self.w, (r, c, rows, cols)) for r in range(rows) for c in range(cols))
+        if self.thumbnail == "last":
+            yield small
+
+
+@dataclass(frozen=True)
+class Video:
+    """A video of t frames of h x w tokens each, frame by frame, in raster order.
+
+    Frames that text separates (timestamps) are one `Video` of t = 1 each.
+
+    Attributes:
+        t: frames of tokens, after merging in time.
+        h: rows of tokens, after merging.
+        w: columns of tokens, after merging.
+        seconds: from one frame of tokens to the next; None where it is not known.
+    """
+
+    t: int
+    h: int
+    w: int
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_counts("Video", t=self.t, h=self.h, w=self.w)
+        if self.seconds is not None and not is_positive(self.seconds):
+            raise OptionError(f"Video needs seconds above 0, or None, got {self.seconds!r}.")
+
+    def parts(self) -> Iterator[Part]:
+        """Yield (t, h, w, tile) of the one block of tokens."""
+        yield self.t, self.h, self.w, WHOLE
+
+
+Segment = Text | Image | Video
