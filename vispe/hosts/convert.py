@@ -50,6 +50,9 @@ def convert(model: M, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = F
     if host := _open_clip(model):
         host.convert_image_tower(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return model
+    if host := _transformers(model):
+        host.convert_vlm(model, spec, **options)
+        return model
     if family_of(model) is None:
         timm_made = any(c.__module__.startswith("timm.models.") for c in type(model).__mro__)
         raise UnsupportedHost(
@@ -75,12 +78,17 @@ def restore(model: M) -> M:
     if host := _open_clip(model):
         host.restore_image_tower(model)
         return model
+    if host := _transformers(model):
+        host.restore_vlm(model)
+        return model
     restore_timm(model)
     return model
 
 
 def describe(model: nn.Module) -> str:
     """Return what is attached where: encodings, parameters, backends. Models inside others are found."""
+    if (host := _transformers(model)) and host.is_vlm(model):
+        return host.describe_vlm(model)
     found = [
         (name, m) for name, m in model.named_modules() if isinstance(getattr(m, "vispe", None), HostState)
     ]
@@ -123,6 +131,12 @@ def _open_clip(model: nn.Module) -> Any:
     """Return `vispe.hosts.open_clip` for what is open_clip's, and import it only then; else None."""
     theirs = any(c.__module__.partition(".")[0] == "open_clip" for c in type(model).__mro__)
     return importlib.import_module("vispe.hosts.open_clip") if theirs else None
+
+
+def _transformers(model: nn.Module) -> Any:
+    """Return `vispe.hosts.hf_vlm` for what is Hugging Face's, and import it only then; else None."""
+    theirs = any(c.__module__.partition(".")[0] == "transformers" for c in type(model).__mro__)
+    return importlib.import_module("vispe.hosts.hf_vlm") if theirs else None
 
 
 def with_options(spec: Spec, keep_abs: bool, options: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:

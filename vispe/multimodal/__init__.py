@@ -1,7 +1,7 @@
 """Positions of multimodal sequences: streams of text, images and videos, and schemes that give them coordinates.
 
-    stream = Stream.of([[Text(5), Image(4, 6), Text(3)]])
-    coordinates = create_scheme("mrope_i").coordinates(stream)  # .ids (3, 1, 32), .decode(1)
+stream = Stream.of([[Text(5), Image(4, 6), Text(3)]])
+coordinates = create_scheme("mrope_i").coordinates(stream)  # .ids (3, 1, 32), .decode(1)
 """
 
 from vispe.multimodal import schemes as schemes

@@ -55,11 +55,17 @@ def cycle(axes: Sequence[int], pairs: int) -> Tensor:
     return torch.tensor(list(axes))[torch.arange(pairs) % len(axes)]
 
 
-def video(sections: Sequence[int], time: int = T) -> Tensor:
+def video(sections: Sequence[int], time: int = T, lead: bool = False) -> Tensor:
     """Return h w h w ..., then `time` for the lowest frequencies, (sum of sections,): VideoRoPE (arXiv 2502.05173).
 
-    With ``time=ZERO`` the lowest frequencies do not turn: HoPE (arXiv 2505.20444).
+    With ``time=ZERO`` the lowest frequencies do not turn: HoPE (arXiv 2505.20444). With `lead`, pair 0 is that of
+    `time`, too, and h, w follow below pairs ``2 s_h`` and ``2 s_w``: the package Multimodal-RoPEs.
     """
+    if lead:
+        axis = torch.full((sum(sections),), time)
+        axis[1 : 2 * sections[H] : 2] = H
+        axis[2 : 2 * sections[W] : 2] = W
+        return axis
     axis = cycle((H, W), sum(sections))
     axis[sections[H] + sections[W] :] = time
     return axis

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, ShapeError
-from vispe.multimodal.segments import IMAGE, VIDEO, WHOLE, Image, Video
+from vispe.encodings._options import is_whole
+from vispe.errors import InputError, OptionError, ShapeError
+from vispe.multimodal.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Video
 from vispe.multimodal.stream import Blocks, Stream, check_same_shape
 
-Pictures = tuple[Tensor, Tensor, Tensor, Tensor]  # size (m, 3), seconds (m), picture (m), tile (m, 4) of each block
+Pictures = tuple[
+    Tensor, Tensor, Tensor, Tensor
+]  # size (m, 3), seconds (m), picture (m), tile (m, 4) of each block
 
 
 def stream_from_ids(
@@ -27,14 +30,25 @@ def stream_from_ids(
 ) -> Stream:
     """See `Stream.from_ids`."""
     check_same_shape(types, mask=mask, documents=documents, groups=groups)
+    _check_values(types, mask, merge, documents=documents, groups=groups)
     device = types.device
     valid = torch.ones_like(types, dtype=torch.bool) if mask is None else mask.bool()
-    pictures = _joined(_grids(images, merge, None, False, "image"), _grids(videos, merge, seconds, frames_apart, "video"))
+    pictures = _joined(
+        _grids(images, merge, None, False, "image"), _grids(videos, merge, seconds, frames_apart, "video")
+    )
     size, clock, picture, tile = (x.to(device) for x in pictures[0])
-    kind = types[valid]
+    kind = types[valid].long()
+    if not len(kind):
+        raise InputError("A stream needs at least one token; the mask is 0 everywhere.")
+    if bool(((kind < TEXT) | (kind > VIDEO)).any()):
+        raise InputError(
+            f"types are 0 for text, 1 for image and 2 for video; got {kind.unique().tolist()} among them."
+        )
     block, enough = _blocks_of(kind, size.prod(1), pictures[1])
     sample = torch.arange(len(types), device=device)[:, None].expand_as(types)[valid]
-    document, group = (torch.zeros_like(sample) if x is None else x[valid].long() for x in (documents, groups))
+    document, group = (
+        torch.zeros_like(sample) if x is None else x[valid].long() for x in (documents, groups)
+    )
     keys = torch.stack([sample, document, group, block])
     new = torch.ones_like(sample, dtype=torch.bool)
     new[1:] = (keys[:, 1:] != keys[:, :-1]).any(0)
@@ -43,12 +57,15 @@ def stream_from_ids(
     at = block[first]
     text = at < 0
     size = torch.cat([size, size.new_ones(1, 3)])  # entry -1 is that of text
-    tile, picture = torch.cat([tile, tile.new_tensor([WHOLE])]), torch.cat([picture, picture.new_tensor([-1])])
+    tile, picture = (
+        torch.cat([tile, tile.new_tensor([WHOLE])]),
+        torch.cat([picture, picture.new_tensor([-1])]),
+    )
     clock = torch.cat([clock, clock.new_tensor([torch.nan])])
     wrong = ~text & ((tokens != size[at].prod(1)) | ~enough[first])
     blocks = Blocks(
-        sample[first], document[first], group[first], kind[first], tokens, size[at], clock[at], picture[at], tile[at],
-        torch.zeros_like(text),
+        sample[first], document[first], group[first], kind[first], tokens, size[at], clock[at],
+        _counted(picture[at], len(picture)), tile[at], torch.zeros_like(text),
     )  # fmt: skip
     used = at[~text]
     if bool(wrong.any()) or len(used) < len(size) - 1:
@@ -64,8 +81,35 @@ def _blocks_of(kind: Tensor, tokens: Tensor, images: int) -> tuple[Tensor, Tenso
         bounds = part.cumsum(0)
         found = torch.searchsorted(bounds, here.cumsum(0)[here] - 1, right=True)
         enough[here] = found < len(part)
-        block[here] = found.clamp(max=max(len(part) - 1, 0)) + before if len(part) else -2
+        block[here] = found.clamp(max=max(len(part) - 1, 0)) + before if len(part) else len(tokens)
     return block, enough
+
+
+def _counted(picture: Tensor, count: int) -> Tensor:
+    """Number pictures in the order in which they appear, rather than images before videos; text keeps -1."""
+    place = torch.arange(len(picture), device=picture.device)
+    first = picture.new_full((count + 1,), len(picture)).scatter_reduce(0, picture + 1, place, "amin")
+    first[0] = -1
+    return first.argsort().argsort()[picture + 1] - 1
+
+
+def _check_values(types: Tensor, mask: Tensor | None, merge: object, **others: Tensor | None) -> None:
+    """Raise unless types and numbers are whole, and the mask is 0 and 1."""
+    if not is_whole(merge) or merge < 1:  # type: ignore[operator]
+        raise OptionError(f"merge needs a whole number above 0, got {merge!r}.")
+    for name, given in (("types", types), ("mask", mask), *others.items()):
+        if given is None or (name == "mask" and given.dtype == torch.bool):
+            continue
+        if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+            kinds = "bool, or whole numbers 0 and 1" if name == "mask" else "whole numbers"
+            raise InputError(f"{name} needs {kinds}, got {given.dtype}.")
+        if name != "types" and bool((given < 0).any()):
+            raise InputError(f"{name} needs numbers from 0 on, got {int(given.min())}.")
+    if mask is not None and mask.dtype != torch.bool and bool((mask > 1).any()):
+        raise InputError(
+            f"mask is 1 for tokens and 0 for padding, got {int(mask.max())}; pass the numbers of packed samples as "
+            "documents."
+        )
 
 
 def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -> Pictures:
@@ -73,24 +117,34 @@ def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -
     if given is None:
         given = ()
     if not isinstance(given, Tensor):
+        _check_segments(given, kind, seconds, apart)
         parts = [(p, n, getattr(s, "seconds", None)) for n, s in enumerate(given) for p in s.parts()]  # type: ignore[arg-type, attr-defined]
         size = torch.tensor([p[0][:3] for p in parts], dtype=torch.long).reshape(-1, 3)
         tile = torch.tensor([p[0][3] for p in parts], dtype=torch.long).reshape(-1, 4)
         clock = torch.tensor([torch.nan if p[2] is None else p[2] for p in parts], dtype=torch.float64)
         return size, clock, torch.tensor([p[1] for p in parts], dtype=torch.long), tile
     if given.ndim != 2 or given.shape[1] != 3:
-        raise ShapeError(f"{kind} grids need the shape (n, 3) of frames, rows, columns, got {tuple(given.shape)}.")
+        raise ShapeError(
+            f"{kind} grids need the shape (n, 3) of frames, rows, columns, got {tuple(given.shape)}."
+        )
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise InputError(f"{kind} grids need whole numbers, got {given.dtype}.")
     size = given.long()
     if bool(((size < 1).any(1) | (size[:, 1:] % merge).any(1)).any()):
         raise InputError(
-            f"Every {kind} grid needs at least one frame, and rows and columns that {merge} divides; got {size.tolist()}."
+            f"Every {kind} grid needs at least one frame, and rows and columns that {merge} divides; "
+            f"got {size.tolist()}."
         )
     size = torch.stack([size[:, 0], size[:, 1] // merge, size[:, 2] // merge], 1)
     clock = torch.full((len(size),), torch.nan, dtype=torch.float64, device=size.device)
     if seconds is not None:
         clock = torch.as_tensor(seconds, dtype=torch.float64, device=size.device)
         if clock.shape != (len(size),):
-            raise ShapeError(f"seconds needs one value for each of {len(size)} videos, got {tuple(clock.shape)}.")
+            raise ShapeError(
+                f"seconds needs one value for each of {len(size)} videos, got {tuple(clock.shape)}."
+            )
+        if bool(((clock <= 0) | clock.isinf()).any()):
+            raise InputError(f"seconds from frame to frame are above 0, got {clock.tolist()}.")
     picture = torch.arange(len(size), device=size.device)
     if apart:
         size, clock, picture = (x.repeat_interleave(size[:, 0], 0) for x in (size, clock, picture))
@@ -99,11 +153,32 @@ def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -
     return size, clock, picture, size.new_tensor(WHOLE).expand(len(size), 4)
 
 
+def _check_segments(given: object, kind: str, seconds: object, apart: bool) -> None:
+    """Raise unless `given` is a list of segments of this kind, and nothing is said that they say themselves."""
+    wanted = Image if kind == "image" else Video
+    for s in given:  # type: ignore[attr-defined]
+        if not isinstance(s, wanted):
+            raise InputError(
+                f"{kind}s needs a tensor of grids (n, 3), or a {wanted.__name__} for each, got {s!r}."
+            )
+    if seconds is not None and len(seconds):  # type: ignore[arg-type]
+        raise OptionError(
+            "seconds belongs to video grids given as a tensor; say Video(t, h, w, seconds=...) instead."
+        )
+    if apart and any(s.t > 1 for s in given):  # type: ignore[attr-defined]
+        raise OptionError(
+            "frames_apart belongs to video grids given as a tensor; give a Video of t=1 for each frame instead."
+        )
+
+
 def _joined(images: Pictures, videos: Pictures) -> tuple[Pictures, int]:
     """Return the blocks of images, then those of videos, and how many the former are."""
     count = int(images[2][-1]) + 1 if len(images[2]) else 0
     device = images[0].device if len(images[0]) else videos[0].device
-    parts = ((a.to(device), b.to(device)) for a, b in zip(images, (*videos[:2], videos[2] + count, videos[3]), strict=True))
+    parts = (
+        (a.to(device), b.to(device))
+        for a, b in zip(images, (*videos[:2], videos[2] + count, videos[3]), strict=True)
+    )
     size, clock, picture, tile = (torch.cat(p) for p in parts)
     return (size, clock, picture, tile), len(images[0])
 

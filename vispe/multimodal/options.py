@@ -12,7 +12,9 @@ Sections = tuple[int, ...] | None
 
 def check_sections(sections: Any) -> None:
     """Raise `OptionError` unless `sections` is None or three whole numbers from 0 on."""
-    fine = isinstance(sections, tuple) and len(sections) == 3 and all(is_whole(s) and s >= 0 for s in sections)
+    fine = (
+        isinstance(sections, tuple) and len(sections) == 3 and all(is_whole(s) and s >= 0 for s in sections)
+    )
     if sections is not None and not fine:
         raise OptionError(f"sections needs three whole numbers (time, rows, columns), got {sections!r}.")
 

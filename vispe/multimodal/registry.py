@@ -21,7 +21,9 @@ def register_scheme(cls: S) -> S:
         OptionError: the name is taken by another class.
     """
     if cls.name in _SCHEMES and _SCHEMES[cls.name] is not cls:
-        raise OptionError(f"The scheme name {cls.name!r} is taken by {_SCHEMES[cls.name].__qualname__}; choose another.")
+        raise OptionError(
+            f"The scheme name {cls.name!r} is taken by {_SCHEMES[cls.name].__qualname__}; choose another."
+        )
     _SCHEMES[cls.name] = cls
     return cls
 

@@ -32,6 +32,11 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
             f"The allocation names {axis_of_pair.shape[-1]} pairs of channels; there are {frequencies.shape[0]} "
             "frequencies. Let the sections add up to half the width of a head."
         )
+    if int(axis_of_pair.max()) >= len(ids):
+        raise ShapeError(
+            f"The allocation asks for axis {int(axis_of_pair.max())}, but the coordinates have {len(ids)} axes; take "
+            "both from the same scheme."
+        )
     if axis_of_pair.ndim == 2:
         return torch.stack([angles(ids, frequencies, row) for row in axis_of_pair.unbind()], 1)
     frequencies = torch.where(axis_of_pair == ZERO, 0.0, frequencies.float())
@@ -43,7 +48,11 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
 
 
 def tables(
-    ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor, scaling: float = 1.0, dtype: torch.dtype = torch.float32
+    ids: Tensor,
+    frequencies: Tensor,
+    axis_of_pair: Tensor,
+    scaling: float = 1.0,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of `angles`, times `scaling`, cast to `dtype` last; shapes as `angles`."""
     turned = angles(ids, frequencies, axis_of_pair)
@@ -55,7 +64,9 @@ def rotation(
 ) -> PairRotation:
     """Return the rotation of queries (b, h, s, d_h) and keys (b, h_kv, s, d_h) by `angles`."""
     cos, sin = tables(ids, frequencies, axis_of_pair, scaling)
-    return PairRotation(cos, sin, layout) if cos.ndim == 4 else PairRotation(cos[:, None], sin[:, None], layout)
+    return (
+        PairRotation(cos, sin, layout) if cos.ndim == 4 else PairRotation(cos[:, None], sin[:, None], layout)
+    )
 
 
 def to_interleaved(x: Tensor, dim: int = -1) -> Tensor:
@@ -64,16 +75,20 @@ def to_interleaved(x: Tensor, dim: int = -1) -> Tensor:
     Apply it to the rows of q and k projections, head by head, to run weights of one layout with the other.
     """
     pairs = _pairs(x, dim)
-    return x.unflatten(dim, (2, pairs)).transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1).flatten(
-        *((dim - 1, dim) if dim < 0 else (dim, dim + 1))
+    return (
+        x.unflatten(dim, (2, pairs))
+        .transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1)
+        .flatten(*((dim - 1, dim) if dim < 0 else (dim, dim + 1)))
     )
 
 
 def to_half(x: Tensor, dim: int = -1) -> Tensor:
     """Undo `to_interleaved`."""
     pairs = _pairs(x, dim)
-    return x.unflatten(dim, (pairs, 2)).transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1).flatten(
-        *((dim - 1, dim) if dim < 0 else (dim, dim + 1))
+    return (
+        x.unflatten(dim, (pairs, 2))
+        .transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1)
+        .flatten(*((dim - 1, dim) if dim < 0 else (dim, dim + 1)))
     )
 
 

@@ -167,7 +167,7 @@ class Scheme:
 
         Args:
             stream: what stands where.
-            start: counter that each row goes on from (b); 0 by default.
+            start: counter that the first sample of each row goes on from (b); 0 by default.
             training: whether schemes that draw at random do so.
             generator: for what is drawn; the global one by default.
             draws: what was drawn before for each block (m), to be used instead.
@@ -177,10 +177,14 @@ class Scheme:
             UnsupportedCombination: the scheme has no rule for such a stream.
         """
         blocks = stream.blocks
+        if start is not None and start.shape != stream.shape[:1]:
+            raise ShapeError(f"start needs one value for each of {len(stream.mask)} rows, got {tuple(start.shape)}.")
         if draws is None:
             draws = self.draw(blocks, training, generator)
         elif draws.shape != blocks.tokens.shape:
-            raise ShapeError(f"draws needs one value for each of {len(blocks.tokens)} blocks, got {tuple(draws.shape)}.")
+            raise ShapeError(
+                f"draws needs one value for each of {len(blocks.tokens)} blocks, got {tuple(draws.shape)}."
+            )
         text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
         advance = torch.where(blocks.visual, self.advance(blocks, draws), text)
         at = self._counter(blocks, advance, start)
@@ -191,7 +195,10 @@ class Scheme:
             local = self.local(tokens, draws)
             follows = torch.tensor(self.follows, dtype=torch.float64, device=at.device)[:, None]
             ids[:, where] = local + follows * at[tokens.block]
-        end = torch.searchsorted(blocks.sample, torch.arange(len(stream.mask), device=at.device), right=True) - 1
+        end = (
+            torch.searchsorted(blocks.sample, torch.arange(len(stream.mask), device=at.device), right=True)
+            - 1
+        )
         empty = stream.lengths == 0
         following = (at + advance)[end.clamp(min=0)]
         following = torch.where(empty, 0.0 if start is None else start.double(), following)
@@ -199,7 +206,9 @@ class Scheme:
 
     def _counter(self, blocks: Blocks, advance: Tensor, start: Tensor | None) -> Tensor:
         """Return the counter at the start of each block (m): a sum over what comes before it in its document and group."""
-        key = (blocks.sample * (blocks.document.max() + 1) + blocks.document) * (blocks.group.max() + 1) + blocks.group
+        key = (blocks.sample * (blocks.document.max() + 1) + blocks.document) * (
+            blocks.group.max() + 1
+        ) + blocks.group
         order = key.argsort(stable=True)
         step, key = advance[order], key[order]
         before = step.cumsum(0) - step
@@ -209,7 +218,8 @@ class Scheme:
         at = torch.empty_like(before).index_copy_(0, order, before - before[first])
         at = at + self.starts(blocks)
         if start is not None:
-            at = at + torch.where(blocks.document == 0, start.to(at)[blocks.sample], 0.0)
+            first = blocks.document.index_select(0, torch.searchsorted(blocks.sample, blocks.sample))
+            at = at + torch.where(blocks.document == first, start.to(at)[blocks.sample], 0.0)
         return at
 
     def options(self) -> dict[str, object]:

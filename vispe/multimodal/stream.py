@@ -56,6 +56,23 @@ class Blocks:
         return self.visual & (following != self.picture)
 
     @cached_property
+    def part(self) -> Tensor:
+        """Number of a block among the parts of its picture that stand together, from 0 (m); 0 for text."""
+        place = torch.arange(len(self.kind), device=self.kind.device)
+        return place - torch.where(self._begins, place, 0).cummax(0).values
+
+    @cached_property
+    def parts(self) -> Tensor:
+        """How many parts of its picture stand together with a block, itself included (m); 1 for text."""
+        run = self._begins.long().cumsum(0) - 1
+        return torch.zeros_like(run).index_add_(0, run, torch.ones_like(run))[run]
+
+    @cached_property
+    def _begins(self) -> Tensor:
+        before = torch.cat([self.picture.new_full((1,), -2), self.picture[:-1]])
+        return ~self.visual | (before != self.picture)
+
+    @cached_property
     def first(self) -> Tensor:
         """Number of the first token of a block among all tokens that are not padding (m)."""
         return self.tokens.cumsum(0) - self.tokens
@@ -86,7 +103,9 @@ class Stream:
     @cached_property
     def block(self) -> Tensor:
         """Block of every token that is not padding (n), row by row."""
-        return torch.arange(len(self.blocks.tokens), device=self.mask.device).repeat_interleave(self.blocks.tokens)
+        return torch.arange(len(self.blocks.tokens), device=self.mask.device).repeat_interleave(
+            self.blocks.tokens
+        )
 
     @cached_property
     def index(self) -> Tensor:
@@ -118,7 +137,19 @@ class Stream:
                 for segment in segments:
                     at = (row, document)
                     if isinstance(segment, Text):
-                        table.append((*at, segment.group, TEXT, segment.tokens, (1, 1, 1), None, -1, WHOLE, segment.shared))
+                        table.append(
+                            (
+                                *at,
+                                segment.group,
+                                TEXT,
+                                segment.tokens,
+                                (1, 1, 1),
+                                None,
+                                -1,
+                                WHOLE,
+                                segment.shared,
+                            )
+                        )
                         continue
                     kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
                     for t, h, w, tile in segment.parts():
@@ -129,7 +160,9 @@ class Stream:
             raise InputError("A stream needs at least one segment; got none.")
         longest = max(totals) if length is None else length
         if longest < max(totals):
-            raise InputError(f"Row {totals.index(max(totals))} has {max(totals)} tokens, more than length={length}.")
+            raise InputError(
+                f"Row {totals.index(max(totals))} has {max(totals)} tokens, more than length={length}."
+            )
         place, counts = torch.arange(longest), torch.tensor(totals)[:, None]
         mask = place >= longest - counts if padding == "left" else place < counts
         return Stream(_table(table), mask)
@@ -183,7 +216,9 @@ class Stream:
         b = self.blocks
         place = self.scatter(torch.arange(len(self.block), device=self.mask.device), -1)
         document = self.scatter(b.document[self.block], -1)
-        own = self.scatter(torch.where(b.shared, torch.arange(len(b.shared), device=place.device), -1)[self.block], -1)
+        own = self.scatter(
+            torch.where(b.shared, torch.arange(len(b.shared), device=place.device), -1)[self.block], -1
+        )
         q, k = (lambda x: x[:, None, :, None]), (lambda x: x[:, None, None, :])
         seen = (q(place) >= k(place)) & (q(document) == k(document)) & ((k(own) < 0) | (q(own) == k(own)))
         return seen & q(self.mask) & k(self.mask)
@@ -191,11 +226,18 @@ class Stream:
 
 def _documents(row: Row) -> list[Sequence[Segment]]:
     """Return the samples packed into a row."""
+    if isinstance(row, Text | Image | Video) or not isinstance(row, Sequence):
+        raise InputError(
+            f"A row is a list of segments, got {row!r}; write Stream.of([[Text(5), Image(4, 6)]])."
+        )
     items = list(row)
     if all(isinstance(i, Text | Image | Video) for i in items):
         return [items]  # type: ignore[list-item]
     if any(isinstance(i, Text | Image | Video) for i in items):
         raise InputError("A row holds segments, or lists of segments that are packed into it, not both.")
+    for item in items:
+        if not isinstance(item, Sequence) or not all(isinstance(i, Text | Image | Video) for i in item):
+            raise InputError(f"A row holds Text, Image and Video, or lists of them, got {item!r}.")
     return [list(i) for i in items]  # type: ignore[arg-type]
 
 
@@ -214,4 +256,6 @@ def check_same_shape(types: Tensor, **others: Tensor | None) -> None:
         raise ShapeError(f"types needs the shape (b, s), got {tuple(types.shape)}.")
     for name, other in others.items():
         if other is not None and other.shape != types.shape:
-            raise ShapeError(f"{name} needs the shape {tuple(types.shape)} of types, got {tuple(other.shape)}.")
+            raise ShapeError(
+                f"{name} needs the shape {tuple(types.shape)} of types, got {tuple(other.shape)}."
+            )

@@ -92,7 +92,9 @@ class MRoPE(Scheme):
         """Return one more than the largest coordinate inside each block (m)."""
         t, h, w = blocks.size.double().unbind(1)
         sides = torch.maximum(h, w) - 1
-        return (sides if self.after == "side" else torch.maximum(sides, self._time(t - 1, blocks.seconds))) + 1
+        return (
+            sides if self.after == "side" else torch.maximum(sides, self._time(t - 1, blocks.seconds))
+        ) + 1
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
         """Return frame, row and column (3, k)."""
@@ -109,7 +111,9 @@ class MRoPE(Scheme):
     def text(self, at: Tensor) -> Tensor:
         """Return the counter on all axes, or on that of time."""
         same = super().text(at)
-        return same if self.text_axes == "all" else torch.stack([at, torch.zeros_like(at), torch.zeros_like(at)])
+        return (
+            same if self.text_axes == "all" else torch.stack([at, torch.zeros_like(at), torch.zeros_like(at)])
+        )
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return chunks of pairs for time, rows and columns (pairs,)."""
@@ -177,7 +181,9 @@ class MMRoPE(MRoPE):
             raise OptionError("mmrope has a fixed pattern of axes; leave sections out.")
         if len(self.scale) != 3:
             raise OptionError(f"scale needs three numbers (time, rows, columns), got {self.scale!r}.")
-        check_positive(**dict(zip(("scale of time", "scale of rows", "scale of columns"), self.scale, strict=True)))
+        check_positive(
+            **dict(zip(("scale of time", "scale of rows", "scale of columns"), self.scale, strict=True))
+        )
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the largest stretched coordinate inside each block (m)."""

@@ -1,0 +1,121 @@
+"""Which placeholders belong to which grid: one rule for each family of models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError
+from vispe.multimodal import Image, Stream, Video
+from vispe.multimodal.segments import IMAGE, VIDEO
+
+
+def token_types(
+    config: Any, input_ids: Tensor | None, given: Tensor | None, shape: tuple[int, int]
+) -> Tensor | None:
+    """Return the type of every token (b, s), 0 text, 1 image, 2 video; None where it cannot be known."""
+    if input_ids is None:
+        return given
+    if tuple(input_ids.shape) != shape:
+        raise InputError(f"input_ids has the shape {tuple(input_ids.shape)}, but the tokens are {shape}.")
+    types = torch.zeros_like(input_ids)
+    for kind, name in ((IMAGE, "image_token_id"), (VIDEO, "video_token_id")):
+        token = getattr(config, name, None)
+        if token is not None:
+            types = types.masked_fill(input_ids == token, kind)
+    return types
+
+
+def stream_of(model: Any, types: Tensor, mask: Tensor, documents: Tensor, given: dict[str, Any]) -> Stream:
+    """Return the stream of a call; `given` are the keyword arguments of the model."""
+    config = model.config
+    common: dict[str, Any] = {"mask": mask, "documents": documents}
+    if hasattr(config.vision_config, "spatial_merge_size"):
+        return Stream.from_ids(
+            types,
+            given.get("image_grid_thw"),
+            given.get("video_grid_thw"),
+            merge=config.vision_config.spatial_merge_size,
+            seconds=given.get("second_per_grid_ts"),
+            frames_apart=config.model_type.startswith("qwen3"),
+            **common,
+        )
+    if config.model_type == "llava_onevision":
+        return Stream.from_ids(types, _any_resolution(config, given), _frames(config, given), **common)
+    side = _side(model, given)
+    if given.get("image_sizes") is not None and config.model_type == "llava":
+        patch = model.vision_tower.patch_size
+        sizes = [[int(n) // patch for n in size] for size in given["image_sizes"]]
+        return Stream.from_ids(types, [Image(h, w) for h, w in sizes], **common)
+    if given.get("tile_grids") is not None:
+        pictures = [_tiled(side, int(r), int(c)) for r, c in given["tile_grids"]]
+        return Stream.from_ids(types, pictures, **common)
+    tiles = math.ceil(int((types[mask] == IMAGE).sum()) / side**2)
+    return Stream.from_ids(types, torch.tensor([[1, side, side]] * tiles).reshape(-1, 3), **common)
+
+
+def _tiled(side: int, rows: int, cols: int) -> Image:
+    """Return an image in tiles, with a thumbnail after them unless there is one tile only."""
+    return Image(side, side) if rows * cols == 1 else Image(side, side, tiles=(rows, cols), thumbnail="last")
+
+
+def _side(model: Any, given: dict[str, Any]) -> int:
+    """Return how many tokens an image, or a tile, has in each direction."""
+    config = model.config.vision_config
+    tower = model.vision_tower
+    if hasattr(tower, "timm_model"):
+        patch: Any = tower.timm_model.patch_embed.patch_size
+        size: Any = tower.timm_model.patch_embed.img_size
+    else:
+        patch, size = config.patch_size, config.image_size
+    pixels = given.get("pixel_values")
+    rows, cols = pixels.shape[-2:] if pixels is not None else _pair(size)
+    h, w = _pair(patch)
+    if rows // h != cols // w:
+        raise InputError(
+            f"Images of {rows} x {cols} pixels have a grid that is not square; image_sizes must say so."
+        )
+    return round(rows // h * float(getattr(model.config, "downsample_ratio", 1.0)))
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _any_resolution(config: Any, given: dict[str, Any]) -> list[Image]:
+    """Return the blocks of LLaVA-OneVision's images: the small copy, the unpadded tiles with line ends; or one token."""
+    from transformers.models.llava_onevision import modeling_llava_onevision as llava
+
+    sizes, counts = given.get("image_sizes"), given.get("batch_num_images")
+    side = config.vision_config.image_size // config.vision_config.patch_size
+    cut = (
+        [True] * len(sizes or ()) if counts is None else [int(n) == 1 for n in counts for _ in range(int(n))]
+    )
+    limit = int((given.get("vision_aspect_ratio") or config.vision_aspect_ratio).removeprefix("anyres_max_"))
+    blocks: list[Image] = []
+    for size, alone in zip([] if sizes is None else sizes, cut, strict=True):
+        blocks.append(Image(side, side))
+        if not alone:
+            blocks.append(Image(1, 1))  # the token that ends the image
+            continue
+        rows, cols = llava.get_anyres_image_grid_shape(
+            torch.as_tensor(size).tolist(), config.image_grid_pinpoints, config.vision_config.image_size
+        )
+        canvas = torch.empty(1, rows * side, cols * side, device="meta")
+        _, h, w = llava.unpad_image(canvas, torch.as_tensor(size).tolist()).shape
+        ratio = math.sqrt(h * w / (limit * side**2))
+        h, w = (int(h // ratio), int(w // ratio)) if ratio > 1.1 else (h, w)
+        blocks.append(Image(h, w + 1))  # each row has a token that ends it
+    return blocks
+
+
+def _frames(config: Any, given: dict[str, Any]) -> list[Video]:
+    """Return the blocks of LLaVA-OneVision's videos: the pooled frames and the token that ends them."""
+    pixels = given.get("pixel_values_videos")
+    if pixels is None:
+        return []
+    side = math.ceil(config.vision_config.image_size // config.vision_config.patch_size / 2)
+    return [v for _ in range(len(pixels)) for v in (Video(pixels.shape[1], side, side), Video(1, 1, 1))]

@@ -1,0 +1,133 @@
+"""Position schemes in Hugging Face's vision-language models: convert, restore, describe."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from vispe.errors import UnsupportedHost
+from vispe.hosts.hf_classes import positioned, stock_of
+from vispe.hosts.hf_positioned import PositionedGeneration, PositionedLayer, PositionedModel, PositionedText
+from vispe.multimodal import Scheme, create_scheme
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
+STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depend on the length of a call
+
+
+def is_vlm(model: nn.Module) -> bool:
+    """Whether a model is one of transformers', with a language model inside."""
+    made_there = any(c.__module__.startswith("transformers.") for c in type(model).__mro__)
+    return made_there and hasattr(_inner(model), "language_model")
+
+
+def _inner(model: Any) -> Any:
+    """Return the model without its head."""
+    return model.model if hasattr(getattr(model, "model", None), "language_model") else model
+
+
+def convert_vlm(model: nn.Module, spec: Any, **options: Any) -> None:
+    """Exchange the position scheme of a vision-language model, in place; all checks come before the first change.
+
+    Raises:
+        UnsupportedHost: the model is not of a family that vispe knows, or its rotary embedding is of another kind.
+        UnknownName, OptionError: the spec is not right.
+    """
+    scheme = create_scheme(spec, **options)
+    inner = _inner(model)
+    kind = getattr(inner.config, "model_type", "")
+    if kind not in FAMILIES:
+        raise UnsupportedHost(
+            f"vispe.convert was given a {type(model).__name__} ({kind}); position schemes go into {', '.join(FAMILIES)}."
+        )
+    text = inner.language_model
+    pairs, heads = _check_text(text)
+    scheme = _with_host_sections(scheme, text, pairs)
+    axis_of_pair = scheme.allocation(pairs, heads)
+    if axis_of_pair.ndim == 2:
+        raise UnsupportedHost(
+            f"{scheme.name} gives each head its own axis, which this host has no place for yet."
+        )
+    if not scheme.text_exact:
+        warnings.warn(
+            f"{scheme} does not encode text as {type(model).__name__} was trained to: its text abilities change until "
+            "it is fine-tuned.",
+            UserWarning,
+            stacklevel=3,
+        )
+    if stock_of(type(inner)) is not None:
+        restore_vlm(model)
+    if model is not inner:
+        model.__class__ = positioned(type(model), PositionedGeneration)
+    inner.__class__ = positioned(type(inner), PositionedModel)
+    inner.vispe_scheme = scheme
+    device = text.rotary_emb.inv_freq.device
+    text.__class__ = positioned(type(text), PositionedText)
+    text.register_buffer("vispe_axis_of_pair", axis_of_pair.to(device), persistent=False)
+    for layer in text.layers:
+        layer.__class__ = positioned(type(layer), PositionedLayer)
+
+
+def _check_text(text: Any) -> tuple[int, int]:
+    """Return the pairs of rotary channels and the key heads of a language model."""
+    rotary = getattr(text, "rotary_emb", None)
+    layers = getattr(text, "layers", None)
+    if not isinstance(getattr(rotary, "inv_freq", None), torch.Tensor) or not layers:
+        raise UnsupportedHost(
+            f"The language model {type(text).__name__} has no rotary embedding `rotary_emb` with one set of "
+            "frequencies for all layers; position schemes need one."
+        )
+    rope = getattr(rotary, "rope_type", "default")
+    if rope not in STATIC_ROPE:
+        raise UnsupportedHost(
+            f"The language model scales its frequencies by rope_type={rope!r}, which depends on the length of a call; "
+            f"position schemes go with {', '.join(STATIC_ROPE)}."
+        )
+    layer = stock_of(type(layers[0])) or type(layers[0])
+    if "position_embeddings" not in inspect.signature(layer.forward).parameters:
+        raise UnsupportedHost(f"The decoder layer {layer.__name__} takes no `position_embeddings`.")
+    return rotary.inv_freq.shape[0], int(text.config.num_key_value_heads)
+
+
+def _with_host_sections(scheme: Scheme, text: Any, pairs: int) -> Scheme:
+    """Return the scheme with the sections that the model was trained with, where they mean the same."""
+    host = getattr(text.rotary_emb, "mrope_section", None)
+    layout = "mrope_i" if text.config.model_type.startswith("qwen3") else "mrope"
+    options = scheme.options()
+    if host is None or scheme.name != layout or options.get("sections") is not None or sum(host) != pairs:
+        return scheme
+    return create_scheme(scheme, sections=tuple(host))
+
+
+def restore_vlm(model: nn.Module) -> None:
+    """Give a converted model its own classes back, in place.
+
+    Raises:
+        UnsupportedHost: the model is not converted.
+    """
+    inner = _inner(model)
+    if stock_of(type(inner)) is None:
+        raise UnsupportedHost(
+            f"This {type(model).__name__} has its own position scheme; there is nothing to restore."
+        )
+    text = inner.language_model
+    for module in (model, inner, text, *text.layers):
+        module.__class__ = stock_of(type(module)) or type(module)
+    del inner.vispe_scheme, text.vispe_axis_of_pair
+
+
+def describe_vlm(model: nn.Module) -> str:
+    """Return what is attached where, in a few lines."""
+    inner: Any = _inner(model)
+    if stock_of(type(inner)) is None:
+        return f"{type(model).__name__}: its own position scheme"
+    axes = inner.language_model.vispe_axis_of_pair.tolist()
+    names = {-1: "0", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {}
+    pairs = " ".join(names.get(a, str(a)) for a in axes)
+    return (
+        f"{type(model).__name__}: {inner.vispe_scheme} in {len(inner.language_model.layers)} decoder layers\n"
+        f"  axis of each pair of channels, from the highest frequency: {pairs}"
+    )

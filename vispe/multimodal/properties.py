@@ -1,0 +1,227 @@
+"""What a position scheme does, found by asking it for the coordinates of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.errors import UnsupportedCombination
+from vispe.multimodal.registry import create_scheme
+from vispe.multimodal.rotary import angles
+from vispe.multimodal.scheme import Coordinates, Scheme
+from vispe.multimodal.segments import Image, Segment, Text, Video
+from vispe.multimodal.stream import Stream
+
+PAIRS, KV_HEADS = 64, 8  # of the imagined model
+_IMAGES = ((1, 1), (3, 5), (7, 4), (24, 36), (40, 11), (61, 61))
+_VIDEOS = ((1, 3, 5), (2, 3, 5), (16, 12, 18), (3, 24, 20), (9, 2, 3), (97, 7, 4))
+_LONG = Video(97, 5, 7, seconds=0.7)
+_TILES = Image(16, 16, (2, 3), "last")
+
+Size = tuple[int, int, int]
+_RULES: tuple[tuple[str, Callable[[int, int, int], float]], ...] = (
+    ("1", lambda t, h, w: 1),
+    ("t", lambda t, h, w: t),
+    ("h", lambda t, h, w: h),
+    ("max(h, w)", lambda t, h, w: max(h, w)),
+    ("max(t, h, w)", lambda t, h, w: max(t, h, w)),
+    ("h + w - 1", lambda t, h, w: h + w - 1),
+    ("t h", lambda t, h, w: t * h),
+    ("t max(h, w)", lambda t, h, w: t * max(h, w)),
+    ("t (h + w - 1)", lambda t, h, w: t * (h + w - 1)),
+    ("h w", lambda t, h, w: h * w),
+    ("h w + 1", lambda t, h, w: h * w + 1),
+    ("t h w", lambda t, h, w: t * h * w),
+    ("t h w + t", lambda t, h, w: t * h * w + t),
+)
+
+
+@dataclass(frozen=True)
+class SchemeProperties:
+    """What a scheme does with text, images of h x w and videos of t x h x w tokens.
+
+    Attributes:
+        scheme: its spec.
+        axes: coordinates of a token.
+        text_exact: whether text alone is rotated as by rotary embedding of one position, to the last bit.
+        whole: whether all coordinates are whole numbers; others do not survive a cast to half precision.
+        decode_safe: whether generated tokens have the coordinates that they would have in the prompt, one step after the
+            last text token.
+        image: how many positions an image costs: how much later the text after it is for it, as a formula where one was
+            found.
+        video: how many a video costs.
+        image_cost: the same for an image of 24 x 36.
+        tiles_cost: the same for 2 x 3 tiles of 16 x 16 and a thumbnail; None where tiles are refused.
+        video_cost: the same for a video of 16 x 12 x 18.
+        grows: whether an image of 96 x 144 costs more positions, one at least, than one of 24 x 36.
+        image_gap: smallest and largest distance over all axes from the largest coordinate of an image of 24 x 36 to the
+            text after it; 0 or less means that text is inside the range of the picture.
+        video_gap: the same for a video of 97 x 5 x 7.
+        follows: for each axis, whether the coordinates inside an image move with the text before it.
+        distinct_image: whether all tokens of an image differ in their coordinates.
+        distinct_tiles: whether those of an image in tiles with a thumbnail do; None where tiles are refused.
+        distinct_video: whether those of a video do.
+        mirrored: whether mirroring an image in columns or in rows only makes axes change places.
+        level: whether all tokens of an image have the same mean over their axes, and so are equally far along the text.
+        timed: whether the seconds between frames matter.
+        random: whether coordinates are drawn at random in training.
+    """
+
+    scheme: str
+    axes: int
+    text_exact: bool
+    whole: bool
+    decode_safe: bool
+    image: str
+    video: str
+    image_cost: float
+    tiles_cost: float | None
+    video_cost: float
+    grows: bool
+    image_gap: tuple[float, float]
+    video_gap: tuple[float, float]
+    follows: tuple[bool, ...]
+    distinct_image: bool
+    distinct_tiles: bool | None
+    distinct_video: bool
+    mirrored: bool
+    level: bool
+    timed: bool
+    random: bool
+
+
+def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
+    """Find out what a scheme does, from the coordinates that it gives; nothing is looked up.
+
+    Args:
+        scheme: see `create_scheme`. Properties of text are those of a model with 64 pairs of channels and 8 key heads.
+
+    Raises:
+        UnknownName: there is no such scheme.
+        OptionError: an option is not accepted.
+    """
+    rule = create_scheme(scheme)
+    images = {(1, h, w): _cost(rule, Image(h, w)) for h, w in _IMAGES}
+    videos = {size: _cost(rule, Video(*size)) for size in _VIDEOS}
+    picture = _inside(rule, Image(24, 36)).unflatten(1, (24, 36))
+    moved = _inside(rule, Image(5, 7), 50) - _inside(rule, Image(5, 7), 3)
+    tiles = _tiles(rule)
+    return SchemeProperties(
+        scheme=str(rule),
+        axes=rule.axes,
+        text_exact=_text_exact(rule),
+        whole=all(bool((ids == ids.round()).all()) for ids in _samples(rule)),
+        decode_safe=all(_decode_safe(rule, picture) for picture in (Image(5, 7), Image(1, 9), _LONG)),
+        image=_formula(images),
+        video=_formula(videos),
+        image_cost=images[1, 24, 36],
+        tiles_cost=None if tiles is None else tiles[1],
+        video_cost=videos[16, 12, 18],
+        grows=_cost(rule, Image(96, 144)) >= images[1, 24, 36] + 1,
+        image_gap=_gap(rule, Image(24, 36)),
+        video_gap=_gap(rule, _LONG),
+        follows=tuple(bool((row != 0).any()) for row in moved),
+        distinct_image=_distinct(picture.flatten(1)),
+        distinct_tiles=None if tiles is None else tiles[0],
+        distinct_video=_distinct(_inside(rule, _LONG)),
+        mirrored=all(_rows(picture) == _rows(picture.flip(axis)) for axis in (1, 2)),
+        level=bool(((mean := picture.mean(0)) - mean[0, 0]).abs().max() < 1e-9),
+        timed=not torch.equal(_inside(rule, Video(4, 2, 3, 0.5)), _inside(rule, Video(4, 2, 3, 3.0))),
+        random=_random(rule),
+    )
+
+
+def _of(rule: Scheme, *segments: Segment, training: bool = False) -> Coordinates:
+    generator = torch.Generator().manual_seed(0)
+    return rule.coordinates(Stream.of([list(segments)]), training=training, generator=generator)
+
+
+def _inside(rule: Scheme, picture: Segment, before: int = 4) -> Tensor:
+    """Return the coordinates of a picture after some text (axes, k)."""
+    return _of(rule, Text(before), picture).ids[:, 0, before:]
+
+
+def _samples(rule: Scheme) -> list[Tensor]:
+    """Return coordinates of many kinds, at inference and in training."""
+    streams = ([Text(3), Image(5, 7), Text(4), _LONG, Text(2)], [Text(3), Image(6, 4), Text(1), Image(3, 3), Text(2)])
+    return [_of(rule, *s, training=training).ids for s in streams for training in (False, True)]
+
+
+def _text_exact(rule: Scheme) -> bool:
+    """Compare the angles of text with those of counting tokens."""
+    frequencies = 10_000.0 ** (-torch.arange(PAIRS) / PAIRS)
+    found = angles(_of(rule, Text(700)).ids, frequencies, rule.allocation(PAIRS, KV_HEADS))
+    plain = torch.arange(700).float()[:, None] * frequencies
+    return torch.equal(found, plain.expand_as(found))
+
+
+def _decode_safe(rule: Scheme, picture: Segment) -> bool:
+    """Compare generated tokens with the same ones in the prompt, and the first one with the step before it."""
+    prompt, whole = _of(rule, Text(3), picture, Text(4)), _of(rule, Text(3), picture, Text(9))
+    following, last = prompt.decode(5), prompt.ids[..., -2:]
+    steady = torch.equal(following[..., 0] - last[..., 1], last[..., 1] - last[..., 0])
+    return steady and torch.equal(following, whole.ids[..., -5:])
+
+
+def _cost(rule: Scheme, picture: Segment) -> float:
+    return float(_of(rule, Text(4), picture).next - _of(rule, Text(4)).next)
+
+
+def _tiles(rule: Scheme) -> tuple[bool, float] | None:
+    """Return whether the tokens of an image in tiles differ, and what it costs; None if tiles are refused."""
+    try:
+        return _distinct(_inside(rule, _TILES)), _cost(rule, _TILES)
+    except UnsupportedCombination:
+        return None
+
+
+def _gap(rule: Scheme, picture: Segment) -> tuple[float, float]:
+    found = _of(rule, Text(4), picture, Text(1)).ids[:, 0]
+    gap = found[:, -1] - found[:, 4:-1].amax(1)
+    return float(gap.min()), float(gap.max())
+
+
+def _distinct(ids: Tensor) -> bool:
+    return len(ids.T.unique(dim=0)) == ids.shape[1]
+
+
+def _rows(picture: Tensor) -> list[list[float]]:
+    """Return the coordinates of each axis as a list, in an order that does not depend on that of the axes."""
+    return sorted(picture.flatten(1).tolist())
+
+
+def _random(rule: Scheme) -> bool:
+    fixed, drawn = (
+        _of(rule, *(Text(1), Video(4, 2, 3), Text(1), Image(3, 4)) * 8, training=training)
+        for training in (False, True)
+    )
+    return not torch.equal(fixed.ids, drawn.ids)
+
+
+def _formula(costs: dict[Size, float]) -> str:
+    """Return the rule that all costs follow; their range where none is found."""
+
+    def fits(rule: Callable[[int, int, int], float]) -> bool:
+        return all(abs(cost - rule(*size)) < 1e-9 for size, cost in costs.items())
+
+    for name, rule in _RULES:
+        if fits(rule):
+            return name
+    for name, rule in _RULES[:2]:
+        factor = next(iter(costs.values())) / rule(*next(iter(costs)))
+        if fits(lambda t, h, w, a=factor, rule=rule: a * rule(t, h, w)):
+            return f"{factor:g}" if name == "1" else f"{factor:g} {name}"
+    ((t0, _, _), c0), ((t1, _, _), c1) = list(costs.items())[-2:]
+    if t0 != t1:  # the longest videos
+        a = (c1 - c0) / (t1 - t0)
+        b = c0 - a * t0
+        line = f"{a:g} t {'+' if b > 0 else '-'} {abs(b):g}"
+        if fits(lambda t, h, w: a * t + b):
+            return line
+        if fits(lambda t, h, w: max(a * t + b, h, w)):
+            return f"max({line}, h, w)"
+    return f"{min(costs.values()):.3g} to {max(costs.values()):.3g}"

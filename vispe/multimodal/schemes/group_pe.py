@@ -1,0 +1,58 @@
+"""Group position encoding: every group of tokens has a counter of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vispe.encodings._options import is_whole
+from vispe.errors import OptionError, UnsupportedCombination
+from vispe.multimodal.registry import register_scheme
+from vispe.multimodal.schemes.mrope import RoPE1D
+from vispe.multimodal.stream import Blocks
+
+
+@register_scheme
+@dataclass(frozen=True)
+class GroupPE(RoPE1D):
+    """Count the tokens of each group in a line of their own (arXiv 2505.16983).
+
+    What arrives later in one group does not move the other: a source may grow while its translation is written, and
+    cached keys stay right. Groups are those of `Text.group`; positions then do not say which token came first, so
+    attention needs a mask, such as `vispe.multimodal.streaming` makes. Pictures are counted as by `rope1d`.
+
+    Args:
+        phi: where the counters of groups 1, 2, ... start; a number for all of them, or one for each. That of group 0
+            starts at 0.
+    """
+
+    name: ClassVar[str] = "group_pe"
+    summary: ClassVar[str] = "A counter for each group, such as source and target of streaming translation."
+    paper: ClassVar[str] = "LLM as Effective Streaming Processor, https://arxiv.org/abs/2505.16983"
+
+    phi: float | tuple[float, ...] = 0.0
+
+    def __post_init__(self) -> None:
+        given = self.phi if isinstance(self.phi, tuple) else (self.phi,)
+        if not given or not all((is_whole(p) or isinstance(p, float)) and 0 <= p < float("inf") for p in given):
+            raise OptionError(f"phi needs a number from 0 on, or one for each group but the first, got {self.phi!r}.")
+
+    def starts(self, blocks: Blocks) -> Tensor:
+        """Return where the counter of each block's group starts (m).
+
+        Raises:
+            UnsupportedCombination: `phi` has fewer numbers than there are groups after the first.
+        """
+        if not isinstance(self.phi, tuple):
+            return torch.where(blocks.group > 0, float(self.phi), 0.0).double()
+        largest = int(blocks.group.max())
+        if largest > len(self.phi):
+            raise UnsupportedCombination(
+                f"phi={list(self.phi)} says where {len(self.phi)} groups after the first start, but the stream has a "
+                f"group {largest}; give {largest} numbers, or one for all."
+            )
+        starts = torch.tensor((0.0, *self.phi), dtype=torch.float64, device=blocks.group.device)
+        return starts[blocks.group]

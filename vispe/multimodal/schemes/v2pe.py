@@ -1,0 +1,145 @@
+"""V2PE: tokens of pictures are closer together than those of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, OptionError
+from vispe.multimodal import allocation
+from vispe.multimodal.options import check_option
+from vispe.multimodal.registry import register_scheme
+from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.stream import Blocks, Stream
+
+STRIDES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # those that the authors train with
+
+Number = float | Fraction | str
+
+
+@register_scheme
+@dataclass(frozen=True)
+class V2PE(Scheme):
+    """Count all tokens in one line, in steps of less than 1 inside pictures (arXiv 2412.09616).
+
+    A tile of n tokens spans `stride` positions whatever n is: each of its tokens is ``stride / n`` after the one
+    before. Text goes on at the next whole number, ``ceil(last) + 1``. With a stride of n a picture is counted as by
+    `rope1d`. Positions increase strictly; rotate by them in float32 or wider (`vispe.multimodal.rotation` does): in
+    bfloat16 most of them would coincide.
+
+    Args:
+        stride: positions that a tile, or a frame of a video, spans: a number, a `Fraction` or a text such as
+            ``'1/3'``. Keys cached with one stride are of no use with another.
+        per: ``'tile'``, or ``'picture'`` for a span of `stride` over all tiles of an image together.
+        train_strides: in training every picture has one of these at random, or `stride` where this is None. The
+            draws may also be given: `draws` of `Scheme.coordinates` is then the stride of each block.
+
+    Differs from the reference: positions are computed by products in float64, so any number of tokens will do; the
+    reference adds up in float32 and stops for most numbers that are not powers of two.
+    """
+
+    name: ClassVar[str] = "v2pe"
+    summary: ClassVar[str] = "All tokens in one line, with steps below 1 inside pictures; random steps in training."
+    paper: ClassVar[str] = "V2PE, https://arxiv.org/abs/2412.09616"
+
+    stride: Number = 16
+    per: Literal["tile", "picture"] = "tile"
+    train_strides: tuple[Number, ...] | None = STRIDES
+
+    def __post_init__(self) -> None:
+        _value(self.stride)
+        check_option("per", self.per, ("tile", "picture"))
+        if self.train_strides is not None and not self.train_strides:
+            raise OptionError("train_strides needs at least one stride, or null for the same as without training.")
+        for stride in self.train_strides or ():
+            _value(stride)
+
+    @property
+    def axes(self) -> int:
+        """One."""
+        return 1
+
+    def draw(self, blocks: Blocks, training: bool, generator: torch.Generator | None) -> Tensor | None:
+        """Return the stride of each block (m) in training, one for all parts of a picture; 0 for text."""
+        if not training or self.train_strides is None:
+            return None
+        device = blocks.kind.device if generator is None else generator.device
+        choices = torch.tensor([_value(s) for s in self.train_strides], dtype=torch.float64, device=device)
+        picks = choices[torch.randint(len(choices), blocks.kind.shape, device=device, generator=generator)]
+        picks = picks.to(blocks.kind.device)[blocks.picture.clamp(min=0)]
+        return torch.where(blocks.visual, picks, 0.0)
+
+    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+        """Return the span of each picture at its last part, rounded up (m)."""
+        frames = blocks.size[:, 0]
+        spans = self._strides(blocks, draws) * (frames if self.per == "picture" else frames * blocks.parts)
+        return torch.where(blocks.ends, _rounded_up(spans), 0.0)
+
+    def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
+        """Return the position of each token after the text before its picture, less 1 (1, k)."""
+        blocks = tokens.blocks
+        unit = blocks.size[:, 1] * blocks.size[:, 2] * (blocks.parts if self.per == "picture" else 1)
+        number = tokens.of(blocks.part * blocks.tokens) + tokens.index + 1
+        return (number * tokens.of(self._strides(blocks, draws)) / tokens.of(unit) - 1)[None]
+
+    def _strides(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+        """Return the stride of each block (m), float64."""
+        fixed = torch.full(blocks.kind.shape, _value(self.stride), dtype=torch.float64, device=blocks.kind.device)
+        return fixed if draws is None else draws.to(fixed)
+
+    def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
+        """Return axis 0 for every pair (pairs,)."""
+        return allocation.single(pairs)
+
+
+def v2pe_stride_for(
+    stream: Stream,
+    context: float,
+    strides: Sequence[Number] = STRIDES,
+    per: Literal["tile", "picture"] = "tile",
+) -> Number:
+    """Return the largest stride with which all samples of a stream stay within a number of positions.
+
+    Args:
+        stream: what stands where.
+        context: positions that a sample may use, 0 .. context - 1; leave out what will be generated.
+        strides: to choose from.
+        per: as for `V2PE`.
+
+    Raises:
+        InputError: not even the smallest one fits.
+    """
+    if not strides:
+        raise OptionError("v2pe_stride_for needs at least one stride to choose from; got none.")
+    used = 0.0
+    for stride in sorted(strides, key=_value, reverse=True):
+        coordinates = V2PE(stride, per).coordinates(stream, padding=-1)
+        used = max(float(coordinates.ids.max().ceil()) + 1, float(coordinates.next.max()))
+        if used <= context:
+            return stride
+    raise InputError(
+        f"The stream needs {used:g} positions with the smallest stride, {min(strides, key=_value)}, but the context has "
+        f"{context:g}; shorten the text, leave out pictures, or allow smaller strides."
+    )
+
+
+def _value(stride: Any) -> float:
+    """Return a stride as a number, checked."""
+    try:
+        value = None if isinstance(stride, bool) else float(Fraction(stride))
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
+        value = None
+    if value is None or not 0 < value < float("inf"):
+        raise OptionError(f"A stride of v2pe is a number above 0, or a fraction such as '1/3'; got {stride!r}.")
+    return value
+
+
+def _rounded_up(spans: Tensor) -> Tensor:
+    """Return the next whole number; of what is whole but for the rounding of its product, that number."""
+    near = spans.round()
+    return torch.where((spans - near).abs() <= near * 2**-44, near, spans.ceil())

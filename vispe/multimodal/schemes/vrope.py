@@ -1,0 +1,76 @@
+"""VRoPE: four mirrored diagonals of each frame, so that decay favours no corner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError
+from vispe.multimodal import allocation
+from vispe.multimodal.options import check_positive
+from vispe.multimodal.registry import register_scheme
+from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.stream import Blocks
+
+
+@register_scheme
+@dataclass(frozen=True)
+class VRoPE(Scheme):
+    """Count every frame along its four diagonals; pairs of channels take them in turn (arXiv 2502.11664).
+
+    A frame of h x w tokens that starts at c has, in row y and column x,
+
+        c + y + x,   c + y + (w-1-x),   c + (h-1-y) + x,   c + (h-1-y) + (w-1-x)
+
+    on the four axes; their mean is the same for all its tokens. Pair i of channels takes axis ``i mod 4``, whether or
+    not 4 divides the pairs. A frame uses h + w - 1 positions; the next frame, or text, follows without a gap.
+
+    Args:
+        stride: positions from one frame to the next; by default h + w - 1, and then long videos of large frames leave
+            the trained length early. A smaller one lets frames overlap.
+
+    Differs from the reference: batches, and no state between calls. The reference also has an index for pairs of time
+    that its constructor switches off.
+    """
+
+    name: ClassVar[str] = "vrope"
+    summary: ClassVar[str] = "Four mirrored diagonals of each frame, in turn over all frequencies."
+    paper: ClassVar[str] = "VRoPE, https://arxiv.org/abs/2502.11664"
+
+    stride: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.stride is not None:
+            check_positive(stride=self.stride)
+
+    @property
+    def axes(self) -> int:
+        """Four: not mirrored, mirrored in columns, in rows, in both."""
+        return 4
+
+    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+        """Return one more than the largest position inside each block (m)."""
+        t, h, w = blocks.size.double().unbind(1)
+        return (t - 1) * self._frames(h, w) + h + w - 1
+
+    def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
+        """Return the four diagonals (4, k)."""
+        _, h, w = tokens.of(tokens.blocks.size).double().unbind(1)
+        rows, columns = (tokens.row, h - 1 - tokens.row), (tokens.column, w - 1 - tokens.column)
+        return tokens.frame * self._frames(h, w) + torch.stack([y + x for y in rows for x in columns])
+
+    def _frames(self, h: Tensor, w: Tensor) -> Tensor:
+        return h + w - 1 if self.stride is None else torch.full_like(h, self.stride)
+
+    def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
+        """Return the four axes in turn (pairs,).
+
+        Raises:
+            OptionError: there are fewer than four pairs.
+        """
+        if pairs < 4:
+            raise OptionError(f"vrope needs at least 4 pairs of channels for its 4 axes; a head has {pairs}.")
+        return allocation.cycle(range(4), pairs)
