@@ -31,13 +31,16 @@ def convert(model: M, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = F
 
     Args:
         model: a timm `VisionTransformer` (DeiT distilled included), `Eva` or `NaFlexVit`; or a model of open_clip,
-            or its `visual`, where the image tower is meant.
-        spec: see `vispe.registry`; beside encodings, a sum may name what stays of the model's own: ``learn`` says the
+            or its `visual`, where the image tower is meant; or a vision-language model of transformers (Qwen2-VL,
+            Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
+            model and an encoding into the vision tower.
+        spec: see `vispe.registry`, and `vispe.multimodal.create_scheme` for position schemes; beside encodings, a sum may name what stays of the model's own: ``learn`` says the
             same as `keep_abs`, ``rope`` the same as `keep_rope`, and either may stand alone. Weights of an `Encoding`
             are copied, into every layer where each layer has its own.
         keep_abs: keep the model's own absolute table in use beside the encoding.
         keep_rope: keep the model's own rotary embedding in use beside the encoding.
-        **options: options of the encoding.
+        **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, see
+            `vispe.hosts.hf_late`.
 
     Returns:
         the same model.
@@ -51,7 +54,7 @@ def convert(model: M, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = F
         host.convert_image_tower(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return model
     if host := _transformers(model):
-        host.convert_vlm(model, spec, **options)
+        host.convert_transformers(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return model
     if family_of(model) is None:
         timm_made = any(c.__module__.startswith("timm.models.") for c in type(model).__mro__)
@@ -79,7 +82,7 @@ def restore(model: M) -> M:
         host.restore_image_tower(model)
         return model
     if host := _transformers(model):
-        host.restore_vlm(model)
+        host.restore_transformers(model)
         return model
     restore_timm(model)
     return model
@@ -87,8 +90,8 @@ def restore(model: M) -> M:
 
 def describe(model: nn.Module) -> str:
     """Return what is attached where: encodings, parameters, backends. Models inside others are found."""
-    if (host := _transformers(model)) and host.is_vlm(model):
-        return host.describe_vlm(model)
+    if host := _transformers(model):
+        return host.describe_transformers(model)
     found = [
         (name, m) for name, m in model.named_modules() if isinstance(getattr(m, "vispe", None), HostState)
     ]
@@ -134,9 +137,9 @@ def _open_clip(model: nn.Module) -> Any:
 
 
 def _transformers(model: nn.Module) -> Any:
-    """Return `vispe.hosts.hf_vlm` for what is Hugging Face's, and import it only then; else None."""
+    """Return `vispe.hosts.hf` for what is Hugging Face's, and import it only then; else None."""
     theirs = any(c.__module__.partition(".")[0] == "transformers" for c in type(model).__mro__)
-    return importlib.import_module("vispe.hosts.hf_vlm") if theirs else None
+    return importlib.import_module("vispe.hosts.hf") if theirs else None
 
 
 def with_options(spec: Spec, keep_abs: bool, options: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:

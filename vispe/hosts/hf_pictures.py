@@ -86,7 +86,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 def _any_resolution(config: Any, given: dict[str, Any]) -> list[Image]:
-    """Return the blocks of LLaVA-OneVision's images: the small copy, the unpadded tiles with line ends; or one token."""
+    """Return the blocks of LLaVA-OneVision's images: the small copy, then the tiles or one token."""
     from transformers.models.llava_onevision import modeling_llava_onevision as llava
 
     sizes, counts = given.get("image_sizes"), given.get("batch_num_images")

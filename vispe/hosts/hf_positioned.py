@@ -6,12 +6,14 @@ position ids; that turns them into cosines and sines for its layers. Nothing abo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vispe.errors import InputError
+from vispe.hosts.hf_late import LATE, LateRotation
 from vispe.hosts.hf_pictures import stream_of, token_types
 from vispe.hosts.hf_state import (
     SequenceState,
@@ -120,12 +122,16 @@ class PositionedModel:
     ) -> Any:
         """Run the model with the coordinates of its scheme.
 
-        Arguments are those of the model of before, and
-
         Args:
+            input_ids: tokens (b, s), or `inputs_embeds` in their place.
+            attention_mask: (b, s), 0 where there is padding, or a mask that is ready for the layers.
             position_ids: ordinary ids (b, s), where one that does not go on by 1 starts a packed sample; or
                 coordinates (axes, b, s), or both (1 + axes, b, s).
-            tile_grids: rows and columns of the tiles of each image (n, 2), for models that cut images into tiles.
+            past_key_values: cache of what came before; it remembers where the sequences stand.
+            inputs_embeds: (b, s, width).
+            mm_token_type_ids: (b, s), 0 text, 1 image, 2 video; only read where there are no `input_ids`.
+            **kwargs: what else the model of before takes; and `tile_grids`, rows and columns of the tiles of each image
+                (n, 2), for models that cut images into tiles.
         """
         tokens = inputs_embeds if input_ids is None else input_ids
         if tokens is None:
@@ -177,6 +183,10 @@ class PositionedModel:
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
+        if following is not None and self.language_model.vispe_late:  # type: ignore[attr-defined]
+            before = None if state is None else state.ids
+            seen = ids if before is None else torch.cat([before, ids], 2)
+            following = SequenceState(following.offset, following.padding, seen)
         if following is not state and following is not None:
             cache = past_key_values if past_key_values is not None else _cache_of(outputs)
             if cache is not None:
@@ -192,16 +202,35 @@ class PositionedText:
     """The language model: it hands its layers the rotation of the scheme."""
 
     vispe_axis_of_pair: Tensor
+    vispe_late: bool
 
     def forward(self, *args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
         """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""
         keys, ids = position_ids[0].long(), position_ids[1:]
-        rotary: nn.Module = self.rotary_emb  # type: ignore[attr-defined]
+        rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
         dtype = kwargs["inputs_embeds"].dtype
-        cos, sin = tables(ids, rotary.inv_freq, self.vispe_axis_of_pair, rotary.attention_scaling, dtype)  # type: ignore[arg-type]
-        kwargs[ROTATION] = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
+        turned = partial(
+            tables,
+            frequencies=rotary.inv_freq,
+            axis_of_pair=self.vispe_axis_of_pair,
+            scaling=rotary.attention_scaling,
+            dtype=dtype,
+        )
+        cos, sin = turned(ids)
+        if self.vispe_late:
+            state: SequenceState | None = getattr(kwargs.get("past_key_values"), "vispe_state", None)
+            past = None if state is None else state.ids
+            every = (cos, sin) if past is None else turned(torch.cat([past, ids], 2))
+            kwargs[LATE] = LateRotation(_with_heads(cos, sin), _with_heads(*every))
+            kwargs[ROTATION] = cos.new_ones(1, 1, 1), cos.new_zeros(1, 1, 1)  # the host turns nothing
+        else:
+            kwargs[ROTATION] = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
         three = "mrope_section" in vars(rotary)  # such models take ordinary ids as the first of four rows
         return super().forward(*args, position_ids=keys.expand(4, *keys.shape) if three else keys, **kwargs)  # type: ignore[misc]
+
+
+def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return (cos, sin) if cos.ndim == 4 else (cos[:, None], sin[:, None])
 
 
 class PositionedLayer:

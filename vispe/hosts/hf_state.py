@@ -22,19 +22,23 @@ class SequenceState:
     Attributes:
         offset: (b), float64.
         padding: tokens of each row that have no key of their own (b).
+        ids: coordinates of all tokens (axes, b, s), where keys are kept without them; else None.
     """
 
     offset: Tensor
     padding: Tensor
+    ids: Tensor | None = None
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of these rows."""
         rows = rows.to(self.offset.device)
-        return SequenceState(self.offset[rows], self.padding[rows])
+        return SequenceState(
+            self.offset[rows], self.padding[rows], None if self.ids is None else self.ids[:, rows]
+        )
 
     def repeat(self, times: int) -> SequenceState:
         """Return the state with every row repeated."""
-        return SequenceState(self.offset.repeat_interleave(times), self.padding.repeat_interleave(times))
+        return self.select(torch.arange(len(self.offset), device=self.offset.device).repeat_interleave(times))
 
 
 class PositionedCache:
@@ -56,6 +60,13 @@ class PositionedCache:
         """Repeat every row."""
         super().batch_repeat_interleave(repeats)  # type: ignore[misc]
         self.vispe_state = self.vispe_state and self.vispe_state.repeat(repeats)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens."""
+        super().crop(tokens_to_remove)  # type: ignore[misc]
+        if self.vispe_state is not None and self.vispe_state.ids is not None:
+            kept = self.vispe_state.ids[..., : self.get_seq_length()]  # type: ignore[attr-defined]
+            self.vispe_state = SequenceState(self.vispe_state.offset, self.vispe_state.padding, kept)
 
     def reset(self) -> None:
         """Forget all tokens."""

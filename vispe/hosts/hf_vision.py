@@ -9,6 +9,7 @@ names. All that can fail comes before the first change.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 
 from vispe.base import Additive, Biased, Encoding, Mixing, Rotary
-from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.context import HostState
 from vispe.hosts.convert import convert, describe, finished, restore, timm_terms, with_options
 from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over
@@ -33,7 +34,7 @@ from vispe.hosts.hf_vision_tower import (
     reference_of,
     stock_type,
 )
-from vispe.registry import Spec, create_encoding
+from vispe.registry import Spec, create_encoding, encoding_class
 
 _INSIDE = ("model", "visual", "vision_tower", "vision_model", "timm_model")  # where towers are kept
 
@@ -73,7 +74,12 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
 
 
 def convert_vision(
-    model: nn.Module, spec: Spec, *, keep_abs: bool | None = None, keep_rope: bool | None = None, **options: Any
+    model: nn.Module,
+    spec: Spec,
+    *,
+    keep_abs: bool | None = None,
+    keep_rope: bool | None = None,
+    **options: Any,
 ) -> None:
     """Put an encoding into the vision tower of a model of transformers, in place, or exchange it for another.
 
@@ -184,7 +190,9 @@ def describe_vision(model: nn.Module) -> str:
     if not isinstance(tower, HostedTower):
         if family_of(tower) is None:
             return describe(tower)
-        return f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, 'alibi2d') adds one."
+        return (
+            f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, 'alibi2d') adds one."
+        )
     state, family = tower.vispe, family_of(tower)
     table = "in use" if state.keep_abs else "taken out" if state.table is not None else "none"
     lines = [
@@ -244,13 +252,10 @@ def _plan(
                 take_over(encoding, source, "tower")
         return made
 
+    for term in spec:
+        _check_kind(term, facts["grid"], stock)
     parts = build()
     for e in parts:
-        if isinstance(e, Additive | Mixing) or not (isinstance(e, Biased | Rotary) or e.name == "none"):
-            raise UnsupportedCombination(
-                f"{e.name} works on the tokens outside of attention, where {stock.__name__} has no place for it; choose "
-                "one of vispe.list_encodings(kind='bias', ndim=2)."
-            )
         check_axes(e, 2, stock)
         if isinstance(e, Rotary) and keep_rope:
             raise UnsupportedCombination(
@@ -263,6 +268,22 @@ def _plan(
         mine = [e for e in build() if e.per_layer and e.active(layer)] if layered else []
         own.append(joined(mine))
     return _Plan(family, joined([e for e in parts if not e.per_layer]), own, layered)
+
+
+def _check_kind(term: dict[str, Any], grid: tuple[int, ...] | None, stock: type[nn.Module]) -> None:
+    """Raise when an encoding has no place inside attention, or needs a grid that the tower does not have."""
+    cls = encoding_class(term["name"])
+    if issubclass(cls, Additive | Mixing) or not (issubclass(cls, Biased | Rotary) or cls.name == "none"):
+        raise UnsupportedCombination(
+            f"{cls.name} works on the tokens outside of attention, where {stock.__name__} has no place for it; choose "
+            "one of vispe.list_encodings(kind='bias', ndim=2)."
+        )
+    wanted = inspect.signature(cls).parameters.get("grid")
+    if grid is None and wanted is not None and wanted.default is wanted.empty and "grid" not in term:
+        raise OptionError(
+            f"{cls.name} makes its table for one grid, and {stock.__name__} was trained at none in particular; say "
+            "grid=[h, w], the rows and columns of an image that the table is for."
+        )
 
 
 def _swapped(tower: nn.Module, family: Family) -> Iterator[tuple[nn.Module, type[nn.Module]]]:

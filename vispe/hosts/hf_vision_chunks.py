@@ -55,7 +55,9 @@ class Chunks:
     def __init__(self, groups: Sequence[Group], back: Tensor | None) -> None:
         self.groups, self.back = tuple(groups), back
 
-    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float) -> Tensor:
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
+    ) -> Tensor:
         """Return attention (tokens, h * d_h) inside each chunk; see `Context.attend`.
 
         Args:
@@ -172,5 +174,8 @@ def _positions(cells: Tensor, grid: Grid, device: torch.device) -> Positions:
     index = whole[..., 0] * grid.shape[1] + whole[..., 1]
     with torch.inference_mode(False):
         return Positions(
-            whole.to(device, torch.float32), extent=size[None].to(device, torch.float32), index=index.to(device), grid=grid
+            whole.to(device, torch.float32),
+            extent=size[None].to(device, torch.float32),
+            index=index.to(device),
+            grid=grid,
         )

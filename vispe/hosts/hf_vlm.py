@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from vispe.errors import UnsupportedHost
+from vispe.hosts import hf_late
 from vispe.hosts.hf_classes import positioned, stock_of
 from vispe.hosts.hf_positioned import PositionedGeneration, PositionedLayer, PositionedModel, PositionedText
 from vispe.multimodal import Scheme, create_scheme
+from vispe.multimodal.allocation import ZERO
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
 STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depend on the length of a call
@@ -21,37 +23,44 @@ STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depe
 def is_vlm(model: nn.Module) -> bool:
     """Whether a model is one of transformers', with a language model inside."""
     made_there = any(c.__module__.startswith("transformers.") for c in type(model).__mro__)
-    return made_there and hasattr(_inner(model), "language_model")
+    return made_there and hasattr(inner_of(model), "language_model")
 
 
-def _inner(model: Any) -> Any:
+def inner_of(model: Any) -> Any:
     """Return the model without its head."""
     return model.model if hasattr(getattr(model, "model", None), "language_model") else model
 
 
-def convert_vlm(model: nn.Module, spec: Any, **options: Any) -> None:
+def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **options: Any) -> None:
     """Exchange the position scheme of a vision-language model, in place; all checks come before the first change.
+
+    Args:
+        model: the model with its head, or without.
+        spec: see `vispe.multimodal.create_scheme`.
+        late_rotation: turn queries and keys inside the attention, so that the cache holds keys without positions;
+            always so for schemes with an axis for each head.
+        **options: options of the scheme.
 
     Raises:
         UnsupportedHost: the model is not of a family that vispe knows, or its rotary embedding is of another kind.
         UnknownName, OptionError: the spec is not right.
     """
     scheme = create_scheme(spec, **options)
-    inner = _inner(model)
+    inner = inner_of(model)
     kind = getattr(inner.config, "model_type", "")
     if kind not in FAMILIES:
         raise UnsupportedHost(
-            f"vispe.convert was given a {type(model).__name__} ({kind}); position schemes go into {', '.join(FAMILIES)}."
+            f"vispe.convert was given a {type(model).__name__} ({kind}); position schemes go into "
+            f"{', '.join(FAMILIES)}."
         )
     text = inner.language_model
     pairs, heads = _check_text(text)
     scheme = _with_host_sections(scheme, text, pairs)
     axis_of_pair = scheme.allocation(pairs, heads)
-    if axis_of_pair.ndim == 2:
-        raise UnsupportedHost(
-            f"{scheme.name} gives each head its own axis, which this host has no place for yet."
-        )
-    if not scheme.text_exact:
+    late_rotation = late_rotation or axis_of_pair.ndim == 2
+    if late_rotation:
+        hf_late.check(text)
+    if not scheme.text_exact or bool((axis_of_pair == ZERO).any()):
         warnings.warn(
             f"{scheme} does not encode text as {type(model).__name__} was trained to: its text abilities change until "
             "it is fine-tuned.",
@@ -66,6 +75,9 @@ def convert_vlm(model: nn.Module, spec: Any, **options: Any) -> None:
     inner.vispe_scheme = scheme
     device = text.rotary_emb.inv_freq.device
     text.__class__ = positioned(type(text), PositionedText)
+    text.vispe_late = late_rotation
+    if late_rotation:
+        hf_late.switch_on(text)
     text.register_buffer("vispe_axis_of_pair", axis_of_pair.to(device), persistent=False)
     for layer in text.layers:
         layer.__class__ = positioned(type(layer), PositionedLayer)
@@ -108,7 +120,7 @@ def restore_vlm(model: nn.Module) -> None:
     Raises:
         UnsupportedHost: the model is not converted.
     """
-    inner = _inner(model)
+    inner = inner_of(model)
     if stock_of(type(inner)) is None:
         raise UnsupportedHost(
             f"This {type(model).__name__} has its own position scheme; there is nothing to restore."
@@ -116,18 +128,22 @@ def restore_vlm(model: nn.Module) -> None:
     text = inner.language_model
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
-    del inner.vispe_scheme, text.vispe_axis_of_pair
+    hf_late.switch_off(text)
+    del inner.vispe_scheme, text.vispe_axis_of_pair, text.vispe_late
 
 
 def describe_vlm(model: nn.Module) -> str:
     """Return what is attached where, in a few lines."""
-    inner: Any = _inner(model)
+    inner: Any = inner_of(model)
     if stock_of(type(inner)) is None:
         return f"{type(model).__name__}: its own position scheme"
-    axes = inner.language_model.vispe_axis_of_pair.tolist()
-    names = {-1: "0", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {}
-    pairs = " ".join(names.get(a, str(a)) for a in axes)
+    text = inner.language_model
+    axes = text.vispe_axis_of_pair
+    names = {-1: "0", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {-1: "0"}
+    shown = " ".join(names.get(a, str(a)) for a in (axes[:, 0] if axes.ndim == 2 else axes).tolist())
+    what = "key head" if axes.ndim == 2 else "pair of channels, from the highest frequency"
+    where = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
     return (
-        f"{type(model).__name__}: {inner.vispe_scheme} in {len(inner.language_model.layers)} decoder layers\n"
-        f"  axis of each pair of channels, from the highest frequency: {pairs}"
+        f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
+        f"  axis of each {what}: {shown}\n  turns {where}"
     )
