@@ -84,13 +84,13 @@ def multi_head(sections: Sequence[int], heads: int, pairs: int) -> Tensor:
     return axis[:, None].repeat(1, pairs)
 
 
-def sub_bands(sections: Sequence[int], members: int) -> Tensor:
-    """Return the row of `members` positions for each pair, (sum of sections,): PPE (arXiv 2510.22936).
+def sub_bands(axis_of_pair: Tensor, members: int, interleaved: bool = False) -> Tensor:
+    """Return the coordinate of each pair where every axis has several positions, (pairs,): PPE (arXiv 2510.22936).
 
-    Rows are t_1 .. t_K, h_1 .. h_K, w_1 .. w_K; the band of each axis is cut into K parts. Where K does not divide
-    every section, pair i takes row ``i mod 3 K``, as the authors' code does.
+    Coordinates are t_1 .. t_K, h_1 .. h_K, w_1 .. w_K for K members. The pairs of an axis, from high to low
+    frequencies, go to its members in K parts, as equal as can be, or in turn where `interleaved`.
     """
-    rows = len(sections) * members
-    if any(s % members for s in sections):
-        return cycle(range(rows), sum(sections))
-    return chunked([s // members for s in sections for _ in range(members)])
+    own = axis_of_pair[:, None] == torch.arange(int(axis_of_pair.max()) + 1)  # (pairs, axes)
+    number = own.long().cumsum(0).gather(1, axis_of_pair[:, None])[:, 0] - 1  # among the pairs of its axis
+    member = number % members if interleaved else number * members // own.sum(0)[axis_of_pair]
+    return axis_of_pair * members + member

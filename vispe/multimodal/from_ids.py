@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,7 +38,8 @@ def stream_from_ids(
         _grids(images, merge, None, False, "image"), _grids(videos, merge, seconds, frames_apart, "video")
     )
     size, clock, picture, tile = (x.to(device) for x in pictures[0])
-    kind = types[valid].long()
+    kept = None if mask is None else valid.flatten().nonzero()[:, 0]
+    kind = _taken(types, kept)
     if not len(kind):
         raise InputError("A stream needs at least one token; the mask is 0 everywhere.")
     if bool(((kind < TEXT) | (kind > VIDEO)).any()):
@@ -49,6 +51,10 @@ def stream_from_ids(
     document, group = (
         torch.zeros_like(sample) if x is None else x[valid].long() for x in (documents, groups)
     )
+    if bool(((document < 0) | (group < 0)).any()):
+        raise InputError(
+            f"documents and groups are numbers from 0 on, got {int(torch.minimum(document, group).min())}."
+        )
     keys = torch.stack([sample, document, group, block])
     new = torch.ones_like(sample, dtype=torch.bool)
     new[1:] = (keys[:, 1:] != keys[:, :-1]).any(0)
@@ -75,14 +81,22 @@ def stream_from_ids(
 
 def _blocks_of(kind: Tensor, tokens: Tensor, images: int) -> tuple[Tensor, Tensor]:
     """Return for every token the number of its picture's block, -1 for text, and whether there is such a block."""
-    block, enough = torch.full_like(kind, -1, dtype=torch.long), torch.ones_like(kind, dtype=torch.bool)
+    block, enough = torch.full_like(kind, -1), torch.ones_like(kind, dtype=torch.bool)
     for which, part, before in ((IMAGE, tokens[:images], 0), (VIDEO, tokens[images:], images)):
         here = kind == which
-        bounds = part.cumsum(0)
-        found = torch.searchsorted(bounds, here.cumsum(0)[here] - 1, right=True)
-        enough[here] = found < len(part)
-        block[here] = found.clamp(max=max(len(part) - 1, 0)) + before if len(part) else len(tokens)
+        if not len(part):  # placeholders without any grid
+            block, enough = block.masked_fill(here, len(tokens)), enough & ~here
+            continue
+        found = torch.searchsorted(part.cumsum(0), here.cumsum(0) - 1, right=True)
+        enough = enough & (~here | (found < len(part)))
+        block = torch.where(here, found.clamp(max=len(part) - 1) + before, block)
     return block, enough
+
+
+def _taken(x: Tensor, kept: Tensor | None) -> Tensor:
+    """Return the values of all tokens, row by row, without those of padding, as whole numbers."""
+    flat = x.flatten() if kept is None else x.flatten().index_select(0, kept)
+    return flat.long()
 
 
 def _counted(picture: Tensor, count: int) -> Tensor:
@@ -103,12 +117,10 @@ def _check_values(types: Tensor, mask: Tensor | None, merge: object, **others: T
         if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
             kinds = "bool, or whole numbers 0 and 1" if name == "mask" else "whole numbers"
             raise InputError(f"{name} needs {kinds}, got {given.dtype}.")
-        if name != "types" and bool((given < 0).any()):
-            raise InputError(f"{name} needs numbers from 0 on, got {int(given.min())}.")
-    if mask is not None and mask.dtype != torch.bool and bool((mask > 1).any()):
+    if mask is not None and mask.dtype != torch.bool and bool(((mask < 0) | (mask > 1)).any()):
         raise InputError(
-            f"mask is 1 for tokens and 0 for padding, got {int(mask.max())}; pass the numbers of packed samples as "
-            "documents."
+            f"mask is 1 for tokens and 0 for padding, got {mask.unique().tolist()} among them; pass the numbers of "
+            "packed samples as documents."
         )
 
 
@@ -191,15 +203,22 @@ def _mismatch(blocks: Blocks, wrong: Tensor, used: Tensor, grids: int, enough: T
             "give the grids of what is in the sequences, in order."
         )
     m = int(wrong.nonzero()[0, 0])
-    segment = m - int((blocks.sample < blocks.sample[m]).sum())
+    about = torch.stack([blocks.kind, blocks.sample, blocks.document])
+    other = (about != about[:, m : m + 1]).any(0).nonzero()[:, 0].tolist()
+    run = slice(
+        max((o + 1 for o in other if o < m), default=0), min((o for o in other if o > m), default=len(wrong))
+    )
     name = "image" if int(blocks.kind[m]) == IMAGE else "video"
+    segment = run.start - int((blocks.sample < blocks.sample[m]).sum())
+    found = f"{int(blocks.tokens[run].sum())} {name} placeholders"
     where = f"Sample {int(blocks.sample[m])}, segment {segment}"
-    if not bool(enough[m]):
-        return f"{where}: there are {int(blocks.tokens[m])} {name} placeholders more than the {name} grids account for."
-    t, h, w = blocks.size[m].tolist()
-    grid = f"{t} x {h} x {w}" if name == "video" else f"{h} x {w}"
+    if not bool(enough[run.start]):
+        return f"{where}: there are {found} more than the {name} grids account for."
+    sizes = [s if s[0] > 1 or name == "video" else s[1:] for s in blocks.size[run].tolist()]
+    named = [f"{' x '.join(map(str, s))} = {math.prod(s)}" for s in sizes[:4]]
+    hint = ", or pass frames_apart=True where text stands between frames" if name == "video" else ""
     return (
-        f"{where}: {int(blocks.tokens[m])} {name} placeholders stand together, but the grid of this {name} has "
-        f"{grid} = {t * h * w} tokens after merging; check the order of the grids and the merge size"
-        f"{', or pass frames_apart=True where text stands between frames' if name == 'video' else ''}."
+        f"{where}: {found} stand together, but the next {name} grids have {', '.join(named)}"
+        f"{', ...' if len(sizes) > 4 else ''} tokens after merging; check the order of the grids and the merge size"
+        f"{hint}."
     )

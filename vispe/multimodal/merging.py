@@ -74,7 +74,9 @@ def merge_tokens(
     label = torch.where(labels < 0, m, labels)  # what is left out is a cluster of its own, dropped at the end
     cluster = (row * (m + 1) + label).flatten()
     wide = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
-    weight = torch.ones(b * n, dtype=wide, device=tokens.device) if weights is None else weights.to(wide).flatten()
+    weight = (
+        torch.ones(b * n, dtype=wide, device=tokens.device) if weights is None else weights.to(wide).flatten()
+    )
     total = weight.new_zeros(b * (m + 1)).index_add_(0, cluster, weight)
     share = weight / (total + epsilon).index_select(0, cluster)
     source = tokens.to(wide).flatten(0, 1) * share[:, None]
@@ -86,21 +88,30 @@ def merge_tokens(
     kept = ids.double().flatten(1)[:, chosen].flatten(0, 1)  # every row of ids with all its picks
     kept = torch.where(count > 0, kept, 0.0)
     mean, kept, total, count = (
-        x.unflatten(at, (b, m + 1)).narrow(at + 1, 0, m) for x, at in ((mean, 0), (kept, 1), (total, 0), (count, 0))
+        x.unflatten(at, (b, m + 1)).narrow(at + 1, 0, m)
+        for x, at in ((mean, 0), (kept, 1), (total, 0), (count, 0))
     )
     return Merged(mean.to(tokens.dtype), kept, total, count > 0)
 
 
-def _check(tokens: Tensor, labels: Tensor, ids: Tensor, weights: Tensor | None, members: int, axes: int) -> None:
+def _check(
+    tokens: Tensor, labels: Tensor, ids: Tensor, weights: Tensor | None, members: int, axes: int
+) -> None:
     if tokens.ndim != 3 or not tokens.is_floating_point():
-        raise ShapeError(f"tokens needs the shape (b, n, c) and floating point, got {tuple(tokens.shape)} {tokens.dtype}.")
+        raise ShapeError(
+            f"tokens needs the shape (b, n, c) and floating point, got {tuple(tokens.shape)} of {tokens.dtype}."
+        )
     for name, other in (("labels", labels), ("weights", weights)):
         if other is not None and other.shape != tokens.shape[:2]:
-            raise ShapeError(f"{name} needs the shape {tuple(tokens.shape[:2])} of tokens, got {tuple(other.shape)}.")
+            raise ShapeError(
+                f"{name} needs the shape {tuple(tokens.shape[:2])} of tokens, got {tuple(other.shape)}."
+            )
     if labels.dtype not in (torch.int64, torch.int32):
         raise ShapeError(f"labels needs whole numbers, got {labels.dtype}.")
     if ids.ndim != 3 or ids.shape[1:] != tokens.shape[:2]:
-        raise ShapeError(f"ids needs the shape (rows, {tokens.shape[0]}, {tokens.shape[1]}), got {tuple(ids.shape)}.")
+        raise ShapeError(
+            f"ids needs the shape (rows, {tokens.shape[0]}, {tokens.shape[1]}), got {tuple(ids.shape)}."
+        )
     if not is_whole(members) or members < 1 or len(ids) % axes or members * axes % len(ids):
         raise OptionError(
             f"members={members!r} positions of {axes} coordinates cannot be made of the {len(ids)} rows of ids; let "

@@ -57,7 +57,7 @@ class SchemeProperties:
         image_cost: the same for an image of 24 x 36.
         tiles_cost: the same for 2 x 3 tiles of 16 x 16 and a thumbnail; None where tiles are refused.
         video_cost: the same for a video of 16 x 12 x 18.
-        grows: whether an image of 96 x 144 costs more positions, one at least, than one of 24 x 36.
+        grows: whether an image of 48 x 72 costs more positions, one at least, than one of 24 x 36.
         image_gap: smallest and largest distance over all axes from the largest coordinate of an image of 24 x 36 to the
             text after it; 0 or less means that text is inside the range of the picture.
         video_gap: the same for a video of 97 x 5 x 7.
@@ -121,7 +121,7 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
         image_cost=images[1, 24, 36],
         tiles_cost=None if tiles is None else tiles[1],
         video_cost=videos[16, 12, 18],
-        grows=_cost(rule, Image(96, 144)) >= images[1, 24, 36] + 1,
+        grows=_cost(rule, Image(48, 72)) >= images[1, 24, 36] + 1,
         image_gap=_gap(rule, Image(24, 36)),
         video_gap=_gap(rule, _LONG),
         follows=tuple(bool((row != 0).any()) for row in moved),

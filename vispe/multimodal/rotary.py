@@ -32,11 +32,12 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
             f"The allocation names {axis_of_pair.shape[-1]} pairs of channels; there are {frequencies.shape[0]} "
             "frequencies. Let the sections add up to half the width of a head."
         )
-    if int(axis_of_pair.max()) >= len(ids):
+    if _readable(axis_of_pair) and int(axis_of_pair.max()) >= len(ids):
         raise ShapeError(
             f"The allocation asks for axis {int(axis_of_pair.max())}, but the coordinates have {len(ids)} axes; take "
             "both from the same scheme."
         )
+    axis_of_pair = axis_of_pair.to(ids.device)
     if axis_of_pair.ndim == 2:
         return torch.stack([angles(ids, frequencies, row) for row in axis_of_pair.unbind()], 1)
     frequencies = torch.where(axis_of_pair == ZERO, 0.0, frequencies.float())
@@ -45,6 +46,11 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
     exact = (position * frequencies.double()).float()
     whole = (position == position.round()) & (position.abs() < 2**24)
     return torch.where(whole, narrow * frequencies, exact)
+
+
+def _readable(x: Tensor) -> bool:
+    """Whether looking at the values costs no wait for a device, nor a break in a compiled graph."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def tables(

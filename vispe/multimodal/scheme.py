@@ -29,26 +29,31 @@ class VisualTokens:
 
     def of(self, values: Tensor) -> Tensor:
         """Return values of blocks (m, ...) for each token (k, ...)."""
-        return values[self.block]
+        return values.index_select(0, self.block)
 
     @cached_property
-    def _size(self) -> Tensor:
-        return self.of(self.blocks.size)
+    def _cells(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return frame, row and column; quotients of whole numbers below 2 ** 26 are exact in float64."""
+        rows, columns = (self.of(n) for n in self.blocks.size[:, 1:].double().unbind(1))
+        index = self.index.double()
+        line = (index / columns).floor()
+        frame = (line / rows).floor()
+        return frame, line - frame * rows, index - line * columns
 
-    @cached_property
+    @property
     def frame(self) -> Tensor:
         """Frame of each token, counted from 0."""
-        return (self.index // (self._size[:, 1] * self._size[:, 2])).double()
+        return self._cells[0]
 
-    @cached_property
+    @property
     def row(self) -> Tensor:
         """Row of each token in its frame, counted from 0."""
-        return (self.index // self._size[:, 2] % self._size[:, 1]).double()
+        return self._cells[1]
 
-    @cached_property
+    @property
     def column(self) -> Tensor:
         """Column of each token in its frame, counted from 0."""
-        return (self.index % self._size[:, 2]).double()
+        return self._cells[2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,13 +193,13 @@ class Scheme:
         text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
         advance = torch.where(blocks.visual, self.advance(blocks, draws), text)
         at = self._counter(blocks, advance, start)
-        ids = self.text(at[stream.block] + self.step * stream.index).clone()
-        where = blocks.visual[stream.block].nonzero()[:, 0]
+        ids = self.text(at.index_select(0, stream.block) + self.step * stream.index).clone()
+        where = blocks.visual.index_select(0, stream.block).nonzero()[:, 0]
         if len(where):
-            tokens = VisualTokens(blocks, stream.block[where], stream.index[where])
+            tokens = VisualTokens(blocks, *(x.index_select(0, where) for x in (stream.block, stream.index)))
             local = self.local(tokens, draws)
             follows = torch.tensor(self.follows, dtype=torch.float64, device=at.device)[:, None]
-            ids[:, where] = local + follows * at[tokens.block]
+            ids.index_copy_(1, where, torch.addcmul(local, follows, tokens.of(at)))
         end = (
             torch.searchsorted(blocks.sample, torch.arange(len(stream.mask), device=at.device), right=True)
             - 1

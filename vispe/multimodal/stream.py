@@ -110,7 +110,7 @@ class Stream:
     @cached_property
     def index(self) -> Tensor:
         """Number of every token inside its block (n)."""
-        return torch.arange(len(self.block), device=self.mask.device) - self.blocks.first[self.block]
+        return torch.arange(len(self.block), device=self.mask.device) - self.blocks.first.index_select(0, self.block)
 
     @staticmethod
     def of(
@@ -203,9 +203,10 @@ class Stream:
 
     def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
         """Spread values of tokens (..., n) over the batch (..., b, s), `padding` elsewhere."""
+        if values.shape[-1] == self.mask.numel():
+            return values.unflatten(-1, self.shape)
         out = values.new_full((*values.shape[:-1], self.mask.numel()), padding)
-        out[..., self.mask.flatten().nonzero()[:, 0]] = values
-        return out.unflatten(-1, self.shape)
+        return out.index_copy_(-1, self.mask.flatten().nonzero()[:, 0], values).unflatten(-1, self.shape)
 
     def attention_mask(self) -> Tensor:
         """Return which keys a query may attend to, (b, 1, s, s) bool.

@@ -41,7 +41,7 @@ def _segment(part: str) -> Segment:
     kind, _, size = part.partition(":")
     if kind not in _FORMS:
         raise OptionError(
-            f"The stream has the part {part!r}, which is neither of {', '.join(_FORMS)}.{did_you_mean(kind, _FORMS)} "
+            f"The stream has the part {part!r}, which is none of {', '.join(_FORMS)}.{did_you_mean(kind, _FORMS)} "
             "Write for example 'text:6 image:4x6 text:4 video:3x4x4@0.5 text:3'."
         )
     pattern, form = _FORMS[kind]

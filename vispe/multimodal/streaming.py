@@ -67,7 +67,9 @@ class Streamed:
             OptionError: the target is not written while the source arrives, or `wait` is not a whole number from 1 on.
         """
         if not self.streaming:
-            raise OptionError("With mode='batch' the whole source is read first; use stream.attention_mask().")
+            raise OptionError(
+                "With mode='batch' the whole source is read first; use stream.attention_mask()."
+            )
         if not is_whole(wait) or wait < 1:
             raise OptionError(f"wait needs a whole number of words from 1 on, got {wait!r}.")
         after = torch.cat([self.target_word[:, 1:], torch.full_like(self.target_word[:, :1], -1)], 1)
@@ -96,7 +98,8 @@ def streamed(
         target_prompt: tokens before the words of a target.
         end: tokens after the words of each.
         length: of the sequences; that of the longest by default.
-        mode: ``'streaming'`` for targets that are written while the source arrives, ``'batch'`` for one after the other.
+        mode: ``'streaming'`` for targets that are written while the source arrives, ``'batch'`` for one after the
+            other.
         padding: where shorter sequences are filled up.
 
     Raises:
@@ -107,7 +110,9 @@ def streamed(
         raise OptionError(f"mode is 'streaming' or 'batch', got {mode!r}.")
     sources, targets = _words(source, source_prompt, end), _words(target, target_prompt, end)
     if len(sources) != len(targets):
-        raise InputError(f"Every source needs its target; got {len(sources)} sources and {len(targets)} targets.")
+        raise InputError(
+            f"Every source needs its target; got {len(sources)} sources and {len(targets)} targets."
+        )
     group = TARGET if mode == "streaming" else SOURCE
     pairs = list(zip(sources, targets, strict=True))
     rows = [[Text(sum(s)), Text(sum(t), group=group)] for s, t in pairs]
@@ -134,7 +139,9 @@ def _words(given: Lengths, prompt: int, end: int) -> list[list[int]]:
     samples = [[prompt, *(w for w in words if w != 0), end] for words in samples]
     for n, words in enumerate(samples):
         if not all(is_whole(w) and w >= 0 for w in words):
-            raise OptionError(f"Tokens of prompts and words are whole numbers from 0 on; sample {n} has {words}.")
+            raise OptionError(
+                f"Tokens of prompts and words are whole numbers from 0 on; sample {n} has {words}."
+            )
         if not sum(words):
             raise InputError(f"Sample {n} has a source or target without tokens; leave it out.")
     return samples

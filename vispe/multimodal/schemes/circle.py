@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -84,7 +85,8 @@ class CircleRoPE(Scheme):
 
     def _grids(self, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the grid of each block (m), the first patch of each grid (g), all points (3, n), the highest (g)."""
-        sizes, grid = torch.unique(blocks.size[:, 1:], dim=0, return_inverse=True)
+        unique = cast("Callable[..., tuple[Tensor, Tensor]]", torch.unique)  # it has no types
+        sizes, grid = unique(blocks.size[:, 1:], dim=0, return_inverse=True)
         count = sizes.prod(1)
         of = torch.arange(len(sizes), device=sizes.device).repeat_interleave(count)
         first = count.cumsum(0) - count
@@ -94,7 +96,7 @@ class CircleRoPE(Scheme):
         if self.move_to_origin:
             y, x = y - ((h - 1) / 2)[of], x - ((w - 1) / 2)[of]
         direction = _stretched(torch.atan2(y, x), of, len(sizes))
-        turn = self.alpha * direction + (1 - self.alpha) * (2 * math.pi) * (index / count[of])
+        turn = self.alpha * direction + (1 - self.alpha) * (2 * math.pi) * (index.double() / count[of])
         longest = torch.maximum(h, w) - 1
         radius = (
             self.radius * (longest / (2 if self.move_to_origin else 1))[of] if self.relative else self.radius

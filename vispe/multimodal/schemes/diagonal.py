@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -92,16 +92,23 @@ class VideoRoPE(Scheme):
         return allocation.video(sections, self.slowest, lead=self.layout == "package")
 
 
+def _check_scales(scales: object) -> None:
+    numbers = cast("tuple[object, ...]", scales) if isinstance(scales, tuple) else ()
+    if not numbers or not all(map(is_positive, numbers)):
+        raise OptionError(f"train_scales needs one or more numbers above 0, got {scales!r}.")
+
+
 @register_scheme
 @dataclass(frozen=True)
 class HoPE(VideoRoPE):
     """VideoRoPE whose lowest frequencies do not turn, with frames at random distances in training (arXiv 2505.20444).
 
-    Time acts by the diagonal alone. The pairs of channels that do not turn do so for text, too: a language model that
-    was trained with plain rotary embedding needs to be trained on. Options are those of `VideoRoPE` and
+    Time acts by the diagonal alone. The last pairs of channels do not turn for text, either: a language model that was
+    trained with plain rotary embedding needs to be trained on. Options are those of `VideoRoPE` and
 
     Args:
-        scale: counter steps from one frame to the next where nothing is drawn; below 1 for long videos.
+        scale: counter steps from one frame to the next where nothing is drawn; below 1 for long videos. With
+            `tokens_per_second`, videos whose seconds are known use neither this nor what is drawn.
         train_scales: in training the steps of each picture are one of these, drawn in the order of the sequence.
     """
 
@@ -118,8 +125,7 @@ class HoPE(VideoRoPE):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.train_scales or not all(map(is_positive, self.train_scales)):
-            raise OptionError(f"train_scales needs one or more numbers above 0, got {self.train_scales!r}.")
+        _check_scales(self.train_scales)
 
     def draw(self, blocks: Blocks, training: bool, generator: torch.Generator | None) -> Tensor | None:
         """Return the steps between frames of each block (m) in training, 1 for text; None otherwise."""

@@ -37,8 +37,12 @@ class GroupPE(RoPE1D):
 
     def __post_init__(self) -> None:
         given = self.phi if isinstance(self.phi, tuple) else (self.phi,)
-        if not given or not all((is_whole(p) or isinstance(p, float)) and 0 <= p < float("inf") for p in given):
-            raise OptionError(f"phi needs a number from 0 on, or one for each group but the first, got {self.phi!r}.")
+        if not given or not all(
+            (is_whole(p) or isinstance(p, float)) and 0 <= p < float("inf") for p in given
+        ):
+            raise OptionError(
+                f"phi needs a number from 0 on, or one for each group but the first, got {self.phi!r}."
+            )
 
     def starts(self, blocks: Blocks) -> Tensor:
         """Return where the counter of each block's group starts (m).

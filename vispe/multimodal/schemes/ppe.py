@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from vispe.attention.rotation import PairRotation, Transform
 from vispe.encodings._options import check_flag, is_whole
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.multimodal import allocation
 from vispe.multimodal.merging import merge_tokens
 from vispe.multimodal.options import check_option, sections_for
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.scheme import Coordinates, VisualTokens
+from vispe.multimodal.rotary import rotation
+from vispe.multimodal.scheme import Coordinates
 from vispe.multimodal.schemes.mrope import MRoPE, MRoPEInterleaved
+from vispe.multimodal.stream import Stream
 
 
 @register_scheme
@@ -30,11 +34,12 @@ class PPE(MRoPE):
 
     Args:
         k: positions of a token, K.
-        bands: how the pairs of an axis are shared out: ``'chunked'``, the highest frequencies to the first position
-            and so on; ``'interleaved'``, in turn, so that each position has high and low ones; ``'reference'``,
-            chunked as the authors' code, which leaves the sections of MRoPE altogether and lets pair i take
-            coordinate ``i mod 3 k`` where k does not divide all of them. The first two work with any k.
+        bands: how the pairs of an axis are shared out among its positions: ``'chunked'``, the highest frequencies to
+            the first and so on; or ``'interleaved'``, in turn, so that each position has high and low ones.
         axes_in_turn: axes take turns over the frequencies as in `mrope_i`, for models that have them so.
+
+    Differs from the reference: where k does not divide every section, its parts are as equal as can be;
+    `reference_rotation` has what the authors' code does.
     """
 
     name: ClassVar[str] = "ppe"
@@ -42,31 +47,37 @@ class PPE(MRoPE):
     paper: ClassVar[str] = "Positional Preservation Embedding, https://arxiv.org/abs/2510.22936"
 
     k: int = 8
-    bands: Literal["chunked", "interleaved", "reference"] = "chunked"
+    bands: Literal["chunked", "interleaved"] = "chunked"
     axes_in_turn: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not is_whole(self.k) or self.k < 1:
             raise OptionError(f"ppe needs k to be a whole number above 0, got {self.k!r}.")
-        check_option("bands", self.bands, ("chunked", "interleaved", "reference"))
+        check_option("bands", self.bands, ("chunked", "interleaved"))
         check_flag("axes_in_turn", self.axes_in_turn)
-        if self.axes_in_turn and self.bands == "reference":
-            raise OptionError("bands=reference is for axes in chunks; leave axes_in_turn out, or choose other bands.")
 
     @property
     def axes(self) -> int:
         """Three for each position."""
         return 3 * self.k
 
-    @property
-    def follows(self) -> tuple[bool, ...]:
-        """Rows and columns do unless they are reset."""
-        return tuple(f for f in super().follows for _ in range(self.k))
-
-    def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return frame, row and column, each k times (3 k, k of tokens)."""
-        return super().local(tokens, draws).repeat_interleave(self.k, 0)
+    def coordinates(
+        self,
+        stream: Stream,
+        *,
+        start: Tensor | None = None,
+        training: bool = False,
+        generator: torch.Generator | None = None,
+        draws: Tensor | None = None,
+        padding: float = 0,
+    ) -> Coordinates:
+        """Return the coordinates of `MRoPE`, each k times; see `Scheme.coordinates`."""
+        base = super() if self.k == 1 else replace(self, k=1)
+        once = base.coordinates(
+            stream, start=start, training=training, generator=generator, draws=draws, padding=padding
+        )
+        return replace(once, ids=once.ids.repeat_interleave(self.k, 0), scheme=self)
 
     def text(self, at: Tensor) -> Tensor:
         """Return the counter on all axes, or on those of time."""
@@ -77,14 +88,9 @@ class PPE(MRoPE):
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return the coordinate of every pair (pairs,)."""
         share = MRoPEInterleaved.share if self.axes_in_turn else self.share
-        sections = sections_for(pairs, self.sections, share)
-        if self.bands == "reference":
-            return allocation.sub_bands(sections, self.k)
-        axis = (allocation.interleaved if self.axes_in_turn else allocation.chunked)(sections)
-        own = axis[:, None] == torch.arange(3)  # (pairs, 3)
-        number = own.long().cumsum(0).gather(1, axis[:, None])[:, 0] - 1  # of the pair among those of its axis
-        member = number % self.k if self.bands == "interleaved" else number * self.k // own.sum(0)[axis]
-        return axis * self.k + member
+        pattern = allocation.interleaved if self.axes_in_turn else allocation.chunked
+        axis = pattern(sections_for(pairs, self.sections, share))
+        return allocation.sub_bands(axis, self.k, self.bands == "interleaved")
 
     def merge(
         self, coordinates: Coordinates, tokens: Tensor, labels: Tensor, epsilon: float = 0.0
@@ -109,3 +115,51 @@ class PPE(MRoPE):
             raise InputError("These tokens are merged already; merge them once more with merge_tokens.")
         merged = merge_tokens(tokens, labels, once, members=self.k, epsilon=epsilon)
         return merged.tokens, Coordinates(merged.ids, merged.mask, coordinates.next, self)
+
+
+class HalvesRotation(Transform):
+    """Turn the first half of the channels by one rotation and the second half by another; see `reference_rotation`."""
+
+    __slots__ = ("first", "second")
+
+    def __init__(self, first: PairRotation, second: PairRotation) -> None:
+        self.first, self.second = first, second
+
+    def query(self, q: Tensor) -> Tensor:
+        """Turn queries (b, h, n, d_h)."""
+        return self._halves(self.first.query(q), self.second.query(q))
+
+    def key(self, k: Tensor) -> Tensor:
+        """Turn keys (b, h_kv, m, d_h)."""
+        return self._halves(self.first.key(k), self.second.key(k))
+
+    @staticmethod
+    def _halves(first: Tensor, second: Tensor) -> Tensor:
+        pairs = first.shape[-1] // 2
+        return torch.cat([first[..., :pairs], second[..., pairs:]], -1)
+
+
+def reference_sections(sections: Sequence[int], k: int) -> tuple[int, ...]:
+    """Return the widths of the bands in the authors' code: sections in k parts; 1 each where k does not divide all."""
+    if any(s % k for s in sections):
+        return (1,) * sum(sections)
+    return tuple(s // k for s in sections for _ in range(k))
+
+
+def reference_rotation(ids: Tensor, frequencies: Tensor, sections: Sequence[int], k: int) -> HalvesRotation:
+    """Return what the authors' code does to queries and keys, layout ``'half'``.
+
+    Its bands run on through both halves of the channels, and band n takes coordinate ``n mod 3 k``. Where k does not
+    divide every section the two channels of a pair may see different positions: no rotation any more for merged
+    tokens. Text is turned as by `MRoPE` all the same.
+
+    Args:
+        ids: (3 k, b, s).
+        frequencies: (pairs,).
+        sections: pairs of time, rows and columns.
+        k: positions of a token.
+    """
+    widths = torch.tensor(reference_sections(sections, k) * 2)
+    coordinate = (torch.arange(len(widths)) % (3 * k)).repeat_interleave(widths)
+    first, second = (rotation(ids, frequencies, half) for half in coordinate.chunk(2))
+    return HalvesRotation(first, second)

@@ -23,9 +23,9 @@ SHRINK = 1e-6  # by which the reference makes tiles smaller
 class RoPEDHR(Scheme):
     """Count the thumbnail of an image in raster order, and give its tiles the same positions (arXiv 2506.06279).
 
-    An image in tiles of h x w tokens, with a thumbnail of h x w tokens too, uses h w positions whatever its tiles: token
-    (a, d) of tile (j, i) of Y x X tiles is at the thumbnail's row ``floor((j + (a + 1/2) / h) h / Y)`` and column
-    ``floor((i + (d + 1/2) / w) w / X)``. Images without tiles and videos are counted as by `rope1d`. Tokens that
+    An image in tiles of h x w tokens, with a thumbnail of h x w tokens too, uses h w positions whatever its tiles:
+    token (a, d) of tile (j, i) of Y x X tiles is at the thumbnail's row ``floor((j + (a + 1/2) / h) h / Y)`` and
+    column ``floor((i + (d + 1/2) / w) w / X)``. Images without tiles and videos are counted as by `rope1d`. Tokens that
     share a position differ by features and causal order only.
 
     Args:
@@ -64,22 +64,28 @@ class RoPEDHR(Scheme):
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
         """Return the number of the thumbnail's token at the place of each token (1, k)."""
-        tile, size = tokens.of(tokens.blocks.tile), tokens.of(tokens.blocks.size)
-        row, column, rows, columns = tile.unbind(1)
+        blocks = tokens.blocks
+        height, width = blocks.size[:, 1].double(), blocks.size[:, 2].double()
+        row, column, rows, columns = blocks.tile.unbind(1)
+        small = row < 0  # a thumbnail is the only tile of its picture
         if self.tile_order == "column_major":
             number = row * columns + column
             row, column = number % rows, number // rows
-        y = self._place(row, rows, tokens.row.long(), size[:, 1])
-        x = self._place(column, columns, tokens.column.long(), size[:, 2])
-        plain = (tile[:, 0] < 0) | (rows * columns == 1)
-        return torch.where(plain, tokens.index, y * size[:, 2] + x).double()[None]
+        row, column = (torch.where(small, 0, n).double() for n in (row, column))
+        rows, columns = (torch.where(small, 1, n).double() for n in (rows, columns))
+        y = self._place(tokens, tokens.row, row, rows, height)
+        x = self._place(tokens, tokens.column, column, columns, width)
+        return (tokens.frame * tokens.of(height * width) + y * tokens.of(width) + x)[None]
 
-    def _place(self, tile: Tensor, tiles: Tensor, token: Tensor, side: Tensor) -> Tensor:
-        """Return where along one side of the thumbnail a token of a tile is."""
+    def _place(self, tokens: VisualTokens, token: Tensor, tile: Tensor, tiles: Tensor, side: Tensor) -> Tensor:
+        """Return where along one side of the thumbnail tokens are (k), from where they are in their tile (k).
+
+        The last three are those of blocks (m). Quotients are exact enough: what is not whole is 1 / tiles away from it.
+        """
         if self.sampling == "centre":
-            return (2 * (tile * side + token) + 1) // (2 * tiles)
-        edge = side.double() / tiles - SHRINK
-        return (edge * (tile + token.double() / (side - 1).clamp(min=1))).long()
+            return ((token + tokens.of(tile * side + 0.5)) / tokens.of(tiles)).floor()
+        edge = side / tiles - SHRINK
+        return (tokens.of(edge * tile) + token * tokens.of(edge / (side - 1).clamp(min=1))).floor()
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return axis 0 for every pair (pairs,)."""

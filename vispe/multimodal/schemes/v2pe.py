@@ -44,7 +44,9 @@ class V2PE(Scheme):
     """
 
     name: ClassVar[str] = "v2pe"
-    summary: ClassVar[str] = "All tokens in one line, with steps below 1 inside pictures; random steps in training."
+    summary: ClassVar[str] = (
+        "All tokens in one line, with steps below 1 inside pictures; random steps in training."
+    )
     paper: ClassVar[str] = "V2PE, https://arxiv.org/abs/2412.09616"
 
     stride: Number = 16
@@ -52,12 +54,14 @@ class V2PE(Scheme):
     train_strides: tuple[Number, ...] | None = STRIDES
 
     def __post_init__(self) -> None:
-        _value(self.stride)
         check_option("per", self.per, ("tile", "picture"))
         if self.train_strides is not None and not self.train_strides:
             raise OptionError("train_strides needs at least one stride, or null for the same as without training.")
-        for stride in self.train_strides or ():
+        for stride in (self.stride, *(self.train_strides or ())):
             _value(stride)
+        object.__setattr__(self, "stride", _plain(self.stride))  # options are plain data
+        if self.train_strides is not None:
+            object.__setattr__(self, "train_strides", tuple(map(_plain, self.train_strides)))
 
     @property
     def axes(self) -> int:
@@ -89,7 +93,9 @@ class V2PE(Scheme):
 
     def _strides(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return the stride of each block (m), float64."""
-        fixed = torch.full(blocks.kind.shape, _value(self.stride), dtype=torch.float64, device=blocks.kind.device)
+        fixed = torch.full(
+            blocks.kind.shape, _value(self.stride), dtype=torch.float64, device=blocks.kind.device
+        )
         return fixed if draws is None else draws.to(fixed)
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
@@ -123,8 +129,8 @@ def v2pe_stride_for(
         if used <= context:
             return stride
     raise InputError(
-        f"The stream needs {used:g} positions with the smallest stride, {min(strides, key=_value)}, but the context has "
-        f"{context:g}; shorten the text, leave out pictures, or allow smaller strides."
+        f"The stream needs {used:g} positions with the smallest stride, {min(strides, key=_value)}, but the context "
+        f"has {context:g}; shorten the text, leave out pictures, or allow smaller strides."
     )
 
 
@@ -135,8 +141,15 @@ def _value(stride: Any) -> float:
     except (TypeError, ValueError, ZeroDivisionError, OverflowError):
         value = None
     if value is None or not 0 < value < float("inf"):
-        raise OptionError(f"A stride of v2pe is a number above 0, or a fraction such as '1/3'; got {stride!r}.")
+        raise OptionError(
+            f"A stride of v2pe is a number above 0, or a fraction such as '1/3'; got {stride!r}."
+        )
     return value
+
+
+def _plain(stride: Number) -> float | str:
+    """Return a fraction as text."""
+    return str(stride) if isinstance(stride, Fraction) else stride
 
 
 def _rounded_up(spans: Tensor) -> Tensor:

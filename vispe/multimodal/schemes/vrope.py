@@ -58,11 +58,14 @@ class VRoPE(Scheme):
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
         """Return the four diagonals (4, k)."""
-        _, h, w = tokens.of(tokens.blocks.size).double().unbind(1)
-        rows, columns = (tokens.row, h - 1 - tokens.row), (tokens.column, w - 1 - tokens.column)
-        return tokens.frame * self._frames(h, w) + torch.stack([y + x for y in rows for x in columns])
+        _, h, w = tokens.blocks.size.double().unbind(1)
+        frame = tokens.frame * tokens.of(self._frames(h, w))
+        down, up = tokens.row + tokens.column, tokens.row - tokens.column
+        ways = frame + down, frame + up + tokens.of(w - 1), frame - up + tokens.of(h - 1), frame - down + tokens.of(h + w - 2)
+        return torch.stack(ways)
 
     def _frames(self, h: Tensor, w: Tensor) -> Tensor:
+        """Return the positions from frame to frame of each block (m)."""
         return h + w - 1 if self.stride is None else torch.full_like(h, self.stride)
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:

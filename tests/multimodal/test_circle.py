@@ -1,0 +1,288 @@
+"""Circle-RoPE, and the schemes that count rows and columns of every picture from 0."""
+
+import math
+
+import pytest
+import torch
+
+from vispe.errors import OptionError
+from vispe.frequencies import inverse_frequencies
+from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation, tables
+
+ROW = [Text(3), Image(3, 5), Text(2), Video(3, 4, 3), Text(4)]
+OTHER = [Video(2, 2, 7), Text(1), Image(1, 1), Text(2)]
+SIZES = [(1, 1), (1, 6), (5, 1), (2, 2), (4, 7), (5, 3)]
+RESET = {"omnirope": "mrope", "ilrope": "mrope_i"}
+
+
+def points(spec, h, w, start=0.0):
+    """Return the coordinates of one picture (3, h w), less the counter at its start."""
+    found = create_scheme(spec).coordinates(Stream.of([[Image(h, w)]]), start=torch.tensor([start]))
+    return found.ids[:, 0] - start
+
+
+def distance_to_text(p):
+    """Return the distance of points from the line of all (c, c, c)."""
+    return (p - p.mean(0)).norm(dim=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("radius", [10, 0.5, 3.25])
+@pytest.mark.parametrize("alpha", [0, 0.3, 1])
+def test_all_patches_are_equally_far_from_every_text_token(size, radius, alpha):
+    found = points(f"circlerope(radius={radius},alpha={alpha})", *size, start=7.0)
+    torch.testing.assert_close(
+        distance_to_text(found), torch.full((size[0] * size[1],), float(radius)).double()
+    )
+    torch.testing.assert_close(found.sum(0), torch.zeros(size[0] * size[1]).double(), rtol=0, atol=1e-12)
+    for text in (-50.0, 0.0, 50.0):
+        far = (found - text).norm(dim=0)
+        torch.testing.assert_close(far, far[:1].expand_as(far))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_patches_share_the_turn_in_raster_order_without_directions(size):
+    """Patch k of n is k / n of a turn from the first; the first is where the counter of rows is highest."""
+    n = size[0] * size[1]
+    found = points("circlerope(alpha=0,radius=2)", *size)
+    torch.testing.assert_close(
+        found[:, 0], torch.tensor([0, math.sqrt(2), -math.sqrt(2)], dtype=torch.float64)
+    )
+    cosines = found[:, 0] @ found / 4
+    torch.testing.assert_close(cosines, (torch.arange(n).double() / n * 2 * math.pi).cos())
+    if n > 2:
+        assert found[0, 1] > 0  # time first goes up
+        assert torch.unique(found.round(decimals=9), dim=1).shape[1] == n
+
+
+def test_directions_alone_put_patches_on_one_point():
+    """The smallest and the largest direction are the start and the end of the turn."""
+    found = points("circlerope(alpha=1)", 4, 7)
+    gaps = (found[:, :, None] - found[:, None]).norm(dim=0) + torch.eye(28)
+    assert gaps.min() < 1e-9
+    mixed = points("circlerope(alpha=0.5)", 4, 7)
+    assert ((mixed[:, :, None] - mixed[:, None]).norm(dim=0) + torch.eye(28)).min() > 1e-3
+
+
+def test_directions_by_hand():
+    """Of 2 x 2 patches: -135, -45, 135 and 45 degrees, stretched to 0, 120, 360 and 240."""
+    found = points("circlerope(alpha=1,radius=6)", 2, 2)
+    cosines = found[:, :1].T @ found / 36
+    torch.testing.assert_close(cosines[0], torch.tensor([1, -0.5, 1, -0.5], dtype=torch.float64))
+    assert found[0, 1] > 0 > found[0, 3]
+
+
+def test_directions_from_the_first_patch():
+    """Of 2 x 2 patches: 0 (of the patch itself), 0, 90 and 45 degrees, stretched to 0, 0, 360 and 180."""
+    found = points("circlerope(alpha=1,radius=6,move_to_origin=false)", 2, 2)
+    torch.testing.assert_close(
+        (found[:, :1].T @ found / 36)[0], torch.tensor([1, 1, 1, -1], dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("origin", ["true", "false"])
+def test_the_grid_itself_laid_flat_keeps_its_distances(size, origin):
+    h, w = size
+    found = points(f"circlerope(blend=1,move_to_origin={origin})", h, w)
+    torch.testing.assert_close(found.sum(0), torch.zeros(h * w).double(), rtol=0, atol=1e-12)
+    y, x = torch.meshgrid(torch.arange(h).double(), torch.arange(w).double(), indexing="ij")
+    flat = torch.stack([y.flatten(), x.flatten()])
+    gaps = [(p[:, :, None] - p[:, None]).norm(dim=0) for p in (found, flat)]
+    torch.testing.assert_close(*gaps)
+    if origin == "true":
+        torch.testing.assert_close(found.mean(1), torch.zeros(3).double(), rtol=0, atol=1e-12)
+    else:
+        torch.testing.assert_close(found[:, 0], torch.zeros(3).double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("blend", [0.25, 0.6])
+def test_blends_are_between_the_circle_and_the_grid(blend):
+    circle, grid, mixed = (points(f"circlerope(blend={b})", 4, 7) for b in (0, 1, blend))
+    torch.testing.assert_close(mixed, (1 - blend) * circle + blend * grid)
+
+
+def test_a_radius_that_grows_with_the_grid():
+    """Half the longer side, less half a patch; the whole of it where directions start at the first patch."""
+    for h, w in SIZES[1:]:
+        found = points("circlerope(radius=2,relative=true)", h, w)
+        assert distance_to_text(found).max().item() == pytest.approx(max(h, w) - 1)
+        found = points("circlerope(radius=2,relative=true,move_to_origin=false)", h, w)
+        assert distance_to_text(found).max().item() == pytest.approx(2 * (max(h, w) - 1))
+    assert points("circlerope(relative=true)", 1, 1).tolist() == [[0], [0], [0]]
+
+
+@pytest.mark.parametrize("offset", [0, 2.5])
+def test_pictures_lifted_above_the_counter(offset):
+    low, lifted = points("circlerope", 4, 7), points(f"circlerope(offset={offset})", 4, 7)
+    torch.testing.assert_close(lifted - low, (-low.min() + offset).expand(3, 28))
+    assert lifted.min().item() == pytest.approx(offset)
+    assert -10 * math.sqrt(2 / 3) <= low.min() < -7
+
+
+@pytest.mark.parametrize(
+    "options", ["", "(offset=0,stride=1.5)", "(alpha=-1,radius=-1,move_to_origin=false)"]
+)
+def test_text_goes_on_one_step_after_the_largest_coordinate(options):
+    scheme = create_scheme(f"circlerope{options}")
+    stream = Stream.of([[Text(4), Image(4, 7), Text(2), Video(2, 3, 3), Text(2)]])
+    found = scheme.coordinates(stream).ids[:, 0]
+    for first, last in ((4, 32), (34, 52)):
+        after = found[:, first:last].max() + 1
+        torch.testing.assert_close(found[:, last : last + 2], (after + torch.arange(2).double()).expand(3, 2))
+    assert found[0, 32].item() % 1 != 0
+
+
+def test_frames_are_circles_behind_each_other():
+    spec = "circlerope(stride=1.5)"
+    found = create_scheme(spec).coordinates(Stream.of([[Text(2), Video(3, 3, 4), Text(1)]]))
+    frames = found.ids[:, 0, 2:38].reshape(3, 3, 12)
+    for f in range(3):
+        torch.testing.assert_close(frames[:, f], points(spec, 3, 4) + 2 + 1.5 * f)
+    assert found.next.item() == pytest.approx(frames.max().item() + 2)
+
+
+@pytest.mark.parametrize(
+    "spec", ["circlerope", "circlerope(blend=0.3,relative=true)", "ilrope", "omnirope(text_axes=time)"]
+)
+def test_padding_and_neighbours_do_not_matter(spec):
+    """The same on either side, alone, in a batch with other sizes, packed, and in a second call."""
+    scheme = create_scheme(spec)
+    alone = [scheme.coordinates(Stream.of([r])).ids[:, 0] for r in (ROW, OTHER)]
+    for padding in ("left", "right"):
+        stream = Stream.of([ROW, OTHER], padding, 70)
+        for _ in range(2):
+            found = scheme.coordinates(stream, padding=1)
+            for row in range(2):
+                torch.testing.assert_close(
+                    found.ids[:, row, stream.mask[row]], alone[row], rtol=0, atol=1e-12
+                )
+            assert (found.ids.movedim(0, -1)[~stream.mask] == 1).all()
+    packed = scheme.coordinates(Stream.of([[ROW, OTHER]])).ids[:, 0]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "spec", ["circlerope", "circlerope(offset=1)", "ilrope(stride=1.5)", "omnirope(text_axes=time)"]
+)
+def test_decoding_goes_on_where_the_text_ends(spec):
+    scheme = create_scheme(spec)
+    full = scheme.coordinates(Stream.of([[*ROW, Text(6)]]))
+    first = scheme.coordinates(Stream.of([ROW]))
+    n = first.ids.shape[-1]
+    assert torch.equal(first.ids, full.ids[..., :n])
+    torch.testing.assert_close(first.decode(6), full.ids[..., n:], rtol=0, atol=1e-12)
+    assert first.next.item() == pytest.approx(full.ids[0, 0, n - 1].item() + 1)
+    head = scheme.coordinates(Stream.of([ROW[:3]]))
+    tail = scheme.coordinates(Stream.of([ROW[3:]]), start=head.next)
+    torch.testing.assert_close(torch.cat([head.ids, tail.ids], -1), first.ids, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["circlerope", "ilrope", "omnirope"])
+def test_text_alone_is_plain_rotary_embedding(name):
+    scheme, freqs = create_scheme(name), inverse_frequencies(32, 5e5)
+    assert scheme.text_exact
+    stream = Stream.of([[Text(300)], [Text(9)]], "left")
+    cos, sin = tables(scheme.coordinates(stream).ids, freqs, scheme.allocation(16))
+    plain = torch.arange(300).float()[:, None] * freqs
+    for row, n in ((0, 300), (1, 9)):
+        assert torch.equal(cos[row, stream.mask[row]], plain[:n].cos())
+        assert torch.equal(sin[row, stream.mask[row]], plain[:n].sin())
+
+
+@pytest.mark.parametrize(
+    "spec", ["circlerope", "circlerope(blend=0.5,offset=0)", "ilrope", "omnirope(text_axes=time)"]
+)
+@pytest.mark.parametrize("heads", [(2, 1), (6, 3)])
+def test_gradients_of_rotated_queries_and_keys(spec, heads):
+    """Full tensors against complex numbers in float64; a gradient turns back by the angle."""
+    scheme, generator = create_scheme(spec), torch.Generator().manual_seed(5)
+    found = scheme.coordinates(Stream.of([ROW, OTHER], "left"))
+    freqs, axis = inverse_frequencies(32, 1e4), scheme.allocation(16)
+    turn = rotation(found.ids, freqs, axis)
+    angle = torch.stack([found.ids[a] * freqs[pair].double() for pair, a in enumerate(axis.tolist())], -1)
+    for method, h in zip((turn.query, turn.key), heads, strict=True):
+        x, cotangent = (torch.randn(2, h, found.mask.shape[1], 32, generator=generator) for _ in range(2))
+        x.requires_grad_()
+        y = method(x)
+        (grad,) = torch.autograd.grad(y, x, cotangent)
+        for got, value, sign in ((y, x.detach(), 1), (grad, cotangent, -1)):
+            a, b = value.double().chunk(2, -1)
+            unit = torch.polar(torch.ones_like(angle), sign * angle)[:, None]
+            wanted = torch.complex(a, b) * unit
+            torch.testing.assert_close(
+                got.double(), torch.cat([wanted.real, wanted.imag], -1), rtol=0, atol=2e-5
+            )
+
+
+@pytest.mark.parametrize("name", RESET)
+def test_every_picture_has_the_same_rows_and_columns(name):
+    """Wherever it stands; time alone moves on."""
+    stream = Stream.of([[Text(3), Image(3, 5), Text(40), Image(3, 5), Text(1)]])
+    found = create_scheme(name).coordinates(stream).ids[:, 0]
+    y, x = torch.meshgrid(torch.arange(3).double(), torch.arange(5).double(), indexing="ij")
+    for first, time in ((3, 3), (58, 48)):
+        assert torch.equal(found[1:, first : first + 15], torch.stack([y.flatten(), x.flatten()]))
+        assert (found[0, first : first + 15] == time).all()
+    assert found[:, 18].tolist() == [8, 8, 8]  # the longest side after the start
+
+
+@pytest.mark.parametrize(("name", "plain"), RESET.items())
+def test_only_rows_and_columns_differ_from_the_plain_scheme(name, plain):
+    rows = [ROW, OTHER]
+    for options in ("", "(stride=2.5,after=side)"):
+        ours, theirs = (create_scheme(n + options).coordinates(Stream.of(rows)) for n in (name, plain))
+        assert torch.equal(ours.ids[0], theirs.ids[0])
+        assert torch.equal(ours.next, theirs.next)
+        assert not torch.equal(ours.ids, theirs.ids)
+        reset = create_scheme(plain + options, spatial_reset=True)
+        assert torch.equal(ours.ids, reset.coordinates(Stream.of(rows)).ids)
+    assert torch.equal(create_scheme(name).allocation(64), create_scheme(plain).allocation(64))
+
+
+def test_axes_take_turns_in_one_and_are_chunks_in_the_other():
+    assert create_scheme("omnirope").allocation(8).tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
+    assert create_scheme("ilrope(sections=[4,2,2])").allocation(8).tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+
+
+@pytest.mark.parametrize("name", RESET)
+def test_text_on_the_axis_of_time_alone(name):
+    found = create_scheme(name, text_axes="time").coordinates(Stream.of([[Text(2), Image(2, 3), Text(2)]]))
+    assert found.ids[:, 0].tolist() == [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6],
+        [0, 0, 0, 0, 0, 1, 1, 1, 0, 0],
+        [0, 0, 0, 1, 2, 0, 1, 2, 0, 0],
+    ]
+    assert found.decode(2).tolist() == [[[7, 8]], [[0, 0]], [[0, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("circlerope(radius=0)", "radius=0 puts all patches of a picture on one point"),
+        ("circlerope(radius=auto)", "radius needs a finite number, got 'auto'"),
+        ("circlerope(alpha=null)", "alpha needs a finite number, got None"),
+        ("circlerope(blend=true)", "blend needs a finite number, got True"),
+        ("circlerope(blend=1.5)", "blend needs a number from 0 to 1, got 1.5"),
+        ("circlerope(offset=up)", "offset needs a finite number, got 'up'"),
+        ("circlerope(stride=0)", "stride needs a number above 0, got 0"),
+        ("circlerope(relative=2)", "relative is true or false"),
+        ("circlerope(move_to_origin=1)", "move_to_origin is true or false"),
+        ("circlerope(sections=[1,2])", "sections needs three whole numbers"),
+        ("ilrope(spatial_reset=false)", "ilrope always counts rows and columns from 0.*use mrope_i"),
+        ("omnirope(spatial_reset=false)", "omnirope always counts rows and columns from 0.*use mrope"),
+        ("omnirope(text_axes=none)", "text_axes must be one of all, time, got 'none'"),
+    ],
+)
+def test_options_are_checked(spec, message):
+    with pytest.raises(OptionError, match=message):
+        create_scheme(spec)
+
+
+@pytest.mark.parametrize(
+    "spec", ["circlerope(radius=5,offset=0,relative=true)", "ilrope(stride=2)", "omnirope"]
+)
+def test_specs_come_back(spec):
+    scheme = create_scheme(spec)
+    assert create_scheme(str(scheme)) == scheme
+    assert create_scheme({"name": scheme.name, **scheme.options()}) == scheme

@@ -1,0 +1,354 @@
+"""Streams from types and grids: what they hold, and every way in which types and grids may not fit."""
+
+import pytest
+import torch
+
+from vispe.errors import InputError, OptionError, ShapeError
+from vispe.multimodal import Image, Stream, Text, Video, create_scheme
+
+FIELDS = ("sample", "document", "group", "kind", "tokens", "size", "picture", "tile", "shared")
+
+
+def types(*rows):
+    """Return token types from strings such as ``'ttiiit'``; t text, i image, v video."""
+    return torch.tensor([["tiv".index(c) for c in row] for row in rows])
+
+
+def grids(*rows):
+    return torch.tensor(rows)
+
+
+def same(ours, theirs):
+    for field in FIELDS:
+        assert torch.equal(getattr(ours.blocks, field), getattr(theirs.blocks, field)), field
+    torch.testing.assert_close(ours.blocks.seconds, theirs.blocks.seconds, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(ours.mask, theirs.mask)
+
+
+def test_text_alone():
+    same(Stream.from_ids(types("ttt")), Stream.of([[Text(3)]]))
+
+
+def test_grids_in_patches_are_divided_by_merge():
+    found = Stream.from_ids(types("t" + "i" * 6 + "tt"), grids([1, 6, 9]), merge=3)
+    same(found, Stream.of([[Text(1), Image(2, 3), Text(2)]]))
+
+
+def test_images_next_to_each_other_are_told_apart_by_their_grids():
+    found = Stream.from_ids(types("iiiiiiii"), grids([1, 2, 3], [1, 2, 1]))
+    same(found, Stream.of([[Image(2, 3), Image(2, 1)]]))
+    assert found.blocks.picture.tolist() == [0, 1]
+    assert found.blocks.ends.tolist() == [True, True]
+
+
+def test_image_and_video_next_to_each_other():
+    found = Stream.from_ids(
+        types("vviiiv"), grids([1, 1, 3]), grids([2, 1, 1], [1, 1, 1]), seconds=[0.5, 2.0]
+    )
+    same(found, Stream.of([[Video(2, 1, 1, 0.5), Image(1, 3), Video(1, 1, 1, 2.0)]]))
+    assert found.blocks.picture.tolist() == [0, 1, 2]  # in the order of the sequence
+
+
+def test_grids_are_used_in_the_order_of_the_rows():
+    found = Stream.from_ids(types("tiitt", "ttttt", "iiiit"), grids([1, 1, 2], [1, 2, 2]))
+    rows = [[Text(1), Image(1, 2), Text(2)], [Text(5)], [Image(2, 2), Text(1)]]
+    same(found, Stream.of(rows))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding(side):
+    rows = [[Text(2), Image(1, 2), Text(1)], [Image(1, 1), Text(1)]]
+    short = "ittvi" if side == "right" else "tviit"  # what padding holds is not read
+    wanted = Stream.of(rows, side)
+    found = Stream.from_ids(types("ttiit", short), grids([1, 1, 2], [1, 1, 1]), mask=wanted.mask.long())
+    same(found, wanted)
+
+
+def test_padding_inside_a_picture_and_between_texts():
+    mask = torch.tensor([[1, 0, 1, 1, 0, 1, 1, 0, 1]])
+    found = Stream.from_ids(types("tttiiiitt"), grids([1, 3, 1]), mask=mask)
+    assert found.blocks.tokens.tolist() == [2, 3, 1]
+    assert torch.equal(found.mask, mask.bool())
+    ids = create_scheme("mrope").coordinates(found, padding=-9).ids
+    assert ids[1, 0].tolist() == [0, -9, 1, 2, -9, 3, 4, -9, 5]
+
+
+def test_a_row_that_is_all_padding():
+    mask = torch.tensor([[0, 0, 0], [1, 1, 1], [0, 0, 0]]).bool()
+    found = Stream.from_ids(types("ttt", "tii", "ivt"), grids([1, 1, 2]), mask=mask)
+    assert found.lengths.tolist() == [0, 3, 0]
+    assert found.blocks.sample.tolist() == [1, 1]
+    coordinates = create_scheme("mrope").coordinates(found, start=torch.tensor([7, 1, 5]))
+    assert coordinates.next.tolist() == [7, 4, 5]
+
+
+def test_packed_samples():
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 2]])
+    found = Stream.from_ids(types("tiiiitt"), grids([1, 1, 2], [1, 2, 1]), documents=documents)
+    same(found, Stream.of([[[Text(1), Image(1, 2)], [Image(2, 1), Text(1)], [Text(1)]]]))
+
+
+def test_samples_may_be_counted_from_any_number():
+    kinds = types("tiiiitt")
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 2]])
+    start = torch.tensor([10.0])
+    ids = [
+        create_scheme("mrope_i")
+        .coordinates(Stream.from_ids(kinds, grids([1, 1, 2], [1, 2, 1]), documents=d), start=start)
+        .ids
+        for d in (documents, documents + 1, 3 * documents + 4)
+    ]
+    assert torch.equal(ids[0], ids[1])
+    assert torch.equal(ids[0], ids[2])
+    assert ids[0][0, 0].tolist() == [10, 11, 11, 0, 0, 2, 0]
+
+
+def test_groups_part_texts():
+    groups = torch.tensor([[0, 0, 1, 1, 1, 0]])
+    found = Stream.from_ids(types("tttttt"), groups=groups)
+    same(found, Stream.of([[Text(2), Text(3, group=1), Text(1)]]))
+
+
+def test_segments_instead_of_grids():
+    images = [Image(1, 2, (2, 1), "last"), Image(2, 1)]
+    found = Stream.from_ids(types("t" + "i" * 6 + "t", "iivvvvtt"), images, [Video(2, 2, 1, 0.25)], merge=2)
+    same(found, Stream.of([[Text(1), images[0], Text(1)], [images[1], Video(2, 2, 1, 0.25), Text(2)]]))
+
+
+def test_tiles_with_text_between_them_are_one_picture():
+    found = Stream.from_ids(types("iitiit"), [Image(1, 2, (1, 2))])
+    assert found.blocks.picture.tolist() == [0, -1, 0, -1]
+    assert found.blocks.tile[found.blocks.visual].tolist() == [[0, 0, 1, 2], [0, 1, 1, 2]]
+
+
+def test_frames_apart():
+    found = Stream.from_ids(
+        types("tvvtvvt"), videos=grids([2, 2, 4]), merge=2, seconds=torch.tensor([0.5]), frames_apart=True
+    )
+    frame = Video(1, 1, 2, 0.5)
+    same(found, Stream.of([[Text(1), frame, Text(1), frame, Text(1)]]))
+    with pytest.raises(InputError, match=r"Sample 0, segment 1: 2 video .* or pass frames_apart=True"):
+        Stream.from_ids(types("tvvtvvt"), videos=grids([2, 2, 4]), merge=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_dtypes_do_not_matter_and_results_are_int64(dtype):
+    mask = torch.tensor([[1, 1, 1, 1, 1, 0]])
+    given = (types("tiivvt").to(dtype), grids([1, 2, 4]).to(dtype), grids([2, 2, 2]).to(dtype))
+    more = {"documents": torch.zeros(1, 6, dtype=dtype), "groups": torch.zeros(1, 6, dtype=dtype)}
+    found = Stream.from_ids(*given, mask=mask.to(dtype), merge=2, **more)
+    same(found, Stream.of([[Text(1), Image(1, 2), Video(2, 1, 1)]], length=6))
+    assert {getattr(found.blocks, f).dtype for f in FIELDS[:-1]} == {torch.int64}
+    assert found.blocks.seconds.dtype == torch.float64
+    assert {found.mask.dtype, found.blocks.shared.dtype} == {torch.bool}
+    assert not found.blocks.shared.any()
+    assert create_scheme("mrope").coordinates(found).ids.dtype == torch.float64
+
+
+@pytest.mark.gpu
+def test_stays_on_the_device():
+    rows = [[Text(3), Image(2, 3), Video(2, 1, 2, 0.5)], [Text(4)]]
+    wanted = Stream.of(rows)
+    clock = torch.tensor([0.5])
+    kinds = types("ttt" + "i" * 6 + "vvvv", "t" * 13).cuda()
+    found = Stream.from_ids(kinds, grids([1, 2, 3]), grids([2, 1, 2]), mask=wanted.mask.cuda(), seconds=clock)
+    assert {getattr(found.blocks, f).device.type for f in (*FIELDS, "seconds")} == {"cuda"}
+    assert found.mask.device.type == "cuda"
+    for name in ("mrope", "vrope", "v2pe", "hope_vlm", "circlerope", "ppe"):
+        scheme = create_scheme(name)
+        ours, theirs = scheme.coordinates(found), scheme.coordinates(wanted)
+        assert ours.ids.device.type == ours.next.device.type == "cuda"
+        torch.testing.assert_close(ours.ids.cpu(), theirs.ids, rtol=0, atol=1e-9)
+        torch.testing.assert_close(ours.decode(2).cpu(), theirs.decode(2), rtol=0, atol=1e-9)
+
+
+def test_a_second_call_knows_nothing_of_the_first():
+    first = {"types": types("tiit", "tttt"), "images": grids([1, 1, 2])}
+    second = {"types": types("ivvvvt"), "images": grids([1, 1, 1]), "videos": grids([2, 2, 1])}
+    before = create_scheme("mrope").coordinates(Stream.from_ids(**first)).ids
+    with pytest.raises(InputError):
+        Stream.from_ids(types("tiii"), grids([1, 1, 2]))
+    same(Stream.from_ids(**second), Stream.of([[Image(1, 1), Video(2, 2, 1), Text(1)]]))
+    assert torch.equal(create_scheme("mrope").coordinates(Stream.from_ids(**first)).ids, before)
+
+
+def test_arguments_are_not_changed():
+    given = {"types": types("tiit"), "images": grids([1, 2, 4]), "mask": torch.tensor([[1, 1, 1, 0]])}
+    kept = {k: v.clone() for k, v in given.items()}
+    Stream.from_ids(**given, merge=2)
+    assert all(torch.equal(given[k], kept[k]) for k in given)
+
+
+WRONG = {
+    "too many in a row": ("tiiit", [[1, 1, 2]], r"Sample 0, segment 1: 3 image .* 1 x 2 = 2 tokens"),
+    "too many after text": ("tiitit", [[1, 1, 2]], r"Sample 0, segment 3: there are 1 image .* more than"),
+    "too few": ("tit", [[1, 1, 2]], r"Sample 0, segment 1: 1 image .* 1 x 2 = 2 tokens"),
+    "grids left over": ("tiit", [[1, 1, 2], [1, 3, 2]], r"grids for 2 .* placeholders for 1 only"),
+    "no placeholders": ("tt", [[1, 1, 2]], r"grids for 1 .* placeholders for 0 only"),
+    "another order": (
+        "tiiitiit",
+        [[1, 1, 2], [1, 1, 3]],
+        r"segment 1: 3 image .* 1 x 2 = 2, 1 x 3 = 3 tokens",
+    ),
+    "cut by text": ("itit", [[1, 1, 2]], r"Sample 0, segment 0: 1 image .* 1 x 2 = 2 tokens"),
+    "several frames": ("tiiit", [[2, 1, 2]], r"Sample 0, segment 1: 3 image .* 2 x 1 x 2 = 4 tokens"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_placeholders_that_do_not_fit_their_grids(case, kind):
+    row, sizes, message = WRONG[case]
+    if kind == "video":
+        row = row.replace("i", "v")
+        message = message.replace("image", "video").replace("1 x 2 = 2", "1 x 1 x 2 = 2")
+        message = message.replace("1 x 3 = 3", "1 x 1 x 3 = 3")
+    with pytest.raises(InputError, match=message):
+        Stream.from_ids(types(row), **{f"{kind}s": grids(*sizes)})
+
+
+@pytest.mark.parametrize("kind", ["i", "v"])
+@pytest.mark.parametrize("others", [False, True])
+def test_placeholders_without_any_grids(kind, others):
+    """Also where there are grids of the other kind."""
+    given = {"videos" if kind == "i" else "images": grids([1, 1, 1])} if others else {}
+    row = f"t{kind}{kind}t" + (("v" if kind == "i" else "i") if others else "t")
+    name = "image" if kind == "i" else "video"
+    with pytest.raises(InputError, match=f"Sample 0, segment 1: there are 2 {name} placeholders more than"):
+        Stream.from_ids(types(row), **given)
+
+
+def test_the_right_sample_is_named():
+    with pytest.raises(InputError, match="Sample 2, segment 4: 1 image placeholders"):
+        Stream.from_ids(
+            types("tiitttt", "ttttttt", "iitvtit"), grids([1, 1, 2], [1, 2, 1], [1, 1, 2]), grids([1, 1, 1])
+        )
+    with pytest.raises(InputError, match="Sample 1, segment 0: 2 image placeholders"):
+        Stream.from_ids(types("tiit", "iitt"), grids([1, 1, 2], [1, 1, 3]))
+
+
+def test_a_picture_across_samples_is_an_error():
+    with pytest.raises(InputError, match="Sample 0, segment 0: 1 image"):
+        Stream.from_ids(types("ii"), grids([1, 1, 2]), documents=torch.tensor([[0, 1]]))
+    with pytest.raises(InputError, match="Sample 0, segment 1: 1 image"):
+        Stream.from_ids(types("ti", "it"), grids([1, 1, 2]))
+
+
+SHAPES = {
+    "types": ({"types": torch.zeros(4, dtype=torch.long)}, r"types needs the shape \(b, s\), got \(4,\)"),
+    "mask": ({"mask": torch.ones(1, 5, dtype=torch.long)}, r"mask needs the shape \(1, 4\) .* got \(1, 5\)"),
+    "4D mask": ({"mask": torch.ones(1, 1, 4, 4).bool()}, r"mask needs the shape \(1, 4\)"),
+    "documents": ({"documents": torch.zeros(2, 4).long()}, r"documents needs the shape \(1, 4\)"),
+    "groups": ({"groups": torch.zeros(4).long()}, r"groups needs the shape \(1, 4\) .* got \(4,\)"),
+    "image grids": (
+        {"images": torch.tensor([1, 1, 2])},
+        r"image grids need the shape \(n, 3\) .* got \(3,\)",
+    ),
+    "video grids": (
+        {"videos": torch.tensor([[1, 2]])},
+        r"video grids need the shape \(n, 3\) .* got \(1, 2\)",
+    ),
+    "seconds": (
+        {"videos": grids([1, 1, 2]), "seconds": [1.0, 2.0]},
+        r"one value for each of 1 videos, got \(2,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_wrong_shapes(case):
+    given, message = SHAPES[case]
+    with pytest.raises(ShapeError, match=message):
+        Stream.from_ids(**{"types": types("tvvt"), **given})
+
+
+VALUES = {
+    "unknown type": ({"types": torch.tensor([[0, 3, 2, 2]])}, InputError, r"2 for video; got \[0, 2, 3\]"),
+    "negative type": ({"types": torch.tensor([[0, -1, 2, 2]])}, InputError, r"got \[-1, 0, 2\]"),
+    "types of floats": ({"types": torch.zeros(1, 4)}, InputError, "types needs whole numbers, got torch.float32"),
+    "mask of floats": ({"mask": torch.zeros(1, 4)}, InputError, "mask needs bool, or whole .* torch.float32"),
+    "mask of samples": ({"mask": torch.tensor([[1, 1, 2, 2]])}, InputError, r"got \[1, 2\] .* as documents"),
+    "negative mask": ({"mask": torch.tensor([[-1, 0, 1, 1]])}, InputError, r"mask is 1 .* got \[-1, 0, 1\]"),
+    "nothing": ({"mask": torch.zeros(1, 4).bool()}, InputError, "at least one token; the mask is 0 everywhere"),
+    "documents of floats": ({"documents": torch.zeros(1, 4)}, InputError, "documents needs whole numbers"),
+    "groups of bools": ({"groups": torch.zeros(1, 4).bool()}, InputError, "groups needs whole numbers"),
+    "negative document": ({"documents": torch.full((1, 4), -1)}, InputError, "numbers from 0 on, got -1"),
+    "negative group": ({"groups": torch.full((1, 4), -2)}, InputError, "numbers from 0 on, got -2"),
+    "grid of floats": ({"videos": torch.tensor([[1.0, 1, 2]])}, InputError, "video grids need whole numbers"),
+    "grid of nothing": ({"videos": grids([0, 1, 2])}, InputError, r"at least one frame.* got \[\[0, 1, 2\]\]"),
+    "merge does not divide": ({"merge": 2, "videos": grids([1, 2, 3])}, InputError, "columns that 2 divides"),
+    "merge of 0": ({"merge": 0}, OptionError, "merge needs a whole number above 0, got 0"),
+    "merge of 1.5": ({"merge": 1.5}, OptionError, "merge needs a whole number above 0, got 1.5"),
+    "seconds of 0": ({"seconds": [0.0]}, InputError, r"above 0, got \[0.0\]"),
+    "endless seconds": ({"seconds": [float("inf")]}, InputError, r"above 0, got \[inf\]"),
+    "seconds twice": ({"videos": [Video(1, 1, 2, 1.0)], "seconds": [1.0]}, OptionError, "Video.*seconds=...* instead"),
+    "seconds of no video": ({"videos": None, "seconds": [1.0]}, OptionError, "seconds belongs to video grids"),
+    "frames of a Video apart": (
+        {"videos": [Video(2, 1, 1)], "frames_apart": True}, OptionError, "give a Video of t=1 for each frame",
+    ),
+    "a video among images": ({"images": [Video(1, 1, 2)]}, InputError, r"or a Image for each, got Video\("),
+    "a list of numbers": ({"videos": [[1, 1, 2]]}, InputError, r"or a Video for each, got \[1, 1, 2\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_wrong_values(case):
+    given, error, message = VALUES[case]
+    with pytest.raises(error, match=message):
+        Stream.from_ids(**{"types": types("tvvt"), "videos": grids([1, 1, 2]), **given})
+
+
+def test_samples_of_padding_may_have_any_number():
+    mask = torch.tensor([[0, 1, 1]])
+    found = Stream.from_ids(types("ttt"), mask=mask, documents=torch.tensor([[-1, 0, 1]]))
+    assert found.blocks.document.tolist() == [0, 1]
+
+
+HAND = {
+    "nothing": ([], {}, InputError, "at least one segment; got none"),
+    "empty rows": ([[], []], {}, InputError, "at least one segment; got none"),
+    "no list of rows": (
+        [Text(5)],
+        {},
+        InputError,
+        r"A row is a list of segments, got Text\(.*Stream.of\(\[\[",
+    ),
+    "numbers": ([[5]], {}, InputError, "A row holds Text, Image and Video, or lists of them, got 5"),
+    "too deep": ([[[[Text(1)]]]], {}, InputError, "A row holds Text, Image and Video, or lists of them"),
+    "mixed": ([[Text(1), [Text(1)]]], {}, InputError, "not both"),
+    "too long": (
+        [[Text(1)], [Image(2, 2)]],
+        {"length": 3},
+        InputError,
+        "Row 1 has 4 tokens, more than length=3",
+    ),
+    "padding": ([[Text(1)]], {"padding": "both"}, OptionError, "padding is 'left' or 'right', got 'both'"),
+}
+
+
+@pytest.mark.parametrize("case", HAND)
+def test_wrong_by_hand(case):
+    rows, options, error, message = HAND[case]
+    with pytest.raises(error, match=message):
+        Stream.of(rows, **options)
+
+
+SEGMENTS = {
+    "no tokens": (lambda: Text(0), "Text needs tokens to be a whole number above 0, got 0"),
+    "true": (lambda: Text(True), "Text needs tokens .* got True"),
+    "group": (lambda: Text(1, group=-1), "group to be a whole number from 0 on, got -1"),
+    "rows": (lambda: Image(0, 2), "Image needs h to be .* got 0"),
+    "columns": (lambda: Image(2, 1.5), "Image needs w to be .* got 1.5"),
+    "tiles": (lambda: Image(2, 2, (1, 2, 3)), r"Image needs tiles=\(rows, columns\), got \(1, 2, 3\)"),
+    "tile rows": (lambda: Image(2, 2, (0, 2)), "tile rows to be a whole number above 0, got 0"),
+    "thumbnail": (lambda: Image(2, 2, thumbnail="both"), "'first', 'last' or None, got 'both'"),
+    "frames": (lambda: Video(-1, 2, 2), "Video needs t to be .* got -1"),
+    "seconds": (lambda: Video(1, 2, 2, 0.0), "Video needs seconds above 0, or None, got 0.0"),
+}
+
+
+@pytest.mark.parametrize("case", SEGMENTS)
+def test_wrong_segments(case):
+    make, message = SEGMENTS[case]
+    with pytest.raises(OptionError, match=message):
+        make()

@@ -1,0 +1,219 @@
+"""Merging tokens, and positions of several members of each cluster."""
+
+import pytest
+import torch
+
+from vispe.attention import attention
+from vispe.errors import InputError, OptionError, ShapeError
+from vispe.frequencies import inverse_frequencies
+from vispe.multimodal import Image, Stream, Text, Video, allocation, angles, create_scheme, rotation
+from vispe.multimodal.merging import merge_tokens
+from vispe.multimodal.schemes.ppe import reference_rotation, reference_sections
+
+KS = [1, 2, 3, 4, 5, 8]
+MIXED = [[Text(4), Image(3, 4), Text(2), Video(2, 2, 3), Text(1)], [Text(3), Image(2, 5), Text(2)]]
+
+
+def walk(tokens, labels, ids, members, axes, weights, epsilon):
+    """Return merged tokens and positions of one sample, found cluster by cluster."""
+    out, places, held = [], [], len(ids) // axes
+    for cluster in range(max(labels) + 1):
+        own = [n for n, label in enumerate(labels) if label == cluster]
+        total = sum(weights[n] for n in own) + epsilon
+        out.append(sum(weights[n] * tokens[n] for n in own) / total)
+        picks = [own[len(own) - 1 - p % len(own)] for p in range(members // held)]
+        places.append([ids[row, n] for row in range(len(ids)) for n in picks])
+    return torch.stack(out), torch.tensor(places, dtype=torch.float64).T
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-6, 0.5])
+@pytest.mark.parametrize(("members", "held", "axes"), [(1, 1, 3), (2, 1, 3), (5, 1, 1), (8, 2, 3), (6, 6, 2)])
+def test_merging_against_a_walk_over_clusters(members, held, axes, epsilon):
+    tokens, ids = torch.randn(2, 30, 7, dtype=torch.float64), torch.randn(axes * held, 2, 30, dtype=torch.float64)
+    labels = torch.stack([torch.cat([torch.randperm(6), torch.randint(6, (24,))])[torch.randperm(30)] for _ in range(2)])
+    weights = torch.rand(2, 30, dtype=torch.float64) + 0.1
+    for given in (None, weights):
+        merged = merge_tokens(tokens, labels, ids, members=members, axes=axes, weights=given, epsilon=epsilon)
+        used = torch.ones(2, 30, dtype=torch.float64) if given is None else given
+        for n in range(2):
+            mean, places = walk(
+                tokens[n], labels[n].tolist(), ids[:, n], members, axes, used[n].tolist(), epsilon
+            )
+            torch.testing.assert_close(merged.tokens[n], mean, rtol=1e-12, atol=1e-12)
+            assert torch.equal(merged.ids[:, n], places)
+            total = torch.zeros(6, dtype=torch.float64).index_add_(0, labels[n], used[n])
+            torch.testing.assert_close(merged.weight[n], total)
+        assert bool(merged.mask.all())
+
+
+def test_worked_example():
+    grid = Stream.of([[Text(7), Image(3, 4)]])
+    ids = create_scheme("mrope").coordinates(grid).ids[..., 7:]
+    labels = torch.tensor([[3, 3, 0, 3, 2, 1, 1, 3, 0, 1, 1, 0]])
+    merged = merge_tokens(torch.randn(1, 12, 4), labels, ids, members=2)
+    assert merged.ids[2:, 0, 0].tolist() == [9, 9, 10, 7]
+    assert merged.ids[2:, 0, 2].tolist() == [8, 8, 7, 7]
+
+
+def test_merging_in_stages_keeps_positions_and_means():
+    tokens, ids = torch.randn(1, 12, 4, dtype=torch.float64), torch.arange(36.0).double().reshape(3, 1, 12)
+    first = merge_tokens(tokens, torch.arange(12)[None] // 2, ids, members=2)
+    second = merge_tokens(first.tokens, torch.arange(6)[None] // 3, first.ids, members=4, weights=first.weight)
+    want = tokens.unflatten(1, (2, 6)).mean(2)
+    torch.testing.assert_close(second.tokens, want, rtol=1e-12, atol=1e-12)
+    assert second.weight.tolist() == [[6, 6]]
+    for axis in range(3):  # for each place that was kept, the last cluster of the stage before and the one before it
+        rows = second.ids[4 * axis : 4 * axis + 4, 0, 1] - 12 * axis
+        assert rows.tolist() == [11, 9, 10, 8]
+    same = merge_tokens(first.tokens, torch.arange(6)[None] // 3, first.ids, members=2)
+    assert same.ids[:2, 0, 1].tolist() == [11, 10]
+
+
+def test_left_out_tokens_and_clusters_without_tokens():
+    tokens, ids = torch.randn(2, 4, 3), torch.arange(24.0).reshape(3, 2, 4)
+    labels = torch.tensor([[0, -1, 1, 1], [-1, -1, 0, -1]])
+    merged = merge_tokens(tokens, labels, ids, clusters=3)
+    assert merged.mask.tolist() == [[True, True, False], [True, False, False]]
+    assert merged.weight.tolist() == [[1, 2, 0], [1, 0, 0]]
+    torch.testing.assert_close(merged.tokens[0, 1], tokens[0, 2:].mean(0))
+    assert torch.equal(merged.tokens[0, 2:], torch.zeros(1, 3))
+    assert torch.equal(merged.tokens[1, 0], tokens[1, 2])
+    assert merged.ids[0].tolist() == [[0, 3, 0], [6, 0, 0]]
+
+
+def test_other_labels_permute_the_columns():
+    tokens, ids = torch.randn(1, 20, 3), torch.randn(3, 1, 20)
+    labels, swap = torch.arange(20)[None] % 5, torch.randperm(5)
+    one, two = (merge_tokens(tokens, x, ids, members=4) for x in (labels, swap[labels]))
+    torch.testing.assert_close(one.tokens, two.tokens[:, swap])
+    assert torch.equal(one.ids, two.ids[..., swap])
+
+
+def test_gradients_reach_all_members_and_nothing_else():
+    tokens, labels = torch.randn(1, 6, 2, dtype=torch.float64, requires_grad=True), torch.tensor([[0, 1, 0, -1, 0, 1]])
+    ids, cotangent = torch.randn(3, 1, 6, dtype=torch.float64), torch.randn(1, 2, 2, dtype=torch.float64)
+    merged = merge_tokens(tokens, labels, ids, members=2)
+    assert not merged.ids.requires_grad
+    (grad,) = torch.autograd.grad(merged.tokens, tokens, cotangent)
+    share = torch.tensor([1 / 3, 1 / 2, 1 / 3, 0, 1 / 3, 1 / 2], dtype=torch.float64)
+    torch.testing.assert_close(grad, cotangent[:, [0, 1, 0, 0, 0, 1]] * share[:, None])
+
+
+def test_half_precision_is_averaged_in_float32():
+    tokens = torch.randn(1, 4000, 3).bfloat16()
+    merged = merge_tokens(tokens, torch.zeros(1, 4000, dtype=torch.long), torch.zeros(3, 1, 4000))
+    assert merged.tokens.dtype == torch.bfloat16
+    torch.testing.assert_close(merged.tokens[0, 0], tokens.float().mean((0, 1)).bfloat16(), rtol=0.01, atol=1e-4)
+
+
+def test_wrong_arguments_of_merging():
+    tokens, labels, ids = torch.randn(1, 4, 2), torch.zeros(1, 4, dtype=torch.long), torch.zeros(3, 1, 4)
+    for change, error, text in (
+        ({"labels": labels[:, :3]}, ShapeError, r"labels needs the shape \(1, 4\) of tokens, got \(1, 3\)"),
+        ({"labels": labels.float()}, ShapeError, "labels needs whole numbers, got torch.float32"),
+        ({"tokens": tokens[0]}, ShapeError, r"tokens needs the shape \(b, n, c\)"),
+        ({"ids": ids[:, 0]}, ShapeError, r"ids needs the shape \(rows, 1, 4\)"),
+        ({"weights": torch.ones(4)}, ShapeError, r"weights needs the shape \(1, 4\)"),
+        ({"members": 0}, OptionError, "members=0 positions of 3 coordinates cannot be made of the 3 rows"),
+        ({"ids": torch.zeros(6, 1, 4), "members": 3}, OptionError, "be a multiple of the positions that a token has, 2"),
+        ({"labels": labels + 5, "clusters": 5}, InputError, "There is a label 5, but clusters=5"),
+    ):
+        with pytest.raises(error, match=text):
+            merge_tokens(**{"tokens": tokens, "labels": labels, "ids": ids, **change})
+
+
+@pytest.mark.parametrize("options", [{}, {"spatial_reset": True, "stride": 2}, {"text_axes": "time"}])
+@pytest.mark.parametrize("k", KS)
+def test_what_is_not_merged_is_as_by_mrope(k, options):
+    stream, freqs = Stream.of(MIXED, padding="left"), inverse_frequencies(32, 1e6)
+    for in_turn, name in ((False, "mrope"), (True, "mrope_i")):
+        plain = create_scheme(name, **options)
+        want = plain.coordinates(stream)
+        for bands in ("chunked", "interleaved"):
+            scheme = create_scheme("ppe", k=k, bands=bands, axes_in_turn=in_turn, **options)
+            found = scheme.coordinates(stream)
+            assert torch.equal(found.ids, want.ids.repeat_interleave(k, 0))
+            assert torch.equal(found.decode(3), want.decode(3).repeat_interleave(k, 0))
+            turned = [angles(c.ids, freqs, s.allocation(16)) for c, s in ((found, scheme), (want, plain))]
+            assert torch.equal(*turned)
+
+
+@pytest.mark.parametrize("k", KS)
+def test_clusters_of_one_token_change_nothing(k):
+    stream, x = Stream.of(MIXED), torch.randn(2, 31, 6)
+    scheme = create_scheme("ppe", k=k)
+    before = scheme.coordinates(stream)
+    labels = torch.where(stream.mask, torch.arange(31), -1)
+    tokens, after = scheme.merge(before, x, labels)
+    assert torch.equal(after.ids, before.ids)
+    assert torch.equal(after.mask, before.mask)
+    assert torch.equal(tokens[after.mask], x[stream.mask])
+    assert torch.equal(after.decode(2), before.decode(2))
+
+
+def test_bands_of_members():
+    scheme = create_scheme("ppe", k=2, sections=(4, 6, 6))
+    want = [0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5]
+    assert scheme.allocation(16).tolist() == want
+    uneven = create_scheme("ppe", k=4, sections=(4, 6, 6)).allocation(16)
+    assert uneven.tolist() == [0, 1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9, 10, 10, 11]
+    turns = create_scheme("ppe", k=2, sections=(4, 6, 6), bands="interleaved").allocation(16)
+    assert turns.tolist() == [0, 1] * 2 + [2, 3] * 3 + [4, 5] * 3
+    crossed = create_scheme("ppe", k=2, sections=(6, 5, 5), axes_in_turn=True).allocation(16)
+    assert (crossed // 2).tolist() == allocation.interleaved((6, 5, 5)).tolist()
+    assert crossed[crossed < 2].tolist() == [0] * 3 + [1] * 3
+    assert torch.equal(create_scheme("ppe", k=1).allocation(64), create_scheme("mrope").allocation(64))
+
+
+def test_a_sequence_is_merged_and_goes_on():
+    scheme = create_scheme("ppe", k=2)
+    stream = Stream.of([[Text(2), Image(2, 3), Text(1)], [Text(3), Image(1, 2)]], padding="left")
+    x = torch.randn(2, 9, 4)
+    labels = torch.tensor([[0, 1, 2, 3, 2, 3, 3, 2, 4], [-1, -1, -1, -1, 0, 1, 2, 3, 3]])
+    tokens, merged = scheme.merge(scheme.coordinates(stream), x, labels)
+    assert merged.mask.tolist() == [[True] * 5, [True] * 4 + [False]]
+    torch.testing.assert_close(tokens[0, 2], x[0, [2, 4, 7]].mean(0))
+    assert merged.ids[:, 0, 2].tolist() == [2, 2, 3, 2, 4, 4]  # tokens (1, 2) and (0, 2) of the image
+    assert merged.ids[:, 0, 3].tolist() == [2, 2, 3, 3, 3, 2]  # tokens (1, 1) and (1, 0)
+    assert merged.ids[:, 0, 4].tolist() == [5] * 6
+    assert merged.decode(1)[..., 0].tolist() == [[6, 5]] * 6
+    turn = rotation(merged.ids, inverse_frequencies(16), scheme.allocation(8))
+    q = torch.randn(2, 1, 5, 16)
+    seen = merged.mask[:, None, None, :] & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert attention(q, q, q, transform=turn, attn_mask=seen).shape == q.shape
+    with pytest.raises(InputError, match="merged already; merge them once more with merge_tokens"):
+        scheme.merge(merged, tokens, torch.zeros(2, 5, dtype=torch.long))
+    with pytest.raises(ShapeError, match=r"ppe\(k=2\) has 6 coordinates; got 3"):
+        scheme.merge(create_scheme("mrope").coordinates(stream), x, labels)
+
+
+@pytest.mark.parametrize(("k", "sections"), [(1, (4, 6, 6)), (2, (4, 6, 6)), (4, (8, 12, 12)), (8, (16, 24, 24))])
+def test_the_reference_is_the_same_where_k_divides_sections(k, sections):
+    pairs = sum(sections)
+    ids, freqs, q = torch.randn(3 * k, 1, 5) * 9, inverse_frequencies(2 * pairs), torch.randn(1, 2, 5, 2 * pairs)
+    scheme = create_scheme("ppe", k=k, sections=sections)
+    turn, theirs = rotation(ids, freqs, scheme.allocation(pairs)), reference_rotation(ids, freqs, sections, k)
+    assert torch.equal(turn.query(q), theirs.query(q))
+    assert torch.equal(attention(q, q, q, transform=turn), attention(q, q, q, transform=theirs))
+    assert reference_sections(sections, k) == tuple(s // k for s in sections for _ in range(k))
+
+
+def test_the_reference_leaves_text_alone_where_k_does_not_divide():
+    sections, freqs, q = (4, 6, 6), inverse_frequencies(32), torch.randn(1, 1, 9, 32)
+    text = torch.arange(9.0).expand(12, 1, 9)
+    plain = rotation(text[:3], freqs, create_scheme("mrope").allocation(16))
+    assert torch.equal(reference_rotation(text, freqs, sections, 4).query(q), plain.query(q))
+    mixed = reference_rotation(torch.randn(12, 1, 9) * 5, freqs, sections, 4)
+    assert not torch.allclose(mixed.query(q).norm(dim=-1), q.norm(dim=-1))  # no rotation
+    assert reference_sections(sections, 4) == (1,) * 16
+
+
+def test_wrong_options():
+    for options, text in (
+        ({"k": 0}, "ppe needs k to be a whole number above 0, got 0"),
+        ({"bands": "reference"}, "bands must be one of chunked, interleaved"),
+        ({"axes_in_turn": 1}, "axes_in_turn is true or false"),
+        ({"sections": (1, 2)}, "sections needs three whole numbers"),
+    ):
+        with pytest.raises(OptionError, match=text):
+            create_scheme("ppe", **options)

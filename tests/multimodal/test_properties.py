@@ -1,0 +1,171 @@
+"""Properties of schemes are found from coordinates, and the page of the guide says what was found."""
+
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from vispe.errors import OptionError, UnknownName, UnsupportedCombination
+from vispe.multimodal import Scheme, create_scheme, list_schemes, scheme_class
+from vispe.multimodal.properties import properties
+from vispe.multimodal.schemes.mrope import MRoPE, RoPE1D
+
+ROOT = Path(__file__).parents[2]
+
+
+seen = cache(properties)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # hundreds of tiny tensors
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def generator():
+    location = importlib.util.spec_from_file_location("eval_multimodal", ROOT / "eval" / "multimodal.py")
+    module = importlib.util.module_from_spec(location)
+    location.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def found(generator):
+    return {spec: seen(spec) for spec in generator.specs()}
+
+
+def test_the_page_says_what_is_found(generator, found, monkeypatch):
+    monkeypatch.setattr(generator, "properties", found.__getitem__)
+    page = (ROOT / "docs" / "multimodal.md").read_text()
+    assert generator.updated(page) == page, "run python eval/multimodal.py"
+    assert [n for n in list_schemes() if f"| `{n}` |" not in page] == []
+    with pytest.raises(ValueError, match="0 places for the table cost"):
+        generator.updated("# no marks")
+
+
+def test_every_scheme_decodes_where_its_text_ends(found):
+    assert [spec for spec, p in found.items() if not p.decode_safe] == []
+
+
+@pytest.mark.parametrize("name", list_schemes())
+def test_schemes_know_whether_they_keep_text(found, name):
+    assert found[name].text_exact == scheme_class(name).text_exact
+
+
+@pytest.mark.parametrize(
+    ("spec", "image", "video", "tiles"),
+    [
+        ("rope1d", "h w", "t h w", 1792),
+        ("mrope", "max(h, w)", "max(t, h, w)", 112),
+        ("mrope(after=side)", "max(h, w)", "max(h, w)", 112),
+        ("mrope(stride=2.0)", "max(h, w)", "max(2 t - 1, h, w)", 112),
+        ("mrope(stride=0.5)", "max(h, w)", "max(0.5 t + 0.5, h, w)", 112),
+        ("mrope(stride=100.0)", "max(h, w)", "max(100 t - 99, h, w)", 112),
+        ("vrope", "h + w - 1", "t (h + w - 1)", 217),
+        ("v2pe(stride=8)", "8", "8 t", 56),
+        ("mousi", "h", "t h", 112),
+        ("mousi(share=all)", "1", "t", 1),
+        ("rope_dhr", "h w", "t h w", 256),
+        ("videorope", "1", "2 t - 1", 7),
+        ("tad_rope", "h w + 1", "t h w + t", 1799),
+    ],
+)
+def test_costs(spec, image, video, tiles):
+    p = seen(spec)
+    assert (p.image, p.video, p.tiles_cost) == (image, video, tiles)
+    at = {"t": 1, "h": 24, "w": 36, "max": max, "__builtins__": {}}
+    spelled = image.replace("h w", "h * w")
+    assert p.image_cost == eval(spelled, at)
+    assert p.grows == (eval(spelled, at | {"h": 48, "w": 72}) > p.image_cost)
+
+
+def test_places_of_known_schemes():
+    qwen, reset, old = (
+        properties(s) for s in ("mrope_i", "mrope_i(spatial_reset=true)", "mrope(after=side)")
+    )
+    assert (qwen.image_gap, qwen.video_gap, qwen.follows) == ((1, 36), (1, 93), (True, True, True))
+    assert reset.follows == (True, False, False)
+    assert reset.image_gap == (5, 36)  # text at 40, columns up to 35
+    assert old.video_gap == (-89, 3)  # text at 11, the last frame at 100
+    vrope = seen("vrope")
+    assert (vrope.image_gap, vrope.mirrored, vrope.level, vrope.axes) == ((1, 1), True, True, 4)
+    assert not qwen.mirrored
+    assert not qwen.level
+    shared = seen("mousi(share=all)")
+    assert (shared.distinct_image, shared.distinct_tiles, shared.distinct_video, shared.level) == (
+        False,
+        False,
+        False,
+        True,
+    )
+    dhr = seen("rope_dhr")
+    assert (dhr.distinct_image, dhr.distinct_tiles) == (True, False)
+
+
+def test_what_options_change():
+    assert not seen("mrope(text_axes=time)").text_exact
+    assert not seen("mhrope(sections=[1,2,2])").text_exact  # three of eight key heads do not turn
+    assert seen("mrope(tokens_per_second=2.0)").timed
+    assert not seen("mrope").timed
+    assert not seen("v2pe").whole
+    assert seen("v2pe").random
+    assert not seen("v2pe(train_strides=null)").random
+    assert properties({"name": "mrope", "stride": 0.5}).scheme == "mrope(stride=0.5)"
+
+
+def test_nothing_is_looked_up():
+    @dataclass(frozen=True)
+    class Odd(RoPE1D):
+        """Claims to keep text; halves the steps of text, refuses tiles, and forgets a position when it decodes."""
+
+        name = "odd"
+        step = 0.5
+
+        def advance(self, blocks, draws):
+            if bool((blocks.tile[:, 2:].prod(1) > 1).any()):
+                raise UnsupportedCombination("no tiles")
+            return blocks.size[:, 2].double() + 0.25
+
+        def coordinates(self, stream, **options):
+            made = super().coordinates(stream, **options)
+            return type(made)(made.ids, made.mask, made.next + 1, self)
+
+    p = properties(Odd())
+    assert Odd.text_exact
+    assert (p.text_exact, p.whole, p.decode_safe, p.tiles_cost, p.distinct_tiles) == (
+        False,
+        False,
+        False,
+        None,
+        None,
+    )
+    assert p.image_gap == (36.25 + 4 * 0.5 - (4 * 0.5 + 863),) * 2
+    assert p.image == "1.25 to 61.2"
+
+
+def test_mirrors_are_looked_for_in_both_directions():
+    @dataclass(frozen=True)
+    class Columns(MRoPE):
+        """Rows count down from both sides, so only columns are mirrored by a change of axes."""
+
+        def local(self, tokens, draws):
+            width = tokens.of(tokens.blocks.size[:, 2]) - 1
+            return torch.stack([tokens.row, tokens.column, width - tokens.column])
+
+    p = properties(Columns())
+    assert not p.mirrored
+    assert not p.level
+
+
+def test_unknown_schemes_and_options():
+    with pytest.raises(UnknownName, match="no position scheme 'mrop'"):
+        properties("mrop")
+    with pytest.raises(OptionError, match="no option 'strid'"):
+        properties("mrope(strid=2)")
+    assert isinstance(create_scheme("mrope"), Scheme)
