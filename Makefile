@@ -26,11 +26,13 @@ bench:
 
 figures:
 	$(PYTHON) eval/figures.py
+	$(PYTHON) eval/multimodal.py picture
 
 generated:
 	$(PYTHON) eval/gallery.py
 	$(PYTHON) eval/golden.py
 	$(PYTHON) eval/readme.py
+	$(PYTHON) eval/multimodal.py tables
 
 docs:
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

@@ -14,6 +14,7 @@ from vispe.attention import (
     SumBias,
     TableBias,
     ValueTerm,
+    sdpa,
 )
 from vispe.errors import BackendUnavailable, OptionError, ShapeError, UnknownName
 
@@ -95,6 +96,55 @@ def test_explain():
     told = explain(q, q, q, bias=DistanceBias((0.1, 0.2, 0.3), long, metric="squared", normalize="max"))
     assert told.backend == "lowrank"
     assert "1056 keys" in told.reason
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_call_like_an_earlier_one_is_the_same_call(batch, monkeypatch):
+    monkeypatch.setattr(sdpa, "SWAPPED", 2)
+    pos = Grid((3, 4), prefix=1).positions()
+    bias = DistanceBias((0.5, 0.2, 0.1), pos)
+    cotangent = torch.randn(batch, HEADS, 13, WIDTH)
+
+    def results(q, k, v, **arguments):
+        out = attention(q, k, v, **arguments)
+        return out, *torch.autograd.grad(out, (q, k, v), cotangent.to(out.dtype))
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for scale in (None, 0.3):
+            inputs = tensors(batch, 13, dtype=dtype)
+            with torch.no_grad():  # the first call of these shapes
+                attention(*inputs, bias=bias, scale=scale)
+            assert sdpa.known(*inputs, bias) is not None
+            for other in (inputs, tensors(batch, 13, dtype=dtype)):
+                again = DistanceBias((0.5, 0.2, 0.1), pos)
+                found = results(*other, bias=again, scale=scale)
+                wanted = results(*other, bias=bias, scale=scale, backend="sdpa")
+                assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    q, k, v = tensors(batch, 13)
+    assert sdpa.known(q, k, v, DistanceBias((0.5, 0.2, 0.3), pos)) is None
+    assert sdpa.known(q, k, v, DistanceBias((0.5, 0.2, 0.1), Grid((3, 4), prefix=1).positions())) is None
+    assert sdpa.known(q, k, v, DistanceBias(leaf(HEADS), pos)) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention(q, k, v, bias=bias).dtype == torch.bfloat16
+    with pytest.raises(ShapeError, match="as many keys as values"):
+        attention(q, k, v[:, :, :3], bias=bias)
+    with pytest.raises(ShapeError, match="of one dtype on one device"):
+        attention(q, k.double(), v, bias=bias)
+    keep = torch.ones(batch, 13, dtype=torch.bool)
+    keep[:, 5] = False
+    masked = attention(q, k, v, bias=bias, key_padding_mask=keep)
+    assert torch.equal(masked, attention(q, k, v, bias=bias, key_padding_mask=keep, backend="sdpa"))
+    assert (attention(q, k, v, bias=bias, dropout_p=0.5) != attention(q, k, v, bias=bias)).any()
+
+
+def test_what_was_named_before_is_not_known_to_auto():
+    pos = Grid((32, 33)).positions()
+    q = torch.randn(1, HEADS, pos.tokens, WIDTH)
+    bias = DistanceBias((0.1, 0.2, 0.3), pos, metric="squared", normalize="max")
+    attention(q, q, q, bias=bias, backend="sdpa")
+    assert sdpa.known(q, q, q, bias) is None
+    attention(q, q, q, bias=bias)  # takes columns
+    assert sdpa.known(q, q, q, bias) is None
 
 
 def test_unknown_backend():

@@ -14,10 +14,12 @@ from vispe.attention.triton import tiles
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.attention_bench import Bench, Case, Plan, judge, plan_for, table, winners
 from vispe.evaluate.attention_bench import run as runner
+from vispe.evaluate.attention_bench.cases import STRUCTURED
 from vispe.evaluate.attention_bench.checks import run_check
 from vispe.evaluate.attention_bench.contenders import Contender, contenders, ours
 from vispe.evaluate.attention_bench.inputs import Setup
 from vispe.evaluate.attention_bench.measure import measure
+from vispe.evaluate.attention_bench.structured import KINDS, Structured, exact_rows
 
 ROOT = Path(__file__).parents[1]
 TINY = Case((3, 4), 1, 2, 2, 16, "float32")
@@ -29,8 +31,9 @@ PLAN = Plan(
 
 def program(*words, folder):
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-m", "tests.triton.interpreter", *words]
     done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -42,7 +45,9 @@ def test_the_dry_run_enters_every_path(tmp_path):
     out = tmp_path / "attention.json"
     done = program("eval/bench/attention.py", "--dry", "--device", "cpu", "--out", str(out), folder=tmp_path)
     state = json.loads(out.read_text())
-    assert len(state["checks"]) == 5
+    assert [c["bias"] for c in state["checks"]] == [
+        "none", "distance", "slopes", "table", "padding", "dropped", "decomposed", "gated", "rotary",
+    ]  # fmt: skip
     assert all(c["passed"] for c in state["checks"])
     rows = {(r["mode"], r["contender"]): r for r in state["rows"]}
     plan = plan_for("dry", "cpu")
@@ -51,6 +56,9 @@ def test_the_dry_run_enters_every_path(tmp_path):
     for mode in ("forward", "frozen", "slopes", "table"):
         assert rows[mode, "vispe"]["error"] < 6e-4
         assert f"{rows[mode, 'vispe']['ms']:.4g}" in done.stdout
+    for mode in STRUCTURED:
+        assert rows[mode, "vispe"]["error"] < 6e-4
+        assert rows[mode, "sdpa, dense bias built"]["error"] < 6e-4
     assert rows["forward", "flex, table"]["error"] < 6e-4
     assert "viable" in rows["forward", "sdpa cudnn, no bias"]["failure"]
     assert "flash_attn.cute" in rows["forward", "flex flash, distance"]["failure"]
@@ -169,6 +177,34 @@ def test_a_wrong_result_is_seen(monkeypatch):
     assert not found["passed"]
     assert found["errors"]["out"] == pytest.approx(1e-4, rel=0.1)
     assert "BackendUnavailable" in run_check(record, "cpu", "lowrank")["failure"]
+
+
+@pytest.mark.parametrize("mode", STRUCTURED)
+def test_the_exact_rows_of_other_paths_are_those_of_the_reference(mode):
+    setup = Setup(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
+    what, (q, k, v, _) = setup.structured(), (t.detach().double() for t in setup.sets[0])
+    wanted = what.double().attend(q, k, v, "reference")
+    rows = torch.arange(0, setup.case.tokens, 2)
+    for head in range(3):
+        found = exact_rows(what.sample(head), q[0, head], k[0, head], v[0, head], rows)
+        torch.testing.assert_close(found, wanted[0, head, rows])
+    assert setup.error(wanted, "structured")[0] < 1e-12
+    assert len(setup.leaves) == (2 if mode in ("decomposed", "gated") else 0)
+    with pytest.raises(OptionError, match="The mode 'table' was given"):
+        Setup(setup.case, "table", "cpu").structured()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_result_of_another_path_is_seen(kind, monkeypatch):
+    record = {"dtype": "float32", "grid": "3x4+1", "width": 16, "bias": kind}
+    found = run_check(record, "cpu", "auto")
+    assert found["passed"]
+    assert ("dbias" in found["errors"]) == (kind in ("decomposed", "gated"))
+    bias = Structured.bias
+    monkeypatch.setattr(
+        Structured, "bias", lambda self, q: None if q.dtype == torch.float32 else bias(self, q)
+    )
+    assert not run_check(record, "cpu", "auto")["passed"]
 
 
 def test_the_exact_result_is_that_of_the_reference():

@@ -133,6 +133,21 @@ def test_text_goes_on_one_step_after_the_largest_coordinate(options):
     assert found[0, 32].item() % 1 != 0
 
 
+@pytest.mark.parametrize("options", ["radius=10", "radius=3,blend=0.3,offset=0", "alpha=1,relative=true"])
+def test_points_in_the_precision_of_the_authors_code(options):
+    """About a millionth of the radius from the points in float64; coordinates of text stay in float64."""
+    near, exact = (
+        create_scheme(f"circlerope({options},precision={p})").coordinates(
+            Stream.of([ROW]), start=torch.tensor([0.1])
+        )
+        for p in ("float32", "float64")
+    )
+    assert near.ids.dtype == near.next.dtype == torch.float64
+    assert not torch.equal(near.ids, exact.ids)
+    torch.testing.assert_close(near.ids, exact.ids, rtol=0, atol=2e-5)
+    assert torch.equal(near.ids[..., :3], exact.ids[..., :3])
+
+
 def test_frames_are_circles_behind_each_other():
     spec = "circlerope(stride=1.5)"
     found = create_scheme(spec).coordinates(Stream.of([[Text(2), Video(3, 3, 4), Text(1)]]))
@@ -266,6 +281,7 @@ def test_text_on_the_axis_of_time_alone(name):
         ("circlerope(blend=1.5)", "blend needs a number from 0 to 1, got 1.5"),
         ("circlerope(offset=up)", "offset needs a finite number, got 'up'"),
         ("circlerope(stride=0)", "stride needs a number above 0, got 0"),
+        ("circlerope(precision=half)", "precision must be one of float64, float32, got 'half'"),
         ("circlerope(relative=2)", "relative is true or false"),
         ("circlerope(move_to_origin=1)", "move_to_origin is true or false"),
         ("circlerope(sections=[1,2])", "sections needs three whole numbers"),

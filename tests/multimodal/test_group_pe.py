@@ -20,7 +20,7 @@ def attend(x, stream, mask=None, **options):
     return attention(*x, transform=turn, attn_mask=group_mask(stream) if mask is None else mask)
 
 
-@pytest.mark.parametrize("phi", [0, 7, 2.5])
+@pytest.mark.parametrize("phi", [0, 7, 2.5, 0.1])
 def test_groups_count_for_themselves(phi):
     coordinates = create_scheme("group_pe", phi=phi).coordinates(Stream.of([ARRIVAL]))
     want = [0, 1, 2, phi, phi + 1, 3, 4, 5, 6, phi + 2, 7, phi + 3, phi + 4, phi + 5]
@@ -43,7 +43,9 @@ def test_one_start_for_each_group():
     stream = Stream.of(rows, padding="left")
     coordinates = create_scheme("group_pe(phi=[10,20])").coordinates(stream, padding=-1)
     assert coordinates.ids[0].tolist() == [[0, 1, 20, 21, 10, 22], [-1, -1, -1, -1, -1, 10]]
-    with pytest.raises(UnsupportedCombination, match=r"phi=\[5\] says where 1 groups .* but the stream has a group 2"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"phi=\[5\] says where 1 groups .* but the stream has a group 2"
+    ):
         create_scheme("group_pe(phi=[5])").coordinates(stream)
     for phi in (-1, True, (), (0, "a"), float("nan"), None):
         with pytest.raises(OptionError, match="phi needs a number from 0 on"):
@@ -61,15 +63,21 @@ def test_cached_keys_stay_valid_when_the_source_grows():
         scheme = create_scheme("group_pe", phi=3)
         ids, longer = (scheme.coordinates(s).ids for s in (before, stream))
         assert torch.equal(ids, longer[..., :n])
-        keys = [rotation(i, inverse_frequencies(8), scheme.allocation(4)).key(x[1]) for i in (longer,)][0]
-        grown = rotation(ids, inverse_frequencies(8), scheme.allocation(4)).key(x[1, ..., :n, :])
-        assert torch.equal(grown, keys[..., :n, :])
-        torch.testing.assert_close(attend(x[..., :n, :], before, phi=3), whole[..., :n, :], rtol=1e-12, atol=1e-12)
+        cached, keys = (
+            rotation(i, inverse_frequencies(8), scheme.allocation(4)).key(x[1, ..., : i.shape[-1], :])
+            for i in (ids, longer)
+        )
+        assert torch.equal(cached, keys[..., :n, :])
+        torch.testing.assert_close(
+            attend(x[..., :n, :], before, phi=3), whole[..., :n, :], rtol=1e-12, atol=1e-12
+        )
 
 
 def test_the_source_does_not_depend_on_the_target():
     stream, x = Stream.of([ARRIVAL]), torch.randn(3, 1, 2, 14, 8, dtype=torch.float64)
-    source = torch.tensor([i for i, t in enumerate([t.group for t in ARRIVAL for _ in range(t.tokens)]) if t == 0])
+    source = torch.tensor(
+        [i for i, t in enumerate([t.group for t in ARRIVAL for _ in range(t.tokens)]) if t == 0]
+    )
     alone = attend(x[..., source, :], Stream.of([[Text(8)]]))
     torch.testing.assert_close(attend(x, stream)[..., source, :], alone, rtol=1e-12, atol=1e-12)
     causal = attend(x, stream, stream.attention_mask())[..., source, :]
@@ -99,13 +107,16 @@ def test_wait_k_against_a_walk_over_tokens(wait, padding):
     mask = pairs.attention_mask(wait)
     want = torch.zeros_like(mask)
     for n, (s, t) in enumerate(zip(source, target, strict=True)):
-        words = [[0] * 3, *([i + 1] * c for i, c in enumerate(s)), [len(s) + 1]]
-        goals = [[0] * 2, *([i + 1] * c for i, c in enumerate(t)), [len(t) + 1]]
-        read, written = sum(words, []), sum(goals, [])
+        read, written = (
+            [0] * prompt + [i + 1 for i, c in enumerate(words) for _ in range(c)] + [len(words) + 1]
+            for prompt, words in ((3, s), (2, t))
+        )
         tokens = [*((SOURCE, w) for w in read), *((TARGET, w) for w in written)]
         shift = 22 - len(tokens) if padding == "left" else 0
         for q, (kind, word) in enumerate(tokens):
-            comes = tokens[q + 1][1] if kind == TARGET and q + 1 < len(tokens) else word  # the word it predicts
+            comes = (
+                tokens[q + 1][1] if kind == TARGET and q + 1 < len(tokens) else word
+            )  # the word it predicts
             for k, (other, key_word) in enumerate(tokens[: q + 1]):
                 known = key_word <= comes + wait - 1 if kind == TARGET else True
                 want[n, 0, shift + q, shift + k] = known if other == SOURCE else kind == TARGET

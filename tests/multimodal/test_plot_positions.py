@@ -53,8 +53,8 @@ def test_lines_are_the_coordinates():
     (diamond,) = {tuple(line.get_xydata()[0]) for line in ax.lines if line.get_marker() == "D"}
     assert diamond == (len(visual), float(ids[0, -1]) + 1)
     assert words(ax) == [
-        "2×2 tiles of 2×3 + thumbnail",
-        "video 2×2×2",
+        "2 x 2 tiles of 2 x 3 + thumbnail",
+        "video 2 x 2 x 2",
         f"next: {ids[0, -1] + 1:g}",
         "time",
         "row",
@@ -103,7 +103,7 @@ def test_schemes_with_other_axes(spec, names, rows):
     x, y, z = below.collections[0]._offsets3d
     ids = create_scheme(spec).coordinates(Stream.of([parse_segments(EXAMPLE)])).ids[:, 0]
     assert np.array_equal(np.stack([z, y, x]), ids[list(rows), 6:30].numpy())
-    assert words(upper)[:2] == ["image 4×6", "video 3×4×4"]
+    assert words(upper)[:2] == ["image 4 x 6", "video 3 x 4 x 4"]
 
 
 def test_schemes_side_by_side_share_their_scales():
@@ -238,3 +238,14 @@ def test_drawing_leaves_the_random_numbers_alone():
     before = torch.get_rng_state()
     plot_positions("v2pe")
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_long_sequences_have_small_dots_and_names_that_do_not_touch():
+    pictures = [Image(12, 16), Text(10), Image(8, 8), Text(10), Video(20, 6, 6), Text(15)]
+    ax = plot_positions("mrope", [Text(20), *pictures])
+    assert [w for w in words(ax) if " x " in w] == ["image 12 x 16", "video 20 x 6 x 6"]
+    assert max(line.get_markersize() for line in ax.lines if line.get_marker() == "o") < 2
+    ax = plot_positions("mrope", [Text(4), Image(5, 5), Text(3), Image(2, 7), Text(90)])
+    assert [w for w in words(ax) if " x " in w] == ["image 5 x 5", "2 x 7"]
+    boxes = [t.get_window_extent() for t in ax.texts if " x " in t.get_text()]
+    assert boxes[0].x1 < boxes[1].x0

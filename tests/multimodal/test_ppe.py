@@ -29,8 +29,13 @@ def walk(tokens, labels, ids, members, axes, weights, epsilon):
 @pytest.mark.parametrize("epsilon", [0.0, 1e-6, 0.5])
 @pytest.mark.parametrize(("members", "held", "axes"), [(1, 1, 3), (2, 1, 3), (5, 1, 1), (8, 2, 3), (6, 6, 2)])
 def test_merging_against_a_walk_over_clusters(members, held, axes, epsilon):
-    tokens, ids = torch.randn(2, 30, 7, dtype=torch.float64), torch.randn(axes * held, 2, 30, dtype=torch.float64)
-    labels = torch.stack([torch.cat([torch.randperm(6), torch.randint(6, (24,))])[torch.randperm(30)] for _ in range(2)])
+    tokens, ids = (
+        torch.randn(2, 30, 7, dtype=torch.float64),
+        torch.randn(axes * held, 2, 30, dtype=torch.float64),
+    )
+    labels = torch.stack(
+        [torch.cat([torch.randperm(6), torch.randint(6, (24,))])[torch.randperm(30)] for _ in range(2)]
+    )
     weights = torch.rand(2, 30, dtype=torch.float64) + 0.1
     for given in (None, weights):
         merged = merge_tokens(tokens, labels, ids, members=members, axes=axes, weights=given, epsilon=epsilon)
@@ -58,11 +63,15 @@ def test_worked_example():
 def test_merging_in_stages_keeps_positions_and_means():
     tokens, ids = torch.randn(1, 12, 4, dtype=torch.float64), torch.arange(36.0).double().reshape(3, 1, 12)
     first = merge_tokens(tokens, torch.arange(12)[None] // 2, ids, members=2)
-    second = merge_tokens(first.tokens, torch.arange(6)[None] // 3, first.ids, members=4, weights=first.weight)
+    second = merge_tokens(
+        first.tokens, torch.arange(6)[None] // 3, first.ids, members=4, weights=first.weight
+    )
     want = tokens.unflatten(1, (2, 6)).mean(2)
     torch.testing.assert_close(second.tokens, want, rtol=1e-12, atol=1e-12)
     assert second.weight.tolist() == [[6, 6]]
-    for axis in range(3):  # for each place that was kept, the last cluster of the stage before and the one before it
+    for axis in range(
+        3
+    ):  # for each place that was kept, the last cluster of the stage before and the one before it
         rows = second.ids[4 * axis : 4 * axis + 4, 0, 1] - 12 * axis
         assert rows.tolist() == [11, 9, 10, 8]
     same = merge_tokens(first.tokens, torch.arange(6)[None] // 3, first.ids, members=2)
@@ -90,7 +99,10 @@ def test_other_labels_permute_the_columns():
 
 
 def test_gradients_reach_all_members_and_nothing_else():
-    tokens, labels = torch.randn(1, 6, 2, dtype=torch.float64, requires_grad=True), torch.tensor([[0, 1, 0, -1, 0, 1]])
+    tokens, labels = (
+        torch.randn(1, 6, 2, dtype=torch.float64, requires_grad=True),
+        torch.tensor([[0, 1, 0, -1, 0, 1]]),
+    )
     ids, cotangent = torch.randn(3, 1, 6, dtype=torch.float64), torch.randn(1, 2, 2, dtype=torch.float64)
     merged = merge_tokens(tokens, labels, ids, members=2)
     assert not merged.ids.requires_grad
@@ -103,7 +115,9 @@ def test_half_precision_is_averaged_in_float32():
     tokens = torch.randn(1, 4000, 3).bfloat16()
     merged = merge_tokens(tokens, torch.zeros(1, 4000, dtype=torch.long), torch.zeros(3, 1, 4000))
     assert merged.tokens.dtype == torch.bfloat16
-    torch.testing.assert_close(merged.tokens[0, 0], tokens.float().mean((0, 1)).bfloat16(), rtol=0.01, atol=1e-4)
+    torch.testing.assert_close(
+        merged.tokens[0, 0], tokens.float().mean((0, 1)).bfloat16(), rtol=0.01, atol=1e-4
+    )
 
 
 def test_wrong_arguments_of_merging():
@@ -115,7 +129,11 @@ def test_wrong_arguments_of_merging():
         ({"ids": ids[:, 0]}, ShapeError, r"ids needs the shape \(rows, 1, 4\)"),
         ({"weights": torch.ones(4)}, ShapeError, r"weights needs the shape \(1, 4\)"),
         ({"members": 0}, OptionError, "members=0 positions of 3 coordinates cannot be made of the 3 rows"),
-        ({"ids": torch.zeros(6, 1, 4), "members": 3}, OptionError, "be a multiple of the positions that a token has, 2"),
+        (
+            {"ids": torch.zeros(6, 1, 4), "members": 3},
+            OptionError,
+            "be a multiple of the positions that a token has, 2",
+        ),
         ({"labels": labels + 5, "clusters": 5}, InputError, "There is a label 5, but clusters=5"),
     ):
         with pytest.raises(error, match=text):
@@ -187,10 +205,16 @@ def test_a_sequence_is_merged_and_goes_on():
         scheme.merge(create_scheme("mrope").coordinates(stream), x, labels)
 
 
-@pytest.mark.parametrize(("k", "sections"), [(1, (4, 6, 6)), (2, (4, 6, 6)), (4, (8, 12, 12)), (8, (16, 24, 24))])
+@pytest.mark.parametrize(
+    ("k", "sections"), [(1, (4, 6, 6)), (2, (4, 6, 6)), (4, (8, 12, 12)), (8, (16, 24, 24))]
+)
 def test_the_reference_is_the_same_where_k_divides_sections(k, sections):
     pairs = sum(sections)
-    ids, freqs, q = torch.randn(3 * k, 1, 5) * 9, inverse_frequencies(2 * pairs), torch.randn(1, 2, 5, 2 * pairs)
+    ids, freqs, q = (
+        torch.randn(3 * k, 1, 5) * 9,
+        inverse_frequencies(2 * pairs),
+        torch.randn(1, 2, 5, 2 * pairs),
+    )
     scheme = create_scheme("ppe", k=k, sections=sections)
     turn, theirs = rotation(ids, freqs, scheme.allocation(pairs)), reference_rotation(ids, freqs, sections, k)
     assert torch.equal(turn.query(q), theirs.query(q))

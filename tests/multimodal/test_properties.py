@@ -10,7 +10,7 @@ import torch
 
 from vispe.errors import OptionError, UnknownName, UnsupportedCombination
 from vispe.multimodal import Scheme, create_scheme, list_schemes, scheme_class
-from vispe.multimodal.properties import properties
+from vispe.multimodal.properties import keeps_text, properties
 from vispe.multimodal.schemes.mrope import MRoPE, RoPE1D
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +111,9 @@ def test_places_of_known_schemes():
 def test_what_options_change():
     assert not seen("mrope(text_axes=time)").text_exact
     assert not seen("mhrope(sections=[1,2,2])").text_exact  # three of eight key heads do not turn
+    assert keeps_text(create_scheme("mhrope"), pairs=16, kv_heads=1)
+    assert not keeps_text(create_scheme("mhrope", sections=(1, 1, 1)), pairs=16, kv_heads=4)
+    assert not keeps_text(create_scheme("mrope", text_axes="time"), pairs=8, kv_heads=2)
     assert seen("mrope(tokens_per_second=2.0)").timed
     assert not seen("mrope").timed
     assert not seen("v2pe").whole

@@ -76,7 +76,7 @@ def test_bit_equal_to_the_tables_of_language_models(family, scaling, dtype):
     coordinates = scheme.coordinates(Stream.of(ROWS, "left"))
     same_tables(module, scheme, coordinates.ids, dtype)
     same_tables(module, scheme, coordinates.decode(5), dtype)
-    text = torch.cat([torch.arange(2050), torch.randint(2**20, (2050,))]).expand(scheme.axes, 1, -1)
+    text = torch.cat([torch.arange(600), torch.randint(2**20, (200,))]).expand(scheme.axes, 1, -1)
     same_tables(module, scheme, text.double(), dtype)
     same_tables(module, scheme, text.double().reshape(scheme.axes, 2, -1), dtype)
 
@@ -146,7 +146,7 @@ def test_positions_survive_models_of_low_precision(dtype):
     stream = Stream.of([[Text(2000), Image(16, 16), Text(50)]])
     ids = create_scheme("v2pe(stride=64)").coordinates(stream).ids
     assert len(ids.unique()) == ids.numel()
-    assert len(ids.to(dtype).unique()) < ids.numel() / 4  # what a cast of positions would leave
+    assert len(ids[0, 0, 2000:2256].to(dtype).unique()) < 80  # what a cast of positions would leave of 256
     cos, sin = tables(ids, frequencies, allocation.single(32), dtype=dtype)
     assert cos.dtype == sin.dtype == dtype
     wide = tables(ids, frequencies, allocation.single(32))
@@ -223,8 +223,9 @@ def test_gradients(layout):
         cotangent = torch.randn_like(x)
         (found,) = torch.autograd.grad(apply(x), x, cotangent)
         torch.testing.assert_close(found, undo(cotangent), rtol=0, atol=1e-12)
-    small = torch.randn(1, 1, ids.shape[2], 16, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(turned.key, (small,), atol=1e-6)
+    few = rotation(ids[..., 5:9], frequencies, scheme.allocation(8), layout=layout)
+    small = torch.randn(1, 1, 4, 16, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(few.key, (small,), atol=1e-6)
 
 
 def test_gradients_reach_coordinates():
@@ -307,8 +308,7 @@ ALLOCATIONS = {
 @pytest.mark.parametrize("spec", ALLOCATIONS)
 def test_axis_of_each_pair(spec):
     axis = create_scheme(spec).allocation(16)
-    wanted = "tthhwwwxxxyyyzzz" if spec == "ppe(k=2)" else ALLOCATIONS[spec]
-    assert letters(axis) == wanted
+    assert letters(axis) == ALLOCATIONS[spec]
     assert axis.dtype == torch.int64
 
 
@@ -361,7 +361,7 @@ def test_sections_that_do_not_fit(spec):
 def test_heads_that_do_not_fit():
     with pytest.raises(OptionError, match=r"\[2, 3, 3\] name 8 key heads; the model has 4"):
         create_scheme("mhrope(sections=[2,3,3])").allocation(16, 4)
-    with pytest.raises(OptionError, match="vrope needs at least 4 pairs .* a head has 3"):
+    with pytest.raises(OptionError, match=r"vrope needs at least 4 pairs .* a head has 3"):
         create_scheme("vrope").allocation(3)
 
 

@@ -10,7 +10,8 @@ from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation
 
 
 @pytest.mark.parametrize(
-    ("share", "ids", "end"), [("all", [4] * 6, 5), ("row", [4, 4, 4, 5, 5, 5], 6), (None, [4, 5, 6, 7, 8, 9], 10)]
+    ("share", "ids", "end"),
+    [("all", [4] * 6, 5), ("row", [4, 4, 4, 5, 5, 5], 6), (None, [4, 5, 6, 7, 8, 9], 10)],
 )
 def test_an_image_of_two_rows(share, ids, end):
     scheme = create_scheme("rope1d") if share is None else create_scheme("mousi", share=share)
@@ -21,7 +22,10 @@ def test_an_image_of_two_rows(share, ids, end):
 
 def test_occupancy_of_a_large_grid():
     stream = Stream.of([[Image(64, 64)]])
-    used = [create_scheme(n).coordinates(stream).next.item() for n in ("rope1d", "mousi(share=all)", "mousi(share=row)")]
+    used = [
+        create_scheme(n).coordinates(stream).next.item()
+        for n in ("rope1d", "mousi(share=all)", "mousi(share=row)")
+    ]
     assert used == [4096, 1, 64]
 
 

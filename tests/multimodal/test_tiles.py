@@ -12,8 +12,12 @@ REFERENCE = {"tile_order": "column_major", "sampling": "corner"}
 
 def image_ids(image, before=5, **options):
     """Return positions less that of the image's start, one row for each part, and all coordinates."""
-    coordinates = create_scheme("rope_dhr", **options).coordinates(Stream.of([[Text(before), image, Text(2)]]))
-    return (coordinates.ids[0, 0, before:-2] - before).unflatten(0, (-1, image.h * image.w)).long(), coordinates
+    coordinates = create_scheme("rope_dhr", **options).coordinates(
+        Stream.of([[Text(before), image, Text(2)]])
+    )
+    return (coordinates.ids[0, 0, before:-2] - before).unflatten(
+        0, (-1, image.h * image.w)
+    ).long(), coordinates
 
 
 def canvas(image):
@@ -48,7 +52,9 @@ def test_the_reference_takes_tiles_in_another_order():
 
 
 @pytest.mark.parametrize("place", ["first", "last"])
-@pytest.mark.parametrize(("h", "w", "tiles"), [(16, 16, (2, 3)), (4, 6, (2, 3)), (3, 5, (4, 2)), (1, 7, (1, 3)), (5, 5, (1, 1))])
+@pytest.mark.parametrize(
+    ("h", "w", "tiles"), [(16, 16, (2, 3)), (4, 6, (2, 3)), (3, 5, (4, 2)), (1, 7, (1, 3)), (5, 5, (1, 1))]
+)
 def test_an_image_costs_its_thumbnail(h, w, tiles, place):
     image = Image(h, w, tiles, place)
     ids, coordinates = image_ids(image)
@@ -59,7 +65,9 @@ def test_an_image_costs_its_thumbnail(h, w, tiles, place):
     assert coordinates.decode(2)[0, 0].tolist() == [7 + h * w, 8 + h * w]
 
 
-@pytest.mark.parametrize(("h", "w", "tiles"), [(16, 16, (2, 4)), (16, 16, (8, 1)), (4, 6, (2, 3)), (6, 4, (3, 2))])
+@pytest.mark.parametrize(
+    ("h", "w", "tiles"), [(16, 16, (2, 4)), (16, 16, (8, 1)), (4, 6, (2, 3)), (6, 4, (3, 2))]
+)
 def test_cells_are_hit_equally_often_where_tiles_divide_the_thumbnail(h, w, tiles):
     ids = image_ids(Image(h, w, tiles, "last"))[0][:-1]
     assert torch.equal(ids.flatten().bincount(), torch.full((h * w,), tiles[0] * tiles[1]))
@@ -78,7 +86,9 @@ def test_positions_painted_back_make_one_picture(h, w, tiles, place):
 
 
 def test_without_tiles_everything_stands_in_line():
-    stream = Stream.of([[Text(2), Image(3, 4), Text(1), Video(2, 2, 3)], [Image(2, 2), Text(4)]], padding="left")
+    stream = Stream.of(
+        [[Text(2), Image(3, 4), Text(1), Video(2, 2, 3)], [Image(2, 2), Text(4)]], padding="left"
+    )
     found, want = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
     assert torch.equal(found.ids, want.ids)
     assert torch.equal(found.next, want.next)
@@ -96,7 +106,9 @@ def test_media_ids_are_those_of_pictures():
 def test_tiles_without_a_thumbnail_are_refused():
     scheme = create_scheme("rope_dhr")
     stream = Stream.of([[Text(1)], [Image(2, 2, (1, 2), "last"), Image(2, 2, (3, 2))]])
-    with pytest.raises(UnsupportedCombination, match=r"sample 1 has an image of 3 x 2 tiles with no thumbnail next to"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"sample 1 has an image of 3 x 2 tiles with no thumbnail next to"
+    ):
         scheme.coordinates(stream)
     with pytest.raises(OptionError, match="tile_order must be one of row_major, column_major"):
         create_scheme("rope_dhr", tile_order="spiral")

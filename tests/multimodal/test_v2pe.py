@@ -152,7 +152,11 @@ def test_scheme_and_text_are_one():
     scheme = create_scheme("v2pe(stride=1/3,per=picture,train_strides=[1,1/2])")
     assert create_scheme(str(scheme)) == scheme
     given = create_scheme("v2pe", stride=Fraction(1, 3), train_strides=(Fraction(1, 2), 4))
-    assert json.loads(json.dumps(given.options())) == {"stride": "1/3", "per": "tile", "train_strides": ["1/2", 4]}
+    assert json.loads(json.dumps(given.options())) == {
+        "stride": "1/3",
+        "per": "tile",
+        "train_strides": ["1/2", 4],
+    }
     assert create_scheme(str(given)) == given
     bad = "A stride of v2pe is a number above 0"
     for stride in (0, -1, True, float("nan"), float("inf"), "1/0", "wide", None):

@@ -1,10 +1,7 @@
-"""Kernels compiled for a GPU that need not be there, and what their machine code holds. Run as a program."""
+"""Kernels compiled for a GPU that need not be there, and what their machine code holds."""
 
-import argparse
-import json
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -127,11 +124,3 @@ def report(name, arch, width, dtype, has_bias=True, **options):
             for body in loops
         ],
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", help="JSON: a list of arguments of `report`, the dtype as a name")
-    for case in json.loads(parser.parse_args().cases):
-        case["dtype"] = getattr(torch, case["dtype"])
-        sys.stdout.write(json.dumps(report(**case)) + "\n")

@@ -1,32 +1,28 @@
-"""A faster interpreter: Triton's exchanges the functions of `triton.language` anew in every call of a helper."""
+"""Triton in tests: a faster interpreter in the process that interprets, a fresh cache where kernels are compiled."""
 
 import os
 
 import pytest
 
+from tests.triton.interpreter import make_faster
+
 
 @pytest.fixture(scope="session", autouse=True)
-def _exchanged_once():
-    """One exchange per module lasts until the launch ends."""
+def _faster_interpreter():
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
         return
-    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
-    exchange, launch, modules = interpreter._patch_lang, interpreter._LangPatchScope(), set()
-
-    def once(function):
-        nonlocal launch
-        module = id(function.__globals__)
-        if not launch._changes:  # it has ended
-            modules.clear()
-            modules.add(module)
-            launch = exchange(function)
-            return launch
-        if module in modules:
-            return interpreter._LangPatchScope()
-        modules.add(module)
-        return exchange(function)
-
+    pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter, "_patch_lang", once)
+        make_faster(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def fresh_kernels(tmp_path_factory):
+    """Kernels are compiled, into a cache of their own."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("kernels are interpreted in this process")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
         yield

@@ -3,33 +3,23 @@
 Instructions per score are those of the loop without masks, measured with Triton 3.9.
 """
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
-ROOT = Path(__file__).resolve().parents[2]
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 PER_SCORE = {
     ("forward", 80, 64): 12.6, ("grad_q", 80, 64): 12.9, ("grad_kv", 80, 64): 20.9,
     ("forward", 90, 64): 9.1, ("grad_q", 90, 64): 10.2, ("grad_kv", 90, 64): 15.0,
     ("forward", 100, 64): 8.6, ("grad_q", 100, 64): 10.2, ("grad_kv", 100, 64): 17.7,
-    ("forward", 90, 128): 13.4, ("grad_q", 90, 128): 12.4, ("grad_kv", 90, 128): 17.0,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("kernels are interpreted in this process")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
-        from tests.triton.compiled import report
+def reports(fresh_kernels):
+    from tests.triton.compiled import report
 
-        cases = [*PER_SCORE, ("grad_bias", 90, 64)]
-        return {case: report(*case, torch.bfloat16) for case in cases}
+    return {case: report(*case, torch.bfloat16) for case in [*PER_SCORE, ("grad_bias", 90, 64)]}
 
 
 @pytest.mark.slow

@@ -1,15 +1,8 @@
-"""The rotary kernels compiled for GPUs that are not there: wide loads and stores, no spills. Also run as a program."""
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""The rotary kernels compiled for GPUs that are not there: wide loads and stores, no spills."""
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
-ROOT = Path(__file__).resolve().parents[2]
 CASES = [
     {"name": name, "arch": arch, "half": half, "pairs": pairs, "shared": shared}
     for arch in (80, 90, 100)
@@ -69,20 +62,9 @@ def report(name, arch, half, pairs, shared, width=64):
 
 
 @pytest.mark.slow
-def test_machine_code(tmp_path):
-    env = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    env.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.triton.test_compiled_rotary"],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    for case, found in zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True):
+def test_machine_code(fresh_kernels):
+    for case in CASES:
+        found = report(**case)
         assert found["spills"] == 0, (case, found)
         assert found["wide_loads"] == found["loads"], (case, found)
         assert found["wide_stores"] == found["stores"] > 0, (case, found)
-
-
-if __name__ == "__main__":
-    for case in CASES:
-        sys.stdout.write(json.dumps(report(**case)) + "\n")

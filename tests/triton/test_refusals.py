@@ -73,6 +73,17 @@ def test_served(device):
             assert refuses(Call(*tensors(dtype=dtype), bias=bias)) is None
 
 
+def test_a_mask_over_keys_alone_is_served(device):
+    bias, keep = DistanceBias((0.1, 0.2), POS), torch.rand(1, 1, 1, 13) < 0.8
+    assert refuses(Call(*tensors(), bias=bias, attn_mask=keep)) is None
+    told = explain(*tensors(), bias=bias, attn_mask=keep, backend="triton")
+    assert told.backend == "triton"
+    assert (
+        "n x m tensor"
+        in explain(*tensors(), bias=bias, attn_mask=keep.expand(1, 1, 13, 13)).refused["triton"]
+    )
+
+
 def test_biases_that_are_no_table():
     slopes = (0.1, 0.2)
     moved = Positions(POS.coords * 1.5, POS.spatial, POS.extent, cell=POS.cell, grid=GRID)

@@ -114,11 +114,21 @@ def attention(
         BackendUnavailable: the named backend cannot serve the call.
         UnknownName: there is no such backend.
     """
+    nothing = transform is value_term is attn_mask is key_padding_mask is cu_seqlens is None
+    alone = nothing and not is_causal and dropout_p == 0.0 and backend == "auto"
+    if alone and bias is not None:
+        mask = sdpa.known(q, k, v, bias)
+        if mask is not None:
+            return sdpa.attend(q, k, v, mask, scale)
     call = Call(
         q, k, v, bias, transform, value_term, attn_mask, key_padding_mask, is_causal, cu_seqlens, scale, dropout_p,
         enable_gqa, deterministic,
     )  # fmt: skip
-    return _BACKENDS[_choose(call, backend)[0]][1](call)
+    name = _choose(call, backend)[0]
+    out = _BACKENDS[name][1](call)
+    if alone and name == "sdpa":
+        sdpa.know(call)
+    return out
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arguments: Any) -> Explanation:

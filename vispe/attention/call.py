@@ -69,6 +69,11 @@ class Call:
                 f"{k.shape[2]} keys; make the bias from the positions of this input."
             )
         self._check_masks()
+        padding = None if self.attn_mask is None else _padding(self.attn_mask, q.shape[0], k.shape[2])
+        if padding is not None:  # which all backends know
+            given = self.key_padding_mask
+            object.__setattr__(self, "attn_mask", None)
+            object.__setattr__(self, "key_padding_mask", padding if given is None else given & padding)
 
     def _check_masks(self) -> None:
         q, k, mask, keep, ends = self.q, self.k, self.attn_mask, self.key_padding_mask, self.cu_seqlens
@@ -151,7 +156,8 @@ class Call:
         if self.attn_mask is not None and self.attn_mask.dtype == torch.bool:
             parts.append(_four(self.attn_mask))
         if self.key_padding_mask is not None:
-            parts.append(self.key_padding_mask[:, None, None, :])
+            keys = self.key_padding_mask
+            parts.append((keys if self.padding_per_sample else keys[:1])[:, None, None])
         if self.is_causal:
             parts.append(torch.ones(n, m, dtype=torch.bool, device=device).tril()[None, None])
         if self.cu_seqlens is not None:
@@ -164,6 +170,12 @@ class Call:
         for part in parts[1:]:
             keep = keep & part
         return keep
+
+    @property
+    def padding_per_sample(self) -> bool:
+        """Whether there is a key padding mask that may differ between samples."""
+        keys = self.key_padding_mask
+        return keys is not None and not (keys.shape[0] > 1 and keys.stride(0) == 0)
 
     @property
     def finite(self) -> bool:
@@ -198,13 +210,34 @@ def combine(
     return total.masked_fill(~(keep | dead), float("-inf")), dead
 
 
-def _readable(ends: Tensor) -> bool:
-    """Whether looking at the values costs nothing: not while compiling, and not on another device."""
-    return ends.device.type == "cpu" and type(ends) is Tensor and not torch.compiler.is_compiling()
+def _readable(x: Tensor) -> bool:
+    """Whether looking at the values costs nothing: not while compiling or tracing, and not on another device."""
+    if x.device.type != "cpu" or type(x) is not Tensor or torch.compiler.is_compiling():
+        return False
+    return not (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())  # pyright: ignore
 
 
 def _rises(ends: list[int], tokens: int) -> bool:
     return len(ends) > 1 and ends[0] == 0 and ends[-1] == tokens and ends == sorted(ends)
+
+
+def _padding(mask: Tensor, batch: int, keys: int) -> Tensor | None:
+    """Return a mask that is the same for all heads and queries as key padding (b, m), True for real keys, or None.
+
+    One mask for all samples is expanded. The values of an additive mask decide, so it is looked at only where that
+    costs nothing; elsewhere, and where it has a gradient or other values than 0 and -inf, it remains additive.
+    """
+    four = _four(mask)
+    if four.shape[1] != 1 or four.shape[2] != 1:
+        return None
+    if mask.dtype != torch.bool:
+        if mask.requires_grad or not _readable(mask):
+            return None
+        open_ = mask == 0
+        if not bool((open_ | (mask == float("-inf"))).all()):
+            return None
+        four = _four(open_)
+    return four[:, 0, 0].expand(batch, keys)
 
 
 def _four(mask: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 Convention for a command (each lives in its own module and has no logic beyond calling the library):
 
 - Command NAME is the function NAME in `vispe/cli/NAME.py` (`_` for `-`), listed in `COMMANDS` below. Its module
-  imports heavy packages inside the function, so that help stays quick.
+  imports heavy packages inside the function, so that help stays quick. A name of two words (`plot positions`, with
+  `_` for the space) has a module, options and help of its own.
 - The signature is the interface: a parameter `img_size: int | None = None` is the option `--img-size`;
   without a default it is required. `bool = False` gives `--flag`, `bool = True` gives `--flag / --no-flag`;
   `list[...]` options are written `--scales 1,2,4` (or as a YAML list in the file of `--config`); `Literal`
@@ -35,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "list": "List the positional encodings.",
     "info": "Show what one encoding is, its options, presets and hosts; without a name, the hosts of all encodings.",
     "plot": "Draw what an encoding adds to attention around a query patch.",
+    "plot positions": "Draw the coordinates that position schemes give text, images and videos.",
     "segment": "Segment micrographs from a few scribbles, or from no labels.",
     "apply": "Segment more images with a model that `vispe segment` wrote.",
     "probe": "Measure how much position a model's features reveal.",
@@ -87,7 +89,7 @@ def load_command(name: str) -> tuple[Callable[..., int | None], tuple[str, ...],
             f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} "
             f"The commands are {', '.join(COMMANDS)}."
         )
-    function = name.replace("-", "_")
+    function = name.replace("-", "_").replace(" ", "_")
     module = importlib.import_module(f"vispe.cli.{function}")
     return getattr(module, function), getattr(module, "POSITIONALS", ()), getattr(module, "SHORT", {})
 
@@ -187,8 +189,9 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if words[0].startswith("-"):
         raise OptionError(f"`vispe {words[0]}` has no command; write the command first. See vispe --help.")
+    length = 2 if " ".join(words[:2]) in COMMANDS else 1
     try:
-        function, arguments = parse(words[0], words[1:])
+        function, arguments = parse(" ".join(words[:length]), words[length:])
     except SystemExit as stop:  # --help and --print_config end here
         return int(stop.code or 0)
     return function(**arguments) or 0

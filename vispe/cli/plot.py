@@ -1,4 +1,11 @@
-"""`vispe plot`: a picture of an encoding."""
+"""`vispe plot`: a picture of an encoding. `vispe plot positions` is in plot_positions.py."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
 
 POSITIONALS = ("spec",)
 SHORT = {"out": "-o"}
@@ -16,6 +23,8 @@ def plot(
     json: bool = False,
 ) -> None:
     """Draw what an encoding adds to attention around a query patch.
+
+    `vispe plot positions --help` is about the positions of text, images and videos.
 
     Args:
         spec: name, preset, or name(option=value, ...) of the encoding.
@@ -36,9 +45,10 @@ def plot(
     from json import dumps
     from pathlib import Path
 
-    from vispe.errors import InputError, OptionError
+    from vispe.errors import OptionError, UnknownEncoding, UnknownName
     from vispe.evaluate.plots import plot_bias
-    from vispe.segment.outputs import atomic_path, check_writable
+    from vispe.multimodal import list_schemes
+    from vispe.segment.outputs import check_writable
 
     sides = re.fullmatch(r"(\d+)x(\d+)", grid)
     if sides is None:
@@ -47,17 +57,32 @@ def plot(
         raise OptionError(f"The query is a row and a column, such as 3,4, got {query}.")
     path = Path(out)
     check_writable([path], force)
-    axes = plot_bias(
-        spec,
-        (int(sides[1]), int(sides[2])),
-        None if query is None else (query[0], query[1]),
-        head=head,
-        num_heads=num_heads,
-        layer=layer,
-    )
-    known = axes.figure.canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
-        raise InputError(f"{out} has no ending of a picture; use one of {', '.join(sorted(known))}.")
-    with atomic_path(path, force) as temporary:
-        axes.figure.savefig(temporary, format=path.suffix[1:].lower())
+    try:
+        axes = plot_bias(
+            spec,
+            (int(sides[1]), int(sides[2])),
+            None if query is None else (query[0], query[1]),
+            head=head,
+            num_heads=num_heads,
+            layer=layer,
+        )
+    except UnknownEncoding:
+        if spec.partition("(")[0] not in list_schemes():
+            raise
+        raise UnknownName(
+            f"{spec} is a scheme for text, images and videos; draw it by vispe plot positions {spec!r}."
+        ) from None
+    save(axes.figure, path, force)
     print(dumps({"spec": spec, "out": str(path)}) if json else f"{path}")
+
+
+def save(figure: "Figure", path: "Path", force: bool) -> None:
+    """Write a figure in the format that the ending of the path names."""
+    from vispe.errors import InputError
+    from vispe.segment.outputs import atomic_path
+
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise InputError(f"{path} has no ending of a picture; use one of {', '.join(sorted(known))}.")
+    with atomic_path(path, force) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:].lower())

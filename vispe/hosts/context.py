@@ -69,8 +69,6 @@ class Context:
             return None
         if value_term_of(self.encodings, self.positions, layer) is not None:
             return None
-        if bias.per_head and x.shape[0] > 1:  # `vispe.attention` lets the batch share such a mask
-            return None
         return bias.mask(compute_dtype(x))
 
     def attend(

@@ -34,9 +34,10 @@ def convert(model: M, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = F
             or its `visual`, where the image tower is meant; or a vision-language model of transformers (Qwen2-VL,
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
             model and an encoding into the vision tower.
-        spec: see `vispe.registry`, and `vispe.multimodal.create_scheme` for position schemes; beside encodings, a sum may name what stays of the model's own: ``learn`` says the
-            same as `keep_abs`, ``rope`` the same as `keep_rope`, and either may stand alone. Weights of an `Encoding`
-            are copied, into every layer where each layer has its own.
+        spec: see `vispe.registry`, and `vispe.multimodal.create_scheme` for position schemes; beside encodings, a sum
+            may name what stays of the model's own: ``learn`` says the same as `keep_abs`, ``rope`` the same as
+            `keep_rope`, and either may stand alone. Weights of an `Encoding` are copied, into every layer where each
+            layer has its own.
         keep_abs: keep the model's own absolute table in use beside the encoding.
         keep_rope: keep the model's own rotary embedding in use beside the encoding.
         **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, see

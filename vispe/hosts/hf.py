@@ -29,7 +29,9 @@ def convert_transformers(
         convert_vision(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return
     if keep_abs or keep_rope:
-        raise OptionError("keep_abs and keep_rope belong to vision towers; a position scheme replaces the one before.")
+        raise OptionError(
+            "keep_abs and keep_rope belong to vision towers; a position scheme replaces the one before."
+        )
     if not is_vlm(model):
         raise UnsupportedHost(
             f"The position scheme {spec!s} goes into a vision-language model; a {type(model).__name__} has no "

@@ -10,30 +10,33 @@ names. All that can fail comes before the first change.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from einops import rearrange
+from torch import Tensor, nn
 
 from vispe.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.grid import Grid
 from vispe.hosts.context import HostState
 from vispe.hosts.convert import convert, describe, finished, restore, timm_terms, with_options
 from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over
 from vispe.hosts.hf_classes import positioned
-from vispe.hosts.hf_vision_tower import (
+from vispe.hosts.hf_vision_family import (
     FAMILIES,
-    Family,
-    HostedTower,
-    NoTable,
     attentions,
     family_of,
-    module_of,
+    put_table,
     reference_of,
     stock_type,
+    table_of,
+    take_table,
 )
+from vispe.hosts.hf_vision_tower import HostedTower, swapped
+from vispe.layers import attend
 from vispe.registry import Spec, create_encoding, encoding_class
 
 _INSIDE = ("model", "visual", "vision_tower", "vision_model", "timm_model")  # where towers are kept
@@ -41,7 +44,6 @@ _INSIDE = ("model", "visual", "vision_tower", "vision_model", "timm_model")  # w
 
 @dataclass
 class _Plan:
-    family: Family
     shared: Encoding | None
     own: list[Encoding | None]  # one per attention layer
     layered: bool
@@ -63,12 +65,12 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
         if inner is None:
             break
         found = inner
-    if family_of(found) is None and not type(found).__module__.startswith(("timm.", "vispe.hosts.timm")):
+    if family_of(found) is None and not any(c.__module__.startswith("timm.") for c in type(found).__mro__):
         known = ", ".join(f.tower for f in FAMILIES)
         where = "" if found is model else f" with a {type(found).__name__} inside"
         raise UnsupportedHost(
-            f"vispe was given a {type(model).__name__}{where}, in which there is no vision tower that it knows; it knows "
-            f"{known} and towers of timm."
+            f"A vision tower was looked for in a {type(model).__name__}{where}, and none that vispe knows was found; "
+            f"it knows {known}, and those of timm."
         )
     return found
 
@@ -118,7 +120,7 @@ def convert_tower(
     """Convert a tower of transformers in place, or exchange the encoding of a converted one.
 
     Args:
-        tower: an instance of one of the classes of `vispe.hosts.hf_vision_tower.FAMILIES`.
+        tower: an instance of one of the classes of `vispe.hosts.hf_vision_family.FAMILIES`.
         spec: parsed spec of the encoding.
         keep_abs: see `convert_vision`.
         keep_rope: see `convert_vision`.
@@ -127,7 +129,7 @@ def convert_tower(
     family = family_of(tower)
     old = tower.vispe if isinstance(tower, HostedTower) else None
     table = old.table if old else None
-    has_table = _table(tower, family) is not None or table is not None
+    has_table = table_of(tower) is not None or table is not None
     for what, asked, there in (
         ("absolute table", keep_abs, has_table),
         ("rotary embedding", keep_rope, family.rope),
@@ -138,14 +140,14 @@ def convert_tower(
             )
     keep_rope = family.rope if keep_rope is None else keep_rope
     keep_abs = has_table if keep_abs is None else keep_abs
-    plan = _plan(tower, family, spec, keep_rope, sources)
+    plan = _plan(tower, spec, keep_rope, sources)
     if old:
-        _strip(tower, family)
+        _strip(tower)
     if keep_abs:
-        _bring_back(tower, family, table)
+        put_table(tower, table)
         table = None
-    elif _table(tower, family) is not None:
-        table = _take_out(tower, family)
+    elif table_of(tower) is not None:
+        table = take_table(tower)
     tower.vispe = HostState(
         spec=spec,
         stock=type(tower),
@@ -157,7 +159,7 @@ def convert_tower(
         layered=plan.layered,
         keep_rope=keep_rope,
     )
-    for module, mixin in _swapped(tower, family):
+    for module, mixin in swapped(tower):
         module.__class__ = positioned(type(module), mixin)
     tower.register_module("pos_enc", plan.shared)
     for (layer, _, module), encoding in zip(attentions(tower), plan.own, strict=True):
@@ -179,9 +181,9 @@ def restore_vision(model: nn.Module) -> None:
         raise UnsupportedHost(
             f"{type(tower).__name__} has no encoding of vispe, so there is nothing to restore."
         )
-    family, table = family_of(tower), tower.vispe.table
-    _strip(tower, family)
-    _bring_back(tower, family, table)
+    table = tower.vispe.table
+    _strip(tower)
+    put_table(tower, table)
 
 
 def describe_vision(model: nn.Module) -> str:
@@ -219,18 +221,14 @@ def _count(encodings: Sequence[Encoding]) -> int:
 
 
 def _plan(
-    tower: nn.Module,
-    family: Family,
-    spec: list[dict[str, Any]],
-    keep_rope: bool,
-    sources: Sequence[Encoding | None],
+    tower: nn.Module, spec: list[dict[str, Any]], keep_rope: bool, sources: Sequence[Encoding | None]
 ) -> _Plan:
     """Check everything and build the encodings, without touching the tower."""
-    stock = stock_type(tower)
+    family, stock = family_of(tower), stock_type(tower)
     layers = list(attentions(tower))
     for path, module, name in (("", tower, family.tower), *((p, m, family.attention) for _, p, m in layers)):
         cls = stock_type(module)
-        if (cls.__module__, cls.__name__) != (module_of(family), name):
+        if (cls.__module__, cls.__name__) != (family.path, name):
             raise UnsupportedHost(
                 f"{path or 'The tower'} is a {cls.__name__} of {cls.__module__}; vispe replaces the forward pass of "
                 f"transformers' own {name}, so convert a plain tower."
@@ -259,15 +257,16 @@ def _plan(
         check_axes(e, 2, stock)
         if isinstance(e, Rotary) and keep_rope:
             raise UnsupportedCombination(
-                f"rope + {e.name} was asked, but two rotary encodings would turn the same channels; say keep_rope=False "
-                f"to replace that of {stock.__name__}."
+                f"rope + {e.name} was asked, but two rotary encodings would turn the same channels; say "
+                f"keep_rope=False to replace that of {stock.__name__}."
             )
+    _try_out(parts, family.prefix, layers[0][2], like)
     layered = any(e.per_layer for e in parts)
     own: list[Encoding | None] = []
     for layer, _, _ in layers:
         mine = [e for e in build() if e.per_layer and e.active(layer)] if layered else []
         own.append(joined(mine))
-    return _Plan(family, joined([e for e in parts if not e.per_layer]), own, layered)
+    return _Plan(joined([e for e in parts if not e.per_layer]), own, layered)
 
 
 def _check_kind(term: dict[str, Any], grid: tuple[int, ...] | None, stock: type[nn.Module]) -> None:
@@ -286,57 +285,22 @@ def _check_kind(term: dict[str, Any], grid: tuple[int, ...] | None, stock: type[
         )
 
 
-def _swapped(tower: nn.Module, family: Family) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
-    """Yield (module, mixin) of everything whose class is swapped, the tower last."""
-    for _, _, module in attentions(tower):
-        yield module, family.swap_attention
-    for path, mixin in family.inner:
-        if path.endswith(".*"):
-            yield from ((block, mixin) for block in tower.get_submodule(path[:-2]))
-        else:
-            yield tower.get_submodule(path), mixin
-    yield tower, family.swap
+def _try_out(parts: Sequence[Encoding], prefix: int, attention: Any, like: Tensor) -> None:
+    """Raise what the encodings raise when there is something that the tower does not supply, such as poses."""
+    pos = Grid((2, 4), prefix=prefix).positions(like.device)
+    x = like.new_zeros(1, pos.tokens, attention.num_heads * attention.head_dim)
+    q = rearrange(x, "b n (h d) -> b h n d", h=attention.num_heads)
+    devices = [like.device] if like.is_cuda else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        for e in parts:
+            pos = e.prepare(pos)
+        attend(q, q, q, parts, pos, 0, x, backend="reference")
 
 
-def _strip(tower: nn.Module, family: Family) -> None:
+def _strip(tower: nn.Module) -> None:
     """Take the encodings and swapped classes away; the absolute table stays as it is."""
     for _, _, module in attentions(tower):
         del module.vispe_layer, module.pos_enc
     del tower.pos_enc, tower.vispe
-    for module, _ in _swapped(tower, family):
+    for module, _ in swapped(tower):
         module.__class__ = stock_type(module)
-
-
-def _table(tower: nn.Module, family: Family) -> Any:
-    """Return the absolute table that is in use, or None."""
-    if family.table is None:
-        return None
-    holder, _, name = family.table.rpartition(".")
-    table = getattr(tower.get_submodule(holder), name)
-    return None if isinstance(table, NoTable) else table
-
-
-def _take_out(tower: nn.Module, family: Family) -> Any:
-    """Take the absolute table out and return it."""
-    table = _table(tower, family)
-    holder, _, name = family.table.rpartition(".")
-    where = tower.get_submodule(holder)
-    if isinstance(table, nn.Parameter):
-        where.register_parameter(name, None)
-    else:
-        setattr(where, name, NoTable(table))
-    return table
-
-
-def _bring_back(tower: nn.Module, family: Family, table: Any) -> None:
-    """Put the absolute table back, on the device and in the dtype that the tower has now."""
-    if table is None or _table(tower, family) is not None:
-        return
-    holder, _, name = family.table.rpartition(".")
-    like = next(tower.parameters())
-    if isinstance(table, nn.Parameter):
-        if (table.device, table.dtype) != (like.device, like.dtype):
-            table = nn.Parameter(table.detach().to(like), requires_grad=table.requires_grad)
-    else:
-        table = table.to(like.device, like.dtype)
-    setattr(tower.get_submodule(holder), name, table)

@@ -102,7 +102,8 @@ class PackedContext:
 
 def prepared_alike(encodings: Sequence[Encoding], training: bool) -> Callable[[Positions], Positions]:
     """Return what prepares positions for one forward pass, with the same draws wherever shapes are the same."""
-    seed = int(torch.randint(2**31, ()).item()) if training and encodings else None
+    drawing = training and any(type(e).prepare is not Encoding.prepare for e in encodings)
+    seed = int(torch.randint(2**31, ()).item()) if drawing else None
 
     def prepare(pos: Positions) -> Positions:
         generator = None

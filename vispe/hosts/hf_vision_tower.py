@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ from vispe.base import Encoding
 from vispe.grid import Grid, Positions
 from vispe.hosts.context import Context, HostState
 from vispe.hosts.fitting import adopted
-from vispe.hosts.hf_classes import stock_of
 from vispe.hosts.hf_vision_attention import (
     ClipAttention,
     InternAttention,
@@ -33,6 +31,7 @@ from vispe.hosts.hf_vision_attention import (
     PackedAttention,
 )
 from vispe.hosts.hf_vision_chunks import PackedContext, chunks_of, prepared_alike
+from vispe.hosts.hf_vision_family import attentions, encodings_of, family_of, pair
 
 _logger = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class GridTower(HostedTower):
     """Towers that see a batch of images of one size, row by row."""
 
     def _vispe_context(self, pixel_values: Tensor) -> Context:
-        family, patch = family_of(self), _pair(self.embeddings.patch_size)
+        family, patch = family_of(self), pair(self.embeddings.patch_size)
         shape = (pixel_values.shape[-2] // patch[0], pixel_values.shape[-1] // patch[1])
         grid = Grid(shape, prefix=family.prefix, reference=self.vispe.reference)
         prepare = prepared_alike(self._vispe_all(), self.training)
@@ -133,128 +132,22 @@ class InternTower(GridTower):
         return made(last_hidden_state=self.layernorm(x))
 
 
-class NoTable(nn.Module):
-    """Stands where an absolute table was, and adds nothing.
-
-    Args:
-        table: what was there.
-    """
-
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.size = (table.num_embeddings, table.embedding_dim)
-        self.register_buffer("zero", table.weight.detach().new_zeros(1), persistent=False)
-
-    @property
-    def weight(self) -> Tensor:
-        """Zeros, for those who resample the table."""
-        return self.zero.expand(self.size)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return zeros (..., d) for ids (...)."""
-        return self.zero.expand(*ids.shape, self.size[1])
+_INTERN = (("encoder", InternEncoder), ("encoder.layer.*", InternLayer))
+# kind of a family: what is put in front of the classes of the tower, of its attention, and of other modules by path
+SWAPS: dict[str, tuple[type[HostedTower], type[nn.Module], tuple[tuple[str, type[nn.Module]], ...]]] = {
+    "packed": (PackedTower, PackedAttention, ()),
+    "clip": (ClipTower, ClipAttention, ()),
+    "intern": (InternTower, InternAttention, _INTERN),
+}
 
 
-@dataclass(frozen=True)
-class Family:
-    """Where things are in the towers of one class.
-
-    Attributes:
-        module: where the class is, in `transformers.models`.
-        tower: its name.
-        attention: that of its attention.
-        swap: what is put in front of the tower's class.
-        swap_attention: what is put in front of that of its attention.
-        blocks: path of the blocks.
-        attn: name of attention in a block.
-        table: path of the absolute table; None where there is none.
-        prefix: tokens without a place.
-        rope: whether it has a rotary embedding of its own.
-        inner: (path, mixin) of other modules that hand the context on; `*` stands for every block.
-    """
-
-    module: str
-    tower: str
-    attention: str
-    swap: type[HostedTower] = PackedTower
-    swap_attention: type[nn.Module] = PackedAttention
-    blocks: str = "blocks"
-    attn: str = "attn"
-    table: str | None = None
-    prefix: int = 0
-    rope: bool = True
-    inner: tuple[tuple[str, type[nn.Module]], ...] = ()
-
-
-_ROWS: dict[str, Any] = {"rope": False, "swap": ClipTower, "swap_attention": ClipAttention}
-_CLIP = {**_ROWS, "blocks": "encoder.layers", "attn": "self_attn", "table": "embeddings.position_embedding"}
-FAMILIES = (
-    Family("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "VisionAttention"),
-    Family("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionAttention"),
-    Family("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionAttention", table="pos_embed"),
-    Family("qwen3_vl_moe", "Qwen3VLMoeVisionModel", "Qwen3VLMoeVisionAttention", table="pos_embed"),
-    Family("clip", "CLIPVisionModel", "CLIPAttention", prefix=1, **_CLIP),
-    Family("siglip", "SiglipVisionModel", "SiglipAttention", **_CLIP),
-    Family(
-        "internvl",
-        "InternVLVisionModel",
-        "InternVLVisionAttention",
-        swap=InternTower,
-        swap_attention=InternAttention,
-        blocks="encoder.layer",
-        attn="attention",
-        table="embeddings.position_embeddings",
-        prefix=1,
-        rope=False,
-        inner=(("encoder", InternEncoder), ("encoder.layer.*", InternLayer)),
-    ),
-)
-
-
-def family_of(tower: nn.Module) -> Family | None:
-    """Return where things are in a tower, or None if it is not one that vispe knows."""
-    names = {(c.__module__, c.__name__) for c in type(tower).__mro__}
-    return next((f for f in FAMILIES if (module_of(f), f.tower) in names), None)
-
-
-def module_of(family: Family) -> str:
-    """Return the module of a family's classes."""
-    return f"transformers.models.{family.module}.modeling_{family.module}"
-
-
-def stock_type(module: nn.Module) -> type[Any]:
-    """Return the class that a module has in transformers, whether it is swapped or not."""
-    return stock_of(type(module)) or type(module)
-
-
-def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
-    """Yield (block, path, module) of every attention layer of a tower."""
-    family = family_of(tower)
-    for i, block in enumerate(tower.get_submodule(family.blocks)):
-        yield i, f"{family.blocks}.{i}.{family.attn}", getattr(block, family.attn)
-
-
-def encodings_of(tower: nn.Module) -> Iterator[tuple[str, Encoding]]:
-    """Yield (path, encoding) of every encoding module of a converted tower."""
-    if tower.pos_enc is not None:
-        yield "pos_enc", tower.pos_enc
-    if tower.vispe.layered:
-        for _, path, module in attentions(tower):
-            if module.pos_enc is not None:
-                yield f"{path}.pos_enc", module.pos_enc
-
-
-def reference_of(tower: nn.Module) -> tuple[int, ...] | None:
-    """Return the grid of the training resolution; None for towers that never had one."""
-    side = getattr(tower, "num_grid_per_side", None)
-    if side is not None:
-        return (side, side)
-    if family_of(tower).rope:
-        return None
-    embeddings = tower.embeddings
-    size, patch = _pair(embeddings.image_size), _pair(embeddings.patch_size)
-    return (size[0] // patch[0], size[1] // patch[1])
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+def swapped(tower: nn.Module) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
+    """Yield (module, mixin) of everything whose class is swapped, the tower last."""
+    own, attention, others = SWAPS[family_of(tower).kind]
+    yield from ((module, attention) for _, _, module in attentions(tower))
+    for path, mixin in others:
+        if path.endswith(".*"):
+            yield from ((block, mixin) for block in tower.get_submodule(path[:-2]))
+        else:
+            yield tower.get_submodule(path), mixin
+    yield tower, own

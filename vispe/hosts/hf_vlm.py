@@ -14,7 +14,7 @@ from vispe.hosts import hf_late
 from vispe.hosts.hf_classes import positioned, stock_of
 from vispe.hosts.hf_positioned import PositionedGeneration, PositionedLayer, PositionedModel, PositionedText
 from vispe.multimodal import Scheme, create_scheme
-from vispe.multimodal.allocation import ZERO
+from vispe.multimodal.properties import keeps_text
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
 STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depend on the length of a call
@@ -60,12 +60,12 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
     late_rotation = late_rotation or axis_of_pair.ndim == 2
     if late_rotation:
         hf_late.check(text)
-    if not scheme.text_exact or bool((axis_of_pair == ZERO).any()):
+    if not keeps_text(scheme, pairs, heads):
         warnings.warn(
             f"{scheme} does not encode text as {type(model).__name__} was trained to: its text abilities change until "
             "it is fine-tuned.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
     if stock_of(type(inner)) is not None:
         restore_vlm(model)
@@ -139,8 +139,9 @@ def describe_vlm(model: nn.Module) -> str:
         return f"{type(model).__name__}: its own position scheme"
     text = inner.language_model
     axes = text.vispe_axis_of_pair
-    names = {-1: "0", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {-1: "0"}
+    names = {-1: "-", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {-1: "-"}
     shown = " ".join(names.get(a, str(a)) for a in (axes[:, 0] if axes.ndim == 2 else axes).tolist())
+    shown += " (-: not turned)" if bool((axes < 0).any()) else ""
     what = "key head" if axes.ndim == 2 else "pair of channels, from the highest frequency"
     where = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
     return (

@@ -26,17 +26,21 @@ def chunked(sections: Sequence[int]) -> Tensor:
     return torch.arange(len(sections)).repeat_interleave(torch.tensor(list(sections)))
 
 
-def interleaved(sections: Sequence[int]) -> Tensor:
+def interleaved(sections: Sequence[int], clip: bool = False) -> Tensor:
     """Return t h w t h w ... and t for the rest, (sum of sections,): MRoPE-I (arXiv 2510.23095).
 
     Rows take pairs 1, 4, 7, ... below ``3 s_h``, columns 2, 5, 8, ... below ``3 s_w``.
 
+    Args:
+        sections: pairs of time, rows and columns.
+        clip: let rows and columns have fewer pairs than their sections say where there are no more.
+
     Raises:
-        OptionError: rows or columns would need more pairs than there are.
+        OptionError: rows or columns would need more pairs than there are, and `clip` is false.
     """
     axis = single(sum(sections))
     for offset, count in ((H, sections[H]), (W, sections[W])):
-        if offset + 3 * (count - 1) >= len(axis):
+        if offset + 3 * (count - 1) >= len(axis) and not clip:
             raise OptionError(
                 f"sections={list(sections)} cannot be interleaved: {count} pairs at a distance of 3 do not fit into "
                 f"{len(axis)}; give time at least as many pairs as rows and columns."

@@ -49,10 +49,10 @@ class SchemeProperties:
         axes: coordinates of a token.
         text_exact: whether text alone is rotated as by rotary embedding of one position, to the last bit.
         whole: whether all coordinates are whole numbers; others do not survive a cast to half precision.
-        decode_safe: whether generated tokens have the coordinates that they would have in the prompt, one step after the
-            last text token.
-        image: how many positions an image costs: how much later the text after it is for it, as a formula where one was
-            found.
+        decode_safe: whether generated tokens have the coordinates that they would have in the prompt, one step after
+            the last text token.
+        image: how many positions an image costs, that is how much later the text after it stands: a formula where one
+            was found, else the range.
         video: how many a video costs.
         image_cost: the same for an image of 24 x 36.
         tiles_cost: the same for 2 x 3 tiles of 16 x 16 and a thumbnail; None where tiles are refused.
@@ -113,7 +113,7 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
     return SchemeProperties(
         scheme=str(rule),
         axes=rule.axes,
-        text_exact=_text_exact(rule),
+        text_exact=keeps_text(rule),
         whole=all(bool((ids == ids.round()).all()) for ids in _samples(rule)),
         decode_safe=all(_decode_safe(rule, picture) for picture in (Image(5, 7), Image(1, 9), _LONG)),
         image=_formula(images),
@@ -135,6 +135,20 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
     )
 
 
+def keeps_text(scheme: Scheme, pairs: int = PAIRS, kv_heads: int = KV_HEADS) -> bool:
+    """Whether a scheme turns text alone as rotary embedding of one position does, to the last bit.
+
+    Args:
+        scheme: with its options.
+        pairs: pairs of channels of a head, on which the default sections depend.
+        kv_heads: key heads of the model; some schemes leave some of them without rotation.
+    """
+    frequencies = 10_000.0 ** (-torch.arange(pairs) / pairs)
+    found = angles(_of(scheme, Text(700)).ids, frequencies, scheme.allocation(pairs, kv_heads))
+    plain = torch.arange(700).float()[:, None] * frequencies
+    return torch.equal(found, plain.expand_as(found))
+
+
 def _of(rule: Scheme, *segments: Segment, training: bool = False) -> Coordinates:
     generator = torch.Generator().manual_seed(0)
     return rule.coordinates(Stream.of([list(segments)]), training=training, generator=generator)
@@ -147,16 +161,11 @@ def _inside(rule: Scheme, picture: Segment, before: int = 4) -> Tensor:
 
 def _samples(rule: Scheme) -> list[Tensor]:
     """Return coordinates of many kinds, at inference and in training."""
-    streams = ([Text(3), Image(5, 7), Text(4), _LONG, Text(2)], [Text(3), Image(6, 4), Text(1), Image(3, 3), Text(2)])
+    streams = (
+        [Text(3), Image(5, 7), Text(4), _LONG, Text(2)],
+        [Text(3), Image(6, 4), Text(1), Image(3, 3), Text(2)],
+    )
     return [_of(rule, *s, training=training).ids for s in streams for training in (False, True)]
-
-
-def _text_exact(rule: Scheme) -> bool:
-    """Compare the angles of text with those of counting tokens."""
-    frequencies = 10_000.0 ** (-torch.arange(PAIRS) / PAIRS)
-    found = angles(_of(rule, Text(700)).ids, frequencies, rule.allocation(PAIRS, KV_HEADS))
-    plain = torch.arange(700).float()[:, None] * frequencies
-    return torch.equal(found, plain.expand_as(found))
 
 
 def _decode_safe(rule: Scheme, picture: Segment) -> bool:

@@ -139,7 +139,7 @@ class Scheme:
         raise NotImplementedError
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return the coordinates of the tokens of pictures, counted from the start of their block, (axes, k), float64."""
+        """Return the coordinates of the tokens of pictures from the start of their block (axes, k), float64."""
         raise NotImplementedError
 
     def text(self, at: Tensor) -> Tensor:
@@ -183,7 +183,9 @@ class Scheme:
         """
         blocks = stream.blocks
         if start is not None and start.shape != stream.shape[:1]:
-            raise ShapeError(f"start needs one value for each of {len(stream.mask)} rows, got {tuple(start.shape)}.")
+            raise ShapeError(
+                f"start needs one value for each of {len(stream.mask)} rows, got {tuple(start.shape)}."
+            )
         if draws is None:
             draws = self.draw(blocks, training, generator)
         elif draws.shape != blocks.tokens.shape:
@@ -210,7 +212,7 @@ class Scheme:
         return Coordinates(stream.scatter(ids, padding), stream.mask, following, self, draws)
 
     def _counter(self, blocks: Blocks, advance: Tensor, start: Tensor | None) -> Tensor:
-        """Return the counter at the start of each block (m): a sum over what comes before it in its document and group."""
+        """Return the counter at the start of each block (m), a sum over its document and group."""
         key = (blocks.sample * (blocks.document.max() + 1) + blocks.document) * (
             blocks.group.max() + 1
         ) + blocks.group

@@ -110,7 +110,9 @@ class Stream:
     @cached_property
     def index(self) -> Tensor:
         """Number of every token inside its block (n)."""
-        return torch.arange(len(self.block), device=self.mask.device) - self.blocks.first.index_select(0, self.block)
+        return torch.arange(len(self.block), device=self.mask.device) - self.blocks.first.index_select(
+            0, self.block
+        )
 
     @staticmethod
     def of(

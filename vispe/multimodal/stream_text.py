@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from vispe.errors import OptionError, did_you_mean
 from vispe.multimodal.segments import Image, Segment, Text, Video
@@ -48,12 +49,13 @@ def _segment(part: str) -> Segment:
     found = re.fullmatch(pattern, size)
     if found is None:
         raise OptionError(f"The part {part!r} of the stream cannot be read; write {form}.")
-    n = [int(g) if g is not None and g.isdigit() else g for g in found.groups()]
+    n = [int(digits) for digits in found.groups() if digits is not None and digits.isdigit()]
     if kind == "text":
-        return Text(int(found[1]), group=int(found[2] or 0))
+        return Text(n[0], group=n[1] if len(n) > 1 else 0)
     if kind == "shared":
-        return Text(int(found[1]), shared=True)
+        return Text(n[0], shared=True)
     if kind == "video":
         return Video(n[0], n[1], n[2], None if found[4] is None else float(found[4]))
-    tiles = (n[2], n[3]) if found[3] else (1, 1)
-    return Image(n[0], n[1], tiles, found[5])
+    tiles = (n[2], n[3]) if len(n) > 2 else (1, 1)
+    thumbnail: Literal["first", "last"] | None = found[5]  # type: ignore[assignment]
+    return Image(n[0], n[1], tiles, thumbnail)

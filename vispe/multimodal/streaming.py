@@ -119,8 +119,10 @@ def streamed(
     stream = Stream.of(rows, padding, length)
     source_word = _spread(stream, [x for s, t in pairs for x in (_numbers(s), _hidden(t))])
     target_word = _spread(stream, [x for s, t in pairs for x in (_hidden(s), _numbers(t))])
-    lengths = (torch.tensor([sum(x) for x in all_words]) for all_words in (sources, targets))
-    return Streamed(stream, *lengths, source_prompt, mode == "streaming", source_word, target_word)
+    source_lengths, target_lengths = (torch.tensor([sum(words) for words in x]) for x in (sources, targets))
+    return Streamed(
+        stream, source_lengths, target_lengths, source_prompt, mode == "streaming", source_word, target_word
+    )
 
 
 def group_mask(stream: Stream) -> Tensor:

@@ -70,12 +70,13 @@ def outputs(case, found, delta):
         raise ValueError(f"{q.shape[1]} and {k.shape[1]} heads; the case says {heads} and {kv_heads}")
     frequencies = inverse_frequencies(case.config("head_dim"), case.config("rope_theta"))
     axis = found.scheme.allocation(len(frequencies), kv_heads)
-    turn = rotation(found.ids, frequencies, axis)
+    ids = found.ids.float()  # the references have no other
+    turn = rotation(ids, frequencies, axis)
     rotated = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
     sum((rotated[n] * case.input(f"cotangent.{n}")).sum() for n in rotated).backward()
-    cos, sin = (t.tile(2) for t in tables(found.ids, frequencies, axis))
+    cos, sin = (t.tile(2) for t in tables(ids, frequencies, axis))
     asked = {
-        "position_ids": found.ids.expand(3, -1, -1),
+        "position_ids": ids.expand(3, -1, -1),
         "rope_deltas": delta,
         "inv_freq": frequencies,
         "cos": cos,
@@ -100,9 +101,9 @@ def _huggingface(case):
     elif rate is not None and "video_grid_thw" in case.inputs:
         seconds = torch.ones(len(case.input("video_grid_thw")))  # the models take frames a second apart
     stream = stream_of(case, seconds)
-    name = {"chunked": "mrope", "interleaved": "mrope_i"}[case.config("frequency_allocation")]
+    spec = {"chunked": "mrope", "interleaved": "mrope_i(clip=true)"}[case.config("frequency_allocation")]
     after = {"max(h,w)//merge": "side"}[case.config("advance_after_visual")]
-    scheme = create_scheme(name, sections=sections_of(case), after=after, tokens_per_second=rate)
+    scheme = create_scheme(spec, sections=sections_of(case), after=after, tokens_per_second=rate)
     found = scheme.coordinates(stream, padding=case.config("padding_position"))
     yield "float32", outputs(case, found, found.delta(*delta_of(case)))
     if "decode_position_ids_generate" in case.output_names:
@@ -129,14 +130,14 @@ def _mrope(name, **fixed):
     return scheme
 
 
-def _reset(name):
-    return lambda case: _mrope(name, spatial_reset=case.config("spatial_reset", False))(case)
+def _reset(name, **fixed):
+    return lambda case: _mrope(name, spatial_reset=case.config("spatial_reset", False), **fixed)(case)
 
 
-def _omni(name):
+def _omni(name, **fixed):
     def scheme(case):
         case.ignore("spatial_reset", "the package always resets here")
-        return _mrope(name)(case)
+        return _mrope(name, **fixed)(case)
 
     return scheme
 
@@ -184,16 +185,17 @@ def _circle(case):
         move_to_origin=case.config("move_to_origin", False),
         offset=None if offset is False else 0.0 if offset == "auto" else float(offset),
         stride=case.config("temporal_stride", 1.0),
+        precision="float32",
     )
 
 
 SCHEMES = {
     "vanilla-rope": _vanilla,
     "mrope": _mrope("mrope"),
-    "mrope-interleave": _reset("mrope_i"),
+    "mrope-interleave": _reset("mrope_i", clip=True),
     "mhrope": _reset("mhrope"),
     "omnirope": _omni("omnirope"),
-    "ilrope": _omni("ilrope"),
+    "ilrope": _omni("ilrope", clip=True),
     "mmrope": _mmrope,
     "videorope": _videorope,
     "hope": _hope,

@@ -10,13 +10,31 @@ import torch
 from vispe.errors import OptionError
 from vispe.grid import Grid
 
-Mode = Literal["forward", "frozen", "slopes", "table"]
+Mode = Literal[
+    "forward", "frozen", "slopes", "table", "dropped forward", "dropped", "decomposed forward", "decomposed",
+    "gated forward", "gated", "rotary forward", "rotary",
+]  # fmt: skip
 MODES: dict[Mode, str] = {
     "forward": "forward pass, fixed bias",
     "frozen": "forward and backward pass, fixed bias",
     "slopes": "forward and backward pass, learned slopes",
     "table": "forward and backward pass, learned table",
+    "dropped forward": "forward pass, tokens in any order",
+    "dropped": "forward and backward pass, tokens in any order",
+    "decomposed forward": "forward pass, a table per axis that queries read",
+    "decomposed": "forward and backward pass, a table per axis that queries read",
+    "gated forward": "forward pass, gates of queries and keys",
+    "gated": "forward and backward pass, gates of queries and keys",
+    "rotary forward": "forward pass, rotated queries and keys with a bias",
+    "rotary": "forward and backward pass, rotated queries and keys with a bias",
 }
+GRID_MODES: tuple[Mode, ...] = ("forward", "frozen", "slopes", "table")  # the others are in `structured`
+STRUCTURED: tuple[Mode, ...] = tuple(mode for mode in MODES if mode not in GRID_MODES)
+
+
+def is_forward(mode: Mode) -> bool:
+    """Whether nothing but the forward pass is measured."""
+    return mode.endswith("forward")
 
 
 @dataclass(frozen=True)
@@ -56,7 +74,7 @@ class Case:
 
     def flop(self, mode: Mode) -> int:
         """Return operations by the usual count: 4 b h n^2 d forward, 10 b h n^2 d backward."""
-        return (4 if mode == "forward" else 14) * self.batch * self.heads * self.tokens**2 * self.width
+        return (4 if is_forward(mode) else 14) * self.batch * self.heads * self.tokens**2 * self.width
 
     def __str__(self) -> str:
         h, w = self.shape
@@ -70,6 +88,7 @@ class Plan:
     Args:
         cases: in order of importance.
         modes: for every case.
+        structured: how many of the first cases are also measured in the modes of `STRUCTURED`.
         reps: timed calls of each contender, at least.
         slow: whether contenders that take long to compile or to run take part.
         largest: grids tried for training with a learned table, smallest first.
@@ -80,7 +99,8 @@ class Plan:
     """
 
     cases: tuple[Case, ...]
-    modes: tuple[Mode, ...] = tuple(MODES)
+    modes: tuple[Mode, ...] = GRID_MODES
+    structured: int = 0
     reps: int = 50
     slow: bool = True
     largest: tuple[Case, ...] = ()
@@ -119,7 +139,7 @@ def protocol() -> Plan:
     ]
     rest = sorted((c for c in every if c not in _FIRST), key=lambda c: c.heads != 12)
     largest = (Case((128, 128), 0, 1, 16), Case((256, 256), 0, 1, 16))
-    return Plan((*_FIRST, *rest), largest=largest, check_shapes=_CHECKS)
+    return Plan((*_FIRST, *rest), structured=3, largest=largest, check_shapes=_CHECKS)
 
 
 def protocol_cpu() -> Plan:
@@ -127,17 +147,24 @@ def protocol_cpu() -> Plan:
     sizes = (((16, 16), 1), ((32, 32), 1), ((32, 64), 1))
     cases = [Case(s, p, 2, 6, dtype=d) for s, p in sizes for d in ("float32", "bfloat16")]
     shapes = (((14, 14), 1, 64), ((9, 25), 5, 32))
-    return Plan(tuple(cases), check_shapes=shapes, warmup=0.0)
+    return Plan(tuple(cases), structured=2, check_shapes=shapes, warmup=0.0)
 
 
 def quick(device: str) -> Plan:
     """Return what a user measures in a few minutes: small batches, the main shapes and modes."""
     if device == "cpu":
         plan = protocol_cpu()
-        return replace(plan, cases=plan.cases[:4], modes=("forward", "frozen", "table"), reps=20, slow=False)
+        return replace(
+            plan,
+            cases=plan.cases[:4],
+            modes=("forward", "frozen", "table"),
+            reps=20,
+            slow=False,
+            structured=0,
+        )
     sizes = (((32, 32), 1, 16), ((16, 16), 1, 64), ((37, 37), 1, 8), ((64, 64), 0, 2))
     cases = tuple(Case(s, p, b, 12) for s, p, b in sizes)
-    return Plan(cases, ("forward", "frozen", "table"), check_shapes=_CHECKS[:2])
+    return Plan(cases, ("forward", "frozen", "table"), structured=1, check_shapes=_CHECKS[:2])
 
 
 def dry() -> Plan:
@@ -145,6 +172,7 @@ def dry() -> Plan:
     cases = (Case((3, 4), 1, 1, 2, 16, "float16"),)
     return Plan(
         cases,
+        structured=1,
         reps=1,
         largest=cases,
         check_shapes=(((3, 5), 1, 16),),

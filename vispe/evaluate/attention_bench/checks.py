@@ -9,23 +9,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention import Bias, DistanceBias, TableBias, attention
+from vispe.evaluate.attention_bench import structured
 from vispe.evaluate.attention_bench.cases import Plan
 from vispe.grid import Grid, Positions
 
 LIMITS = {"float32": (2e-6, 1e-5), "float16": (6e-4, 2e-3), "bfloat16": (4e-3, 1.2e-2)}  # output, gradients
 OF_SDPA = 1.3  # how many times the error of SDPA without a bias is still as exact
-KINDS = ("none", "distance", "slopes", "table", "padding")  # of the first shape; others have two of them
+KINDS = ("none", "distance", "slopes", "table", "padding")  # of the first shape, with those of `structured`
 BATCH, HEADS = 2, 3
 
 
-def what_to_check(plan: Plan) -> list[dict[str, Any]]:
-    """Return dtype, grid, width of heads and bias of every check; every compiled kernel is in one of them."""
+def what_to_check(plan: Plan, flex: bool = False) -> list[dict[str, Any]]:
+    """Return dtype, grid, width of heads and bias of every check; every compiled kernel is in one of them.
+
+    `flex` adds a table by FlexAttention to the checks of a long run.
+    """
     found = []
     for dtype in plan.check_dtypes:
         for place, (shape, prefix, width) in enumerate(plan.check_shapes):
             if place > {"float32": 1, "float16": 2}.get(dtype, place):
                 continue
             kinds = KINDS if place == 0 else ("slopes", "table")
+            if place == 0 and (
+                plan.structured != 1 or dtype == plan.check_dtypes[-1]
+            ):  # few, where time is short
+                kinds = (*kinds, *structured.KINDS, *(("flex",) if flex and plan.structured > 1 else ()))
             name = f"{shape[0]}x{shape[1]}+{prefix}"
             found += [{"dtype": dtype, "grid": name, "width": width, "bias": kind} for kind in kinds]
     return found
@@ -55,6 +63,12 @@ def check(grid: Grid, width: int, dtype: torch.dtype, kind: str, device: str, ba
     q, k, v = (random().to(dtype).transpose(1, 2).requires_grad_() for _ in range(3))
     cotangent = random().to(dtype).transpose(1, 2)
     pos = grid.positions(device)
+    if kind in structured.KINDS:
+        size = (BATCH, HEADS, grid.tokens, width)
+        what = structured.Structured(kind, pos, size, (0.004, 0.1, 1.0), random)
+        return _compare_structured(what, (q, k, v), cotangent, backend)
+    if kind == "flex":
+        kind, backend = "table", "flex"
     params = parameters(kind, grid, random, device)
     keep = None
     if kind == "padding":
@@ -69,9 +83,34 @@ def check(grid: Grid, width: int, dtype: torch.dtype, kind: str, device: str, ba
     )
     theirs = (exact, *torch.autograd.grad(exact, wide, cotangent.double()))
     errors = {n: relative(a, b) for n, a, b in zip(("out", "dq", "dk", "dv"), ours, theirs, strict=False)}
-    if params:
+    return _result(errors, ours, theirs, (q, k, v), cotangent)
+
+
+def _compare_structured(
+    what: structured.Structured, inputs: tuple[Tensor, ...], cotangent: Tensor, backend: str
+) -> dict[str, Any]:
+    """Do the same for a call of `structured`."""
+    exact = what.double()
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    for leaf in what.leaves():
+        leaf.requires_grad_()
+    out, wanted = what.attend(*inputs, backend), exact.attend(*wide, "reference")
+    ours = (out, *torch.autograd.grad(out, (*inputs, *what.leaves()), cotangent))
+    theirs = (wanted, *torch.autograd.grad(wanted, (*wide, *exact.leaves()), cotangent.double()))
+    errors = {n: relative(a, b) for n, a, b in zip(("out", "dq", "dk", "dv"), ours, theirs, strict=False)}
+    return _result(errors, ours, theirs, inputs, cotangent)
+
+
+def _result(
+    errors: dict[str, float],
+    ours: tuple[Tensor, ...],
+    theirs: tuple[Tensor, ...],
+    inputs: tuple[Tensor, ...],
+    cotangent: Tensor,
+) -> dict[str, Any]:
+    if len(ours) > 4:
         errors["dbias"] = relative(*(torch.cat([t.flatten() for t in side[4:]]) for side in (ours, theirs)))
-    sdpa = of_sdpa((q, k, v), cotangent)
+    sdpa = of_sdpa(inputs, cotangent)
     worst = max(errors[n] / sdpa[n] for n in sdpa)
     return {
         "errors": {n: float(f"{e:.2e}") for n, e in errors.items()},
@@ -116,7 +155,7 @@ def relative(ours: Tensor, theirs: Tensor) -> float:
 
 def line(record: dict[str, Any]) -> str:
     """Return one check in words."""
-    what = f"{record['dtype']:<8} {record['grid']:<8} d{record['width']:<4} {record['bias']:<8}"
+    what = f"{record['dtype']:<8} {record['grid']:<8} d{record['width']:<4} {record['bias']:<10}"
     if "failure" in record:
         return f"FAIL {what} {record['failure'].splitlines()[0]}"
     errors = "  ".join(f"{name} {error:.1e}" for name, error in record["errors"].items())

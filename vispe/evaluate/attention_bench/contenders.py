@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vispe.attention import attention
+from vispe.attention import Backend, attention
 from vispe.errors import BackendUnavailable
-from vispe.evaluate.attention_bench.cases import Mode, Plan
+from vispe.evaluate.attention_bench.cases import GRID_MODES, STRUCTURED, Mode, Plan
 from vispe.evaluate.attention_bench.flex import make_flex
 from vispe.evaluate.attention_bench.inputs import Setup
 
@@ -34,7 +34,7 @@ class Contender:
 
     Args:
         name: what it is called.
-        bias: 'distance', 'table', 'mode' (that of the mode) or None.
+        bias: 'distance', 'table', 'mode' (that of the mode), 'structured' (likewise) or None.
         make: from the inputs of a case to the function that is timed.
         modes: where it takes part.
         slow: it takes long to compile or to run.
@@ -45,7 +45,7 @@ class Contender:
     name: str
     bias: str | None
     make: Callable[[Setup], Attend]
-    modes: tuple[Mode, ...] = ("forward", "frozen", "slopes", "table")
+    modes: tuple[Mode, ...] = GRID_MODES
     slow: bool = False
     exact: bool = True
     device: str = "any"
@@ -85,19 +85,37 @@ def contenders(plan: Plan, device: str) -> list[Contender]:
         Contender("flex, distance", "distance", make_flex("distance"), ("forward", "frozen", "slopes"), slow=True),
         Contender("flex, table", "table", make_flex("table"), ("forward", "frozen", "table"), slow=True),
         Contender("flex flash, distance", "distance", flex_flash, kept, slow=True, device="cuda"),
+        Contender("vispe by flex", "mode", ours("mode", "flex"), kept, slow=True, device="cuda"),
+        Contender("vispe", "structured", structured(), STRUCTURED),
+        Contender("sdpa, dense bias built", "structured", structured("sdpa"), STRUCTURED),
     ]  # fmt: skip
     if plan.dry:
-        return list({c.name: c for c in found}.values())
+        return list({(c.name, c.modes): c for c in found}.values())
     return [c for c in found if c.device in (device, "any") and (plan.slow or not c.slow)]
 
 
-def ours(kind: str | None) -> Callable[[Setup], Attend]:
+def ours(kind: str | None, backend: Backend | None = None) -> Callable[[Setup], Attend]:
     """Return the maker of `vispe.attention` with the bias of the mode, a table, or none."""
 
     def make(setup: Setup) -> Attend:
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             bias = None if kind is None else setup.bias(None if kind == "mode" else kind)
-            return attention(q, k, v, bias=bias, backend=setup.backend)
+            return attention(q, k, v, bias=bias, backend=backend or setup.backend)
+
+        if backend == "flex" and setup.dry:
+            raise BackendUnavailable("FlexAttention is not compiled in a dry run.")
+
+        return call
+
+    return make
+
+
+def structured(backend: Backend | None = None) -> Callable[[Setup], Attend]:
+    """Return the maker of `vispe.attention` with what a mode of `STRUCTURED` is about."""
+
+    def make(setup: Setup) -> Attend:
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return setup.structured().attend(q, k, v, backend or setup.backend)
 
         return call
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from vispe.attention import Bias, DistanceBias, TableBias
-from vispe.evaluate.attention_bench.cases import Case, Mode
+from vispe.errors import OptionError
+from vispe.evaluate.attention_bench.cases import STRUCTURED, Case, Mode, is_forward
+from vispe.evaluate.attention_bench.structured import Structured, exact_rows
 
 SETS = 4  # sets of inputs that calls take in turn
 ROWS = 1024  # queries that the exact result is made for
@@ -26,7 +28,7 @@ class Setup:
     def __init__(self, case: Case, mode: Mode, device: str, backend: str = "auto", dry: bool = False) -> None:
         self.case, self.mode, self.device, self.backend, self.dry = case, mode, device, backend, dry
         make = torch.Generator(device).manual_seed(0)
-        learned = mode != "forward"
+        learned = not is_forward(mode)
         size = (case.batch, case.tokens, case.heads, case.width)
 
         def random() -> Tensor:  # tokens before heads in memory, as projections make them
@@ -45,6 +47,27 @@ class Setup:
     def begin(self) -> None:
         """Forget what a contender kept with the positions."""
         self.pos = self.case.grid.positions(self.device)
+        self._structured: Structured | None = None
+        if self.mode in STRUCTURED:
+            make = torch.Generator(self.device).manual_seed(1)
+            case, kind = self.case, self.mode.split()[0]
+            size = (case.batch, case.heads, case.tokens, case.width)
+            self._structured = Structured(
+                kind, self.pos, size, self.numbers,
+                lambda shape: torch.randn(shape, generator=make, device=self.device),
+            )  # fmt: skip
+            for leaf in self.leaves:
+                leaf.requires_grad_()
+
+    def structured(self) -> Structured:
+        """Return what a mode of `STRUCTURED` is about.
+
+        Raises:
+            OptionError: the mode is another one.
+        """
+        if self._structured is None:
+            raise OptionError(f"The mode {self.mode!r} was given; it must be one of {', '.join(STRUCTURED)}.")
+        return self._structured
 
     @property
     def kind(self) -> str:
@@ -60,6 +83,8 @@ class Setup:
     @property
     def leaves(self) -> tuple[Tensor, ...]:
         """The parameters of the bias that have a gradient."""
+        if self._structured is not None:
+            return () if is_forward(self.mode) else tuple(self._structured.leaves())
         return tuple(t for t in (self.slopes, self.table) if t.requires_grad)
 
     def cells(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,7 +112,10 @@ class Setup:
         step = max(1, self.case.tokens // ROWS)
         rows = torch.arange(0, self.case.tokens, step, device=self.device)
         q, k, v = (t[0, head].double() for t in self.sets[0][:3])
-        logits = self.case.width**-0.5 * q[rows] @ k.T + self.bias_rows(kind, head, rows)
-        wanted = logits.softmax(-1) @ v
+        if kind == "structured":
+            wanted = exact_rows(self.structured().sample(head), q, k, v, rows)
+        else:
+            logits = self.case.width**-0.5 * q[rows] @ k.T + self.bias_rows(kind, head, rows)
+            wanted = logits.softmax(-1) @ v
         gap = out[0, head, rows].double() - wanted
         return (gap.norm() / wanted.norm()).item(), gap.abs().max().item()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.evaluate.attention_bench.cases import Plan
+from vispe.evaluate.attention_bench.cases import Plan, is_forward
 from vispe.evaluate.attention_bench.contenders import Contender
 from vispe.evaluate.attention_bench.inputs import SETS, Setup
 
@@ -58,7 +58,7 @@ def stepper(contender: Contender, setup: Setup) -> Callable[[int], tuple[Tensor,
 
     def step(i: int) -> tuple[Tensor, ...]:
         q, k, v, cotangent = setup.sets[i % SETS]
-        if setup.mode == "forward":
+        if is_forward(setup.mode):
             with torch.no_grad():
                 return (attend(q, k, v),)
         out = attend(q, k, v)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from vispe.evaluate.attention_bench.cases import MODES
+from vispe.evaluate.attention_bench.cases import MODES, is_forward
 from vispe.evaluate.attention_bench.targets import OURS, SDPA
 
 Row = dict[str, Any]
@@ -26,7 +26,7 @@ def groups(rows: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
 
 def bases(rows: list[Row], case: str, mode: str) -> tuple[float | None, float | None]:
     """Return the times without a bias: of the fastest SDPA, and ours."""
-    mode = mode if mode == "forward" else "frozen"
+    mode = "forward" if is_forward(mode) else "frozen"
     times = {r["contender"]: r["ms"] for r in rows if (r["case"], r["mode"]) == (case, mode) and "ms" in r}
     return min((times[n] for n in SDPA if n in times), default=None), times.get("vispe, no bias")
 

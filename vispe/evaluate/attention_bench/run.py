@@ -20,7 +20,7 @@ import torch
 import vispe
 from vispe.attention import triton as fused
 from vispe.errors import InputError, VispeError
-from vispe.evaluate.attention_bench.cases import Case, Mode, Plan
+from vispe.evaluate.attention_bench.cases import STRUCTURED, Case, Mode, Plan
 from vispe.evaluate.attention_bench.checks import line, run_check, what_to_check
 from vispe.evaluate.attention_bench.contenders import Contender, contenders, ours
 from vispe.evaluate.attention_bench.inputs import Setup
@@ -90,7 +90,7 @@ class Bench:
     def check(self) -> bool | None:
         """Do the checks that are not done yet; return whether all passed, None when the time was over before."""
         done = {row_key(c["dtype"], f"{c['grid']} {c['width']}", c["bias"]) for c in self.state["checks"]}
-        for record in what_to_check(self.plan):
+        for record in what_to_check(self.plan, self.device != "cpu"):
             if row_key(record["dtype"], f"{record['grid']} {record['width']}", record["bias"]) in done:
                 continue
             if time.monotonic() > self.end:
@@ -108,7 +108,7 @@ class Bench:
         for place, case in enumerate(self.plan.cases):
             found += [
                 (place + (LATER if rival.slow else 0), (case, mode, rival))
-                for mode in self.plan.modes
+                for mode in (*self.plan.modes, *(STRUCTURED if place < self.plan.structured else ()))
                 for rival in rivals
                 if mode in rival.modes
             ]

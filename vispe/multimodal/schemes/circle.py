@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from vispe.encodings._options import check_flag
 from vispe.errors import OptionError
 from vispe.multimodal import allocation
-from vispe.multimodal.options import Sections, check_positive, check_sections, sections_for
+from vispe.multimodal.options import Sections, check_option, check_positive, check_sections, sections_for
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.stream import Blocks
@@ -40,6 +40,8 @@ class CircleRoPE(Scheme):
         relative: whether `radius` counts largest coordinates of the grid (after `move_to_origin`) instead of steps.
         offset: where set, each picture is moved along (1, 1, 1) by its lowest coordinate's size, and this.
         stride: counter steps from one frame to the next, on all axes.
+        precision: that points of a picture are computed in. The authors' code has float32, which moves them by about
+            one millionth of the radius.
     """
 
     name: ClassVar[str] = "circlerope"
@@ -54,12 +56,14 @@ class CircleRoPE(Scheme):
     relative: bool = False
     offset: float | None = None
     stride: float = 1.0
+    precision: Literal["float64", "float32"] = "float64"
 
     def __post_init__(self) -> None:
         check_sections(self.sections)
         check_positive(stride=self.stride)
         check_flag("move_to_origin", self.move_to_origin)
         check_flag("relative", self.relative)
+        check_option("precision", self.precision, ("float64", "float32"))
         for name in ("radius", "alpha", "blend", *(() if self.offset is None else ("offset",))):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -86,26 +90,28 @@ class CircleRoPE(Scheme):
     def _grids(self, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the grid of each block (m), the first patch of each grid (g), all points (3, n), the highest (g)."""
         unique = cast("Callable[..., tuple[Tensor, Tensor]]", torch.unique)  # it has no types
-        sizes, grid = unique(blocks.size[:, 1:], dim=0, return_inverse=True)
+        beyond = blocks.size[:, 2].max() + 1  # one number for each size: many times faster than rows of two
+        codes, grid = unique(blocks.size[:, 1] * beyond + blocks.size[:, 2], return_inverse=True)
+        sizes = torch.stack([codes // beyond, codes % beyond], 1)
         count = sizes.prod(1)
         of = torch.arange(len(sizes), device=sizes.device).repeat_interleave(count)
         first = count.cumsum(0) - count
         index = torch.arange(len(of), device=sizes.device) - first[of]
-        h, w = sizes.double().unbind(1)
-        y, x = (index // sizes[of, 1]).double(), (index % sizes[of, 1]).double()
+        real = getattr(torch, self.precision)
+        h, w = sizes.to(real).unbind(1)
+        y, x = (index // sizes[of, 1]).to(real), (index % sizes[of, 1]).to(real)
         if self.move_to_origin:
             y, x = y - ((h - 1) / 2)[of], x - ((w - 1) / 2)[of]
         direction = _stretched(torch.atan2(y, x), of, len(sizes))
-        turn = self.alpha * direction + (1 - self.alpha) * (2 * math.pi) * (index.double() / count[of])
-        longest = torch.maximum(h, w) - 1
-        radius = (
-            self.radius * (longest / (2 if self.move_to_origin else 1))[of] if self.relative else self.radius
-        )
-        across = (1 - self.blend) * radius * turn.cos() + self.blend * x
-        upright = (1 - self.blend) * radius * turn.sin() + self.blend * y
-        points = _basis(across.device) @ torch.stack([across, upright])
+        turn = self.alpha * direction + (1 - self.alpha) * (index.to(real) / count[of] * (2 * math.pi))
+        longest = (torch.maximum(h, w) - 1) / (2 if self.move_to_origin else 1)
+        radius = self.radius * longest[of] if self.relative else self.radius
+        points = _laid(radius * turn.cos(), radius * turn.sin())
+        if self.blend:
+            points = (1 - self.blend) * points + self.blend * _laid(x, y)
         if self.offset is not None:
-            points = points + (_extreme(points.amin(0), of, len(sizes), "amin").abs() + self.offset)[of]
+            points = points + _extreme(points.amin(0), of, len(sizes), "amin").abs()[of] + self.offset
+        points = points.double()
         return grid, first, points, _extreme(points.amax(0), of, len(sizes), "amax")
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
@@ -115,10 +121,9 @@ class CircleRoPE(Scheme):
 
 def _stretched(angle: Tensor, of: Tensor, grids: int) -> Tensor:
     """Return angles (n) with those of each grid stretched to a full turn from 0 on; one angle alone stays."""
-    low, high = (_extreme(angle, of, grids, rule) for rule in ("amin", "amax"))
+    low, high = (_extreme(angle, of, grids, rule)[of] for rule in ("amin", "amax"))
     span = high - low
-    factor = 2 * math.pi / span.masked_fill(span == 0, 1)
-    return torch.where((span > 0)[of], (angle - low[of]) * factor[of], angle)
+    return torch.where(span > 0, (angle - low) / span.masked_fill(span == 0, 1) * (2 * math.pi), angle)
 
 
 def _extreme(values: Tensor, of: Tensor, grids: int, rule: str) -> Tensor:
@@ -126,9 +131,13 @@ def _extreme(values: Tensor, of: Tensor, grids: int, rule: str) -> Tensor:
     return values.new_empty(grids).scatter_reduce_(0, of, values, rule, include_self=False)
 
 
-def _basis(device: torch.device) -> Tensor:
-    """Return two perpendicular directions across (1, 1, 1), one a column; rows are time, rows and columns (3, 2)."""
-    level, upright = math.sqrt(1 / 2), math.sqrt(1 / 6)
-    return torch.tensor(
-        [[0.0, 2 * upright], [level, -upright], [-level, -upright]], dtype=torch.float64, device=device
-    )
+def _laid(across: Tensor, upright: Tensor) -> Tensor:
+    """Return points of a plane (n) in the plane across (1, 1, 1): time, rows and columns (3, n)."""
+    normal = _unit(across.new_ones(3))
+    u = _unit(torch.stack([-normal[1], normal[0], torch.zeros_like(normal[2])]))
+    v = _unit(torch.cross(normal, u, dim=0))
+    return (u[:, None] * across + v[:, None] * upright).flip(0)  # columns are x, rows y, and time z
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / vector.square().sum().sqrt()

@@ -51,7 +51,7 @@ class GroupPE(RoPE1D):
             UnsupportedCombination: `phi` has fewer numbers than there are groups after the first.
         """
         if not isinstance(self.phi, tuple):
-            return torch.where(blocks.group > 0, float(self.phi), 0.0).double()
+            return (blocks.group > 0).double() * self.phi
         largest = int(blocks.group.max())
         if largest > len(self.phi):
             raise UnsupportedCombination(

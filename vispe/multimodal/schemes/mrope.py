@@ -106,6 +106,10 @@ class MRoPE(Scheme):
         if self.tokens_per_second is None:
             return time
         clock = (frame * (self.tokens_per_second * seconds)).floor()
+        narrow = (
+            frame.float() * (self.tokens_per_second * seconds.float())
+        ).floor()  # of what came as float32
+        clock = torch.where(seconds == seconds.float(), narrow, clock)
         return torch.where(seconds.isnan(), time, clock)
 
     def text(self, at: Tensor) -> Tensor:
@@ -126,7 +130,10 @@ class MRoPEInterleaved(MRoPE):
     """MRoPE whose axes take turns over all frequencies: t h w t h w ... (arXiv 2510.23095; Qwen3-VL).
 
     Options are those of `MRoPE`; `sections` are 24, 20, 20 of 64 by default. The paper's own variant is
-    ``spatial_reset=True``; released models do without.
+    ``spatial_reset=True``; released models do without. And
+
+    Args:
+        clip: take sections that do not fit for as many pairs as do, as public code does, instead of an error.
     """
 
     name: ClassVar[str] = "mrope_i"
@@ -134,9 +141,15 @@ class MRoPEInterleaved(MRoPE):
     paper: ClassVar[str] = "Revisiting Multimodal Positional Encoding, https://arxiv.org/abs/2510.23095"
     share: ClassVar[float] = 20 / 64
 
+    clip: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_flag("clip", self.clip)
+
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return time, rows and columns in turn (pairs,)."""
-        return allocation.interleaved(sections_for(pairs, self.sections, self.share))
+        return allocation.interleaved(sections_for(pairs, self.sections, self.share), self.clip)
 
 
 @register_scheme

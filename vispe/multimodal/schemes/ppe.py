@@ -73,11 +73,11 @@ class PPE(MRoPE):
         padding: float = 0,
     ) -> Coordinates:
         """Return the coordinates of `MRoPE`, each k times; see `Scheme.coordinates`."""
-        base = super() if self.k == 1 else replace(self, k=1)
-        once = base.coordinates(
+        once = replace(self, k=1)
+        found = super(PPE, once).coordinates(
             stream, start=start, training=training, generator=generator, draws=draws, padding=padding
         )
-        return replace(once, ids=once.ids.repeat_interleave(self.k, 0), scheme=self)
+        return replace(found, ids=found.ids.repeat_interleave(self.k, 0), scheme=self)
 
     def text(self, at: Tensor) -> Tensor:
         """Return the counter on all axes, or on those of time."""

@@ -77,7 +77,9 @@ class RoPEDHR(Scheme):
         x = self._place(tokens, tokens.column, column, columns, width)
         return (tokens.frame * tokens.of(height * width) + y * tokens.of(width) + x)[None]
 
-    def _place(self, tokens: VisualTokens, token: Tensor, tile: Tensor, tiles: Tensor, side: Tensor) -> Tensor:
+    def _place(
+        self, tokens: VisualTokens, token: Tensor, tile: Tensor, tiles: Tensor, side: Tensor
+    ) -> Tensor:
         """Return where along one side of the thumbnail tokens are (k), from where they are in their tile (k).
 
         The last three are those of blocks (m). Quotients are exact enough: what is not whole is 1 / tiles away from it.

@@ -56,7 +56,9 @@ class V2PE(Scheme):
     def __post_init__(self) -> None:
         check_option("per", self.per, ("tile", "picture"))
         if self.train_strides is not None and not self.train_strides:
-            raise OptionError("train_strides needs at least one stride, or null for the same as without training.")
+            raise OptionError(
+                "train_strides needs at least one stride, or null for the same as without training."
+            )
         for stride in (self.stride, *(self.train_strides or ())):
             _value(stride)
         object.__setattr__(self, "stride", _plain(self.stride))  # options are plain data

@@ -61,7 +61,12 @@ class VRoPE(Scheme):
         _, h, w = tokens.blocks.size.double().unbind(1)
         frame = tokens.frame * tokens.of(self._frames(h, w))
         down, up = tokens.row + tokens.column, tokens.row - tokens.column
-        ways = frame + down, frame + up + tokens.of(w - 1), frame - up + tokens.of(h - 1), frame - down + tokens.of(h + w - 2)
+        ways = (
+            frame + down,
+            frame + up + tokens.of(w - 1),
+            frame - up + tokens.of(h - 1),
+            frame - down + tokens.of(h + w - 2),
+        )
         return torch.stack(ways)
 
     def _frames(self, h: Tensor, w: Tensor) -> Tensor:

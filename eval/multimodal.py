@@ -1,0 +1,97 @@
+"""Write the tables of docs/multimodal.md, which are computed, and draw its picture.
+
+python eval/multimodal.py [tables] [picture]
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from vispe.multimodal import list_schemes
+from vispe.multimodal.properties import SchemeProperties, properties
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "multimodal.md"
+VARIANTS = {  # rows after that of their scheme
+    "mousi": ["mousi(share=all)"],
+    "mrope": ["mrope(after=side)", "mrope(text_axes=time)", "mrope(tokens_per_second=2.0)"],
+    "mrope_i": ["mrope_i(spatial_reset=true)"],
+    "v2pe": ["v2pe(per=picture)"],
+    "videorope": ["videorope(after=max)"],
+}
+DRAWN = ("mrope_i", "mrope_i(spatial_reset=true)", "videorope", "circlerope", "vrope", "v2pe(stride=4)")
+COST = ("scheme", "text exact", "whole numbers", "decode-safe", "an image costs", "a video costs",
+        "grows with the image", "image of 24 x 36", "2 x 3 tiles of 16 x 16 + thumbnail",
+        "video of 16 x 12 x 18")  # fmt: skip
+PLACE = ("scheme", "moves with the text before", "text after an image", "text after a long video",
+         "tokens apart in image", "in tiles", "in video", "mirror", "level", "seconds count",
+         "random in training")  # fmt: skip
+
+
+def specs() -> list[str]:
+    """Return what the tables have rows for: every scheme, and variants of some."""
+    return [spec for name in list_schemes() for spec in (name, *VARIANTS.get(name, ()))]
+
+
+def tables(found: list[SchemeProperties]) -> dict[str, str]:
+    """Return the tables by name."""
+    return {
+        "cost": _table(COST, [_cost(p) for p in found]),
+        "place": _table(PLACE, [_place(p) for p in found]),
+    }
+
+
+def updated(page: str) -> str:
+    """Return the page with its tables computed anew."""
+    for name, text in tables([properties(spec) for spec in specs()]).items():
+        marks = rf"(<!-- {name}: made by eval/multimodal.py -->\n\n).*?(\n\n<!-- end of {name} -->)"
+        page, count = re.subn(marks, lambda m, text=text: m[1] + text + m[2], page, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"docs/multimodal.md has {count} places for the table {name}; it needs one.")
+    return page
+
+
+def picture() -> None:
+    """Draw the coordinates of a stream for a few schemes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from vispe.evaluate.plots_positions import plot_positions
+
+    plot_positions(DRAWN)[0].figure.savefig(ROOT / "docs" / "multimodal-positions.png", dpi=110)
+
+
+def _table(heads: tuple[str, ...], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows])
+
+
+def _cost(p: SchemeProperties) -> list[str]:
+    tiles = "refused" if p.tiles_cost is None else f"{p.tiles_cost:.4g}"
+    return [f"`{p.scheme}`", _yes(p.text_exact), _yes(p.whole), _yes(p.decode_safe), p.image, p.video, _yes(p.grows),
+            f"{p.image_cost:.4g}", tiles, f"{p.video_cost:.4g}"]  # fmt: skip
+
+
+def _place(p: SchemeProperties) -> list[str]:
+    follows = "yes" if all(p.follows) else "time only" if p.follows[0] else "no"
+    tiles = "refused" if p.distinct_tiles is None else _yes(p.distinct_tiles)
+    return [f"`{p.scheme}`", follows, _range(p.image_gap), _range(p.video_gap), _yes(p.distinct_image), tiles,
+            _yes(p.distinct_video), _yes(p.mirrored), _yes(p.level), _yes(p.timed), _yes(p.random)]  # fmt: skip
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _range(gap: tuple[float, float]) -> str:
+    low, high = (f"{v:+.3g}" for v in gap)
+    return low if low == high else f"{low} to {high}"
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or ["tables", "picture"]
+    if "tables" in chosen:
+        PAGE.write_text(updated(PAGE.read_text()))
+    if "picture" in chosen:
+        picture()

@@ -1,0 +1,115 @@
+"""Restoring, converting again, copying, saving and loading."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+
+import vispe
+from tests.hosts.hf.reference import copy_of, generated, stock
+from tests.hosts.hf.tiny import CLASSES, FAMILIES, batch
+from vispe.errors import UnsupportedHost
+
+
+def things(model):
+    """What a model is made of: classes, names on the modules, buffers, configuration."""
+    kept = {
+        name: (type(m), sorted(k for k in vars(m) if k != "rope_deltas"), sorted(m._buffers), m.training)
+        for name, m in model.named_modules()
+    }
+    return kept, list(model.state_dict()), model.config.to_dict()
+
+
+def everything(family):
+    return batch(family, [5], [3, "image", 4], [1, "wide", 1, "image", 2])
+
+
+@pytest.mark.parametrize("spec", ["mrope_i", "v2pe", "mhrope"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_restore_gives_everything_back(family, spec):
+    model, given = copy_of(family, 2), everything(family)
+    before, wanted = things(model), generated(model, given, 3)
+    modules = dict(model.named_modules())
+    assert vispe.convert(model, spec) is model
+    assert things(model)[1:] == before[1:]
+    assert not torch.equal(generated(model, given, 3)[1], wanted[1])
+    assert vispe.restore(model) is model
+    assert things(model) == before
+    assert {n: id(m) for n, m in model.named_modules()} == {n: id(m) for n, m in modules.items()}
+    found = generated(model, given, 3)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+    with pytest.raises(UnsupportedHost, match="nothing to restore"):
+        vispe.restore(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_converting_again_replaces_the_scheme(family):
+    given = everything(family)
+    model = vispe.convert(vispe.convert(copy_of(family), "mrope_i"), "v2pe")
+    once = vispe.convert(copy_of(family), "v2pe")
+    assert things(model)[0] == things(once)[0]
+    assert torch.equal(model(**given.inputs).logits, once(**given.inputs).logits)
+    vispe.restore(model)
+    assert things(model) == things(stock(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stock_classes_stay_as_they_are(family):
+    cls = getattr(transformers, CLASSES[family])
+    before = {c: dict(vars(c)) for c in (cls, *(type(m) for m in stock(family).modules()))}
+    model = vispe.convert(copy_of(family), "mrope_i")
+    generated(model, everything(family), 2)
+    assert isinstance(model, cls)
+    assert {c: dict(vars(c)) for c in before} == before
+    assert type(model).__name__ == CLASSES[family]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saving_and_loading(family, tmp_path):
+    given = everything(family)
+    model = vispe.convert(copy_of(family), "mrope_i")
+    model.save_pretrained(tmp_path)
+    loaded = getattr(transformers, CLASSES[family]).from_pretrained(tmp_path).eval()
+    assert loaded.config.architectures == [CLASSES[family]]
+    found, wanted = loaded(**given.inputs).logits, stock(family)(**given.inputs).logits
+    assert torch.equal(found, wanted)
+    vispe.convert(loaded, "mrope_i")
+    assert torch.equal(loaded(**given.inputs).logits, model(**given.inputs).logits)
+    shaken = {k: v + 0.01 for k, v in model.state_dict().items()}
+    model.load_state_dict(shaken)
+    vispe.restore(model)
+    other = copy_of(family)
+    other.load_state_dict(shaken)
+    assert torch.equal(model(**given.inputs).logits, other(**given.inputs).logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_copies_and_pickles_are_converted_too(family):
+    given = everything(family)
+    model = vispe.convert(copy_of(family), "v2pe")
+    wanted = model(**given.inputs).logits
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(**given.inputs).logits, wanted)
+        vispe.restore(other)
+        assert things(other) == things(stock(family))
+    assert torch.equal(model(**given.inputs).logits, wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_converted_model_may_change_its_precision(family):
+    given = batch(family, [8])
+    model = vispe.convert(copy_of(family), "mrope_i").to(torch.bfloat16)
+    assert torch.equal(model(**given.inputs).logits, stock(family, 1, torch.bfloat16)(**given.inputs).logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_without_its_head(family):
+    given = everything(family)
+    whole = vispe.convert(copy_of(family), "mrope_i")
+    inner = vispe.convert(copy_of(family).model, "mrope_i")
+    assert torch.equal(inner(**given.inputs).last_hidden_state, whole.model(**given.inputs).last_hidden_state)
+    vispe.restore(inner)
+    assert things(inner) == things(stock(family).model)

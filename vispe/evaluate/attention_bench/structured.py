@@ -1,0 +1,120 @@
+"""The other paths of the kernels: tokens anywhere, lookups and gates of content, rotations before a bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.attention import Bias, DistanceBias, GatedBias, PairRotation, attention
+from vispe.attention.content import DecomposedBias
+from vispe.attention.precision import exact_product
+from vispe.grid import Positions
+
+KINDS = ("dropped", "decomposed", "gated", "rotary")
+
+
+class Structured:
+    """What such a call needs beside q, k and v, drawn at random; `double()` returns the same in float64.
+
+    Args:
+        kind: 'dropped' (the tokens of a grid in random order, as dropped or packed tokens are), 'decomposed'
+            (a table per axis that queries read), 'gated' (gates of queries and keys on a distance) or 'rotary'
+            (pairs of channels are rotated, then a distance is added).
+        pos: positions of a grid, (1, n).
+        size: (b, h, n, d) of q.
+        slopes: of the distance, one per head.
+        random: makes normal float32 numbers of a shape.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        pos: Positions,
+        size: tuple[int, ...],
+        slopes: tuple[float, ...],
+        random: Callable[..., Tensor],
+    ) -> None:
+        b, h, n, d = size
+        self.kind, self.pos, self.slopes = kind, pos, slopes
+        self.tensors: list[Tensor] = []
+        self.learned = 0  # how many of the tensors may have a gradient, the first ones
+        if kind == "dropped":
+            self.pos = pos.gather(random((n,)).argsort()[None])
+        elif kind == "decomposed":
+            shape = (0, 0) if pos.grid is None else pos.grid.shape
+            self.tensors = [random((h, m + 1, d)) * 0.2 for m in shape]
+            self.learned = 2
+        elif kind == "gated":
+            self.tensors, self.learned = [random((b, h, n)).sigmoid() for _ in range(2)], 2
+        elif kind == "rotary":
+            angle = random((1, h, n, d // 2)) * 3
+            self.tensors = [angle.cos(), angle.sin()]
+
+    def bias(self, q: Tensor) -> Bias:
+        """Return the bias, for queries (b, h, n, d)."""
+        distance = DistanceBias(self.slopes, self.pos)
+        if self.kind == "gated":
+            return GatedBias(*self.tensors, distance)
+        if self.kind == "decomposed":
+            rows, cols = (exact_product(q, t.transpose(-1, -2)) for t in self.tensors)
+            return DecomposedBias(rows, cols, "query", self.pos)
+        return distance
+
+    def rotation(self) -> PairRotation | None:
+        """Return the rotation of queries and keys, if there is one."""
+        return PairRotation(*self.tensors, "half") if self.kind == "rotary" else None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, backend: Any) -> Tensor:
+        """Return attention (b, h, n, d) by a backend of vispe."""
+        return attention(q, k, v, bias=self.bias(q), transform=self.rotation(), backend=backend)
+
+    def leaves(self) -> list[Tensor]:
+        """Return what may have a gradient."""
+        return self.tensors[: self.learned]
+
+    def double(self) -> Structured:
+        """Return the same in float64; its leaves have gradients of their own."""
+        other = object.__new__(Structured)
+        pos = self.pos
+        other.kind, other.learned, other.slopes = self.kind, self.learned, self.slopes
+        wide = {name: getattr(pos, name).double() for name in ("coords", "extent", "cell")}
+        other.pos = pos.replace(**wide)
+        other.tensors = [t.detach().double() for t in self.tensors]
+        for leaf in other.leaves():
+            leaf.requires_grad_()
+        return other
+
+    def sample(self, head: int) -> Structured:
+        """Return one head of the first sample in float64."""
+        other = self.double()
+        heads = slice(head, head + 1)
+        other.slopes = self.slopes[heads]
+        if self.kind == "decomposed":
+            other.tensors = [t[heads] for t in other.tensors]
+        else:
+            other.tensors = [t[:1, heads] for t in other.tensors]
+        return other
+
+
+def exact_rows(what: Structured, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
+    """Return the output of some queries of one sample and head (r, d) in float64, from q, k, v (n, d) in float64."""
+    q, k, v = (t[None, None] for t in (q, k, v))
+    rotation = what.rotation()
+    turned = (q, k) if rotation is None else (rotation.query(q), rotation.key(k))
+    cells, spatial = what.pos.cells()[0].double(), what.pos.spatial[0]
+    distance = torch.cdist(cells[rows], cells).masked_fill(~(spatial[rows, None] & spatial[None]), 0.0)
+    bias = -torch.as_tensor(what.slopes, dtype=torch.float64, device=q.device)[:, None] * distance
+    if what.kind == "gated":
+        row, col = (t[0, 0] for t in what.tensors)
+        bias = (row[rows, None] + col[None]) * bias
+    elif what.kind == "decomposed":
+        shape = (0, 0) if what.pos.grid is None else what.pos.grid.shape
+        bias = torch.zeros_like(distance)
+        for axis, table in enumerate(what.tensors):
+            place = what.pos.cells()[0][:, axis].long().masked_fill(~spatial, shape[axis])
+            bias = bias + (q[0, 0, rows] @ table[0].T)[:, place]
+    logits = q.shape[-1] ** -0.5 * turned[0][0, 0, rows] @ turned[1][0, 0].T + bias
+    return logits.softmax(-1) @ v[0, 0]
