@@ -7,13 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from vispe.errors import OptionError, UnsupportedHost
+from vispe.errors import OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
 from vispe.hosts.hf_classes import stock_of
 from vispe.hosts.hf_vision import convert_vision, describe_vision, restore_vision, vision_tower_of
 from vispe.hosts.hf_vlm import convert_vlm, describe_vlm, inner_of, is_vlm, restore_vlm
 from vispe.multimodal import Scheme, list_schemes
-from vispe.registry import Spec
+from vispe.registry import Spec, list_encodings
 from vispe.spec_text import parse_text
+
+KEPT = ("learn", "rope")  # words of a sum that keep what a tower has of its own
 
 
 def convert_transformers(
@@ -26,6 +28,8 @@ def convert_transformers(
         UnsupportedHost: a position scheme was given for a model without a language model.
     """
     if not _names_scheme(spec):
+        if is_vlm(model):
+            _check_names(spec)
         convert_vision(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return
     if keep_abs or keep_rope:
@@ -47,6 +51,18 @@ def _names_scheme(spec: Spec) -> bool:
     if isinstance(spec, Mapping):
         return spec.get("name") in list_schemes()
     return isinstance(spec, str) and any(name in list_schemes() for name, _ in parse_text(spec))
+
+
+def _check_names(spec: Spec) -> None:
+    """Raise `UnknownEncoding` for a name that is neither that of an encoding nor that of a scheme."""
+    known = [*list_encodings(), *list_schemes()]
+    for name in [n.partition(".")[0] for n, _ in parse_text(spec)] if isinstance(spec, str) else []:
+        if name not in (*known, *KEPT):
+            raise UnknownEncoding(
+                f"There is no encoding for the vision tower and no position scheme for the language model called "
+                f"{name!r}.{did_you_mean(name, known)} Schemes: {', '.join(list_schemes())}; encodings: see "
+                "vispe.list_encodings()."
+            )
 
 
 def restore_transformers(model: nn.Module) -> None:
