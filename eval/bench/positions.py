@@ -6,8 +6,9 @@ The sequence has 131,072 tokens and 1,000 images of several sizes with text betw
 types of tokens, and grids of patches that are merged 2 x 2. For `rope_dhr` the images are four tiles and a thumbnail
 each, for `group_pe` the texts belong to two groups in turn.
 
-Measured are `Stream.from_ids`, and the coordinates and the next token's of a stream that is new (what a stream remembers
-after its first use is not counted): medians of wall time, with one thread and with all, and of the processor's time.
+Measured are `Stream.from_ids`, and the coordinates and the next token's of a stream that is new (what a stream
+remembers after its first use is not counted): medians of wall time, with one thread and with all, and of the
+processor's time.
 Other work on the machine makes runs with all threads many times slower, so every row has the machine's load. Names of
 schemes measure these again and leave the other rows as they are.
 """

@@ -92,7 +92,9 @@ def test_spec_strings_as_they_are_written():
 
 
 def test_sections_that_do_not_fit_are_refused_or_clipped():
-    with pytest.raises(OptionError, match="cannot be interleaved: 6 pairs at a distance of 3 do not fit into 16"):
+    with pytest.raises(
+        OptionError, match="cannot be interleaved: 6 pairs at a distance of 3 do not fit into 16"
+    ):
         create_scheme("mrope_i(sections=[4,6,6])").allocation(16)
     clipped = create_scheme("mrope_i(sections=[4,6,6],clip=true)").allocation(16)
     assert clipped.tolist() == [0, 1, 2] * 5 + [0]

@@ -61,7 +61,7 @@ class Image:
 
     def __post_init__(self) -> None:
         _check_counts("Image", h=self.h, w=self.w)
-        if len(self.tiles) != 2:
+        if not isinstance(self.tiles, tuple | list) or len(self.tiles) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(f"Image needs tiles=(rows, columns), got {self.tiles!r}.")
         _check_counts("Image", **{"tile rows": self.tiles[0], "tile columns": self.tiles[1]})
         if self.thumbnail not in (None, "first", "last"):
