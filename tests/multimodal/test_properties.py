@@ -111,7 +111,7 @@ def test_places_of_known_schemes():
 def test_what_options_change():
     assert not seen("mrope(text_axes=time)").text_exact
     assert not seen("mhrope(sections=[1,2,2])").text_exact  # three of eight key heads do not turn
-    assert keeps_text(create_scheme("mhrope"), pairs=16, kv_heads=1)
+    assert keeps_text(create_scheme("mhrope"), pairs=16, kv_heads=3)
     assert not keeps_text(create_scheme("mhrope", sections=(1, 1, 1)), pairs=16, kv_heads=4)
     assert not keeps_text(create_scheme("mrope", text_axes="time"), pairs=8, kv_heads=2)
     assert seen("mrope(tokens_per_second=2.0)").timed

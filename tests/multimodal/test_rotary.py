@@ -320,6 +320,12 @@ def test_published_sections():
     assert letters(create_scheme("hope_vlm").allocation(64)) == "hw" * 24 + "0" * 16
     package = letters(create_scheme("videorope(layout=package)").allocation(64))
     assert package == "t" + "hw" * 23 + "h" + "t" * 16
+    for few in (1, 2):
+        with pytest.raises(
+            OptionError, match=f"a key head for each of time, rows and columns; the model has {few}"
+        ):
+            create_scheme("mhrope").allocation(64, few)
+    assert [letters(h)[0] for h in create_scheme("mhrope").allocation(64, 4)] == ["t", "t", "h", "w"]
     heads = create_scheme("mhrope").allocation(64, 8)
     assert [set(letters(h)) for h in heads] == [{c} for c in "tthhhwww"]
     assert [letters(h) for h in create_scheme("mhrope(sections=[1,1,1])").allocation(2, 4)] == [

@@ -54,7 +54,9 @@ def stream_of(model: Any, types: Tensor, mask: Tensor, documents: Tensor, given:
         pictures = [_tiled(side, int(r), int(c)) for r, c in given["tile_grids"]]
         return Stream.from_ids(types, pictures, **common)
     tiles = math.ceil(int((types[mask] == IMAGE).sum()) / side**2)
-    return Stream.from_ids(types, torch.tensor([[1, side, side]] * tiles).reshape(-1, 3), **common)
+    return Stream.from_ids(
+        types, torch.tensor([[1, side, side]] * tiles, dtype=torch.long).reshape(-1, 3), **common
+    )
 
 
 def _tiled(side: int, rows: int, cols: int) -> Image:
@@ -89,14 +91,17 @@ def _any_resolution(config: Any, given: dict[str, Any]) -> list[Image]:
     """Return the blocks of LLaVA-OneVision's images: the small copy, then the tiles or one token."""
     from transformers.models.llava_onevision import modeling_llava_onevision as llava
 
-    sizes, counts = given.get("image_sizes"), given.get("batch_num_images")
+    sizes = [] if given.get("image_sizes") is None else list(given["image_sizes"])
+    counts = given.get("batch_num_images")
     side = config.vision_config.image_size // config.vision_config.patch_size
-    cut = (
-        [True] * len(sizes or ()) if counts is None else [int(n) == 1 for n in counts for _ in range(int(n))]
-    )
+    cut = [True] * len(sizes)
+    if counts is not None:
+        cut = [int(n) == 1 for n in counts for _ in range(int(n))]
+    if len(cut) != len(sizes):
+        raise InputError(f"batch_num_images adds up to {len(cut)} images, but image_sizes has {len(sizes)}.")
     limit = int((given.get("vision_aspect_ratio") or config.vision_aspect_ratio).removeprefix("anyres_max_"))
     blocks: list[Image] = []
-    for size, alone in zip([] if sizes is None else sizes, cut, strict=True):
+    for size, alone in zip(sizes, cut, strict=True):
         blocks.append(Image(side, side))
         if not alone:
             blocks.append(Image(1, 1))  # the token that ends the image

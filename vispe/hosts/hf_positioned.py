@@ -6,6 +6,7 @@ position ids; that turns them into cosines and sines for its layers. Nothing abo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from vispe.hosts.hf_state import (
     next_keys,
     prompt_keys,
     remember,
+    settled,
     split_ids,
     state_after,
     text_coordinates,
@@ -46,7 +48,7 @@ class PositionedGeneration:
         from transformers import GenerationMixin
 
         keys = GenerationMixin._prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs)  # type: ignore[arg-type]
-        if all(model_kwargs.get(name) is None for name in (*PIXELS, *GRIDS)):
+        if not _given(model_kwargs, *PIXELS, *GRIDS):
             return keys
         inner: Any = self.model  # type: ignore[attr-defined]
         cache = model_kwargs.get("past_key_values")
@@ -96,8 +98,7 @@ class PositionedModel:
         """Return the coordinates of tokens (b, s) that may contain pictures."""
         types = token_types(self.config, input_ids, types, (keys.shape[0], keys.shape[1]))  # type: ignore[attr-defined]
         if types is None:
-            found = [name for name in (*PIXELS, *GRIDS) if given.get(name) is not None]
-            if found:
+            if found := _given(given, *PIXELS, *GRIDS):
                 raise InputError(
                     f"inputs_embeds came with {found[0]} but without mm_token_type_ids, so nothing says which tokens "
                     "are pictures; give mm_token_type_ids (b, s)."
@@ -145,11 +146,12 @@ class PositionedModel:
         if state is None:
             check_filled_here(past_key_values)
         table, span, offset = (kwargs.pop(name, None) for name in (TABLE, SPAN, OFFSET))
-        pictures = any(kwargs.get(name) is not None for name in (*PIXELS, *(GRIDS if state is None else ())))
+        pictures = bool(_given(kwargs, *PIXELS, *(GRIDS if state is None else ())))
         pictures |= input_ids is None and mm_token_type_ids is not None
         given = keys is not None
         if keys is None and state is not None:
-            keys = next_keys(length, past_key_values, state)
+            keys = next_keys(length, past_key_values, state, mask)
+            given = mask is not None and state.by_mask
         elif keys is None:  # text alone is counted with its padding, as the model of before does
             keys = prompt_keys(length, rows, mask if pictures else None, tokens.device)
         keys = keys.expand(rows, length)
@@ -164,14 +166,20 @@ class PositionedModel:
         elif not pictures:
             if state is None:
                 padding = (~valid_tokens(keys, mask)).sum(1) if given else keys.new_zeros(rows)
-                following = SequenceState(torch.zeros_like(padding, dtype=torch.float64), padding)
+                following = SequenceState(
+                    torch.zeros_like(padding, dtype=torch.float64), padding, by_mask=given
+                )
+            elif given and length > 1:  # another turn
+                padding = state.padding + (~valid_tokens(keys, mask)).sum(1)
+                following = replace(state, padding=padding)
             ids = text_coordinates(scheme, keys, following)
         else:
             valid = valid_tokens(keys, mask)
             made = self.vispe_prompt(input_ids, mm_token_type_ids, keys, valid, state, kwargs)
             ids, following = made.ids, state_after(made, keys, valid)
             if state is not None:
-                following = SequenceState(following.offset, following.padding + state.padding)
+                padding = following.padding * given + state.padding  # else keys were counted with padding
+                following = replace(following, padding=padding, by_mask=state.by_mask)
         kwargs.pop("tile_grids", None)
         if mm_token_type_ids is not None and hasattr(self, "get_rope_index"):
             kwargs["mm_token_type_ids"] = mm_token_type_ids
@@ -186,12 +194,20 @@ class PositionedModel:
         if following is not None and self.language_model.vispe_late:  # type: ignore[attr-defined]
             before = None if state is None else state.ids
             seen = ids if before is None else torch.cat([before, ids], 2)
-            following = SequenceState(following.offset, following.padding, seen)
+            following = replace(following, ids=seen)
         if following is not state and following is not None:
             cache = past_key_values if past_key_values is not None else _cache_of(outputs)
             if cache is not None:
+                if following.settled is None:
+                    following.settled = settled(following, cache, keys, ids, scheme.step)
                 remember(cache, following)
         return outputs
+
+
+def _given(kwargs: dict[str, Any], *names: str) -> list[str]:
+    """Return which of these arguments say something; `generate` passes an empty dict where there are no pictures."""
+    values = ((name, kwargs.get(name)) for name in names)
+    return [name for name, v in values if v is not None and not (isinstance(v, dict) and not v)]
 
 
 def _cache_of(outputs: Any) -> Any:

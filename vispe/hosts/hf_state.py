@@ -5,7 +5,7 @@ Keys are ordinary position ids, 0 .. n - 1 in every sequence; masks, packing and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,18 +23,21 @@ class SequenceState:
         offset: (b), float64.
         padding: tokens of each row that have no key of their own (b).
         ids: coordinates of all tokens (axes, b, s), where keys are kept without them; else None.
+        by_mask: whether padding has no keys; text alone is counted with its padding, as the model of before does.
+        settled: from how many cached tokens on this holds: all that follows them is text; None until it is known.
     """
 
     offset: Tensor
     padding: Tensor
     ids: Tensor | None = None
+    by_mask: bool = True
+    settled: int | Tensor | None = None
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of these rows."""
         rows = rows.to(self.offset.device)
-        return SequenceState(
-            self.offset[rows], self.padding[rows], None if self.ids is None else self.ids[:, rows]
-        )
+        ids = None if self.ids is None else self.ids[:, rows]
+        return replace(self, offset=self.offset[rows], padding=self.padding[rows], ids=ids)
 
     def repeat(self, times: int) -> SequenceState:
         """Return the state with every row repeated."""
@@ -62,11 +65,23 @@ class PositionedCache:
         self.vispe_state = self.vispe_state and self.vispe_state.repeat(repeats)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens."""
+        """Forget the last tokens, which must be text.
+
+        Raises:
+            InputError: a picture would go too, and nobody knows any more where the text before it stood.
+        """
+        state = self.vispe_state
+        if state is not None and state.settled is not None:
+            left = int(self.get_seq_length()) + tokens_to_remove  # type: ignore[attr-defined]
+            if 0 < left < int(state.settled):
+                raise InputError(
+                    f"The cache would be cropped to {left} tokens, but the last picture in it ends at token "
+                    f"{int(state.settled)}; keep a copy of the cache from before the picture."
+                )
         super().crop(tokens_to_remove)  # type: ignore[misc]
-        if self.vispe_state is not None and self.vispe_state.ids is not None:
-            kept = self.vispe_state.ids[..., : self.get_seq_length()]  # type: ignore[attr-defined]
-            self.vispe_state = SequenceState(self.vispe_state.offset, self.vispe_state.padding, kept)
+        if state is not None and state.ids is not None:
+            kept = state.ids[..., : self.get_seq_length()]  # type: ignore[attr-defined]
+            self.vispe_state = replace(state, ids=kept)
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -90,9 +105,11 @@ def prompt_keys(length: int, rows: int, mask: Tensor | None, device: torch.devic
     return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
 
 
-def next_keys(length: int, cache: Any, state: SequenceState) -> Tensor:
-    """Return the keys (b, length) of tokens that follow what is in a cache."""
+def next_keys(length: int, cache: Any, state: SequenceState, mask: Tensor | None) -> Tensor:
+    """Return the keys (b, length) of tokens that follow what is in a cache; padding repeats the key before it."""
     seen = cache.get_seq_length() - state.padding
+    if mask is not None and state.by_mask:
+        return seen[:, None] + mask[:, -length:].long().cumsum(1) - 1
     return seen[:, None] + torch.arange(length, device=seen.device)
 
 
@@ -116,6 +133,12 @@ def state_after(coordinates: Coordinates, keys: Tensor, valid: Tensor) -> Sequen
     last = torch.where(valid, torch.arange(keys.shape[1], device=keys.device), -1).amax(1)
     following = torch.where(last < 0, 0, keys.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1)
     return SequenceState(coordinates.next - coordinates.scheme.step * following, (~valid).sum(1))
+
+
+def settled(state: SequenceState, cache: Any, keys: Tensor, ids: Tensor, step: float) -> int | Tensor:
+    """Return how many cached tokens there are up to the last one, of all rows, that is not text with this offset."""
+    text = (ids[0] - step * keys - state.offset[:, None]).abs() < 1e-6
+    return cache.get_seq_length() - text.flip(1).long().cumprod(1).sum(1).amin()
 
 
 def text_coordinates(scheme: Scheme, keys: Tensor, state: SequenceState) -> Tensor:

@@ -44,7 +44,7 @@ def sections_for(pairs: int, sections: Sections, share: float) -> tuple[int, int
         OptionError: they do not add up.
     """
     if sections is None:
-        each = round(share * pairs)
+        each = min(round(share * pairs), (pairs - 1) // 2)  # time has one at least
         return pairs - 2 * each, each, each
     if sum(sections) != pairs:
         raise OptionError(

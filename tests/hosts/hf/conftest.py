@@ -1,4 +1,4 @@
-"""Tests on Hugging Face's models: one thread, since these models are too small for two, and what their code warns of."""
+"""Tests on Hugging Face's models: one thread, as they are too small for two, and what their code warns of."""
 
 from collections.abc import Iterator
 

@@ -40,12 +40,18 @@ def converted(family: str, spec: str, kv_heads: int = 1, dtype: torch.dtype = to
     """Return a converted model that nobody changes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of schemes that are not text-exact; tested on its own
-        return vispe.convert(copy_of(family, kv_heads, dtype), spec)
+        return vispe.convert(copy_of(family, kv_heads, dtype), named(spec, kv_heads))
 
 
-def scheme_of(family: str, spec: str) -> Scheme:
+def named(spec: str, kv_heads: int) -> str:
+    """Return a spec with the heads of mhrope named, as these models have too few to share them out."""
+    heads = {1: [0, 0, 1], 2: [1, 0, 1]}
+    return f"mhrope(sections={heads[kv_heads]})" if spec == "mhrope" and kv_heads in heads else spec
+
+
+def scheme_of(family: str, spec: str, kv_heads: int = 1) -> Scheme:
     """Return a scheme with the sections of the model, where it has some for this layout."""
-    scheme = create_scheme(spec)
+    scheme = create_scheme(named(spec, kv_heads))
     if HOST_SCHEME.get(family) == scheme.name and scheme.options()["sections"] is None:
         return create_scheme(scheme, sections=HOST_SECTIONS[family])
     return scheme
@@ -84,8 +90,8 @@ def angles_of(model: Any, ids: Tensor, axis_of_pair: Tensor) -> Iterator[None]:
 
 
 def wanted_logits(family: str, spec: str, batch: Batch, kv_heads: int = 1) -> Tensor:
-    """Return the logits (b, s, v) of the stock model with the coordinates that the scheme gives a stream said by hand."""
-    scheme = scheme_of(family, spec)
+    """Return the logits (b, s, v) of the stock model with the coordinates of a stream that is said by hand."""
+    scheme = scheme_of(family, spec, kv_heads)
     pairs = 16
     coordinates = scheme.coordinates(batch.stream)
     mask = batch.stream.mask.long()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.hosts.hf.reference import converted, generated, looped, recomputed, same, stock
-from tests.hosts.hf.tiny import FAMILIES, QWEN, WORDS, batch
+from tests.hosts.hf.tiny import FAMILIES, IMAGE, QWEN, WORDS, batch
 from vispe.errors import InputError
 
 ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
@@ -49,8 +49,7 @@ def beams(model, given, count, steps):
     return torch.tensor(alive[0][1])
 
 
-@pytest.mark.parametrize("spec", ["mrope_i", "v2pe"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "spec"), [("qwen2_vl", "v2pe"), *((f, "mrope_i") for f in FAMILIES)])
 def test_beam_search(family, spec):
     model = converted(family, spec)
     given = batch(family, ROWS[2])
@@ -60,29 +59,20 @@ def test_beam_search(family, spec):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beam_search_of_a_batch(family):
-    """Rows of different offsets: each is found as it would be alone."""
-    model = converted(family, "mrope_i")
-    given = batch(family, *ROWS)
-    found = model.generate(**given.inputs, max_new_tokens=3, num_beams=3, do_sample=False)
-    given_twice = batch(family, *ROWS, *ROWS)
-    assert given_twice["input_ids"].shape[0] == 6
-    length = given["input_ids"].shape[1]
-    text = batch(family, ROWS[0])
-    text.inputs["input_ids"] = given["input_ids"][:1, -7:]
-    assert torch.equal(found[0, length:], beams(model, text, 3, 3))
-    for row in (1, 2):
-        scores = [float(after_scores(model, given, row, found[row, length:]))]
-        greedy = recomputed(model, given, 3)[0][row]
-        assert scores[0] >= float(after_scores(model, given, row, greedy)) - 1e-5
-
-
-def after_scores(model, given, row, tokens):
-    """The log-probability of tokens (n) after a row, from nothing."""
-    all_rows = tokens.expand(len(given["input_ids"]), -1)
+    """Rows of different offsets change places all the time: each is scored as it would be from nothing."""
+    model, given = converted(family, "mrope_i"), batch(family, *ROWS)
+    out = model.generate(
+        **given.inputs,
+        max_new_tokens=4,
+        num_beams=3,
+        length_penalty=0.0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    said = out.sequences[:, given["input_ids"].shape[1] :]
     with torch.no_grad():
-        logits = model(**given.with_tokens(all_rows), use_cache=False).logits[row]
-    scores = logits[-len(tokens) - 1 : -1].log_softmax(-1)
-    return scores.gather(1, tokens[:, None]).sum()
+        logits = model(**given.with_tokens(said), use_cache=False).logits[:, -5:-1]
+    close(out.sequences_scores, logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -103,16 +93,9 @@ def test_rows_of_a_cache_may_move(family, change):
             model, cache, given.with_tokens(torch.ones(3, 1).long())["attention_mask"], torch.full((3, 1), 9)
         )
         cache = other
-    words = torch.tensor([[5, 6, 7], [8, 9, 10]])
-    wanted = [
-        after(model, given, w[None].T.expand(-1, 1)[rows_of].reshape(3, 1))
-        for w in words
-        for rows_of in ([0, 1, 2],)
-    ]
-    seen = given["attention_mask"][rows]
-    seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
-    found = step(model, cache, seen, words[0][rows][:, None])
-    close(found, wanted[0][rows])
+    words = torch.tensor([[5], [6], [7]])
+    seen = given.with_tokens(words)["attention_mask"]
+    close(step(model, cache, seen[rows], words[rows]), after(model, given, words)[rows])
 
 
 @pytest.mark.parametrize("spec", ["mrope_i", "v2pe", "mrope(spatial_reset=true)"])
@@ -120,24 +103,8 @@ def test_rows_of_a_cache_may_move(family, change):
 def test_a_conversation_goes_on_with_another_picture(family, spec):
     """A cache of one picture and an answer is continued with a second picture, as if all had come at once."""
     model = converted(family, spec)
-    whole = batch(family, [3, "image", 4, "wide", 5])
-    first = batch(family, [3, "image", 4])
-    cut = first["input_ids"].shape[1]
-    first.inputs["input_ids"] = whole["input_ids"][:, :cut]
-    if family == "llava_onevision":  # two pictures of one conversation are not cut in tiles
-        first = batch(family, [3, "image", 4])
-        first.inputs["batch_num_images"] = torch.tensor([2])
-    wanted = None
-    pictures = ("pixel_values", "image_grid_thw", "image_sizes")
-    parts = [{}, {}]
-    at = cut_of(family, whole)
-    for name in pictures:
-        if name in whole.inputs:
-            split = split_of(family, whole, name)
-            parts[0][name], parts[1][name] = whole[name][:split], whole[name][split:]
-    if family == "llava_onevision":
-        for part in parts:
-            part["batch_num_images"] = torch.tensor([2])
+    whole = batch(family, [3, "image", 4, "wide", 5], counted=False)
+    parts, at = pictures_of(family, whole), cut_of(whole)
     with torch.no_grad():
         wanted = model(**whole.inputs, use_cache=False).logits
         shared = {
@@ -169,47 +136,67 @@ def looped_from(model, given, cache, logits):
     return tokens, torch.stack(all_logits, 1)
 
 
-def cut_of(family, whole):
-    """A place between the two pictures: one word after the first of them."""
+def cut_of(whole):
+    """A place between the two pictures: two words after the first of them."""
     words = (whole["input_ids"][0] < WORDS).long()
     pictures = (words[1:] < words[:-1]).nonzero()[:, 0]
     start = int(pictures[0]) + 1
-    return start + int(words[start:].argmax()) + 1
+    return start + int(words[start:].argmax()) + 2
 
 
-def split_of(family, whole, name):
-    """How many entries of an input belong to the first picture."""
-    return int(whole["image_grid_thw"][0].prod()) if family in QWEN and name == "pixel_values" else 1
+def pictures_of(family, whole):
+    """The inputs of the first picture, and those of the second."""
+    parts: tuple[dict, dict] = {}, {}
+    for name in ("pixel_values", "image_grid_thw", "image_sizes"):
+        if name in whole.inputs:
+            patches = family in QWEN and name == "pixel_values"
+            first = int(whole["image_grid_thw"][0].prod()) if patches else 1
+            parts[0][name], parts[1][name] = whole[name][:first], whole[name][first:]
+    return parts
 
 
+@pytest.mark.parametrize("counted", [True, False], ids=["ids", "no ids"])
+@pytest.mark.parametrize("picture", [False, True], ids=["text", "picture"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_of_a_conversation_may_be_padded_between_turns(family):
-    """The second turn is shorter in one row; padding between the turns counts for nothing."""
+def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, counted):
+    """Padding between the turns counts for nothing, whether ids or the mask say so."""
     model = converted(family, "mrope_i")
-    first = batch(family, [3, "image", 4], [6])
+    first = batch(family, [3, "image", 4], [6], counted=False)
+    turn = batch(family, [2], [1, "wide", 3] if picture else [5], seed=8, counted=False)
     out = prefilled(model, first)
-    turn = batch(family, [2], [5], seed=8)
+    length = turn["input_ids"].shape[1]
     seen = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
-    types = {"mm_token_type_ids": turn["mm_token_type_ids"]} if family in QWEN else {}
-    ids = (seen.cumsum(1) - 1).clamp(min=0)[:, -5:]
+    ids = (seen.cumsum(1) - 1).clamp(min=0)
+    word = torch.tensor([[5], [6]])
+    whole = {
+        "attention_mask": torch.cat([seen, torch.ones_like(word)], 1),
+        "position_ids": torch.cat([ids, ids[:, -1:] + 1], 1),
+    }
+    whole["input_ids"] = torch.cat([first["input_ids"], turn["input_ids"], word], 1)
+    if family in QWEN:
+        whole["mm_token_type_ids"] = (whole["input_ids"] == IMAGE).long()
+    pictures = ("pixel_values", "image_grid_thw", "image_sizes")
+    given = {n: turn[n] for n in pictures if n in turn.inputs}
+    for name in pictures:
+        if name in first.inputs:
+            whole[name] = joined(*(t[name] for t in (first, turn) if name in t.inputs))
     with torch.no_grad():
-        whole = dict(first.inputs, attention_mask=seen)
-        for name in ("input_ids", "mm_token_type_ids"):
-            if name in whole:
-                whole[name] = torch.cat([first[name], turn[name]], 1)
-        wanted = model(**whole, use_cache=False).logits[:, -5:]
-        given = {"input_ids": turn["input_ids"], "attention_mask": seen, **types}
-        for more in ({}, {"position_ids": ids}):
-            cache = copy.deepcopy(out.past_key_values)
-            found = model(**given, **more, past_key_values=cache).logits
-            close(found[turn["attention_mask"].bool()], wanted[turn["attention_mask"].bool()])
-            word = torch.tensor([[5], [6]])
-            longer = torch.cat([seen, torch.ones(2, 1).long()], 1)
-            after_turn = {
-                k: torch.cat([v, word * 0], 1) if k == "mm_token_type_ids" else v for k, v in whole.items()
-            }
-            after_turn |= {"input_ids": torch.cat([whole["input_ids"], word], 1), "attention_mask": longer}
-            close(step(model, cache, longer, word), model(**after_turn, use_cache=False).logits[:, -1])
+        wanted = model(**whole, use_cache=False).logits
+        given |= {"input_ids": turn["input_ids"], "attention_mask": seen}
+        given |= {"mm_token_type_ids": turn["mm_token_type_ids"]} if family in QWEN else {}
+        given |= {"position_ids": ids[:, -length:]} if counted else {}
+        found = model(**given, past_key_values=out.past_key_values).logits
+    valid = turn["attention_mask"].bool()
+    close(found[valid], wanted[:, -length - 1 : -1][valid])
+    close(step(model, out.past_key_values, whole["attention_mask"], word), wanted[:, -1])
+
+
+def joined(*parts):
+    """Pixels or grids of several calls as one; pictures of fewer tiles are filled up."""
+    if parts[0].ndim < 5:
+        return torch.cat(parts)
+    most = max(p.shape[1] for p in parts)
+    return torch.cat([torch.cat([p, p.new_zeros(len(p), most - p.shape[1], *p.shape[2:])], 1) for p in parts])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -225,37 +212,40 @@ def test_a_cache_is_cropped_inside_the_text(family):
             given.with_tokens(torch.full((1, 1 + (token > 9)), 1))["attention_mask"],
             torch.tensor([[token]]),
         )
-    cache.crop(2)
+    cache.crop(-2)
     seen = given.with_tokens(wanted[0][:, :1])["attention_mask"]
     close(step(model, cache, seen, wanted[0][:, :1]), wanted[1][:, 1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_is_cropped_before_a_picture(family):
-    """What goes on from before the second picture is right, or is refused; it is never placed after that picture."""
-    model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5])
-    at = cut_of(family, given)
+    """It is refused: text would be placed after the picture that is gone. The cache of before is right."""
+    model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5], counted=False)
+    at = cut_of(given)
     cache = prefilled(model, given).past_key_values
     word = torch.tensor([[7]])
-    pixels = {
-        n: given[n][: split_of(family, given, n)]
-        for n in ("pixel_values", "image_grid_thw", "image_sizes")
-        if n in given.inputs
-    }
-    if "image_sizes" in pixels:
-        pixels["batch_num_images"] = torch.tensor([2])
+    pixels = pictures_of(family, given)[0]
     tokens = torch.cat([given["input_ids"][:, :at], word], 1)
-    types = {"mm_token_type_ids": (tokens == 290).long()} if family in QWEN else {}
+    types = {"mm_token_type_ids": (tokens == IMAGE).long()} if family in QWEN else {}
     with torch.no_grad():
         wanted = model(
             input_ids=tokens, attention_mask=torch.ones_like(tokens), **types, **pixels, use_cache=False
         ).logits[:, -1]
-        try:
-            cache.crop(given["input_ids"].shape[1] - at)
-            found = step(model, cache, torch.ones_like(tokens), word)
-        except InputError:
-            return
+        with pytest.raises(InputError, match="the last picture in it ends at token"):
+            cache.crop(at - given["input_ids"].shape[1])
+        out = model(
+            input_ids=tokens[:, :-1],
+            attention_mask=torch.ones_like(tokens[:, :-1]),
+            **first_types(types),
+            **pixels,
+        )
+    found = step(model, out.past_key_values, torch.ones_like(tokens), word)
     close(found, wanted)
+
+
+def first_types(types):
+    """Types of all tokens but the last."""
+    return {k: v[:, :-1] for k, v in types.items()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -285,7 +275,7 @@ def test_generation_with_a_static_cache(family):
     same(generated(model, given, 3, cache_implementation="static"), recomputed(model, given, 3))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
 def test_the_compiled_step_is_compiled_once(family):
     from transformers import StaticCache
 

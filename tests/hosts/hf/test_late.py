@@ -79,7 +79,9 @@ def test_what_cannot_be_moved_is_refused():
     coordinates = create_scheme("mrope_i").coordinates(given.stream)
     with torch.no_grad():
         cache = _again(early, given)
-        with pytest.raises(UnsupportedHost, match="turned already; convert the model with late_rotation=True"):
+        with pytest.raises(
+            UnsupportedHost, match="turned already; convert the model with late_rotation=True"
+        ):
             reposition(cache, coordinates)
         cache = _again(late("llava", "v2pe"), given)
     with pytest.raises(ShapeError, match=r"\(axes, rows, tokens\) \(1, 1, \d+\), got \(3, 1, \d+\)"):

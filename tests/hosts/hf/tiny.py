@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
-
 from vispe.multimodal import Image, Stream, Text, Video
+
+transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
 
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES = (*QWEN, "llava", "llava_onevision", "internvl")
@@ -100,7 +100,7 @@ def make(family: str, kv_heads: int = 1, seed: int = 0) -> Any:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
-            wide = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+            wide = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
             weight.copy_(noise * wide / weight[0].numel() ** 0.5 if weight.ndim > 1 else weight + 0.1 * noise)
         model.lm_head.weight[WORDS:] = 0
         model.lm_head.weight[PAD] = 0
@@ -231,7 +231,14 @@ class _Writer:
             self.marker(END)
 
 
-def batch(family: str, *rows: list[Any], padding: str = "left", seed: int = 1, mask: bool = True) -> Batch:
+def batch(
+    family: str,
+    *rows: list[Any],
+    padding: str = "left",
+    seed: int = 1,
+    mask: bool = True,
+    counted: bool = True,
+) -> Batch:
     """Return inputs of a batch.
 
     Args:
@@ -241,6 +248,7 @@ def batch(family: str, *rows: list[Any], padding: str = "left", seed: int = 1, m
         padding: on which side.
         seed: of words and pixels.
         mask: whether to give an attention mask.
+        counted: whether LLaVA-OneVision is told how many pictures there are; it cuts pictures that are alone.
     """
     w = _Writer(family, seed)
     for items in rows:
@@ -248,7 +256,7 @@ def batch(family: str, *rows: list[Any], padding: str = "left", seed: int = 1, m
         pictures = [i for i in items if isinstance(i, str) and i != "video"]
         w.counts.append(len(pictures))
         for item in items:
-            w.add(item, len(pictures) == 1)
+            w.add(item, len(pictures) == 1 or not counted)
     length = max(len(tokens) for tokens, _ in w.rows)
     ids = torch.full((len(rows), length), PAD)
     seen = torch.zeros(len(rows), length, dtype=torch.long)
@@ -272,7 +280,8 @@ def batch(family: str, *rows: list[Any], padding: str = "left", seed: int = 1, m
         most = max(len(p) for p in w.pixels)
         padded = [torch.cat([p, p.new_zeros(most - len(p), *p.shape[1:])]) for p in w.pixels]
         inputs |= {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor(w.sizes)}
-        inputs["batch_num_images"] = torch.tensor([n for n in w.counts if n])
+        if counted:
+            inputs["batch_num_images"] = torch.tensor([n for n in w.counts if n])
     elif w.pixels:
         inputs["pixel_values"] = torch.cat(w.pixels)
     if w.frames and family == "llava_onevision":

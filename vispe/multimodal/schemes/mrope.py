@@ -167,6 +167,11 @@ class MHRoPE(MRoPE):
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return one axis for each key head (kv_heads, pairs)."""
+        if self.sections is None and kv_heads < 3:
+            raise OptionError(
+                f"mhrope needs a key head for each of time, rows and columns; the model has {kv_heads}. Name their "
+                "heads in sections, or use mrope_i."
+            )
         sections = self.sections or sections_for(kv_heads, None, self.share)
         return allocation.multi_head(sections, kv_heads, pairs)
 
