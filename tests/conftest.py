@@ -1,11 +1,11 @@
-"""What every test can rely on: seeds, few threads, warnings that are errors, a clean skip without a GPU."""
+"""What every test can rely on: seeds, one thread, warnings that are errors, a clean skip without a GPU."""
 
 import os
 import random
 from collections.abc import Iterator
 
-THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
-os.environ["OMP_NUM_THREADS"] = str(THREADS)  # read by the libraries below when they are imported
+# before the libraries below are imported, which read it; of subprocesses, too: tensors of tests are too small for two
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
@@ -44,8 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _few_threads() -> None:
-    torch.set_num_threads(THREADS)
+def _one_thread_each() -> None:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

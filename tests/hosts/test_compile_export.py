@@ -26,7 +26,7 @@ def graphs(model, sizes) -> int:
 
 
 def test_compiled_equals_eager_on_several_grids_without_more_recompiles_than_stock():
-    sizes = [(24, 40), (40, 24), (32, 48), (16, 64)]
+    sizes = [(24, 40), (40, 24), (16, 64)]
     stock = tiny(dynamic_img_size=True, depth=1)
     most = graphs(stock, sizes)
     for spec in ("alibi2d", "alibi2d(slopes=learned)+learned"):

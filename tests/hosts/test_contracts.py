@@ -55,6 +55,7 @@ def test_differential_attention_tells_encodings_the_width_of_its_heads(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_contracts_of_timm(model, spec):
     net = make(model, spec)
+    twin = shake(copy.deepcopy(net), seed=2)
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     out = net(x)
     assert out.shape == (2, 5), "classes"
@@ -77,7 +78,7 @@ def test_contracts_of_timm(model, spec):
     close({n: p.grad for n, p in net.named_parameters() if p.grad is not None}, wanted)
     net.set_grad_checkpointing(False)
     net.eval()
-    twin = make(model, spec)
+    assert not torch.equal(twin(x), out)
     twin.load_state_dict(net.state_dict())
     assert torch.equal(twin(x), out), "a checkpoint holds everything"
     assert torch.equal(copy.deepcopy(net)(x), out)

@@ -1,11 +1,12 @@
 """A faster interpreter: what Triton's does anew in every call, and what it computes to throw away.
 
 It exchanges the functions of `triton.language` in every call of a helper, checks sums and products of whole numbers
-for overflow (only in debug mode does it say what it found), and makes numpy dtypes that it has made before.
+for overflow (only in debug mode does it say what it found), and makes numpy dtypes and shapes that it has made before.
 
     TRITON_INTERPRET=1 python -m tests.triton.interpreter PROGRAM [ARGUMENTS]      (run a program with it)
 """
 
+import math
 import runpy
 import sys
 from pathlib import Path
@@ -19,6 +20,9 @@ def make_faster(patch):
 
     patch.setattr(interpreter, "_patch_lang", exchanged_once(interpreter))
     patch.setattr(interpreter, "_get_np_dtype", kept_by_name(interpreter._get_np_dtype))
+    core = interpreter.tl.core
+    patch.setattr(core.block_type, "__init__", shaped_once(core))
+    patch.setattr(core.tensor, "__init__", tensor_of_shape(core))
     if not interpreter.interpreter_builder.options.debug:
         options = interpreter.InterpreterOptions(sanitize_overflow=False)
         patch.setattr(interpreter.interpreter_builder, "options", options)
@@ -54,6 +58,40 @@ def kept_by_name(function):
         return kept[type_.name]
 
     return read
+
+
+def shaped_once(core):
+    """Return a constructor of block types that checks, counts and names each shape of whole numbers once."""
+    check, kept = core.block_type.__init__, {}
+
+    def construct(self, element_ty, shape):
+        sizes = (*shape,)
+        whole = all(type(size) is int for size in sizes)
+        if not whole or sizes not in kept:
+            check(self, element_ty, shape)
+            if whole:
+                kept[sizes] = self.shape, self.numel, str(self.shape)
+            return
+        self.element_ty = element_ty
+        self.shape, self.numel, text = kept[sizes]
+        self.name = f"<{text}, {element_ty}>"
+
+    return construct
+
+
+def tensor_of_shape(core):
+    """Return a constructor of tensors that wraps each shape and its number of elements once."""
+    kept = {}
+
+    def construct(self, handle, type):
+        sizes = (*type.shape,) if type.is_block() else ()
+        if sizes not in kept:
+            numel = core.constexpr(math.prod(sizes))
+            kept[sizes] = core.tuple([core.constexpr(size) for size in sizes]), numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = kept[sizes]
+
+    return construct
 
 
 if __name__ == "__main__":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from vispe.encodings._options import is_whole
 from vispe.errors import InputError, OptionError, ShapeError
+from vispe.multimodal._typed import distinct, listed
 from vispe.multimodal.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Video
 from vispe.multimodal.stream import Blocks, Stream, check_same_shape
 
@@ -44,7 +46,7 @@ def stream_from_ids(
         raise InputError("A stream needs at least one token; the mask is 0 everywhere.")
     if bool(((kind < TEXT) | (kind > VIDEO)).any()):
         raise InputError(
-            f"types are 0 for text, 1 for image and 2 for video; got {kind.unique().tolist()} among them."
+            f"types are 0 for text, 1 for image and 2 for video; got {listed(distinct(kind))} among them."
         )
     block, enough = _blocks_of(kind, size.prod(1), pictures[1])
     sample = torch.arange(len(types), device=device)[:, None].expand_as(types)[valid]
@@ -119,7 +121,7 @@ def _check_values(types: Tensor, mask: Tensor | None, merge: object, **others: T
             raise InputError(f"{name} needs {kinds}, got {given.dtype}.")
     if mask is not None and mask.dtype != torch.bool and bool(((mask < 0) | (mask > 1)).any()):
         raise InputError(
-            f"mask is 1 for tokens and 0 for padding, got {mask.unique().tolist()} among them; pass the numbers of "
+            f"mask is 1 for tokens and 0 for padding, got {listed(distinct(mask))} among them; pass the numbers of "
             "packed samples as documents."
         )
 
@@ -130,7 +132,12 @@ def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -
         given = ()
     if not isinstance(given, Tensor):
         _check_segments(given, kind, seconds, apart)
-        parts = [(p, n, getattr(s, "seconds", None)) for n, s in enumerate(given) for p in s.parts()]  # type: ignore[arg-type, attr-defined]
+        segments = cast("Sequence[Image | Video]", given)  # as checked
+        parts = [
+            (p, n, s.seconds if isinstance(s, Video) else None)
+            for n, s in enumerate(segments)
+            for p in s.parts()
+        ]
         size = torch.tensor([p[0][:3] for p in parts], dtype=torch.long).reshape(-1, 3)
         tile = torch.tensor([p[0][3] for p in parts], dtype=torch.long).reshape(-1, 4)
         clock = torch.tensor([torch.nan if p[2] is None else p[2] for p in parts], dtype=torch.float64)
@@ -145,7 +152,7 @@ def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -
     if bool(((size < 1).any(1) | (size[:, 1:] % merge).any(1)).any()):
         raise InputError(
             f"Every {kind} grid needs at least one frame, and rows and columns that {merge} divides; "
-            f"got {size.tolist()}."
+            f"got {listed(size)}."
         )
     size = torch.stack([size[:, 0], size[:, 1] // merge, size[:, 2] // merge], 1)
     clock = torch.full((len(size),), torch.nan, dtype=torch.float64, device=size.device)
@@ -156,7 +163,7 @@ def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -
                 f"seconds needs one value for each of {len(size)} videos, got {tuple(clock.shape)}."
             )
         if bool(((clock <= 0) | clock.isinf()).any()):
-            raise InputError(f"seconds from frame to frame are above 0, got {clock.tolist()}.")
+            raise InputError(f"seconds from frame to frame are above 0, got {listed(clock)}.")
     picture = torch.arange(len(size), device=size.device)
     if apart:
         size, clock, picture = (x.repeat_interleave(size[:, 0], 0) for x in (size, clock, picture))
@@ -204,17 +211,17 @@ def _mismatch(blocks: Blocks, wrong: Tensor, used: Tensor, grids: int, enough: T
         )
     m = int(wrong.nonzero()[0, 0])
     about = torch.stack([blocks.kind, blocks.sample, blocks.document])
-    other = (about != about[:, m : m + 1]).any(0).nonzero()[:, 0].tolist()
-    run = slice(
-        max((o + 1 for o in other if o < m), default=0), min((o for o in other if o > m), default=len(wrong))
-    )
+    other: list[int] = listed((about != about[:, m : m + 1]).any(0).nonzero()[:, 0])
+    start = max((o + 1 for o in other if o < m), default=0)
+    run = slice(start, min((o for o in other if o > m), default=len(wrong)))
     name = "image" if int(blocks.kind[m]) == IMAGE else "video"
-    segment = run.start - int((blocks.sample < blocks.sample[m]).sum())
+    segment = start - int((blocks.sample < blocks.sample[m]).sum())
     found = f"{int(blocks.tokens[run].sum())} {name} placeholders"
     where = f"Sample {int(blocks.sample[m])}, segment {segment}"
-    if not bool(enough[run.start]):
+    if not bool(enough[start]):
         return f"{where}: there are {found} more than the {name} grids account for."
-    sizes = [s if s[0] > 1 or name == "video" else s[1:] for s in blocks.size[run].tolist()]
+    of_run: list[list[int]] = listed(blocks.size[run])
+    sizes = [s if s[0] > 1 or name == "video" else s[1:] for s in of_run]
     named = [f"{' x '.join(map(str, s))} = {math.prod(s)}" for s in sizes[:4]]
     hint = ", or pass frames_apart=True where text stands between frames" if name == "video" else ""
     return (

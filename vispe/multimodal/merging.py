@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vispe.encodings._options import is_whole
 from vispe.errors import InputError, OptionError, ShapeError
+from vispe.multimodal._typed import unfolded
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ def merge_tokens(
     kept = ids.double().flatten(1)[:, chosen].flatten(0, 1)  # every row of ids with all its picks
     kept = torch.where(count > 0, kept, 0.0)
     mean, kept, total, count = (
-        x.unflatten(at, (b, m + 1)).narrow(at + 1, 0, m)
+        unfolded(x, at, (b, m + 1)).narrow(at + 1, 0, m)
         for x, at in ((mean, 0), (kept, 1), (total, 0), (count, 0))
     )
     return Merged(mean.to(tokens.dtype), kept, total, count > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from vispe.encodings._options import is_positive, is_whole
 from vispe.errors import OptionError
@@ -12,9 +12,8 @@ Sections = tuple[int, ...] | None
 
 def check_sections(sections: Any) -> None:
     """Raise `OptionError` unless `sections` is None or three whole numbers from 0 on."""
-    fine = (
-        isinstance(sections, tuple) and len(sections) == 3 and all(is_whole(s) and s >= 0 for s in sections)
-    )
+    given = cast("tuple[Any, ...]", sections) if isinstance(sections, tuple) else ()
+    fine = len(given) == 3 and all(is_whole(s) and s >= 0 for s in given)
     if sections is not None and not fine:
         raise OptionError(f"sections needs three whole numbers (time, rows, columns), got {sections!r}.")
 

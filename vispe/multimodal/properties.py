@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import UnsupportedCombination
+from vispe.multimodal._typed import distinct, listed, unfolded
 from vispe.multimodal.registry import create_scheme
 from vispe.multimodal.rotary import angles
 from vispe.multimodal.scheme import Coordinates, Scheme
@@ -107,7 +108,7 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
     rule = create_scheme(scheme)
     images = {(1, h, w): _cost(rule, Image(h, w)) for h, w in _IMAGES}
     videos = {size: _cost(rule, Video(*size)) for size in _VIDEOS}
-    picture = _inside(rule, Image(24, 36)).unflatten(1, (24, 36))
+    picture = unfolded(_inside(rule, Image(24, 36)), 1, (24, 36))
     moved = _inside(rule, Image(5, 7), 50) - _inside(rule, Image(5, 7), 3)
     tiles = _tiles(rule)
     return SchemeProperties(
@@ -195,12 +196,12 @@ def _gap(rule: Scheme, picture: Segment) -> tuple[float, float]:
 
 
 def _distinct(ids: Tensor) -> bool:
-    return len(ids.T.unique(dim=0)) == ids.shape[1]
+    return len(distinct(ids.T, 0)) == ids.shape[1]
 
 
 def _rows(picture: Tensor) -> list[list[float]]:
     """Return the coordinates of each axis as a list, in an order that does not depend on that of the axes."""
-    return sorted(picture.flatten(1).tolist())
+    return sorted(listed(picture.flatten(1)))
 
 
 def _random(rule: Scheme) -> bool:

@@ -78,4 +78,4 @@ def create_scheme(spec: str | Mapping[str, Any] | Scheme, **options: Any) -> Sch
                 f"The scheme {name!r} has no option {key!r}.{did_you_mean(key, known)} "
                 f"It has: {', '.join(known) or 'none'}."
             )
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    return cls(**{k: tuple(cast("list[object]", v)) if isinstance(v, list) else v for k, v in given.items()})

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vispe.attention.rotation import Layout, PairRotation
 from vispe.errors import ShapeError
+from vispe.multimodal._typed import unfolded
 from vispe.multimodal.allocation import ZERO
 
 
@@ -82,7 +83,7 @@ def to_interleaved(x: Tensor, dim: int = -1) -> Tensor:
     """
     pairs = _pairs(x, dim)
     return (
-        x.unflatten(dim, (2, pairs))
+        unfolded(x, dim, (2, pairs))
         .transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1)
         .flatten(*((dim - 1, dim) if dim < 0 else (dim, dim + 1)))
     )
@@ -92,7 +93,7 @@ def to_half(x: Tensor, dim: int = -1) -> Tensor:
     """Undo `to_interleaved`."""
     pairs = _pairs(x, dim)
     return (
-        x.unflatten(dim, (pairs, 2))
+        unfolded(x, dim, (pairs, 2))
         .transpose(dim - 1 if dim < 0 else dim, dim if dim < 0 else dim + 1)
         .flatten(*((dim - 1, dim) if dim < 0 else (dim, dim + 1)))
     )

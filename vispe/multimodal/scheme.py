@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -242,4 +243,6 @@ class Scheme:
 def _word(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return "null" if value is None else str(value).lower()
-    return f"[{','.join(map(_word, value))}]" if isinstance(value, tuple | list) else str(value)
+    if not isinstance(value, tuple | list):
+        return str(value)
+    return f"[{','.join(map(_word, cast('Sequence[object]', value)))}]"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, ShapeError
+from vispe.multimodal._typed import unfolded
 from vispe.multimodal.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Segment, Text, Video
 
 Row = Sequence[Segment] | Sequence[Sequence[Segment]]  # a sample, or several packed into one row
@@ -206,9 +207,9 @@ class Stream:
     def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
         """Spread values of tokens (..., n) over the batch (..., b, s), `padding` elsewhere."""
         if values.shape[-1] == self.mask.numel():
-            return values.unflatten(-1, self.shape)
+            return unfolded(values, -1, self.shape)
         out = values.new_full((*values.shape[:-1], self.mask.numel()), padding)
-        return out.index_copy_(-1, self.mask.flatten().nonzero()[:, 0], values).unflatten(-1, self.shape)
+        return unfolded(out.index_copy_(-1, self.mask.flatten().nonzero()[:, 0], values), -1, self.shape)
 
     def attention_mask(self) -> Tensor:
         """Return which keys a query may attend to, (b, 1, s, s) bool.
@@ -222,26 +223,34 @@ class Stream:
         own = self.scatter(
             torch.where(b.shared, torch.arange(len(b.shared), device=place.device), -1)[self.block], -1
         )
-        q, k = (lambda x: x[:, None, :, None]), (lambda x: x[:, None, None, :])
+
+        def q(x: Tensor) -> Tensor:
+            return x[:, None, :, None]
+
+        def k(x: Tensor) -> Tensor:
+            return x[:, None, None, :]
+
         seen = (q(place) >= k(place)) & (q(document) == k(document)) & ((k(own) < 0) | (q(own) == k(own)))
         return seen & q(self.mask) & k(self.mask)
 
 
-def _documents(row: Row) -> list[Sequence[Segment]]:
+def _documents(row: object) -> list[Sequence[Segment]]:
     """Return the samples packed into a row."""
     if isinstance(row, Text | Image | Video) or not isinstance(row, Sequence):
         raise InputError(
             f"A row is a list of segments, got {row!r}; write Stream.of([[Text(5), Image(4, 6)]])."
         )
-    items = list(row)
+    items = list(cast("Sequence[object]", row))
     if all(isinstance(i, Text | Image | Video) for i in items):
-        return [items]  # type: ignore[list-item]
+        return [cast("list[Segment]", items)]
     if any(isinstance(i, Text | Image | Video) for i in items):
         raise InputError("A row holds segments, or lists of segments that are packed into it, not both.")
     for item in items:
-        if not isinstance(item, Sequence) or not all(isinstance(i, Text | Image | Video) for i in item):
+        if not isinstance(item, Sequence) or not all(
+            isinstance(i, Text | Image | Video) for i in cast("Sequence[object]", item)
+        ):
             raise InputError(f"A row holds Text, Image and Video, or lists of them, got {item!r}.")
-    return [list(i) for i in items]  # type: ignore[arg-type]
+    return [list(i) for i in cast("list[Sequence[Segment]]", items)]
 
 
 def _table(rows: list[tuple[object, ...]]) -> Blocks:

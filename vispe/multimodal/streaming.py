@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vispe.encodings._options import is_whole
 from vispe.errors import InputError, OptionError
+from vispe.multimodal._typed import listed
 from vispe.multimodal.segments import Text
 from vispe.multimodal.stream import Stream
 
@@ -137,8 +138,8 @@ def group_mask(stream: Stream) -> Tensor:
 
 def _words(given: Lengths, prompt: int, end: int) -> list[list[int]]:
     """Return prompt, words and end of each sample, checked."""
-    samples = given.tolist() if isinstance(given, Tensor) else [list(words) for words in given]
-    samples = [[prompt, *(w for w in words if w != 0), end] for words in samples]
+    rows: Sequence[Sequence[int]] = listed(given) if isinstance(given, Tensor) else given
+    samples = [[prompt, *(w for w in words if w != 0), end] for words in rows]
     for n, words in enumerate(samples):
         if not all(is_whole(w) and w >= 0 for w in words):
             raise OptionError(

@@ -38,7 +38,8 @@ def measure(contender: Contender, setup: Setup, plan: Plan) -> dict[str, Any]:
     if before is not None:
         row["extra_first_mib"] = round((torch.cuda.max_memory_allocated() - before - size) / MIB, 3)
     del first
-    warm(step, setup.device, plan.warmup)
+    if not plan.dry:
+        warm(step, setup.device, plan.warmup)
     if before is not None:
         torch.cuda.reset_peak_memory_stats()
         step(1)

@@ -149,7 +149,8 @@ class Bench:
 
     def _setup(self, case: Case, mode: Mode) -> Setup | Exception:
         """Return the inputs of a case, or why they cannot be had."""
-        gc.collect()
+        if not self.plan.dry:
+            gc.collect()
         try:
             return Setup(case, mode, self.device, self.backend, self.plan.dry)
         except torch.OutOfMemoryError as error:

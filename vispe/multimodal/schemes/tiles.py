@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vispe.errors import UnsupportedCombination
 from vispe.multimodal import allocation
+from vispe.multimodal._typed import listed
 from vispe.multimodal.options import check_option
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
@@ -112,7 +113,7 @@ def _check_thumbnails(blocks: Blocks) -> None:
     lonely = cut & (found == 0)
     if bool(lonely.any()):
         m = int(lonely.nonzero()[0, 0])
-        rows, columns = blocks.tile[m, 2:].tolist()
+        rows, columns = listed(blocks.tile[m, 2:])
         raise UnsupportedCombination(
             f"rope_dhr gives tiles the positions of a thumbnail, but sample {int(blocks.sample[m])} has an image of "
             f"{rows} x {columns} tiles with no thumbnail next to them; describe it by Image(..., thumbnail='last'), "
