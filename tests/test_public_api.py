@@ -30,6 +30,7 @@ PUBLIC = [
     "plot_bias",
     "register",
     "restore",
+    "symmetrize",
 ]
 
 

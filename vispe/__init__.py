@@ -15,6 +15,7 @@ from vispe.hosts import front_door
 from vispe.hosts.convert import convert, describe, restore
 from vispe.layers import Attention
 from vispe.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
+from vispe.symmetry import symmetrize
 
 __all__ = [
     "Additive",
@@ -38,6 +39,7 @@ __all__ = [
     "plot_bias",
     "register",
     "restore",
+    "symmetrize",
 ]
 
 front_door.install()

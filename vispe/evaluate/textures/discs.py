@@ -1,0 +1,132 @@
+"""Discs that do not overlap, in a matrix; the packing repeats after a period."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vispe.errors import OptionError
+from vispe.evaluate.textures.base import Texture
+from vispe.evaluate.textures.checks import (
+    Seed,
+    frozen,
+    not_negative,
+    number,
+    pair,
+    positive,
+    smooth,
+    whole_pair,
+)
+from vispe.evaluate.textures.packing import neighbours, packed, shortest
+from vispe.evaluate.textures.waves import Places, fine
+
+_FEWEST = 16  # discs, so that scaling them to meet the coverage changes them little
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DiscPacking(Texture):
+    """Discs that do not overlap, class 1, in a matrix, class 0; made by `disc_packing`.
+
+    Attributes:
+        centres: (n, 2) as (y, x), within the period.
+        radii: (n,), pixels.
+        levels: grey levels of matrix and discs.
+        edge: width over which the grey level changes, and smallest gap between discs, pixels.
+    """
+
+    centres: np.ndarray = field(repr=False)
+    radii: np.ndarray = field(repr=False)
+    levels: tuple[float, float]
+    edge: float
+    _tree: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        frozen(self.centres, self.radii)
+        grown = (
+            self.radii + self.edge / 2
+        )  # still apart, so a place within one of them is nearest to that one in
+        height = np.sqrt(
+            grown.max() ** 2 - grown**2
+        )  # squared distance less squared radius: a height over the plane
+        tree = neighbours(np.column_stack([self.centres, height]), (*self.period, 0))
+        object.__setattr__(self, "_tree", tree)
+
+    @property
+    def coverage(self) -> float:
+        """Share of the area that is covered by discs, exactly, over one period."""
+        return float(np.pi * np.square(self.radii).sum() / (self.period[0] * self.period[1]))
+
+    def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
+        points = places.points()
+        _, nearest = self._tree.query(np.concatenate([points, np.zeros_like(points[..., :1])], -1))
+        away = shortest(points - self.centres[nearest], self.period)
+        inside = self.radii[nearest] - np.hypot(away[..., 0], away[..., 1])
+        share = smooth(inside / self.edge + 0.5) if self.edge else (inside >= 0).astype(np.float64)
+        low, high = self.levels
+        return low + (high - low) * share, (inside >= 0).astype(np.int64)
+
+
+def disc_packing(
+    seed: Seed,
+    *,
+    radius: float = 8.0,
+    spread: float = 0.25,
+    coverage: float = 0.4,
+    period: int | tuple[int, int] = 512,
+    levels: tuple[float, float] = (0.3, 0.7),
+    edge: float = 2.0,
+    detail: float = 0.03,
+    stretch: float = 1.0,
+    direction: float = 0.0,
+    spacing: float = 1.0,
+) -> DiscPacking:
+    """Return discs at random places that do not overlap: particles, precipitates, pores.
+
+    Radii are log-normal; the largest discs are placed first, each where it first fits (random sequential addition).
+
+    Args:
+        seed: whole number, or a numpy Generator, which is advanced.
+        radius: mean radius in pixels; radii are then scaled together, by a little, to meet the coverage.
+        spread: standard deviation of the radii as a share of their mean; 0 for equal discs.
+        coverage: share of the area that discs cover, exact over one period; about 0.5 can be reached.
+        period: pixels after which the packing repeats, (y, x) or one for both.
+        levels: grey levels of matrix and discs.
+        edge: width over which the grey level changes, and smallest gap between discs, pixels; 0 for steps.
+        detail: standard deviation of a fine field (wavelength 4 pixels) that is added to the grey level.
+        stretch: elongation; above 1 for a control that is not isotropic.
+        direction: of the elongation, degrees counter-clockwise from the horizontal.
+        spacing: length of a pixel, in any unit.
+
+    Raises:
+        OptionError: an option is out of its range, there are fewer than 16 discs in a period, or they do not fit.
+        MissingExtra: scipy is not installed.
+    """
+    rng, shape = np.random.default_rng(seed), whole_pair(period, "period")
+    positive(radius, "radius"), not_negative(spread, "spread"), not_negative(edge, "edge")
+    if not 0 < number(coverage, "coverage") < 1:
+        raise OptionError(f"coverage must be between 0 and 1, got {coverage!r}.")
+    greys = pair(levels, "levels")
+    dark, bright = number(greys[0], "each of levels"), number(greys[1], "each of levels")
+    wanted, sigma = coverage * shape[0] * shape[1], np.sqrt(np.log1p(spread**2))
+    count = round(wanted / (np.pi * radius**2 * (1 + spread**2)))
+    if count < _FEWEST:
+        raise OptionError(
+            f"A period of {shape} pixels is covered to {coverage:g} by {count} discs of radius {radius:g}; enlarge it, "
+            f"so that there are {_FEWEST}."
+        )
+    radii = np.sort(radius * np.exp(sigma * rng.standard_normal(count) - sigma**2 / 2))[::-1]
+    radii = radii * np.sqrt(wanted / (np.pi * np.square(radii).sum()))
+    return DiscPacking(
+        classes=("matrix", "disc"),
+        centres=packed(rng, radii, shape, edge),
+        radii=radii,
+        levels=(dark, bright),
+        edge=float(edge),
+        detail=fine(rng, detail, shape),
+        period=shape,
+        stretch=positive(stretch, "stretch"),
+        direction=number(direction, "direction"),
+        spacing=positive(spacing, "spacing"),
+    )

@@ -1,0 +1,191 @@
+"""Textures made of waves: thresholded Gaussian random fields, and layers with wavy interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vispe.errors import OptionError
+from vispe.evaluate.textures.base import Texture
+from vispe.evaluate.textures.checks import (
+    Seed,
+    frozen,
+    not_negative,
+    number,
+    positive,
+    shares,
+    smooth,
+    whole_pair,
+)
+from vispe.evaluate.textures.waves import Places, Raster, Waves, fine, plane_quantiles, ring_waves
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RandomField(Texture):
+    """A Gaussian random field, cut into classes at thresholds; made by `random_field`.
+
+    Attributes:
+        waves: the field, of unit variance.
+        thresholds: between the classes (classes - 1,), ascending.
+        contrast: grey levels for one standard deviation of the field, around 0.5.
+    """
+
+    waves: Waves = field(repr=False)
+    thresholds: np.ndarray
+    contrast: float
+
+    def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
+        values = self.waves.on(places)
+        return 0.5 + self.contrast * values, np.searchsorted(self.thresholds, values)
+
+
+def random_field(
+    seed: Seed,
+    *,
+    wavelength: float | Sequence[float] = 16.0,
+    waves: int = 128,
+    bandwidth: float = 0.15,
+    fractions: Sequence[float] = (0.5, 0.5),
+    exact_over: int | tuple[int, int] | None = None,
+    period: int | tuple[int, int] | None = None,
+    contrast: float = 0.125,
+    detail: float = 0.0,
+    stretch: float = 1.0,
+    direction: float = 0.0,
+    spacing: float = 1.0,
+) -> RandomField:
+    """Return a Gaussian random field as a finite sum of cosines, with thresholded phases: worms, blobs, foams.
+
+    The picture shows the field itself, so a threshold of the grey level is the perfect segmentation.
+
+    Args:
+        seed: whole number, or a numpy Generator, which is advanced.
+        wavelength: pixels; several make several rings of wave vectors.
+        waves: cosines on each ring; even, at least 8. Time grows with it.
+        bandwidth: half width of each ring, as a share of its radius.
+        fractions: shares of area of the classes, from dark to bright; they sum to 1.
+        exact_over: size of the centred, unturned picture on whose pixels the shares hold to the pixel. By default
+            they hold so over one period, or else, without a period, on the infinite plane, around which every picture
+            varies. Takes 32 bytes for each of these pixels while the texture is made.
+        period: pixels after which the field repeats; by default it never does.
+        contrast: standard deviation of the grey level; nearly all levels are in [0, 1] up to 0.125.
+        detail: standard deviation of a fine field (wavelength 4 pixels) that is added to the grey level alone.
+        stretch: elongation; above 1 for a control that is not isotropic.
+        direction: of the elongation, degrees counter-clockwise from the horizontal.
+        spacing: length of a pixel, in any unit.
+
+    Raises:
+        OptionError: an option is out of its range.
+    """
+    rng = np.random.default_rng(seed)
+    cuts = shares(fractions)
+    shape = None if period is None else whole_pair(period, "period")
+    made = ring_waves(rng, wavelength, waves, bandwidth, period=shape)
+    over = shape if exact_over is None else whole_pair(exact_over, "exact_over")
+    texture = RandomField(
+        classes=tuple(f"phase {i}" for i in range(len(cuts) + 1)),
+        waves=made,
+        thresholds=np.zeros(len(cuts)),
+        contrast=positive(contrast, "contrast"),
+        detail=fine(rng, detail, shape),
+        period=shape,
+        spacing=positive(spacing, "spacing"),
+        stretch=positive(stretch, "stretch"),
+        direction=number(direction, "direction"),
+    )
+    if over is None:
+        thresholds = plane_quantiles(made.amplitudes[0], len(made.phases), cuts)
+    else:
+        rows, cols = (np.arange(n) - (n - 1) / 2 for n in over)
+        values = np.sort(made.on(Raster(rows, cols, texture.unstretched(), np.zeros(2), shape)), axis=None)
+        at = np.clip(np.rint(cuts * values.size).astype(int), 1, values.size - 1)
+        thresholds = (values[at - 1] + values[at]) / 2
+    frozen(thresholds)
+    object.__setattr__(texture, "thresholds", thresholds)
+    return texture
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Layered(Texture):
+    """Layers one below the other; made by `layered`.
+
+    Attributes:
+        waves: height of every interface about its mean, pixels; None for flat ones.
+        interfaces: mean heights (layers - 1,), pixels below the centre, ascending.
+        levels: grey levels (layers,).
+        edge: width over which the grey level changes, pixels.
+    """
+
+    waves: Waves | None = field(repr=False)
+    interfaces: np.ndarray
+    levels: np.ndarray
+    edge: float
+
+    def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
+        depth = places.points()[..., 0]
+        if self.waves is not None:
+            depth = depth - self.waves.on(places)
+        grey = np.full(depth.shape, self.levels[0])
+        for y, step in zip(self.interfaces, np.diff(self.levels), strict=True):
+            below = (depth - y) / self.edge + 0.5 if self.edge else depth >= y
+            grey += step * smooth(below)
+        return grey, np.searchsorted(self.interfaces, depth, side="right")
+
+
+def layered(
+    seed: Seed,
+    *,
+    interfaces: Sequence[float] = (-32.0, 32.0),
+    levels: Sequence[float] | None = None,
+    waviness: float = 2.0,
+    wavelength: float = 48.0,
+    edge: float = 2.0,
+    detail: float = 0.03,
+    spacing: float = 1.0,
+) -> Layered:
+    """Return horizontal layers with wavy interfaces: a control where the place does tell the class.
+
+    Args:
+        seed: whole number, or a numpy Generator, which is advanced.
+        interfaces: mean heights, pixels below the centre of the picture, ascending.
+        levels: grey level of every layer from the top; equal steps from 0.25 to 0.75 by default.
+        waviness: standard deviation of the height of the interfaces, which are parallel; 0 for flat ones.
+        wavelength: of the interfaces, pixels.
+        edge: width over which the grey level changes, pixels; 0 for steps.
+        detail: see `random_field`.
+        spacing: length of a pixel, in any unit.
+
+    Raises:
+        OptionError: an option is out of its range.
+    """
+    rng = np.random.default_rng(seed)
+    heights = np.array([number(y, "each of interfaces") for y in interfaces])
+    if not len(heights) or (np.diff(heights) <= 0).any():
+        raise OptionError(f"interfaces must be ascending heights, at least one, got {tuple(interfaces)}.")
+    greys = np.linspace(0.25, 0.75, len(heights) + 1)
+    if levels is not None:
+        greys = np.array([number(g, "each of levels") for g in levels])
+    if len(greys) != len(heights) + 1:
+        raise OptionError(
+            f"{len(heights)} interfaces separate {len(heights) + 1} layers, got {len(greys)} levels."
+        )
+    waves = None
+    if not_negative(waviness, "waviness"):
+        waves = ring_waves(rng, wavelength, 32, 0.3, waviness)
+        waves = Waves(
+            np.stack([0 * waves.vectors[:, 0], np.hypot(*waves.vectors.T)], -1),
+            waves.phases,
+            waves.amplitudes,
+        )
+    frozen(heights, greys)
+    return Layered(
+        classes=tuple(f"layer {i}" for i in range(len(greys))),
+        waves=waves,
+        interfaces=heights,
+        levels=greys,
+        edge=not_negative(edge, "edge"),
+        detail=fine(rng, detail, None),
+        spacing=positive(spacing, "spacing"),
+    )

@@ -1,0 +1,149 @@
+"""Polycrystals: Voronoi cells of random seeds; the grains repeat after a period."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from vispe.errors import OptionError
+from vispe.evaluate.textures.base import Texture
+from vispe.evaluate.textures.checks import (
+    Seed,
+    frozen,
+    not_negative,
+    number,
+    positive,
+    shares,
+    smooth,
+    whole_pair,
+)
+from vispe.evaluate.textures.packing import neighbours, packed, shortest
+from vispe.evaluate.textures.waves import Places, fine
+
+_DARK = 0.1  # grey level of grain boundaries
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Voronoi(Texture):
+    """Grains: all places that are nearer to one seed than to any other; made by `voronoi`.
+
+    Attributes:
+        seeds: (n, 2) as (y, x), within the period.
+        phases: (n,), phase of every grain.
+        levels: (n,), grey level of every grain.
+        width: of the boundaries, pixels.
+        labels: what the classes are.
+    """
+
+    seeds: np.ndarray = field(repr=False)
+    phases: np.ndarray = field(repr=False)
+    levels: np.ndarray = field(repr=False)
+    width: float
+    labels: str
+    _tree: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        frozen(self.seeds, self.phases, self.levels)
+        object.__setattr__(self, "_tree", neighbours(self.seeds, self.period))
+
+    def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
+        points = places.points()
+        grain, distance = self._nearest(points.reshape(-1, 2), 4)
+        grain, distance = grain.reshape(points.shape[:-1]), distance.reshape(points.shape[:-1])
+        grey = self.levels[grain]
+        if self.width:
+            grey = _DARK + (grey - _DARK) * smooth(distance / self.width)
+        if self.labels == "grains":
+            return grey, grain
+        return grey, (distance < self.width / 2).astype(
+            np.int64
+        ) if self.labels == "boundaries" else self.phases[grain]
+
+    def _nearest(self, points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the grain (n,) of points (n, 2) and their distance to its boundary, exact up to `width`."""
+        k = min(k, len(self.seeds))
+        distances, order = self._tree.query(points, k)
+        away = shortest(self.seeds[order] - points[:, None], self.period)  # from the point to each seed
+        between = away[:, 1:] - away[:, :1]
+        gap = np.square(distances[:, 1:]) - np.square(distances[:, :1])
+        boundary = (gap / (2 * np.hypot(between[..., 0], between[..., 1]))).min(1)
+        # a seed further than those k is at least this far from the point, counted to its bisector
+        unsure = (distances[:, -1] - distances[:, 0]) / 2 < np.minimum(boundary, self.width)
+        if k < len(self.seeds) and unsure.any():
+            boundary[unsure] = self._nearest(points[unsure], 2 * k)[1]
+        return order[:, 0], boundary
+
+
+def voronoi(
+    seed: Seed,
+    *,
+    grain: float = 32.0,
+    regularity: float = 0.6,
+    labels: Literal["phases", "grains", "boundaries"] = "phases",
+    fractions: Sequence[float] = (0.5, 0.5),
+    variation: float = 0.03,
+    width: float = 3.0,
+    period: int | tuple[int, int] = 512,
+    detail: float = 0.03,
+    stretch: float = 1.0,
+    direction: float = 0.0,
+    spacing: float = 1.0,
+) -> Voronoi:
+    """Return a polycrystal: Voronoi cells of random seeds, in phases of different grey levels, with dark boundaries.
+
+    Args:
+        seed: whole number, or a numpy Generator, which is advanced.
+        grain: mean size in pixels, the side of a square with the mean area of the grains.
+        regularity: smallest distance of seeds as a share of `grain`, 0 (a Poisson process) to 0.75.
+        labels: classes are the phases, the numbers of the grains, or 1 on boundaries and 0 inside grains.
+        fractions: shares of the number of grains that have each phase, from dark to bright; they sum to 1.
+        variation: standard deviation of the grey level between grains of one phase.
+        width: of the boundaries in pixels, where the class is 'boundaries'; grey levels darken over the same
+            distance on either side. 0 for steps.
+        period: pixels after which the grains repeat, (y, x) or one for both; at least 4 grains.
+        detail: standard deviation of a fine field (wavelength 4 pixels) that is added to the grey level.
+        stretch: elongation; above 1 for a control that is not isotropic.
+        direction: of the elongation, degrees counter-clockwise from the horizontal.
+        spacing: length of a pixel, in any unit.
+
+    Raises:
+        OptionError: an option is out of its range.
+        MissingExtra: scipy is not installed.
+    """
+    rng, shape, cuts = np.random.default_rng(seed), whole_pair(period, "period"), shares(fractions)
+    if labels not in ("phases", "grains", "boundaries"):
+        raise OptionError(f"labels must be 'phases', 'grains' or 'boundaries', got {labels!r}.")
+    if labels == "boundaries" and not width:
+        raise OptionError("Boundaries as a class need a width; give width in pixels.")
+    if not 0 <= number(regularity, "regularity") <= 0.75:
+        raise OptionError(f"regularity must be between 0 and 0.75, got {regularity!r}.")
+    if min(shape) < 4 * positive(grain, "grain"):
+        raise OptionError(
+            f"A period of {shape} pixels holds less than 4 grains of {grain:g} in a row; enlarge it."
+        )
+    n = round(shape[0] * shape[1] / grain**2)
+    seeds = packed(rng, np.full(n, regularity * grain / 2), shape, 0.0)
+    phases = np.searchsorted(np.rint(cuts * n), rng.permutation(n), side="right")
+    levels = np.linspace(0.4, 0.75, len(cuts) + 1)[phases]
+    levels = levels + not_negative(variation, "variation") * rng.standard_normal(n)
+    names = {
+        "phases": tuple(f"phase {i}" for i in range(len(cuts) + 1)),
+        "grains": tuple(f"grain {i}" for i in range(n)),
+        "boundaries": ("grain", "boundary"),
+    }
+    return Voronoi(
+        classes=names[labels],
+        seeds=seeds,
+        phases=phases.astype(np.int64),
+        levels=levels,
+        width=not_negative(width, "width"),
+        labels=labels,
+        detail=fine(rng, detail, shape),
+        period=shape,
+        stretch=positive(stretch, "stretch"),
+        direction=number(direction, "direction"),
+        spacing=positive(spacing, "spacing"),
+    )
