@@ -1,0 +1,76 @@
+"""How much features and segmentations change when an image, which has no natural up, is turned, mirrored or shifted.
+
+Every function takes a callable and images and returns rows with a number for each image (`Measurement`); a
+`RotationResult` holds rows, draws the table and gives the verdict. Images are streamed: memory is bounded by a batch.
+"""
+
+from vispe.evaluate.rotation.angles import ANGLES, angle_equivariance
+from vispe.evaluate.rotation.clusters import cluster_consistency
+from vispe.evaluate.rotation.controls import control_rows
+from vispe.evaluate.rotation.features import (
+    equivariance,
+    orbit_average,
+    position_equivariance,
+    raw_intensity,
+)
+from vispe.evaluate.rotation.fingerprint import Fingerprint, fingerprint, random_crops
+from vispe.evaluate.rotation.group import D4, IDENTITY, Element, element, fit_to_patches
+from vispe.evaluate.rotation.layers import layer_curve, position_r2
+from vispe.evaluate.rotation.lie import lie_derivative, lie_derivatives
+from vispe.evaluate.rotation.model import ModelFeatures, random_twin
+from vispe.evaluate.rotation.poses import across_poses
+from vispe.evaluate.rotation.quadrant import quadrant_gap, scribble_classifier
+from vispe.evaluate.rotation.result import Measurement, RotationResult, merge, relabelled
+from vispe.evaluate.rotation.saved import SavedSegmenter
+from vispe.evaluate.rotation.scores import argmax_consistency, score_changes
+from vispe.evaluate.rotation.segmentation import angle_consistency, consistency, phase_consistency
+from vispe.evaluate.rotation.statistics import Summary, paired_difference, summarise
+from vispe.evaluate.rotation.stream import PerImage
+from vispe.evaluate.rotation.translation import crop_shift, roll_equivariance
+from vispe.evaluate.rotation.warp import Canvas, rotate
+
+__all__ = [
+    "ANGLES",
+    "D4",
+    "IDENTITY",
+    "Canvas",
+    "Element",
+    "Fingerprint",
+    "Measurement",
+    "ModelFeatures",
+    "PerImage",
+    "RotationResult",
+    "SavedSegmenter",
+    "Summary",
+    "across_poses",
+    "angle_consistency",
+    "angle_equivariance",
+    "argmax_consistency",
+    "cluster_consistency",
+    "consistency",
+    "control_rows",
+    "crop_shift",
+    "element",
+    "equivariance",
+    "fingerprint",
+    "fit_to_patches",
+    "layer_curve",
+    "lie_derivative",
+    "lie_derivatives",
+    "merge",
+    "orbit_average",
+    "paired_difference",
+    "phase_consistency",
+    "position_equivariance",
+    "position_r2",
+    "quadrant_gap",
+    "random_crops",
+    "random_twin",
+    "raw_intensity",
+    "relabelled",
+    "roll_equivariance",
+    "rotate",
+    "score_changes",
+    "scribble_classifier",
+    "summarise",
+]

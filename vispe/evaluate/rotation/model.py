@@ -1,0 +1,200 @@
+"""A vision transformer as a feature function, with its tokens moved after the patch embedding, and block by block."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
+from vispe.evaluate.rotation.group import Element
+
+
+class ModelFeatures:
+    """The patch features of a model: images (b, 3, H, W), normalised -> maps (b, d, h, w).
+
+    Works for every model that has `forward_intermediates`: timm's, open_clip's image towers, and both converted by
+    vispe. Class and register tokens are left out. Gradients flow, so that derivatives can be taken.
+
+    Args:
+        model: in evaluation mode; an open_clip model is taken by its image tower.
+        layer: block whose output is taken; negative counts from the end.
+        norm: apply the model's final norm.
+
+    Raises:
+        UnsupportedHost: the model returns no feature maps.
+        OptionError: the model is in training mode, where it is random.
+    """
+
+    def __init__(self, model: nn.Module, *, layer: int = -1, norm: bool = True) -> None:
+        tower = getattr(model, "visual", model)
+        if not hasattr(tower, "forward_intermediates"):
+            raise UnsupportedHost(
+                f"{type(tower).__name__} has no forward_intermediates, from which patch features are read; "
+                "use a timm or open_clip model, or give a function of images."
+            )
+        if tower.training:
+            raise OptionError(
+                "The model is in training mode, where its features are random; call model.eval() first."
+            )
+        self.model, self.layer, self.norm = tower, layer, norm
+        self.depth = self._depth()
+        if not -self.depth <= layer < self.depth:
+            raise OptionError(f"layer={layer} is not one of the {self.depth} blocks of the model.")
+
+    @property
+    def patch(self) -> int | None:
+        """Side of a patch in pixels; None where the model has no patch embedding."""
+        conv = patch_projection(self.model)
+        if conv is None:
+            return None
+        if conv.stride[0] != conv.stride[1]:
+            raise UnsupportedHost(f"The model has patches of {conv.stride} px; square ones are needed.")
+        return int(conv.stride[0])
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images (b, 3, H, W) -> maps (b, d, h, w)."""
+        return self._maps(images, [self.layer % self.depth], self.norm)[0]
+
+    def layers(self, images: Tensor) -> list[Tensor]:
+        """Return the maps after every block, without the final norm."""
+        return self._maps(images, list(range(self.depth)), False)
+
+    def permuted(self, images: Tensor, g: Element) -> Tensor:
+        """Return the maps for tokens that were moved by `g` after the patch embedding.
+
+        The patches are embedded as they stand, then the grid of tokens is moved, so the patch kernel has no part in
+        the result; encodings and everything else see the image moved by `g`.
+
+        Args:
+            images: (b, 3, H, W).
+            g: element of D4.
+
+        Raises:
+            UnsupportedHost: the model has no patch embedding that could be told apart.
+        """
+        with self._moved_tokens(images, g):
+            return self(g.apply(images))
+
+    def permuted_layers(self, images: Tensor, g: Element) -> list[Tensor]:
+        """Return what `layers` gives for tokens that were moved as in `permuted`."""
+        with self._moved_tokens(images, g):
+            return self.layers(g.apply(images))
+
+    @contextmanager
+    def _moved_tokens(self, images: Tensor, g: Element) -> Iterator[None]:
+        """While open, the patch embedding answers with the tokens of `images`, moved."""
+        conv = self._projection()
+        with torch.no_grad():
+            tokens = g.apply(conv(images.to(_device(self.model)))).contiguous()
+
+        def instead(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            if tokens.shape != output.shape:
+                raise ShapeError(
+                    f"The patch embedding gave {tuple(output.shape)} for the moved image and {tuple(tokens.shape)} "
+                    "by moving tokens; make both sides of the image multiples of the patch."
+                )
+            return tokens
+
+        handle = conv.register_forward_hook(instead)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _projection(self) -> nn.Conv2d:
+        conv = patch_projection(self.model)
+        if conv is None:
+            raise UnsupportedHost(
+                f"{type(self.model).__name__} has no patch embedding by one projection (patch_embed.proj or conv1 with "
+                "stride = kernel), so its position code cannot be told from its patch kernel; measure the full error "
+                "only."
+            )
+        return conv
+
+    def _maps(self, images: Tensor, indices: list[int], norm: bool) -> list[Tensor]:
+        patch, size = self.patch, tuple(images.shape[-2:])
+        if patch is not None and (size[0] % patch or size[1] % patch):
+            raise ShapeError(
+                f"An image of {size} px is no multiple of the model's patch of {patch} px; "
+                "fit it about its centre with fit_to_patches."
+            )
+        options: dict[str, Any] = {"output_fmt": "NCHW", "intermediates_only": True, "indices": indices}
+        named = "normalize_intermediates" if hasattr(self.model, "conv1") else "norm"
+        try:
+            found = self.model.forward_intermediates(
+                images.to(_device(self.model)), **options, **{named: norm}
+            )
+        except AssertionError as error:  # what timm says to an image of another size
+            raise InputError(
+                f"The model refuses an image of {size} px ({error}); build it with dynamic_img_size=True or give "
+                "square images of its size."
+            ) from error
+        maps = found["image_intermediates"] if isinstance(found, dict) else found
+        return list(maps)
+
+    def _depth(self) -> int:
+        for owner in (self.model, getattr(self.model, "transformer", None)):
+            for name in ("blocks", "resblocks"):
+                blocks = getattr(owner, name, None)
+                if blocks is not None:
+                    return len(blocks)
+        return len(getattr(self.model, "feature_info", None) or ()) or 1
+
+
+def patch_projection(model: nn.Module) -> nn.Conv2d | None:
+    """Return the convolution that embeds the patches of a transformer, or None.
+
+    It is `patch_embed.proj` (timm) or `conv1` (open_clip), reads the image itself and has stride = kernel.
+    """
+    conv = getattr(getattr(model, "patch_embed", None), "proj", None)
+    if conv is None and hasattr(model, "transformer"):
+        conv = getattr(model, "conv1", None)
+    if not isinstance(conv, nn.Conv2d) or conv.kernel_size != conv.stride or conv.padding not in (0, (0, 0)):
+        return None
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    return conv if conv is first or first is None else None
+
+
+def random_twin(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[str]]:
+    """Return a copy of a model with fresh random weights: the control for 'what training did'.
+
+    A random transformer is not invariant either. Every module draws its weights by its own `reset_parameters`, after
+    it a timm model by its `init_weights`; embeddings and tokens of the model itself get timm's normal(0, 0.02).
+
+    Args:
+        model: stays as it is.
+        seed: of the draws.
+
+    Returns:
+        The copy, in evaluation mode, and the names of the parameters that nothing redrew.
+    """
+    import copy
+
+    twin = copy.deepcopy(model)
+    before = {name: p.detach().clone() for name, p in twin.named_parameters()}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for module in twin.modules():
+            if callable(getattr(module, "reset_parameters", None)):
+                module.reset_parameters()
+        if callable(getattr(twin, "init_weights", None)):
+            twin.init_weights()
+        for name, p in twin.named_parameters():
+            known = name.rpartition(".")[2].endswith(
+                ("pos_embed", "_token", "positional_embedding", "class_embedding")
+            )
+            if known and torch.equal(p, before[name]):
+                torch.nn.init.trunc_normal_(p, std=0.02)
+    same = [name for name, p in twin.named_parameters() if torch.equal(p, before[name]) and not _constant(p)]
+    return twin.eval(), tuple(same)
+
+
+def _constant(p: Tensor) -> bool:
+    """Whether a parameter is where every initialisation puts it: all zeros or all ones."""
+    return bool((p == 0).all()) or bool((p == 1).all())
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -1,0 +1,59 @@
+"""A saved segmentation model as a segmenter that can be evaluated."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.errors import ShapeError
+
+
+class SavedSegmenter:
+    """The `.vispe` model file of `vispe segment`, as a function of one image.
+
+    Images must have been normalised once, before any pose, as the model file says (`normalize`, `clip`), to [0, 1].
+
+    Args:
+        path: the model file.
+        device: `'auto'`, `'cpu'`, `'cuda'` ...
+
+    Attributes:
+        names: of the classes 1..K.
+        n_classes: K.
+        normalize: mode of `vispe.segment.images.normalize`.
+        clip: its percentiles.
+
+    Raises:
+        InputError: the file cannot be used.
+    """
+
+    def __init__(self, path: str | Path, *, device: str = "auto") -> None:
+        from vispe.segment.features import Features
+        from vispe.segment.modelfile import load_model
+        from vispe.segment.predict import Post
+
+        self._model, self._post = load_model(path), Post()
+        self.names, self.n_classes = self._model.names, len(self._model.names)
+        self.normalize, self.clip = self._model.normalize, self._model.clip
+        self._features = Features(
+            self._model.features, seed=self._model.seed, device=device, basis=self._model.basis
+        )
+
+    def __call__(self, image: Tensor) -> np.ndarray:
+        """Image (c, H, W) in [0, 1] -> labels (H, W), 1..K."""
+        from vispe.segment.predict import predict_page
+
+        if image.ndim != 3 or image.shape[0] != self._model.channels:
+            raise ShapeError(
+                f"The model was trained on images of {self._model.channels} channel(s), got {tuple(image.shape)}; "
+                "choose channels first."
+            )
+        page = np.ascontiguousarray(image.detach().cpu().to(torch.float32).permute(1, 2, 0).numpy())
+        valid = np.ones(page.shape[:2], bool)
+        found = predict_page(page, valid, self._features, self._model.classifier, self._post, _quiet)
+        return found.labels
+
+
+def _quiet(share: float) -> None:
+    """Hear of progress and say nothing."""
