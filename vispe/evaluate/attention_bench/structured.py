@@ -45,7 +45,8 @@ class Structured:
             self.pos = pos.gather(random((n,)).argsort()[None])
         elif kind == "decomposed":
             shape = (0, 0) if pos.grid is None else pos.grid.shape
-            self.tensors = [random((h, m + 1, d)) * 0.2 for m in shape]
+            spread = (len(shape) * d) ** -0.5  # the bias gets a deviation of 1, as a table has
+            self.tensors = [random((h, m + 1, d)) * spread for m in shape]
             self.learned = 2
         elif kind == "gated":
             self.tensors, self.learned = [random((b, h, n)).sigmoid() for _ in range(2)], 2
