@@ -1,0 +1,140 @@
+"""Small ViTs that learn by filling in: reproducible, resumable, and nothing hidden is seen."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vispe
+from models import masked, pictures
+from vispe.symmetry import patch_kernel
+
+ROOT = Path(__file__).parents[2]
+TINY = masked.Recipe(side=24, patch=4, dim=24, depth=2, num_heads=2, textures=5, steps=6, batch=3)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    make = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(256, (3, h, w), generator=make, dtype=torch.uint8)
+        for h, w in ((30, 41), (24, 24), (9, 90))
+    ]
+
+
+def _state(model):
+    return {name: p.clone() for name, p in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("encoding", ["learn", "rope_axial", "alibi2d(slopes=learned)"])
+def test_stopped_and_continued_is_the_same(encoding, pool, tmp_path):
+    whole, losses = masked.train(encoding, TINY, pool)
+    file = tmp_path / "state.pt"
+
+    class Stop(Exception):
+        pass
+
+    def stop(step, loss):
+        if step == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        masked.train(encoding, TINY, pool, state=file, every=2, on_step=stop)
+    again, more = masked.train(encoding, TINY, pool, state=file, every=2)
+    assert more == losses
+    for name, value in _state(again).items():
+        assert torch.equal(value, whole.state_dict()[name]), name
+    with pytest.raises(SystemExit, match="another run"):
+        masked.train("none", TINY, pool, state=file)
+
+
+def test_the_kernel_stays_symmetric_and_learns(pool):
+    recipe = replace(TINY, symmetric=True)
+    model, _ = masked.train("alibi2d", recipe, pool)
+    start = masked.backbone("alibi2d", recipe)
+    assert patch_kernel(model).asymmetry < 1e-12
+    assert not torch.equal(model.patch_embed.proj.weight, start.patch_embed.proj.weight)
+    assert patch_kernel(masked.train("alibi2d", TINY, pool)[0]).asymmetry > 0.1
+
+
+def test_what_is_hidden_is_not_seen_and_is_asked():
+    """The answers do not change with hidden pixels; the loss does, and seen patches are not asked."""
+    model = masked.backbone("learn", TINY)
+    head = torch.nn.Linear(TINY.dim, 48)
+    images = torch.randn(2, 3, 24, 24)
+
+    def loss(x):
+        return masked.fill_in(model, head, x, TINY, torch.Generator().manual_seed(5))
+
+    order = torch.rand(2, 36, generator=torch.Generator().manual_seed(5)).argsort(1)
+    hidden = (order < round(0.6 * 36)).reshape(2, 1, 6, 6)
+    assert hidden.flatten(1).sum(1).tolist() == [22, 22]
+    seen = []
+    handle = model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    value = loss(images)
+    handle.remove()
+    wide = hidden.repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(images)
+    assert torch.equal(seen[0], images.masked_fill(wide, 0.0))
+    patches = images.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+    wanted = (patches - patches.mean(-1, keepdim=True)) / (patches.var(-1, keepdim=True) + 1e-2).sqrt()
+    with torch.no_grad():
+        error = (head(model(seen[0])) - wanted).square().mean(-1)
+    torch.testing.assert_close(value.detach(), error[hidden.flatten(1)].mean())
+
+
+def test_it_learns(pool):
+    ramps = [torch.linspace(0, 255, 40).repeat(3, 40, 1).round().to(torch.uint8)]
+    recipe = replace(TINY, steps=60, rate=5e-3)
+    _, losses = masked.train("learn", recipe, ramps)
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+def test_crops_come_from_large_pictures_only_and_from_all_poses(pool):
+    make = torch.Generator().manual_seed(3)
+    found = pictures.crops(pool, 400, 24, make)
+    assert found.shape == (400, 3, 24, 24)
+    square = pool[1].float() / 255
+    poses = [torch.rot90(m, k, (1, 2)) for m in (square, square.flip(-1)) for k in range(4)]
+    hits = [sum(torch.equal(f, p) for f in found) for p in poses]
+    assert min(hits) > 5
+    assert sum(hits) < 300  # the other picture is chosen as often
+
+
+def test_synthetic_pictures_do_not_depend_on_how_many_are_made():
+    few, more = list(pictures.synthetic(2, seed=4)), list(pictures.synthetic(3, seed=4))
+    assert all(torch.equal(a, b) for a, b in zip(few, more, strict=False))
+    assert more[0].shape == (3, 256, 256)
+    assert more[0].dtype == torch.uint8
+    assert not torch.equal(next(pictures.synthetic(1, seed=5)), few[0])
+
+
+def test_what_scikit_image_installs_is_found():
+    found = list(pictures.installed())
+    assert len(found) == len(pictures.INSTALLED)
+    assert all(p.dtype == torch.uint8 and p.shape[0] == 3 for p in found)
+
+
+def test_the_program_writes_weights_that_load(tmp_path):
+    options = (
+        "--side 24 --patch 4 --dim 24 --depth 1 --num-heads 2 --textures 1 --steps 2 --batch 2 --symmetric"
+    )
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "models" / "masked.py"), "--pos-embed", "alibi2d", "--out", str(tmp_path),
+         *options.split()], capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert (card["pos_embed"], card["recipe"]["dim"], card["versions"]["vispe"]) == (
+        "alibi2d",
+        24,
+        vispe.__version__,
+    )
+    recipe = masked.Recipe(**card["recipe"])
+    model = masked.backbone(card["pos_embed"], recipe)
+    model.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    assert model(torch.zeros(1, 3, 32, 24)).isfinite().all()
