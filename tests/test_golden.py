@@ -23,6 +23,7 @@ DONE = (
     "grape",
     "group_pe",
     "gta",
+    "head_health",
     "hope_vlm",
     "irpe",
     "liere",

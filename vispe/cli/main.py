@@ -40,6 +40,8 @@ COMMANDS: dict[str, str] = {
     "segment": "Segment micrographs from a few scribbles, or from no labels.",
     "apply": "Segment more images with a model that `vispe segment` wrote.",
     "probe": "Measure how much position a model's features reveal.",
+    "threecell": "Train small models on the three-cell benchmark and score what their encodings can tell.",
+    "health": "Report which attention heads of a model collapse, stay local, or look at places instead of things.",
     "convert-weights": "Rename the weights of a released checkpoint to vispe's names.",
     "bench": "Measure on this machine which backend is the fastest for attention with a position bias.",
     "doctor": "Show what this installation has; with a model, which attention path its layers take and why.",

@@ -1,0 +1,225 @@
+"""Sums over images from which a report of attention heads is made; no attention map outlives its layer.
+
+Memory between images, for L layers of h heads and width d, T tokens of which N are a grid gh x gw: L h (2 gh - 1)
+(2 gw - 1) four times, L h T twice and L N d, as float64; a ViT-S of 224 pixels takes 9 MB, a ViT-L of 518 pixels
+340 MB. While a layer runs: about 7 b T^2 float32 for each of the heads that are looked at together, which are as many
+as keep this below `SCRATCH` numbers, and at least one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias import Bias, SumBias
+from vispe.attention.content import ContextBias, DecomposedBias, GatedBias
+from vispe.errors import ShapeError
+from vispe.evaluate.attention_maps import Seen, attention_map
+from vispe.grid import Grid
+
+SCRATCH = 2**26  # numbers: 256 MB of float32
+CLAMP = 1e-10  # of probabilities in entropies
+
+
+@dataclass
+class LayerSums:
+    """Sums over images of one layer; all float64 on the CPU.
+
+    Attributes:
+        path: name of the layer.
+        received: attention that each key gets, mean over queries (h, T).
+        peak: the largest of these in an image (h,).
+        winners: images in which each key gets most (h, T).
+        entropy: of the rows of attention in nats, mean over queries (h,).
+        attention: from patch to patch by signed offset, summed over pairs (h, 2 gh - 1, 2 gw - 1).
+        logits: likewise.
+        squares: squared logits of all pairs of patches (h,).
+        bias: exp of the bias by offset, mean over pairs; NaN without one, or when it depends on what is seen.
+        prior: attention that the bias alone would give, by offset, summed over pairs like `attention`; NaN likewise.
+        q: squared queries by channel (h, d_h).
+        k: squared keys by channel (h_kv, d_h).
+        places: input by patch and channel (N, d).
+        energy: squared input by channel (d,).
+        masked: whether a mask kept some patches from attending to others.
+    """
+
+    path: str
+    received: Tensor
+    peak: Tensor
+    winners: Tensor
+    entropy: Tensor
+    attention: Tensor
+    logits: Tensor
+    squares: Tensor
+    bias: Tensor
+    prior: Tensor
+    q: Tensor
+    k: Tensor
+    places: Tensor
+    energy: Tensor
+    masked: bool = False
+
+
+@dataclass
+class HeadSums:
+    """Sums over images of all layers.
+
+    Attributes:
+        grid: the tokens, equal for all images.
+        images: how many were seen.
+        layers: one entry per layer.
+    """
+
+    grid: Grid | None = None
+    images: int = 0
+    layers: list[LayerSums] = field(default_factory=list)
+
+    def add(self, seen: Seen) -> None:
+        """Add one layer of one batch; the first layer of a batch counts its images.
+
+        Raises:
+            ShapeError: the grid is not that of the images before.
+        """
+        shape = Grid(seen.grid.shape, seen.grid.prefix)
+        if self.grid is None:
+            self.grid = shape
+        if shape != self.grid:
+            raise ShapeError(
+                f"Heads are compared on one grid, but {seen.path} got {shape.shape} patches after images of "
+                f"{self.grid.shape}; give images of one size."
+            )
+        if seen.layer == 0:
+            self.images += seen.x.shape[0]
+        sums = _layer_sums(seen, first_time=seen.layer >= len(self.layers))
+        if seen.layer >= len(self.layers):
+            self.layers.append(sums)
+            return
+        kept = self.layers[seen.layer]
+        for name, value in vars(sums).items():
+            if name not in ("path", "bias", "prior", "masked"):
+                getattr(kept, name).add_(value)
+        kept.masked |= sums.masked
+
+
+def offsets(grid: Grid, device: torch.device | str = "cpu") -> Tensor:
+    """Return which entry of a flat (2 gh - 1, 2 gw - 1) table each pair of patches has, (N, N) int64, query first.
+
+    The entry is that of key minus query.
+    """
+    h, w = grid.shape
+    rows = torch.arange(h, device=device)[:, None].expand(h, w).flatten()
+    cols = torch.arange(w, device=device).repeat(h)
+    down, right = rows[None] - rows[:, None] + h - 1, cols[None] - cols[:, None] + w - 1
+    return down * (2 * w - 1) + right
+
+
+def by_offset(values: Tensor, grid: Grid) -> Tensor:
+    """Return sums of values (h, N, N) float64 by offset, (h, 2 gh - 1, 2 gw - 1)."""
+    h, w = grid.shape
+    table = values.new_zeros(len(values), (2 * h - 1) * (2 * w - 1))
+    return table.index_add_(1, offsets(grid, values.device).flatten(), values.flatten(1)).unflatten(
+        1, (2 * h - 1, 2 * w - 1)
+    )
+
+
+def pairs(grid: Grid) -> Tensor:
+    """Return how many pairs of patches have each offset, (2 gh - 1, 2 gw - 1) float64."""
+    h, w = grid.shape
+    rows, cols = (n - torch.arange(1 - n, n, dtype=torch.float64).abs() for n in (h, w))
+    return rows[:, None] * cols
+
+
+def entropy(attn: Tensor, clamp: float = CLAMP) -> Tensor:
+    """Return the entropy of attention (..., n, m) in nats, mean over queries; probabilities are clamped."""
+    p = attn.clamp(min=clamp)
+    return -(p * p.log()).sum(-1).mean(-1)
+
+
+def _layer_sums(seen: Seen, first_time: bool) -> LayerSums:
+    call, prefix, grid = seen.call, seen.grid.prefix, seen.grid
+    batch, heads, tokens = call.q.shape[:3]
+    group = max(1, SCRATCH // (7 * batch * tokens**2))
+    parts: list[dict[str, Tensor]] = []
+    for first in range(0, heads, group):
+        chosen = slice(first, min(first + group, heads))
+        logits, attn = attention_map(call, chosen)
+        received = attn.mean(2).double()
+        top = received.argmax(-1)
+        logits = logits[:, :, prefix:, prefix:]
+        parts.append(
+            {
+                "received": received.sum(0),
+                "peak": received.amax(-1).sum(0),
+                "winners": torch.zeros_like(received[0]).scatter_add_(
+                    1, top.T, torch.ones_like(top.T).double()
+                ),
+                "entropy": entropy(attn).double().sum(0),
+                "attention": by_offset(attn[:, :, prefix:, prefix:].sum(0, dtype=torch.float64), grid),
+                "logits": by_offset(logits.sum(0, dtype=torch.float64), grid),
+                "squares": logits.double().square().sum((0, 2, 3)),
+            }
+        )
+    total = {name: torch.cat([p[name] for p in parts]).cpu() for name in parts[0]}
+    patches = seen.x[:, prefix:].double()
+    bias, prior = _alone(seen) if first_time else (torch.empty(0), torch.empty(0))
+    return LayerSums(
+        path=seen.path,
+        bias=bias,
+        prior=prior,
+        q=call.q.double().square().sum((0, 2)).cpu(),
+        k=call.k.double().square().sum((0, 2)).cpu(),
+        places=patches.sum(0).cpu(),
+        energy=patches.square().sum((0, 1)).cpu(),
+        masked=call.added() is not None or call.allowed() is not None,
+        **total,
+    )
+
+
+def _alone(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Return exp of the bias by offset, mean over pairs, in its largest value per head; and its softmax, summed."""
+    bias, prefix, grid = seen.call.bias, seen.grid.prefix, seen.grid
+    heads, tokens = seen.call.q.shape[1:3]
+    if bias is None or bias.per_sample or _sees_content(bias):
+        empty = torch.full((heads, *pairs(grid).shape), math.nan, dtype=torch.float64)
+        return empty, empty
+    group = max(1, SCRATCH // (7 * tokens**2))
+    parts: list[tuple[Tensor, Tensor]] = []
+    for first in range(0, heads, group):
+        dense = seen.call.dense_bias(slice(first, min(first + group, heads)))
+        dense = dense[0, :, prefix:, prefix:].double().expand(min(group, heads - first), -1, -1)
+        powers = (dense - dense.amax((1, 2), keepdim=True)).exp()
+        parts.append((by_offset(powers, grid).cpu() / pairs(grid), by_offset(dense.softmax(-1), grid).cpu()))
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def _sees_content(bias: Bias) -> bool:
+    if isinstance(bias, SumBias):
+        return any(_sees_content(term) for term in bias.terms)
+    return isinstance(bias, ContextBias | GatedBias | DecomposedBias)
+
+
+def radii(grid: Grid) -> Tensor:
+    """Return the distance in patches of every offset, (2 gh - 1, 2 gw - 1) float64."""
+    h, w = grid.shape
+    down, right = (torch.arange(1 - n, n, dtype=torch.float64) for n in (h, w))
+    return (down[:, None] ** 2 + right**2).sqrt()
+
+
+def reach(table: Tensor, eps: float) -> Tensor:
+    """Return the distance in patches within which 1 - eps of a table by offset lies, (h,) float64.
+
+    Args:
+        table: (h, 2 gh - 1, 2 gw - 1), not negative.
+        eps: share that is left out.
+    """
+    h, w = table.shape[1:]
+    distance, order = radii(Grid(((h + 1) // 2, (w + 1) // 2))).flatten().sort()
+    mass = table.flatten(1)[:, order].cumsum(1)
+    edge = torch.nn.functional.pad(distance[1:] != distance[:-1], (0, 1), value=True)  # a ring is taken whole
+    wanted = mass[:, -1:] * (1 - eps) * (1 - 1e-9)
+    enough = (mass >= wanted) & edge
+    found = distance[enough.int().argmax(1)]
+    return torch.where(mass[:, -1] > 0, found, math.nan)
