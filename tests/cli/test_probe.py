@@ -28,7 +28,7 @@ def images(tmp_path):
 
 
 def test_noise_alone_prints_the_table(capsys):
-    assert main(["probe", *MODEL, "--noise", "2", "--masks", "3"]) == 0
+    assert main(["probe", *MODEL, "--noise", "2", "--masks", "3", "--no-layers"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     title, *rest = out.splitlines()
@@ -43,7 +43,12 @@ def test_images_and_noise_leave_a_report_and_two_pictures(capsys, images, tmp_pa
     out = tmp_path / "out"
     words = ["probe", *MODEL[:1], str(images), *MODEL[1:], "--noise", "1", "--target", "ud", "-o", str(out)]
     assert main(words) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["probe.png", "probe_noise.png", "report.json"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        "probe.png",
+        "probe_noise.png",
+        "report.html",
+        "report.json",
+    ]
     with Image.open(out / "probe.png") as picture:
         assert min(picture.size) > 800
     report = json.loads((out / "report.json").read_text())
@@ -51,34 +56,75 @@ def test_images_and_noise_leave_a_report_and_two_pictures(capsys, images, tmp_pa
     assert report["results"]["noise"]["n_images"] == 1
     assert report["results"]["images"]["rows"][0]["target"] == "ud"
     assert report["results"]["images"]["settings"]["step"] == 2
+    for found in report["results"].values():
+        assert len(found["layers"]["blocks"]) == 6
+        assert next(iter(found["layers"]["pixels"])) == "ud"
+        assert "baselines" not in found
+    page = (out / "report.html").read_text()
+    assert page.count("<img ") == 4
+    assert report["results"]["noise"]["verdict"][1:] in page.split("<h2>")[0]
     assert report["weights"] == "random"
     assert "written: " in capsys.readouterr().err
     before = (out / "probe.png").stat().st_mtime_ns
     assert "add --force to overwrite them" in failed(capsys, *words[1:])
     assert (out / "probe.png").stat().st_mtime_ns == before
-    assert main([*words, "--force"]) == 0
+    assert main([*words, "--force", "--no-layers", "--masks", "1", "--noise", "0"]) == 0
+    assert (out / "probe.png").stat().st_mtime_ns > before
+    assert (out / "report.html").read_text().count("<img ") == 1
 
 
 def test_json_goes_to_stdout_and_follows_the_seed(capsys):
     reports = []
     for seed in ("3", "3", "4"):
-        assert main(["probe", *MODEL, "--noise", "1", "--json", "--seed", seed]) == 0
+        assert main(["probe", *MODEL, "--noise", "1", "--json", "--seed", seed, "--masks", "2"]) == 0
         reports.append(json.loads(capsys.readouterr().out)["results"])
     assert reports[0] == reports[1]
     assert reports[0] != reports[2]
 
 
+def test_every_question_prints_a_table_of_its_own(capsys):
+    words = ["--noise", "1", "--textures", "2", "--baselines", "--shifts", "2", "--masks", "2"]
+    assert main(["probe", *MODEL, *words]) == 0
+    out = capsys.readouterr().out
+    starts = [line.split(":")[0] for line in out.splitlines() if ": " in line and line[0] != " "]
+    each = ["after every block", "remedies"]
+    model = "test_vit (random weights), "
+    assert starts == [f"{model}1 noise image", *each, f"{model}2 textures", *each]
+    assert out.count("| average, 8 poses x 4 shifts |") == 2
+    assert out.count("| block 5 |") == 2
+
+
+def test_remedies_take_the_channels_that_are_given_or_choose_them_elsewhere(capsys):
+    found = []
+    for extra in (["--noise", "1"], ["--noise", "2"], ["--noise", "2", "--blank", "3,60"]):
+        words = ["--baselines", "--no-layers", "--shifts", "1", "--masks", "2", "--json", *extra]
+        assert main(["probe", *MODEL, *words]) == 0
+        found.append(json.loads(capsys.readouterr().out)["results"]["noise"])
+    assert "layers" not in found[0]
+    told = [result["baselines"]["chosen_on"] for result in found]
+    assert told == ["chosen on 4 other images", "chosen on the other half of the images", "given"]
+    assert found[2]["baselines"]["rows"][1]["detail"] == "channels 3, 60 were set to 0"
+    keys = ["none", "blank", "svd", "published_average", "d4_average"]
+    assert [row["key"] for row in found[0]["baselines"]["rows"]] == keys
+    for result, n in zip(found, (1, 2, 2), strict=True):
+        for row in result["baselines"]["rows"]:
+            assert {len(values) for values in row["r2_heldout"].values()} == {n}
+            assert len(row["effective_rank"]) == len(row["cosine"]) == n
+
+
 def test_another_encoding_takes_the_place_of_the_models_own(capsys):
     results = []
     for extra in ([], ["--pos-embed", "alibi2d"]):
-        assert main(["probe", *MODEL, "--noise", "1", "--json", *extra]) == 0
+        assert main(["probe", *MODEL, "--noise", "1", "--json", "--no-layers", *extra]) == 0
         results.append(json.loads(capsys.readouterr().out))
     assert results[1]["pos_embed"] == "alibi2d"
     assert results[0]["results"] != results[1]["results"]
 
 
 def test_nothing_to_look_at_and_wrong_names_are_explained(capsys):
-    assert "give images, or --noise N" in failed(capsys, *MODEL)
+    assert "give images, or --noise N, or --textures N" in failed(capsys, *MODEL)
+    assert "were not asked for; add --baselines" in failed(capsys, *MODEL, "--noise", "1", "--blank", "3")
+    assert "were not asked for; add --baselines" in failed(capsys, *MODEL, "--noise", "1", "--shifts", "2")
     assert "Did you mean 'test_vit'" in failed(capsys, "test_vitt", "--noise", "1", "--weights", "random")
     assert "nope.png does not exist" in failed(capsys, "test_vit", "nope.png", "--weights", "random")
     assert "There is no encoding 'alibi2'" in failed(capsys, *MODEL, "--noise", "1", "--pos-embed", "alibi2")

@@ -435,7 +435,7 @@ def test_noise_images_follow_the_generator(model):
 
 
 def test_picture_of_a_probe_holds_the_verdict_and_every_score(tmp_path):
-    from vispe.evaluate.plots import plot_probe
+    from vispe.evaluate.probe_plots import plot_probe
 
     for targets, panels in ((("lr+ud", "lr"), 6 + 2), (("radial",), 4 + 1)):
         result = positional_probe(features(12, 9, 10, strength=3)[None], targets=targets, step=3)

@@ -15,6 +15,11 @@ def probe(
     img_size: int | None = None,
     target: Literal["lr+ud", "lr", "ud", "diag", "radial", "raster"] = "lr+ud",
     noise: int = 0,
+    textures: int = 0,
+    layers: bool = True,
+    baselines: bool = False,
+    blank: list[int] | None = None,
+    shifts: int = 4,
     step: int = 6,
     masks: int = 6,
     regressor: Literal["ridge", "linear"] = "ridge",
@@ -27,82 +32,91 @@ def probe(
 
     A linear model is fitted on few patches of each image to read where a patch is, and scored (R²) on the
     other patches. 1: the features tell the position whatever the image shows; 0 or less: they do not.
-    Homogeneous images, or noise, show the bias best. Images are cropped to the centre square and resized to
+    Homogeneous images, textures or noise show the bias best. Images are cropped to the centre square and resized to
     the model's size.
+
+    Asked of the final features, then after every block and of every channel, and, with --baselines, after remedies:
+    channels set to 0, SVD debias, and features averaged over mirrored, turned and shifted images. Controls are
+    positions in random order and random numbers, which must not be readable.
 
     Args:
         model: timm model name.
         images: images, folders or wildcards; every page of a stack counts as an image.
-        out: folder for report.json and probe.png; without it only the table is printed.
+        out: folder for report.html, report.json and probe.png; without it only the tables are printed.
         pos_embed: positional encoding that replaces the model's own.
         weights: checkpoint file, or random; the pretrained weights by default.
         img_size: side of the images in pixels, for models that are built for one size.
-        target: what the verdict and the picture are about.
+        target: what the verdict and the picture are about; lr is the column of a patch, ud its row.
         noise: number of images of uniform noise to probe; needs no images.
+        textures: number of generated homogeneous textures to probe; needs no images.
+        layers: also after every block; one more forward pass for each image.
+        baselines: also after remedies; 130 forward passes for each image with 4 shifts, 10 with 1.
+        blank: channels that a remedy sets to 0; by default the 4 most telling ones, chosen on other images than
+            those scored.
+        shifts: shifts along each side that are averaged over, 1 for none; passes grow with their square.
         step: one patch in step² is fitted.
         masks: random choices of these patches per image.
         regressor: ridge, or linear for least squares of least norm.
         alpha: penalty of ridge.
-        seed: of noise, of the choice of patches and of random weights.
+        seed: of noise, textures, the choice of patches and of random weights.
         force: overwrite files in the folder.
         json: print the report as JSON.
 
     Examples:
-        vispe probe vit_small_patch14_reg4_dinov2 images/*.png -o out
-        vispe probe vit_small_patch14_reg4_dinov2 --noise 8 --pos-embed alibi2d --weights alibi.pth
-        vispe probe vit_tiny_patch16_224 --noise 4 --weights random --step 3 --json
+        vispe probe vit_small_patch14_reg4_dinov2 images/*.png --noise 4 -o out
+        vispe probe vit_small_patch14_reg4_dinov2 --textures 6 --baselines --blank 47,113,117,359 -o out
+        vispe probe vit_tiny_patch16_224 --noise 4 --weights random --step 3 --no-layers --json
     """
     import sys
+    from collections.abc import Iterable
     from json import dumps
     from pathlib import Path
 
-    import numpy as np
     import timm
     import torch
     from rich.console import Console
     from rich.progress import track
+    from torch import Tensor
 
     import vispe
     from vispe.errors import OptionError
-    from vispe.evaluate.backbone import load_backbone, noise_images, read_squares
-    from vispe.evaluate.plots import plot_probe
-    from vispe.evaluate.probe import positional_probe
-    from vispe.evaluate.ramps import TARGETS
+    from vispe.evaluate.backbone import load_backbone
+    from vispe.evaluate.probe_page import heading, probe_page
+    from vispe.evaluate.probe_plots import plot_probe
+    from vispe.evaluate.probe_run import Question, probe_source
     from vispe.segment.images import find_images
     from vispe.segment.outputs import atomic_path, check_writable, write_json
 
-    if not images and noise < 1:
-        raise OptionError("probe needs something to look at: give images, or --noise N.")
+    if not images and noise < 1 and textures < 1:
+        raise OptionError("probe needs something to look at: give images, or --noise N, or --textures N.")
+    if not baselines and (blank is not None or shifts != 4):
+        raise OptionError(
+            "--blank and --shifts are about remedies, which were not asked for; add --baselines."
+        )
     paths = find_images(images) if images else []
-    sources = [*(["images"] if paths else []), *(["noise"] if noise > 0 else [])]
-    pictures = (
-        {} if out is None else {s: Path(out) / f"probe{'_noise' * (s != sources[0])}.png" for s in sources}
-    )
+    asked = {"images": bool(paths), "noise": noise > 0, "textures": textures > 0}
+    sources = [source for source, given in asked.items() if given]
+    pictures, files = {}, []
     if out is not None:
-        check_writable([Path(out) / "report.json", *pictures.values()], force, protect=paths)
+        names = {s: f"probe_{s}.png" if k else "probe.png" for k, s in enumerate(sources)}
+        pictures = {s: Path(out) / name for s, name in names.items()}
+        files = [Path(out) / "report.json", Path(out) / "report.html"]
+        check_writable([*files, *pictures.values()], force, protect=paths)
 
     net = load_backbone(model, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net.to(device)
     progress = Console(stderr=True)
-    results = {}
-    for source in sources:
-        rng = np.random.default_rng(seed)
-        found = read_squares(paths, net) if source == "images" else noise_images(noise, net, rng)
-        results[source] = positional_probe(
-            net,
-            track(
-                found, f"probing {source}", console=progress, transient=True, disable=not sys.stderr.isatty()
-            ),
-            targets=(target, *TARGETS),
-            step=step,
-            masks_per_image=masks,
-            regressor=regressor,
-            alpha=alpha,
-            generator=rng,
-        )
 
-    shown = " + ".join([model, *([pos_embed] if pos_embed else [])]) + (
+    def shown(found: Iterable[Tensor], words: str) -> Iterable[Tensor]:
+        quiet = not sys.stderr.isatty()
+        return track(found, words, console=progress, transient=True, disable=quiet)
+
+    question = Question(target, step, masks, regressor, alpha, layers, baselines, blank, shifts, seed)
+    counts = {"images": paths, "noise": noise, "textures": textures}
+    results = {source: probe_source(net, source, counts[source], question, shown) for source in sources}
+
+    subject = " + ".join([model, *([pos_embed] if pos_embed else [])]) + (
         " (random weights)" * (weights == "random")
     )
     report = {
@@ -118,18 +132,16 @@ def probe(
     if json:
         print(dumps(report, indent=2, allow_nan=False))
     for source, result in results.items():
-        kind = "image" if source == "images" else "noise image"
-        title = f"{shown}, {result.n_images} {kind}{'s' * (result.n_images > 1)}"
-        if not json:
-            print(f"{title}: {result.verdict}")
-            print("".join(f"  {note}\n" for note in result.notes), end="")
-            print(f"\n{result.to_markdown()}\n")
+        title = f"{subject}, {heading(source, result.probe)}"
+        for words, part in ((title, result.probe), *result.parts()):
+            if not json:
+                print(f"{words}: {part.verdict}")
+                print("".join(f"  {note}\n" for note in part.notes), end="")
+                print(f"\n{part.to_markdown()}\n")
         if out is not None:
             with atomic_path(pictures[source], force) as temporary:
-                plot_probe(result, title).savefig(temporary, format="png")
+                plot_probe(result.probe, title).savefig(temporary, format="png")
     if out is not None:
-        write_json(Path(out) / "report.json", report, force)
-        print(
-            f"written: {', '.join(str(p) for p in (*pictures.values(), Path(out) / 'report.json'))}",
-            file=sys.stderr,
-        )
+        write_json(files[0], report, force)
+        probe_page(subject, results).write(files[1], force)
+        print(f"written: {', '.join(str(p) for p in (*pictures.values(), *files))}", file=sys.stderr)

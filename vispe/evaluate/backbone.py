@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import timm
@@ -25,6 +26,7 @@ def load_backbone(
     pos_embed: str | None = None,
     weights: str | None = None,
     img_size: int | None = None,
+    any_size: bool = False,
     seed: int = 0,
 ) -> nn.Module:
     """Build a timm model in evaluation mode, without a classifier.
@@ -35,6 +37,7 @@ def load_backbone(
         weights: `None` for the pretrained weights, from disk or else downloaded; `random` for a seeded random
             initialisation; else a checkpoint file that fits the model exactly (its classifier is left out).
         img_size: side of the images in pixels, for models that are built for one size.
+        any_size: build it so that it takes images of any size, where its class can (`dynamic_img_size`).
         seed: of the random initialisation, of what is new with `pos_embed` included.
 
     Raises:
@@ -62,13 +65,26 @@ def load_backbone(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            model = timm.create_model(name, pretrained=weights is None, num_classes=0, **extra)
+            model = _created(name, weights is None, extra, any_size)
         except (TypeError, AssertionError) as error:
             asked = ", ".join(f"{key}={value}" for key, value in extra.items()) or "no options"
             raise OptionError(f"{name} cannot be built with {asked}: {error}.") from error
     if file is not None:
         _load_file(model, name, file)
     return model.eval()
+
+
+def _created(name: str, pretrained: bool, extra: dict[str, Any], any_size: bool) -> nn.Module:
+    """Build a timm model, for any size of image where that is asked and its class knows the option."""
+    if any_size:
+        try:
+            return timm.create_model(
+                name, pretrained=pretrained, num_classes=0, dynamic_img_size=True, **extra
+            )
+        except TypeError as error:
+            if "dynamic_img_size" not in str(error):
+                raise
+    return timm.create_model(name, pretrained=pretrained, num_classes=0, **extra)
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Removing positional content from features after the fact: a linear subspace, or chosen channels.
 
-Neither brings a positional probe near 0 (see `vispe.evaluate.probe`); they are the baselines that a retrofit
-is compared with. Source: the baselines of dino-saw (tldr-group, arXiv 2603.16840).
+In published tables neither brings a positional probe near 0; they are the baselines that a retrofit is compared with.
+`vispe.evaluate.probe_baselines` measures what they leave and what they cost. Source: the baselines of dino-saw
+(tldr-group, arXiv 2603.16840).
 """
 
 from collections.abc import Sequence

@@ -133,31 +133,71 @@ def channel_r2(
         nan_to_zero: see `fit_probe`.
         held_out: score only the patches that were not sampled.
     """
+    return channels_r2(
+        feats,
+        mask,
+        {"target": target},
+        regressor=regressor,
+        alpha=alpha,
+        standardize=standardize,
+        fit_intercept=fit_intercept,
+        nan_to_zero=nan_to_zero,
+        held_out=held_out,
+    )["target"]
+
+
+def channels_r2(
+    feats: Features,
+    mask: Features,
+    targets: Mapping[str, np.ndarray],
+    *,
+    regressor: Regressor = "ridge",
+    alpha: float = 1.0,
+    standardize: bool = True,
+    fit_intercept: bool = True,
+    nan_to_zero: bool = True,
+    held_out: bool = False,
+) -> dict[str, np.ndarray]:
+    """Return `channel_r2` of several targets, (C,) by name, from one pass over the features.
+
+    Args:
+        feats: features of one image, (h, w, C).
+        mask: sampled patches, (h, w).
+        targets: values (h, w, n) by name.
+        regressor: see `fit_probe`.
+        alpha: see `fit_probe`.
+        standardize: see `fit_probe`.
+        fit_intercept: see `fit_probe`.
+        nan_to_zero: see `fit_probe`.
+        held_out: score only the patches that were not sampled.
+    """
     _check_regressor(regressor, alpha)
     x, chosen, shape, _ = _prepare(feats, mask, standardize, nan_to_zero)
-    values = _flat_target("target", target, shape)
     if fit_intercept:
         x = x - x[chosen].mean(0)
-        y_mean = values[chosen].mean(0)
-    else:
-        y_mean = np.zeros(values.shape[1])
     power = (x[chosen] ** 2).sum(0) + (alpha if regressor == "ridge" else 0.0)
     flat = np.ptp(x[chosen], axis=0) == 0 if fit_intercept else power == 0
-    slope = np.divide(
-        x[chosen].T @ (values[chosen] - y_mean),
-        power[:, None],
-        out=np.zeros((x.shape[1], values.shape[1])),
-        where=~flat[:, None],
-    )
     scored = ~chosen if held_out else np.ones_like(chosen)
-    out = np.zeros(x.shape[1])
-    for k in range(values.shape[1]):
-        true = values[scored, k]
-        if true.size == 0 or np.ptp(true) == 0:
-            return np.full(x.shape[1], np.nan)
-        error = ((true[:, None] - y_mean[k] - x[scored] * slope[:, k]) ** 2).sum(0)
-        out += 1 - error / ((true - true.mean()) ** 2).sum()
-    return out / values.shape[1]
+    seen, fitted = x[scored], x[chosen]
+    squares = (seen**2).sum(0)[:, None]
+    result = {}
+    for name, target in targets.items():
+        values = _flat_target(name, target, shape)
+        y_mean = values[chosen].mean(0) if fit_intercept else np.zeros(values.shape[1])
+        true = values[scored]
+        if len(true) == 0 or (np.ptp(true, axis=0) == 0).any():
+            result[name] = np.full(x.shape[1], np.nan)
+            continue
+        slope = np.divide(
+            fitted.T @ (values[chosen] - y_mean),
+            power[:, None],
+            out=np.zeros((x.shape[1], values.shape[1])),
+            where=~flat[:, None],
+        )
+        rest = true - y_mean
+        error = (rest**2).sum(0) - 2 * slope * (seen.T @ rest) + slope**2 * squares
+        result[name] = (1 - error / ((true - true.mean(0)) ** 2).sum(0)).mean(1)
+    return result
 
 
 def _prepare(feats: Features, mask: Features, standardize: bool, nan_to_zero: bool):

@@ -3,22 +3,26 @@
 The features of ONE image are split into a few sampled patches, on which ridge regression learns a ramp over
 the grid, and the rest. A high R² means that the features carry position whatever the image shows; about 0 or
 below means that they do not. R² over the patches that were not sampled (`r2_heldout`) is the honest score and
-the one that reports lead with; R² over all patches (`r2`) is what published tables show.
+the one that reports lead with; R² over all patches (`r2`) is what published tables show. Two controls show that
+the probe is sound: the target `random`, and every target with the patches shuffled; both must not be readable.
+
+`vispe.evaluate.probe_layers` asks the same after every block, `vispe.evaluate.probe_baselines` after remedies.
 
 Source: the probe of dino-saw (tldr-group, arXiv 2603.16840).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.linear import Features, Regressor, channel_r2, fit_probe, to_numpy
-from vispe.evaluate.ramps import TARGETS, check_target, ramp, sample_mask, sample_region
+from vispe.evaluate.linear import Regressor, channel_r2, fit_probe
+from vispe.evaluate.probe_sources import Source, each_features
+from vispe.evaluate.probe_trials import aside, check_sampled, finite, mixed, same_region
+from vispe.evaluate.ramps import TARGETS, check_target, ramp, sample_mask
 
 
 @dataclass(frozen=True)
@@ -29,18 +33,21 @@ class ProbeRow:
         target: name of the target.
         r2: R² over all patches, (images, masks).
         r2_heldout: R² over the patches that were not sampled, (images, masks).
+        shuffled: the same when the target's patches are in random order, the control, (images, masks).
     """
 
     target: str
     r2: np.ndarray
     r2_heldout: np.ndarray
+    shuffled: np.ndarray
 
     def to_dict(self) -> dict[str, Any]:
-        """Return target, and mean, median and standard deviation of both scores."""
+        """Return target, mean, median and standard deviation of the scores, and every value, by image and mask."""
         stats = {"mean": np.mean, "median": np.median, "std": np.std}
-        scores = {"r2_heldout": self.r2_heldout, "r2": self.r2}
+        scores = {"r2_heldout": self.r2_heldout, "r2": self.r2, "shuffled": self.shuffled}
         return {"target": self.target} | {
-            key: {name: _finite(function(values)) for name, function in stats.items()}
+            key: {name: finite(function(values)) for name, function in stats.items()}
+            | {"per_image": finite(values)}
             for key, values in scores.items()
         }
 
@@ -99,6 +106,8 @@ class ProbeResult:
             )
         if np.median(self.rows[-1].r2_heldout) > 0.1:
             notes.append("Random noise was read too, so these scores mean nothing.")
+        if np.median(self.rows[0].shuffled) > 0.1:
+            notes.append("Shuffled positions were read too, so these scores mean nothing.")
         if self.n_nan:
             notes.append(f"{self.n_nan} feature values were NaN and counted as 0.")
         return tuple(notes)
@@ -119,31 +128,25 @@ class ProbeResult:
             "n_nan": self.n_nan,
             "settings": self.settings,
             "top_channels": self.top_channels(),
-            "channel_r2": [_finite(value) for value in self.channel_r2],
+            "channel_r2": [finite(value) for value in self.channel_r2],
         }
 
     def to_markdown(self) -> str:
         """Return the table of scores as Markdown, its columns aligned."""
+        return aligned(self.table())
+
+    def table(self) -> list[list[str]]:
+        """Return the table of scores as text, heads first."""
         table = [["target", "held-out R² mean", "median", "std", "all patches R² mean", "median", "std"]]
+        table[0].append("shuffled mean")
         for row in self.rows:
             cells = [f(v) for v in (row.r2_heldout, row.r2) for f in (np.mean, np.median, np.std)]
-            table.append([row.target, *(f"{value:.3f}" for value in cells)])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "| "
-            + " | ".join(
-                cell.rjust(w) if i else cell.ljust(w)
-                for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-            )
-            + " |"
-            for cells in table
-        ]
-        rule = "|" + "|".join("-" * (w + 1) + (":" if i else "-") for i, w in enumerate(widths)) + "|"
-        return "\n".join([lines[0], rule, *lines[1:]])
+            table.append([row.target, *(f"{value:.3f}" for value in (*cells, np.mean(row.shuffled)))])
+        return table
 
 
 def positional_probe(
-    model_or_features: torch.nn.Module | Iterable[Features],
+    model_or_features: Source,
     images: Tensor | Iterable[Tensor] | None = None,
     *,
     targets: Sequence[str] = TARGETS,
@@ -162,8 +165,8 @@ def positional_probe(
     sample the same region share the mask and the factorisation.
 
     Args:
-        model_or_features: a timm model (converted or not), or features (h, w, C) of each image, or (b, h, w,
-            C).
+        model_or_features: a model of timm or open_clip (converted or not); or a function from images (b, c, H, W)
+            to maps (b, C, h, w); or features (h, w, C) of each image, or (b, h, w, C).
         images: normalised images (b, 3, H, W), or (3, H, W) one by one, for a model; `None` with features.
         targets: the first is the headline; `random`, the sanity check, is added and comes last.
         step: one patch in step² is used for the fit.
@@ -174,13 +177,15 @@ def positional_probe(
         regressor: see `fit_probe`.
         alpha: see `fit_probe`.
         standardize: see `fit_probe`.
-        generator: a numpy Generator, or a seed for one; draws masks and the random target.
+        generator: a numpy Generator, or a seed for one; draws masks and the random target. The order of the
+            shuffled control follows from it without advancing it.
 
     Raises:
         ShapeError: no images, or a grid so small that the step leaves no patch to fit on.
         OptionError: unknown target, or images without a model.
     """
     rng = np.random.default_rng(generator)
+    order = aside(rng)
     names = [*(name for name in dict.fromkeys(targets) if name != "random"), "random"]
     for name in names:
         check_target(name)
@@ -191,27 +196,25 @@ def positional_probe(
     draws = masks_per_image if random_mask else 1
     fit = {"regressor": regressor, "alpha": alpha, "standardize": standardize}
     sampling = {"step": step, "cutoff": cutoff, "random_mask": random_mask, "masks_per_image": draws}
-    scores: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in names}
+    scores: dict[str, list[list[tuple[float, float, float]]]] = {name: [] for name in names}
     curves, first, n_nan = [], {}, 0
-    for feats in _each_features(model_or_features, images):
+    for feats in each_features(model_or_features, images):
         shape = feats.shape[:2]
         for name in names:
             scores[name].append([])
         for draw in range(draws):
             values = {name: ramp(name, shape, rng) for name in names}
-            for group in _same_region(names, shape, cutoff):
+            for group in same_region(names, shape, cutoff):
                 mask = sample_mask(
                     group[0], shape, step=step, cutoff=cutoff, random=random_mask, generator=rng
                 )
-                if not mask.any():
-                    fitting = max(1, int(cutoff * min(shape) / 2))
-                    raise ShapeError(
-                        f"step={step} samples no patch of a {shape[0]}x{shape[1]} grid; "
-                        f"use larger images or step={fitting} or less."
-                    )
-                fits = fit_probe(feats, mask, {name: values[name] for name in group}, **fit)
-                for name, one in fits.items():
-                    scores[name][-1].append((one.r2, one.r2_heldout))
+                check_sampled(mask, step, cutoff)
+                asked = {name: values[name] for name in group}
+                control = {f"shuffled {name}": v for name, v in mixed(asked, order).items()}
+                fits = fit_probe(feats, mask, asked | control, **fit)
+                for name in group:
+                    one, shuffled = fits[name], fits[f"shuffled {name}"]
+                    scores[name][-1].append((one.r2, one.r2_heldout, shuffled.r2_heldout))
                 if names[0] in group:
                     n_nan += fits[names[0]].n_nan if draw == 0 else 0
                     curves.append(channel_r2(feats, mask, values[names[0]], held_out=True, **fit))
@@ -226,7 +229,7 @@ def positional_probe(
         raise ShapeError("The images have features of different widths; probe one model at a time.")
     arrays = {name: np.array(values) for name, values in scores.items()}
     return ProbeResult(
-        rows=tuple(ProbeRow(name, arrays[name][..., 0], arrays[name][..., 1]) for name in names),
+        rows=tuple(ProbeRow(name, *np.moveaxis(arrays[name], -1, 0)) for name in names),
         grid=first["mask"].shape,
         n_images=len(arrays[names[0]]),
         n_samples=int(first["mask"].sum()),
@@ -237,31 +240,17 @@ def positional_probe(
     )
 
 
-def _each_features(
-    source: torch.nn.Module | Iterable[Features], images: Iterable[Tensor] | None
-) -> Iterator[np.ndarray]:
-    if not isinstance(source, torch.nn.Module):
-        if images is not None:
-            raise OptionError(
-                "The probe got features and images; give a model with images, or features alone."
-            )
-        yield from map(to_numpy, source)
-        return
-    if images is None:
-        raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
-    from vispe.evaluate.backbone import patch_features
-
-    for image in images:
-        yield to_numpy(patch_features(source, image[None])[0])
-
-
-def _same_region(names: Sequence[str], shape: tuple[int, int], cutoff: float) -> list[list[str]]:
-    """Group the targets whose training patches come from the same box."""
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for name in names:
-        groups.setdefault(sample_region(name, shape, cutoff), []).append(name)
-    return list(groups.values())
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
+def aligned(table: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Return a table of text, heads first, as Markdown with aligned columns; those of `left` are flush left."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "| "
+        + " | ".join(
+            cell.ljust(w) if i in left else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        )
+        + " |"
+        for cells in table
+    ]
+    rule = "|" + "|".join("-" * (w + 1) + ("-" if i in left else ":") for i, w in enumerate(widths)) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
