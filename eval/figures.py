@@ -1,7 +1,7 @@
 """Draw the pictures of README and of the guide: what vispe does at a glance, encodings on grids they were not trained
-on, how the fused kernels keep a bias, and how much memory that takes.
+on, how the fused kernels keep a bias, how much memory that takes, and what `vispe rotate` draws.
 
-python eval/figures.py [overview] [extrapolation] [strip] [memory]
+python eval/figures.py [overview] [extrapolation] [strip] [memory] [rotation]
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import timm
+import torch
 from PIL import Image
 
 import vispe
@@ -224,8 +226,39 @@ def memory() -> None:
     figure.savefig(ROOT / "docs" / "attention-memory.png")
 
 
+def rotation() -> None:
+    """Draw what turning does to an untrained model, and to one that treats all directions alike."""
+    from vispe.evaluate import rotation as measure
+    from vispe.evaluate.rotation.plots import plot_d4, plot_polar
+
+    (path,) = find_images(["skimage:ihc"])
+    whole = torch.from_numpy(np.asarray(Image.open(path)).copy()).permute(2, 0, 1) / 127.5 - 1
+    images = list(measure.random_crops([whole], (336, 336), 5))
+    size = {"img_size": 224, "dynamic_img_size": True}
+    figure = Figure(figsize=(13, 10.5), dpi=110, facecolor="white", layout="constrained")
+    circles = []
+    for part, spec in zip(figure.subfigures(2, 1, hspace=0.04), ("learn", "alibi2d"), strict=True):
+        torch.manual_seed(0)
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **size)
+        if spec != "learn":
+            model = vispe.symmetrize(vispe.convert(model, spec))
+        f = measure.ModelFeatures(model.eval())
+        rows = measure.equivariance(f, images, measures=["error"]) + measure.position_equivariance(f, images)
+        rows += measure.angle_equivariance(f, images, angles=range(0, 360, 30))
+        result = measure.RotationResult(rows, tuple(map(str, range(len(images)))))
+        grid = part.add_gridspec(1, 2, width_ratios=(1.4, 1))
+        plot_d4(result, part.add_subplot(grid[0]))
+        circles.append(plot_polar(result, part.add_subplot(grid[1], projection="polar")))
+        words = "learned positions" if spec == "learn" else "alibi2d and a symmetric patch kernel"
+        part.suptitle(f"A small transformer with random weights, {words}", x=0.01, ha="left", size=13)
+    for ax in circles:  # one scale
+        ax.set_ylim(0, max(ax.get_ylim()[1] for ax in circles))
+    figure.savefig(ROOT / "docs" / "rotation.png")
+
+
 if __name__ == "__main__":
     (ROOT / "docs").mkdir(exist_ok=True)
     pictures = {"overview": overview, "extrapolation": extrapolation, "strip": strip, "memory": memory}
+    pictures["rotation"] = rotation
     for chosen in sys.argv[1:] or pictures:
         pictures[chosen]()

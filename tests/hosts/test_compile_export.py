@@ -10,6 +10,8 @@ from torch.export import Dim
 import vispe
 from tests.hosts.common import RELEASE, close, grads, image, tiny
 
+pytestmark = pytest.mark.slow
+
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+alibi2d"]
 
 

@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "segment": "Segment micrographs from a few scribbles, or from no labels.",
     "apply": "Segment more images with a model that `vispe segment` wrote.",
     "probe": "Measure how much position a model's features reveal.",
+    "rotate": "Measure what turning, mirroring and shifting a sample changes in a model's features or a segmentation.",
     "threecell": "Train small models on the three-cell benchmark and score what their encodings can tell.",
     "health": "Report which attention heads of a model collapse, stay local, or look at places instead of things.",
     "convert-weights": "Rename the weights of a released checkpoint to vispe's names.",

@@ -97,6 +97,8 @@ def test_words_follow_the_limits():
     assert "cannot be judged" in verdict("f", float("nan"), "E")
     assert remedy(0.04, 1.0) == ""
     assert remedy(0.5, 0.2).startswith("The position code breaks")
+    assert "patch kernel has a part" in remedy(0.5, 0.2)
+    assert "patch kernel" not in remedy(0.5, 0.4)
     assert remedy(0.5, 1e-6).startswith("The patch kernel breaks")
     assert "not measured" in remedy(0.5)
 

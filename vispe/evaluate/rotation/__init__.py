@@ -17,13 +17,17 @@ from vispe.evaluate.rotation.fingerprint import Fingerprint, fingerprint, random
 from vispe.evaluate.rotation.group import D4, IDENTITY, Element, element, fit_to_patches
 from vispe.evaluate.rotation.layers import layer_curve, position_r2
 from vispe.evaluate.rotation.lie import lie_derivative, lie_derivatives
+from vispe.evaluate.rotation.measure import measure
 from vispe.evaluate.rotation.model import ModelFeatures, random_twin
+from vispe.evaluate.rotation.plan import GROUPS
 from vispe.evaluate.rotation.poses import across_poses
 from vispe.evaluate.rotation.quadrant import quadrant_gap, scribble_classifier
+from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.result import Measurement, RotationResult, merge, relabelled
 from vispe.evaluate.rotation.saved import SavedSegmenter
 from vispe.evaluate.rotation.scores import argmax_consistency, score_changes
 from vispe.evaluate.rotation.segmentation import angle_consistency, consistency, phase_consistency
+from vispe.evaluate.rotation.sharing import Processes
 from vispe.evaluate.rotation.statistics import Summary, paired_difference, summarise
 from vispe.evaluate.rotation.stream import PerImage
 from vispe.evaluate.rotation.translation import crop_shift, roll_equivariance
@@ -32,6 +36,7 @@ from vispe.evaluate.rotation.warp import Canvas, rotate
 __all__ = [
     "ANGLES",
     "D4",
+    "GROUPS",
     "IDENTITY",
     "Canvas",
     "Element",
@@ -39,6 +44,8 @@ __all__ = [
     "Measurement",
     "ModelFeatures",
     "PerImage",
+    "Processes",
+    "RotationReport",
     "RotationResult",
     "SavedSegmenter",
     "Summary",
@@ -57,6 +64,7 @@ __all__ = [
     "layer_curve",
     "lie_derivative",
     "lie_derivatives",
+    "measure",
     "merge",
     "orbit_average",
     "paired_difference",

@@ -126,7 +126,12 @@ class ModelFeatures:
             found = self.model.forward_intermediates(
                 images.to(_device(self.model)), **options, **{named: norm}
             )
-        except AssertionError as error:  # what timm says to an image of another size
+        except (
+            AssertionError,
+            RuntimeError,
+        ) as error:  # what timm and open_clip say to an image of another size
+            if isinstance(error, RuntimeError) and "size of tensor" not in str(error):
+                raise
             raise InputError(
                 f"The model refuses an image of {size} px ({error}); build it with dynamic_img_size=True or give "
                 "square images of its size."

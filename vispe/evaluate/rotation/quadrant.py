@@ -8,13 +8,13 @@ spread everywhere is the control.
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import OptionError
 from vispe.evaluate.rotation.labels import mean_iou, truths_of, without_borders
 from vispe.evaluate.rotation.result import Measurement
 from vispe.evaluate.rotation.stream import FeatureFunction, batches, checked_labels, features_of
+from vispe.evaluate.rotation.trained import TrainedSegmenter
 
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")
 
@@ -60,7 +60,15 @@ def quadrant_gap(
         truth = without_borders(truths_of(truths, number, batch), border)
         areas = quadrants(truth.shape)
         scored = [
-            _scores(train, batch[0], truth, area, budget, np.random.default_rng([seed, first + number, k]), n_classes)
+            _scores(
+                train,
+                batch[0],
+                truth,
+                area,
+                budget,
+                np.random.default_rng([seed, first + number, k]),
+                n_classes,
+            )
             for k, area in enumerate([*areas, np.ones(truth.shape, bool)])
         ]
         corner.append(np.array(scored[:4]))
@@ -90,26 +98,15 @@ def scribble_classifier(f: FeatureFunction) -> ScribbleSegmenter:
     """Return a segmenter by logistic regression on f's features, which knows nothing but what f gives.
 
     The map is enlarged to pixels bilinearly, standardised over the scribbled pixels, and classified with
-    scikit-learn's balanced logistic regression.
+    scikit-learn's balanced logistic regression; see `vispe.evaluate.rotation.trained`.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
     """
 
     def train(image: Tensor, marks: np.ndarray) -> np.ndarray:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-
-        maps = features_of(f, image[None])
-        full = torch.nn.functional.interpolate(maps, image.shape[-2:], mode="bilinear", align_corners=False)
-        pixels = full[0].flatten(1).T.cpu().numpy()
-        drawn = marks.ravel() > 0
-        if len(np.unique(marks[marks > 0])) < 2:
-            raise InputError("The scribbles show fewer than two classes; draw another one.")
-        model = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
-        model.fit(pixels[drawn], marks.ravel()[drawn])
-        return model.predict(pixels).reshape(marks.shape)
+        maps = features_of(f, image[None])[0]
+        return TrainedSegmenter(f, [maps], [marks]).labels(maps, marks.shape)
 
     return train
 

@@ -1,12 +1,16 @@
 """A saved segmentation model as a segmenter that can be evaluated."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vispe.errors import ShapeError
+
+if TYPE_CHECKING:
+    from vispe.segment.predict import Prediction
 
 
 class SavedSegmenter:
@@ -42,6 +46,18 @@ class SavedSegmenter:
 
     def __call__(self, image: Tensor) -> np.ndarray:
         """Image (c, H, W) in [0, 1] -> labels (H, W), 1..K."""
+        return self._predicted(image).labels
+
+    def probabilities(self, image: Tensor) -> np.ndarray:
+        """Image (c, H, W) in [0, 1] -> class probabilities (K, H, W)."""
+        return self._predicted(image).prob
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the images."""
+        return self._model.channels
+
+    def _predicted(self, image: Tensor) -> "Prediction":
         from vispe.segment.predict import predict_page
 
         if image.ndim != 3 or image.shape[0] != self._model.channels:
@@ -51,8 +67,7 @@ class SavedSegmenter:
             )
         page = np.ascontiguousarray(image.detach().cpu().to(torch.float32).permute(1, 2, 0).numpy())
         valid = np.ones(page.shape[:2], bool)
-        found = predict_page(page, valid, self._features, self._model.classifier, self._post, _quiet)
-        return found.labels
+        return predict_page(page, valid, self._features, self._model.classifier, self._post, _quiet)
 
 
 def _quiet(share: float) -> None:

@@ -32,9 +32,10 @@ def remedy(full: float, position: float | None = None) -> str:
             "measure it with a vision transformer."
         )
     if position >= INVARIANT:
+        kernel = " The patch kernel has a part in it too: average it over D4." if full > 2 * position else ""
         return (
             "The position code breaks the symmetry: replace it by an isotropic one, such as alibi2d, and train "
-            "by distillation; or average over the eight poses with --d4."
+            f"by distillation; or average over the eight poses with --d4.{kernel}"
         )
     return (
         "The patch kernel breaks the symmetry, not the position code: average the kernel over D4 and distil, or "

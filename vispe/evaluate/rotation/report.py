@@ -1,0 +1,149 @@
+"""All that `vispe rotate` finds out about one model or segmenter: rows, fingerprint, and pictures of one image."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vispe.evaluate.rotation.fingerprint import Fingerprint
+from vispe.evaluate.rotation.result import Measurement, RotationResult
+from vispe.evaluate.rotation.statistics import FEWEST, summarise
+
+_CHANGE = "features, 0 = same, 1.41 = unrelated"
+_AGREE = "labels, 1 = same"
+_TRUTH = "mIoU, 1 = right"
+_AFTER = "classifier trained on all poses"
+
+HEADLINES = {
+    ("D4", "error", "full"): ("turned by quarters and mirrored", _CHANGE),
+    ("D4 worst", "error", "full"): ("the same, worst pose", _CHANGE),
+    ("D4", "error", "position code"): ("the same, due to the position code alone", _CHANGE),
+    ("D4", "error", "random weights"): ("for comparison: random weights", _CHANGE),
+    ("shuffled", "error", "full"): ("for comparison: patches in random order", _CHANGE),
+    ("all angles", "error", "full"): ("turned by other angles", _CHANGE),
+    ("roll, whole patches", "error", "full"): ("shifted around by whole patches", _CHANGE),
+    ("roll, parts of a patch", "error", "full"): ("shifted around by parts of a patch", _CHANGE),
+    ("crop shift, whole patches", "error", "full"): ("window shifted by whole patches", _CHANGE),
+    ("crop shift, parts of a patch", "error", "full"): ("window shifted by parts of a patch", _CHANGE),
+    ("none", "r2", "full"): (
+        "place in the image, read from the features",
+        "R², 0 or less = hidden, 1 = told",
+    ),
+    ("shuffled positions", "r2", "full"): ("for comparison: patches in random order", "R², 0 or less"),
+    ("four corners", "quadrant_gap", "full"): (
+        "learnt in one corner, used in the others",
+        "mIoU lost, if negative",
+    ),
+    ("D4", "miou", "full"): ("turned by quarters and mirrored", f"{_AGREE} (mIoU)"),
+    ("D4", "ari", "full"): ("turned by quarters and mirrored", f"{_AGREE} (adjusted Rand)"),
+    ("D4", "miou", "clusters fitted once"): ("turned by quarters and mirrored", "clusters, 1 = same (mIoU)"),
+    ("all poses", "accuracy_mean", "full"): ("accuracy, mean over angles", _TRUTH),
+    ("all poses", "accuracy_worst", "full"): ("accuracy at the worst angle", _TRUTH),
+    ("all poses", "accuracy_spread", "full"): ("best minus worst angle", "mIoU, 0 = same"),
+    ("all poses", "accuracy_mean", "trained on all poses"): (f"{_AFTER}: mean", _TRUTH),
+    ("all poses", "accuracy_worst", "trained on all poses"): (f"{_AFTER}: worst angle", _TRUTH),
+    ("all poses", "accuracy_spread", "trained on all poses"): (
+        f"{_AFTER}: best minus worst",
+        "mIoU, 0 = same",
+    ),
+}
+"""The rows that say most, as (transform, metric, part), in the order of the short table; what was done to the sample,
+and what the number is, in plain words."""
+
+
+@dataclass(frozen=True, eq=False)
+class RotationReport:
+    """Everything that `vispe rotate` knows about one model or segmenter.
+
+    Attributes:
+        subject: what was measured, as a title.
+        result: all rows, the names of the images, settings and notes.
+        fingerprint: the mean map over many images; None for a segmenter, or where it was not made.
+        picture: the first image, (H, W, 3) in [0, 1], as it was shown to the model but for its normalisation.
+        poses: the first principal components of its maps as colours, (h, w, 3) in [0, 1], every map brought back and
+            coloured by the axes of the first: 'identity' first, then the other elements of D4.
+        labels: label maps (H, W) of the first image, brought back, 'identity' first; {} for features alone.
+        names: of the classes.
+    """
+
+    subject: str
+    result: RotationResult
+    fingerprint: Fingerprint | None = None
+    picture: np.ndarray | None = None
+    poses: dict[str, np.ndarray] = field(default_factory=dict)
+    labels: dict[str, np.ndarray] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: on the features, or, for a segmenter, on its labels."""
+        found = [self.result.verdict] if self.result.verdict else []
+        agree = self.result.find("D4", "miou")
+        if agree is not None:
+            share = 100 * agree.summary().mean
+            found.append(
+                f"labels under rotation and mirroring: mIoU {share:.1f} % with those of the sample at rest"
+            )
+        spread = self.result.find("all poses", "accuracy_spread")
+        if spread is not None:
+            points = 100 * spread.summary().mean
+            found.append(f"accuracy: {points:.1f} points of mIoU between the best and the worst pose")
+        return "; ".join(found)
+
+    @property
+    def headlines(self) -> tuple[Measurement, ...]:
+        """The rows that say most, and the area share of every class over poses."""
+        found = [self.result.find(*key) for key in HEADLINES]
+        areas = [r for r in self.result.rows if r.metric == "phase_spread"]
+        return (*(row for row in found if row is not None), *areas)
+
+    def to_markdown(self, seed: int = 0) -> str:
+        """Return the short table in plain words, as Markdown; `result.to_markdown` is the full one."""
+        interval = len(self.result.images) >= FEWEST
+        head = ["what was done to the sample", "what is compared", "mean", "worst image"]
+        table = [[*head, *(["95 % interval"] if interval else []), "resampling alone"]]
+        for row in self.headlines:
+            found = row.summary(seed)
+            cells = [*_plain_words(row), _number(found.mean), _number(found.worst)]
+            if interval:
+                cells.append("" if found.interval is None else " to ".join(map(_number, found.interval)))
+            table.append([*cells, "" if row.floor is None else _number(summarise(row.floor).mean)])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["| " + " | ".join(map(str.ljust, cells, widths)) + " |" for cells in table]
+        return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
+
+    def to_dict(self, seed: int = 0) -> dict[str, Any]:
+        """Return JSON values: verdict, remedy, settings, the value of every row for every image, and fingerprint."""
+        return {
+            "subject": self.subject,
+            **self.result.to_dict(seed),
+            "classes": list(self.names),
+            "fingerprint": None if self.fingerprint is None else self.fingerprint.to_dict(),
+        }
+
+    def write_json(self, path: str | Path, force: bool = False) -> Path:
+        """Write `to_dict`; an existing file is replaced with `force` only.
+
+        Raises:
+            InputError: the file exists.
+        """
+        from vispe.segment.outputs import write_json
+
+        write_json(path, self.to_dict(), force)
+        return Path(path)
+
+
+def _plain_words(row: Measurement) -> tuple[str, str]:
+    """Say what was done, and what the number is."""
+    if row.metric == "phase_spread":
+        name, _, training = row.part.partition(", ")
+        where = f"{_AFTER}: " if training else ""
+        return f"{where}area of {name}, largest minus smallest", "percentage points, 0 = same"
+    return HEADLINES[row.transform, row.metric, row.part]
+
+
+def _number(value: float) -> str:
+    if not np.isfinite(value):
+        return "-"
+    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
