@@ -12,7 +12,7 @@ types:
 	$(PYTHON) -m basedpyright
 
 test:
-	$(PYTHON) -m pytest -n 2 --dist loadfile
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "slow or not slow"
 
 golden:
 	$(PYTHON) -m tests.golden tests/golden/vectors
