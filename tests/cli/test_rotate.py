@@ -8,8 +8,10 @@ from PIL import Image
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName
 from vispe.evaluate.rotation import ModelFeatures
-from vispe.evaluate.rotation.sources import FileImages, FileMasks, TextureImages, load_sources
-from vispe.evaluate.rotation.subject import D4Segmenter, Subject, load_subject
+from vispe.evaluate.rotation.callables import D4Segmenter
+from vispe.evaluate.rotation.files import FileImages, FileMasks, TextureImages
+from vispe.evaluate.rotation.sources import load_sources
+from vispe.evaluate.rotation.subject import Subject, load_subject
 from vispe.evaluate.textures import random_field
 from vispe.symmetry import D4Features
 

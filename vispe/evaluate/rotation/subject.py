@@ -1,13 +1,6 @@
 """What `vispe rotate` measures, found by its name: a timm or open_clip model, a saved segmenter, a Python callable."""
 
-import importlib
-import importlib.util
-import inspect
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +9,7 @@ from torch import Tensor, nn
 
 import vispe
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
-from vispe.evaluate.rotation.group import D4
+from vispe.evaluate.rotation.callables import D4Segmenter, named_callable
 from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.saved import SavedSegmenter
 from vispe.evaluate.rotation.stream import FeatureFunction, Segmenter
@@ -81,24 +74,28 @@ class Subject:
         return np.ascontiguousarray(shown.permute(1, 2, 0).numpy())
 
 
-class D4Segmenter:
-    """A segmenter by the probabilities of another one, averaged over the eight poses of a square.
+@dataclass(frozen=True)
+class _Options:
+    """What was asked of a subject, see `load_subject`."""
 
-    Args:
-        probabilities: image (c, H, W) -> class probabilities (K, H, W).
-    """
+    pos_embed: str | None = None
+    weights: str | None = None
+    img_size: int | None = None
+    layer: int | None = None
+    symmetric: bool = False
+    d4: bool = False
+    seed: int = 0
+    device: str = "auto"
 
-    def __init__(self, probabilities: Callable[[Tensor], np.ndarray | Tensor]) -> None:
-        self.probabilities = probabilities
-
-    def __call__(self, image: Tensor) -> np.ndarray:
-        """Image (c, H, W) -> labels (H, W), 1..K; 0 where no pose gives a probability."""
-        total = 0.0
-        for g in D4:
-            found = torch.as_tensor(self.probabilities(g.apply(image))).double()
-            total = total + g.undo(found) / len(D4)
-        labels = (total.argmax(0) + 1) * (total.sum(0) > 0)
-        return labels.numpy()
+    def title(self, name: str, random: bool = False) -> str:
+        said = [
+            *(["random weights"] if random else []),
+            *(["symmetric patch kernel"] if self.symmetric else []),
+            *([f"block {self.layer}"] if self.layer is not None else []),
+            *(["averaged over eight poses"] if self.d4 else []),
+        ]
+        name = f"{name} + {self.pos_embed}" if self.pos_embed else name
+        return f"{name} ({', '.join(said)})" if said else name
 
 
 def load_subject(
@@ -140,114 +137,88 @@ def load_subject(
     of_model = {**given, "--symmetrize": symmetric or None}
     of_callable = {"--patch": patch, "--kind": kind}
     place, colon, name = text.rpartition(":")
+    options = _Options(pos_embed, weights, img_size, layer, symmetric, d4, seed, device)
     if text.endswith(".vispe"):
         _refuse(text, "a saved segmentation model", {**of_model, **of_callable})
         return _saved(text, d4, device)
     if colon and place == "open_clip":
         _refuse(text, "an open_clip model", of_callable)
-        return _open_clip(name, pos_embed, weights, img_size, d4, symmetric, layer, seed, device)
+        return _open_clip(name, options)
     if colon and place.partition(":")[0] not in _TIMM_PLACES:
         _refuse(text, "a Python callable", of_model)
         return _called(text, place, name, d4, patch, kind)
     _refuse(text, "a timm model", of_callable)
-    return _timm(text, pos_embed, weights, img_size, d4, symmetric, layer, seed, device)
+    return _timm(text, options)
 
 
-def _timm(
-    name: str,
-    pos_embed: str | None,
-    weights: str | None,
-    img_size: int | None,
-    d4: bool,
-    symmetric: bool,
-    layer: int | None,
-    seed: int,
-    device: str,
-) -> Subject:
+def _timm(name: str, given: _Options) -> Subject:
     from vispe.evaluate.backbone import input_settings, load_backbone
 
     net = load_backbone(
-        name, pos_embed=pos_embed, weights=weights, img_size=img_size, any_size=True, seed=seed
+        name,
+        pos_embed=given.pos_embed,
+        weights=given.weights,
+        img_size=given.img_size,
+        any_size=True,
+        seed=given.seed,
     )
     side, mean, std = input_settings(net)
     exact = hasattr(net, "patch_embed") and not getattr(net, "dynamic_img_size", False)
-    title = _title(name, pos_embed, weights == "random", symmetric, layer, d4)
-    return _model(title, net, mean, std, side, exact, d4, symmetric, layer, device)
+    return _model(given.title(name, given.weights == "random"), net, mean, std, side, exact, given)
 
 
-def _open_clip(
-    name: str,
-    pos_embed: str | None,
-    weights: str | None,
-    img_size: int | None,
-    d4: bool,
-    symmetric: bool,
-    layer: int | None,
-    seed: int,
-    device: str,
-) -> Subject:
+def _open_clip(name: str, given: _Options) -> Subject:
     import open_clip
 
     plain, _, tag = name.partition("/")
     if plain not in open_clip.list_models():
         hint = did_you_mean(plain, open_clip.list_models())
         raise UnknownName(f"open_clip has no model {plain!r}.{hint} `open_clip.list_models()` lists them.")
-    if bool(tag) == bool(weights):
+    if bool(tag) == bool(given.weights):
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(plain)[:4]) or "none"
         raise OptionError(
             f"open_clip:{name} needs one source of weights, got {'two' if tag else 'none'}; write "
             f"open_clip:{plain}/TAG (known: {tags} ...), or --weights FILE, or --weights random."
         )
-    chosen = tag or (None if weights == "random" else weights)
+    chosen = tag or (None if given.weights == "random" else given.weights)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(given.seed)
         try:
             model = open_clip.create_model(
-                plain, None if chosen == "random" else chosen, force_image_size=img_size
+                plain, None if chosen == "random" else chosen, force_image_size=given.img_size
             )
         except (RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"The weights {chosen} of open_clip:{plain} cannot be loaded ({reason}); give --weights FILE or random."
             ) from error
-        if pos_embed is not None:
-            vispe.convert(model, pos_embed)
+        if given.pos_embed is not None:
+            vispe.convert(model, given.pos_embed)
     config = open_clip.get_model_preprocess_cfg(model)
     mean, std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
     side = model.visual.image_size
     side = int(side if isinstance(side, int) else side[0])
-    title = _title(f"open_clip {name}", pos_embed, chosen in (None, "random"), symmetric, layer, d4)
-    return _model(
-        title, model.visual.eval(), mean, std, side, pos_embed is None, d4, symmetric, layer, device
-    )
+    title = given.title(f"open_clip {name}", chosen in (None, "random"))
+    return _model(title, model.visual.eval(), mean, std, side, given.pos_embed is None, given)
 
 
 def _model(
-    title: str,
-    net: nn.Module,
-    mean: Tensor,
-    std: Tensor,
-    side: int,
-    exact: bool,
-    d4: bool,
-    symmetric: bool,
-    layer: int | None,
-    device: str,
+    title: str, net: nn.Module, mean: Tensor, std: Tensor, side: int, exact: bool, given: _Options
 ) -> Subject:
     from vispe.segment.features import choose_device
 
-    if symmetric:
+    if given.symmetric:
         symmetrize(net)
-    net.to(choose_device(device))
-    f = ModelFeatures(net, layer=-1 if layer is None else layer)
-    features = D4Features(f) if d4 else f
+    net.to(choose_device(given.device))
+    f = ModelFeatures(net, layer=-1 if given.layer is None else given.layer)
+    features = D4Features(f) if given.d4 else f
     return Subject(title, features, mean=mean, std=std, patch=f.patch, size=side, exact=exact)
 
 
 def _saved(text: str, d4: bool, device: str) -> Subject:
     s = SavedSegmenter(text, device=device)
     return Subject(
-        _title(text, None, False, False, None, d4),
+        _Options(d4=d4).title(text),
         segmenter=D4Segmenter(s.probabilities) if d4 else s,
         channels=s.channels,
         normalize=s.normalize,
@@ -257,8 +228,8 @@ def _saved(text: str, d4: bool, device: str) -> Subject:
 
 
 def _called(text: str, place: str, name: str, d4: bool, patch: int | None, kind: Kind | None) -> Subject:
-    found = _attribute(text, _module(text, place), name)
-    title = _title(text, None, False, False, None, d4)
+    found = named_callable(text, place, name)
+    title = _Options(d4=d4).title(text)
     if isinstance(found, nn.Module):
         found = found.eval()
     patch = patch or getattr(found, "patch", None)
@@ -274,62 +245,8 @@ def _called(text: str, place: str, name: str, d4: bool, patch: int | None, kind:
     return Subject(title, D4Features(found, patch) if d4 else found, patch=patch)
 
 
-def _module(text: str, place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        here = str(Path.cwd())
-        sys.path.insert(0, here)  # as `python -m` does
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f"{text} names the Python module {place!r}, which cannot be imported ({error}); run vispe in its "
-                "folder, or name the file: folder/file.py:name."
-            ) from error
-        finally:
-            sys.path.remove(here)
-    path = Path(place).expanduser()
-    if not path.is_file():
-        raise InputError(f"{text} names the file {path}, which does not exist; check the path.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} is not a Python file that can be loaded.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _attribute(text: str, module: ModuleType, name: str) -> Any:
-    if not hasattr(module, name):
-        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise UnknownName(
-            f"{text}: {module.__name__} has no {name!r}.{did_you_mean(name, known)} It has: "
-            f"{', '.join(known) or 'nothing to call'}."
-        )
-    found = getattr(module, name)
-    if inspect.isclass(found) or not callable(found):
-        what = "a class" if inspect.isclass(found) else f"a {type(found).__name__}"
-        raise InputError(f"{text} is {what}; name a function of images, or an object that can be called.")
-    return found
-
-
 def _refuse(text: str, what: str, options: dict[str, Any]) -> None:
     """Raise OptionError for an option that has no effect on a subject."""
     named = next((key for key, value in options.items() if value is not None), None)
     if named is not None:
         raise OptionError(f"{named} has no effect on {text}, which is taken for {what}; leave it out.")
-
-
-def _title(
-    name: str, pos_embed: str | None, random: bool, symmetric: bool, layer: int | None, d4: bool
-) -> str:
-    said = [
-        *(["random weights"] if random else []),
-        *(["symmetric patch kernel"] if symmetric else []),
-        *([f"block {layer}"] if layer is not None else []),
-        *(["averaged over eight poses"] if d4 else []),
-    ]
-    name = f"{name} + {pos_embed}" if pos_embed else name
-    return f"{name} ({', '.join(said)})" if said else name
-
-
-__all__ = ["D4Segmenter", "Kind", "Subject", "load_subject"]

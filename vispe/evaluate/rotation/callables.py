@@ -1,0 +1,85 @@
+"""Python callables named on the command line, and segmenters averaged over the eight poses of a square."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, UnknownName, did_you_mean
+from vispe.evaluate.rotation.group import D4
+
+
+class D4Segmenter:
+    """A segmenter by the probabilities of another one, averaged over the eight poses of a square.
+
+    Args:
+        probabilities: image (c, H, W) -> class probabilities (K, H, W).
+    """
+
+    def __init__(self, probabilities: Callable[[Tensor], np.ndarray | Tensor]) -> None:
+        self.probabilities = probabilities
+
+    def __call__(self, image: Tensor) -> np.ndarray:
+        """Image (c, H, W) -> labels (H, W), 1..K; 0 where no pose gives a probability."""
+        total = 0.0
+        for g in D4:
+            found = torch.as_tensor(self.probabilities(g.apply(image))).double()
+            total = total + g.undo(found) / len(D4)
+        labels = (total.argmax(0) + 1) * (total.sum(0) > 0)
+        return labels.numpy()
+
+
+def named_callable(text: str, place: str, name: str) -> Callable[..., Any]:
+    """Return the callable `name` of a module or of a Python file; `text` is how the user wrote it.
+
+    Raises:
+        InputError: it cannot be imported, or is a class or no callable.
+        UnknownName: the module has no such name.
+    """
+    return _attribute(text, _module(text, place), name)
+
+
+def _module(text: str, place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        here = str(Path.cwd())
+        sys.path.insert(0, here)  # as `python -m` does
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f"{text} names the Python module {place!r}, which cannot be imported ({error}); run vispe in its "
+                "folder, or name the file: folder/file.py:name."
+            ) from error
+        finally:
+            sys.path.remove(here)
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise InputError(f"{text} names the file {path}, which does not exist; check the path.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is not a Python file that can be loaded.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(text: str, module: ModuleType, name: str) -> Any:
+    if not hasattr(module, name):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise UnknownName(
+            f"{text}: {module.__name__} has no {name!r}.{did_you_mean(name, known)} It has: "
+            f"{', '.join(known) or 'nothing to call'}."
+        )
+    found = getattr(module, name)
+    if inspect.isclass(found) or not callable(found):
+        what = "a class" if inspect.isclass(found) else f"a {type(found).__name__}"
+        raise InputError(f"{text} is {what}; name a function of images, or an object that can be called.")
+    return found
