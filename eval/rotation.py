@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,7 +89,9 @@ def main() -> None:
             settings={"card": card(name, args.runs), "environment": environment()},
             progress=lambda what, share, name=name: print(f"{name}: {share:.0%} {what}", flush=True),
         )
-        report.write_json(file)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(rounded(report.to_dict()), separators=(",", ":")) + "\n")
+        part.replace(file)
         print(report.to_markdown(), flush=True)
     kept = {name: json.loads(f.read_text()) for name in MODELS if (f := OUT / f"{slug(name)}.json").exists()}
     plot_models(kept).savefig(OUT / "summary.png")
@@ -137,6 +140,15 @@ def images(folder: Path, count: int) -> Iterator[tuple[str, Tensor, np.ndarray]]
         maker = makers[i % len(makers)]
         image, truth = maker(10_000 + i).render(256)
         yield f"{maker.__name__} {10_000 + i}", _as_trained(image), np.asarray(truth, dtype=np.int64) + 1
+
+
+def rounded(value: Any) -> Any:
+    """Return JSON values with five digits of every number."""
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def slug(name: str) -> str:
