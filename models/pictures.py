@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.evaluate import textures
+from vispe.train.data.synthetic import SIDE, synthetic_picture
 
-SIDE = 256  # pixels of a texture
 INSTALLED = (
     "astronaut.png", "brick.png", "camera.png", "chelsea.png", "coffee.png", "coins.png", "grass.png", "gravel.png",
     "hubble_deep_field.jpg", "microaneurysms.png", "moon.png", "motorcycle_left.png", "retina.jpg", "rocket.jpg",
@@ -23,38 +22,14 @@ INSTALLED = (
 
 
 def synthetic(count: int, seed: int = 0) -> Iterator[Tensor]:
-    """Yield synthetic micrographs (3, SIDE, SIDE) uint8: random fields, discs, grains and layers, of many scales.
+    """Yield synthetic micrographs (3, SIDE, SIDE) uint8, see `vispe.train.data.SyntheticSource`.
 
     Args:
         count: how many.
         seed: of all of them; picture i is the same whatever the count.
     """
     for i in range(count):
-        rng = np.random.default_rng([seed, i])
-        scale, detail = float(np.exp(rng.uniform(np.log(6), np.log(48)))), float(rng.uniform(0, 0.06))
-        low, high = sorted(rng.uniform(0.1, 0.9, 2).tolist())
-        levels = (low, high) if rng.random() < 0.5 else (high, low)
-        stretch = float(rng.choice([1.0, 1.0, rng.uniform(1.2, 3)]))
-        along = {"stretch": stretch, "direction": float(rng.uniform(0, 180)), "detail": detail}
-        drawn = int(rng.integers(2**31))
-        kind = ("field", "discs", "grains", "boundaries", "layers")[i % 5]
-        if kind == "field":
-            texture = textures.random_field(
-                drawn, wavelength=scale, contrast=float(rng.uniform(0.08, 0.25)), **along
-            )
-        elif kind == "discs":
-            texture = textures.disc_packing(
-                drawn, radius=scale / 2, coverage=float(rng.uniform(0.1, 0.5)), levels=levels, **along
-            )
-        elif kind == "layers":
-            cuts = np.sort(rng.uniform(-110, 110, int(rng.integers(1, 5)))).tolist()
-            texture = textures.layered(drawn, interfaces=cuts, wavelength=2 * scale, detail=detail)
-        else:
-            labels = "phases" if kind == "grains" else "boundaries"
-            texture = textures.voronoi(drawn, grain=max(scale, 12.0), labels=labels, **along)
-        angle = float(rng.uniform(0, 360))
-        image, _ = texture.render(SIDE, angle=angle)
-        yield _bytes(image)
+        yield _bytes(synthetic_picture(i, seed, SIDE))
 
 
 def installed() -> Iterator[Tensor]:

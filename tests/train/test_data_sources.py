@@ -1,0 +1,434 @@
+"""Sources of pictures: what files of all kinds become, what is left out and named, and what identifies a source."""
+
+import json
+import pickle
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from vispe.errors import InputError, MissingExtra, OptionError
+from vispe.train.data import Concat, FolderSource, HubSource, Mixture, Source, SyntheticSource, from_config
+from vispe.train.data import synthetic as formulas
+from vispe.train.data.synthetic import synthetic_picture
+
+RNG = np.random.default_rng(0)
+COLOUR = RNG.integers(0, 256, (7, 11, 3), np.uint8)
+GREY = RNG.integers(0, 256, (9, 5), np.uint8)
+DEEP = RNG.integers(300, 9000, (6, 8), np.uint16)
+STACK = RNG.integers(0, 256, (3, 5, 6), np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Pictures of all kinds, damaged ones left aside."""
+    (tmp_path / "b" / "deep.er").mkdir(parents=True)
+    (tmp_path / ".hidden").mkdir()
+    Image.fromarray(COLOUR).save(tmp_path / "img10.png")
+    Image.fromarray(GREY).save(tmp_path / "img2.PNG")
+    Image.fromarray(np.dstack([COLOUR, COLOUR[..., :1]])).save(tmp_path / "rgba.png")
+    Image.fromarray(DEEP).save(tmp_path / "b" / "deep16.png")
+    tifffile.imwrite(tmp_path / "b" / "deep.er" / "stack.tif", STACK, photometric="minisblack")
+    tifffile.imwrite(tmp_path / "b" / "deep.er" / "stack2.tif", STACK[:2] / np.float32(255))
+    Image.fromarray(GREY).save(tmp_path / ".hidden" / "no.png")
+    (tmp_path / "notes.txt").write_text("no picture")
+    return tmp_path
+
+
+def _plain(image):
+    return torch.from_numpy(image.astype(np.float32) / np.float32(255))
+
+
+def _stretched(values):
+    low, high = np.percentile(values, (0.5, 99.5))
+    return torch.from_numpy(np.clip((values - low) / (high - low), 0, 1).astype(np.float32))
+
+
+def test_every_kind_of_picture_in_natural_order(folder):
+    source = FolderSource(folder)
+    names = ["b/deep16.png", *(f"page {i} of b/deep.er/stack2.tif" for i in range(2)),
+             *(f"page {i} of b/deep.er/stack.tif" for i in range(3)), "img2.PNG", "img10.png", "rgba.png"]  # fmt: skip
+    assert [source.name(i).replace(f"{folder}/", "") for i in range(len(source))] == names
+    floats = STACK[:2] / np.float32(255)
+    wanted = [
+        _stretched(DEEP),
+        *_stretched(floats),
+        *map(_plain, STACK),
+        _plain(GREY),
+        _plain(COLOUR),
+        _plain(COLOUR),
+    ]
+    found = list(source)
+    assert len(found) == len(source) == len(wanted)
+    for i, (picture, want) in enumerate(zip(found, wanted, strict=True)):
+        want = want.permute(2, 0, 1) if want.ndim == 3 else want.expand(3, -1, -1)
+        torch.testing.assert_close(picture, want, rtol=0, atol=2e-7)
+        assert picture.dtype == torch.float32
+        assert torch.equal(source[i - len(source)], picture)
+        assert source.shape(i) == tuple(want.shape[1:])
+    with pytest.raises(IndexError, match="picture 9 was asked for, and there are 9"):
+        source[9]
+    backwards = [source[i] for i in reversed(range(len(source)))]  # pages of two stacks in another order
+    assert all(torch.equal(a, b) for a, b in zip(found, reversed(backwards), strict=True))
+
+
+def test_folders_flat_several_and_single_files(folder):
+    assert len(FolderSource(folder, recursive=False)) == 3
+    both = FolderSource([folder / "b", folder / "img2.PNG"])
+    assert [p.name for p in both.files] == ["deep16.png", "stack2.tif", "stack.tif", "img2.PNG"]
+    assert both.describe() == {
+        "kind": "folder", "count": 7, "where": [str(folder / "b"), str(folder / "img2.PNG")], "licence": "",
+        "files": 4, "damaged": 0, "normalize": "auto", "channel": None,
+    }  # fmt: skip
+    (folder / "b" / "loop").symlink_to(folder)
+    assert len(FolderSource(folder)) == 9
+
+
+def test_normalize_and_channel_are_used(folder):
+    by_type = FolderSource(folder / "b" / "deep16.png", normalize="none")[0]
+    torch.testing.assert_close(by_type[0], torch.from_numpy(DEEP / np.float32(65535)))
+    stretched = FolderSource(folder / "img10.png", normalize="stack")[0]
+    torch.testing.assert_close(stretched.permute(1, 2, 0), _stretched(COLOUR), rtol=0, atol=2e-7)
+    red = FolderSource(folder / "img10.png", channel=0)[0]
+    assert torch.equal(red, _plain(COLOUR[..., 0]).expand(3, -1, -1))
+    tifffile.imwrite(
+        folder / "five.tif",
+        np.zeros((5, 4, 4), np.uint8) + np.uint8(3),
+        photometric="minisblack",
+        metadata={"axes": "CYX"},
+    )
+    with pytest.raises(
+        InputError, match=r"five.tif has 5 channels, and 1 or 3 are needed; choose them by channel="
+    ):
+        FolderSource(folder / "five.tif")[0]
+    assert FolderSource(folder / "five.tif", channel="4,0,2")[0].shape == (3, 4, 4)
+    with pytest.raises(
+        OptionError, match=r"normalize='stak' is not one of auto, stack, image, none. Did you mean"
+    ):
+        FolderSource(folder, normalize="stak")
+
+
+def test_damaged_files_are_errors_or_left_out_with_one_warning(folder):
+    whole = FolderSource(folder)
+    data = (folder / "img10.png").read_bytes()
+    (folder / "a_cut.png").write_bytes(data[: len(data) // 2])
+    (folder / "empty.jpg").write_bytes(b"")
+    source = FolderSource(folder)
+    bad = next(i for i in range(len(source)) if "a_cut" in source.name(i))
+    with pytest.raises(
+        InputError, match=r"a_cut.png is truncated .* or leave such files out by skip_damaged=true"
+    ):
+        source[bad]
+    with pytest.warns(UserWarning, match="2 damaged files are left out: ") as caught:
+        kept = FolderSource(folder, skip_damaged=True)
+    assert len(caught) == 1
+    assert all(
+        name in str(caught[0].message) for name in ("a_cut.png", "empty.jpg", "is truncated or damaged")
+    )
+    assert [p.name for p in kept.damaged] == ["a_cut.png", "empty.jpg"]
+    assert kept.describe()["damaged"] == 2
+    assert kept.fingerprint() == whole.fingerprint()
+    assert all(torch.equal(a, b) for a, b in zip(kept, whole, strict=True))
+    (folder / "broken.tif").write_bytes((folder / "b" / "deep.er" / "stack.tif").read_bytes()[:40])
+    with pytest.raises(InputError, match=r"broken.tif"):
+        FolderSource(folder)
+    with pytest.warns(UserWarning, match="3 damaged files"):
+        assert len(FolderSource(folder, skip_damaged=True)) == len(whole)
+
+
+def test_errors_of_folders(tmp_path):
+    with pytest.raises(InputError, match=r"the folder .*nowhere does not exist"):
+        FolderSource(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"holds no image; looked for .png"):
+        FolderSource(tmp_path)
+    (tmp_path / "one.png").write_bytes(b"nothing")
+    with (
+        pytest.warns(UserWarning, match="1 damaged file is"),
+        pytest.raises(InputError, match="holds no picture"),
+    ):
+        FolderSource(tmp_path, skip_damaged=True)
+    tifffile.imwrite(tmp_path / "two.tif", STACK, photometric="minisblack")
+    (tmp_path / "two.tif").rename(tmp_path / "one.png")
+    with pytest.raises(
+        InputError, match=r"one.png holds 3 pages, and 1 were counted .* give stacks the ending .tif"
+    ):
+        FolderSource(tmp_path)[0]
+
+
+def test_fingerprints_tell_contents_apart(folder):
+    first = FolderSource(folder).fingerprint()
+    assert first == FolderSource(str(folder)).fingerprint()
+    assert len(first) == 64
+    moved = folder.rename(folder.parent / (folder.name + "_moved"))
+    assert FolderSource(moved).fingerprint() == first
+    found = {first, FolderSource(moved, normalize="stack").fingerprint()}
+    found.add(FolderSource(moved, recursive=False).fingerprint())
+    found.add(FolderSource(moved, channel=0).fingerprint())
+    Image.fromarray(GREY).save(moved / "img10.png")
+    found.add(FolderSource(moved).fingerprint())
+    (moved / "img10.png").rename(moved / "img11.png")
+    found.add(FolderSource(moved).fingerprint())
+    assert len(found) == 6
+
+
+def test_synthetic_pictures_depend_on_seed_and_number_only(tmp_path, monkeypatch):
+    few, more = SyntheticSource(4, seed=5, side=40), SyntheticSource(5, seed=5, side=40)
+    drawn = {i: synthetic_picture(i, 5, 40) for i in (0, 3, 4)}
+    stored = SyntheticSource(5, seed=5, side=40, cache=tmp_path / "kept")
+    for i, picture in drawn.items():
+        for source in (more, stored, more):  # drawn, into the folder, from memory
+            assert torch.equal(source[i], picture)
+        assert picture.shape == (3, 40, 40)
+        assert 0 <= picture.min() < picture.max() <= 1
+        assert more.shape(i) == (40, 40)
+    assert torch.equal(few[3], drawn[3])
+    assert not torch.equal(SyntheticSource(1, seed=6, side=40)[0], drawn[0])
+    prints = {
+        s.fingerprint() for s in (few, more, SyntheticSource(4, seed=6, side=40), SyntheticSource(4, 5, 41))
+    }
+    assert len(prints) == 4
+    assert stored.fingerprint() == more.fingerprint()
+    assert len(list((tmp_path / "kept").iterdir())) == 3
+    monkeypatch.setattr(formulas, "synthetic_picture", None)  # what is in the folder is not drawn again
+    fresh = pickle.loads(pickle.dumps(stored))
+    assert all(torch.equal(fresh[i], picture) for i, picture in drawn.items())
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(formulas, "synthetic_picture", lambda *given: drawn[0])
+    with pytest.raises(InputError, match=r"cannot be written .*; give another cache="):
+        SyntheticSource(1, cache=tmp_path / "file")[0]
+    wrong = (
+        ({"count": 0}, "synthetic=0"),
+        ({"count": 1, "seed": -1}, "seed=-1"),
+        ({"count": 2.5}, "synthetic=2.5"),
+    )
+    for options, text in wrong:
+        with pytest.raises(OptionError, match=rf"{text} is not a whole number"):
+            SyntheticSource(**options)
+
+
+def test_synthetic_memory_is_bounded(monkeypatch):
+    monkeypatch.setattr(formulas, "KEPT", 2)
+    monkeypatch.setattr(
+        formulas, "synthetic_picture", lambda i, seed, side: torch.full((3, side, side), float(i))
+    )
+    source = SyntheticSource(5, side=4)
+    assert [p[0, 0, 0].item() for p in source] == [0, 1, 2, 3, 4]
+    assert sorted(source._kept) == [0, 1]
+    assert source[4][2, 1, 1] == 4
+
+
+class Flat(SyntheticSource):
+    """Plain pictures in the place of synthetic ones, which take long."""
+
+    def _made(self, i):
+        return torch.full((1, self.side, self.side), (10 * self.seed + i) / 100)
+
+
+def test_concat_and_mixture_find_their_pictures():
+    parts = [Flat(n, seed=n, side=16) for n in (2, 1, 3)]
+    for source in (Concat(parts), Mixture(parts, [1, 2, 0.5])):
+        assert [round(100 * p[2, 3, 4].item()) for p in source] == [20, 21, 10, 30, 31, 32]
+        assert len(source) == 6
+        assert torch.equal(source[-1], parts[2][2])
+        assert source.name(2) == "synthetic picture 0 of seed 1"
+        assert source.shape(5) == (16, 16)
+        described = json.loads(json.dumps(source.describe()))
+        assert [p["seed"] for p in described["parts"]] == [2, 1, 3]
+        with pytest.raises(IndexError):
+            source[6]
+    mixture = Mixture(parts, [1, 2, 0.5])
+    assert mixture.rows == (2 * 37, 4 * 37, 37)
+    assert mixture.describe()["weights"] == [1.0, 2.0, 0.5]
+    made = (Concat(parts), mixture, Mixture(parts, [1, 2, 1]), Concat(parts[::-1]))
+    assert len({source.fingerprint() for source in made}) == 4
+    assert Mixture(parts, [2, 4, 1]).fingerprint() == mixture.fingerprint()
+    assert Mixture(parts[:2], [0.1, 0.2]).rows == Mixture(parts[:2], [1, 2]).rows
+
+
+@pytest.mark.parametrize(
+    "weights", [[1], [1, 0], [1, -2], [1, float("nan")], [1, float("inf")], [1, True], [1, "x"]]
+)
+def test_weights_that_do_not_fit(weights):
+    parts = [SyntheticSource(1, side=8), SyntheticSource(1, side=8)]
+    with pytest.raises(OptionError, match=r"(is not a positive number|1 weights were given for 2 sources)"):
+        Mixture(parts, weights)
+
+
+def test_mixtures_do_not_nest_and_need_round_weights():
+    parts = [SyntheticSource(1, side=8), SyntheticSource(1, side=8)]
+    with pytest.raises(OptionError, match="a mixture is among the sources"):
+        Concat([Mixture(parts, [1, 2]), parts[0]])
+    with pytest.raises(OptionError, match=r"come out exactly only every .* give rounder ones"):
+        Mixture(parts, [0.333333333, 0.666666667001])
+    with pytest.raises(OptionError, match="no source of pictures"):
+        Concat([])
+
+
+class _Feature:
+    def __init__(self, decode=True):
+        self.decode = decode
+
+
+_Feature.__name__ = "Image"
+
+
+class Table:
+    """What `HubSource` uses of a data set of `datasets`: columns, features, decoded or as stored."""
+
+    def __init__(self, rows, features, split="train", decode=True, content="abc"):
+        self.rows, self.features, self.split, self.decode, self._fingerprint = (
+            rows,
+            features,
+            split,
+            decode,
+            content,
+        )
+        self.info = types.SimpleNamespace(license="cc0-1.0")
+        self.column_names = list(features)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return self.rows[i]
+
+    def cast_column(self, column, feature):
+        assert isinstance(feature, _Feature)
+        assert not feature.decode
+        return Table(self.rows, {**self.features, column: feature}, self.split, False, "after the cast")
+
+
+@pytest.fixture
+def table(folder):
+    def stored(name):
+        return {"bytes": (folder / name).read_bytes(), "path": name}
+
+    rows = [
+        {"image": stored("img10.png"), "label": 3},
+        {"image": {"bytes": None, "path": str(folder / "img2.PNG")}, "label": 4},
+        {"image": stored("b/deep16.png"), "label": 5},
+    ]
+    return Table(rows, {"image": _Feature(), "label": "int"})
+
+
+def test_hub_reads_stored_images_in_full_depth(table, folder):
+    source = HubSource(table)
+    assert source.column == "image"
+    files = [folder / "img10.png", folder / "img2.PNG", folder / "b" / "deep16.png"]
+    assert all(torch.equal(a, b) for a, b in zip(source, FolderSource(files), strict=True))
+    assert source.describe() == {
+        "kind": "hub", "count": 3, "where": "Table", "licence": "cc0-1.0", "split": "train", "column": "image",
+        "normalize": "auto", "channel": None,
+    }  # fmt: skip
+    assert source.name(1) == "row 1 of hub=Table (train)"
+    assert source.fingerprint() == HubSource({"train": table}).fingerprint()
+    other = Table(table.rows, table.features, content="abd")
+    assert source.fingerprint() != HubSource(other).fingerprint()
+
+
+def test_hub_takes_pillow_and_arrays(folder):
+    images = [Image.open(folder / "img10.png"), Image.open(folder / "rgba.png"), Image.open(folder / "img2.PNG"),
+              Image.open(folder / "b" / "deep16.png"), COLOUR, GREY, GREY > 99]  # fmt: skip
+    source = HubSource(Table([{"x": image} for image in images], {"x": "list"}), column="x")
+    colour, grey = _plain(COLOUR).permute(2, 0, 1), _plain(GREY).expand(3, -1, -1)
+    deep = _stretched(DEEP).expand(3, -1, -1)
+    black = torch.from_numpy(GREY > 99).float().expand(3, -1, -1)
+    for found, want in zip(source, [colour, colour, grey, deep, colour, grey, black], strict=True):
+        torch.testing.assert_close(found, want, rtol=0, atol=2e-7)
+
+
+def test_hub_by_name(table, monkeypatch):
+    with pytest.raises(
+        MissingExtra, match=r"hub='user/set' needs the package 'datasets'.* pip install datasets"
+    ):
+        HubSource("user/set")
+    asked = []
+
+    def load_dataset(name, split=None):
+        asked.append((name, split))
+        if name == "none":
+            raise FileNotFoundError("Dataset 'none' doesn't exist on the Hub\nmore")
+        return {"train": table, "test": table} if split is None else table
+
+    module = types.ModuleType("datasets")
+    module.load_dataset = load_dataset
+    module.__spec__ = types.SimpleNamespace(name="datasets")
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    source = HubSource("user/set", split="train[:10%]", column="image")
+    assert asked == [("user/set", "train[:10%]")]
+    assert source.describe()["where"] == "user/set"
+    assert source.describe()["split"] == "train[:10%]"
+    with pytest.raises(InputError, match="no split was given for hub=user/set, which has train, test"):
+        HubSource("user/set")
+    with pytest.raises(
+        InputError, match=r"hub='none' cannot be loaded: Dataset 'none' doesn't exist on the Hub$"
+    ):
+        HubSource("none")
+
+
+def test_errors_of_hub(table):
+    with pytest.raises(InputError, match=r"column='imag' is not in hub=Table.* Did you mean 'image'"):
+        HubSource(table, column="imag")
+    with pytest.raises(
+        InputError, match=r"row 0 of hub=Table .train. is int in column 'label', not an image"
+    ):
+        HubSource(table, column="label")[0]
+    with pytest.raises(InputError, match=r"split='test' was asked of hub=Table, which is one split .train"):
+        HubSource(table, split="test")
+    with pytest.raises(InputError, match=r"split='trian' is not in hub=dict.* Did you mean 'train'"):
+        HubSource({"train": table, "test": table}, split="trian")
+    with pytest.raises(InputError, match="has 0 columns of images"):
+        HubSource(Table([{"a": 1}], {"a": "int"}))
+    with pytest.raises(InputError, match="cannot be read in any order; load it with streaming=False"):
+        HubSource(iter([]))
+    with pytest.raises(InputError, match="holds no picture"):
+        HubSource(Table([], {"image": _Feature()}))
+
+
+def test_recipes_make_sources(folder):
+    one = from_config([{"folder": str(folder), "recursive": False, "licence": "CC0"}])
+    assert isinstance(one, FolderSource)
+    assert (len(one), one.describe()["licence"]) == (3, "CC0")
+    both = from_config([{"folder": str(folder)}, {"synthetic": 4, "seed": 2, "side": 8}])
+    assert type(both) is Concat
+    assert len(both) == 13
+    mixed = from_config([{"folder": str(folder), "weight": 3}, {"synthetic": 4, "side": 8, "weight": 1}])
+    assert isinstance(mixed, Mixture)
+    assert mixed.rows == (192, 64)
+    assert isinstance(from_config([{"synthetic": 2, "weight": 5}]), SyntheticSource)
+    assert isinstance(mixed, Source)
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ([], "data=.. is not a list of sources"),
+        ({"synthetic": 3}, "is not a list of sources"),
+        ("folder", "is not a list of sources"),
+        (["folder"], r"data.0.='folder' is not a source"),
+        ([{"foldr": "x"}], "must name exactly one of folder, tar, hub, synthetic, and it names none.*'folder'"),
+        ([{"folder": "x", "tar": "y"}], "names folder and tar"),
+        ([{"synthetic": 3, "sed": 1}], "has the option 'sed', and synthetic knows seed, side, cache, weight. Did"),
+        ([{"synthetic": 3, "weight": 1}, {"synthetic": 3}], r"data.1. has no weight, and others have"),
+        ([{"synthetic": 3, "weight": 0}], "weight=0 is not a positive number"),
+        ([{"synthetic": "many"}], "synthetic='many' is not a whole number"),
+        ([{"folder": "/nowhere/at/all"}], "the folder /nowhere/at/all does not exist"),
+        ([{"hub": "user/set"}], "needs the package 'datasets'"),
+    ],
+)  # fmt: skip
+def test_recipes_that_cannot_be(entries, text):
+    with pytest.raises((OptionError, InputError, MissingExtra), match=text):
+        from_config(entries)
+
+
+def test_importing_is_light_and_nothing_is_warned(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(FolderSource(folder, skip_damaged=True)) == 9
+    assert Path(folder).is_dir()

@@ -1,0 +1,29 @@
+"""Pictures for training: sources of any kind, and batches that are the same wherever and whenever they are made.
+
+>>> source = from_config([{"synthetic": 100, "side": 64}])
+>>> first = next(Batches(source, size=64, batch=2, seed=0).from_step(0))
+
+`from_config` reads what recipes say; `Batches` makes batches by step of any `Source`.
+"""
+
+from vispe.train.data.augment import Augment
+from vispe.train.data.batches import Batches
+from vispe.train.data.config import from_config
+from vispe.train.data.folder import FolderSource
+from vispe.train.data.hub import HubSource
+from vispe.train.data.source import Concat, Mixture, Source
+from vispe.train.data.synthetic import SyntheticSource
+from vispe.train.data.tar import TarSource
+
+__all__ = [
+    "Augment",
+    "Batches",
+    "Concat",
+    "FolderSource",
+    "HubSource",
+    "Mixture",
+    "Source",
+    "SyntheticSource",
+    "TarSource",
+    "from_config",
+]
