@@ -43,6 +43,8 @@ COMMANDS: dict[str, str] = {
     "rotate": "Measure what turning, mirroring and shifting a sample changes in a model's features or a segmentation.",
     "threecell": "Train small models on the three-cell benchmark and score what their encodings can tell.",
     "health": "Report which attention heads of a model collapse, stay local, or look at places instead of things.",
+    "retrofit": "Remove positional bias from a pretrained vision transformer by distillation.",
+    "retrofit evaluate": "Measure what a retrofit took and what it left: before and after, on one page.",
     "convert-weights": "Rename the weights of a released checkpoint to vispe's names.",
     "bench": "Measure on this machine which backend is the fastest for attention with a position bias.",
     "doctor": "Show what this installation has; with a model, which attention path its layers take and why.",
@@ -142,7 +144,8 @@ def parse(name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], d
         if (item := _item_type(hints[key])) is not None
     }
     try:
-        values = parser.parse_args(_bracket_lists(words, lists))
+        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the older name
+        values = instantiate(parser.parse_args(_bracket_lists(words, lists)))
     except ArgumentError as error:
         raise OptionError(_explain(name, str(error.message), options)) from error
     given = vars(values)
@@ -273,6 +276,10 @@ def _explain(name: str, message: str, options: Sequence[str]) -> str:
         return (
             f"The config file of {name} has the unknown key {found[1]!r}.{did_you_mean(found[1], keys)}{see}"
         )
+    if found := re.search(r"(?s)key \"([^\"]+)\".*Option '([^']+)' is not accepted", message):
+        return f"{name} was given the unknown key {found[2]!r} in {found[1]}.{see}"
+    if found := re.match(r"Group '([^']+)' does not accept option '([^']+)'", message):
+        return f"{name} was given the unknown key {found[2].partition('.')[0]!r} in {found[1]}.{see}"
     if found := re.search(r"File does not exist: (.*)", message):
         return f"The config file {found[1]} does not exist."
     if found := re.match(r'Parser key "([^"]+)"', message):

@@ -27,6 +27,7 @@ def load_backbone(
     weights: str | None = None,
     img_size: int | None = None,
     any_size: bool = False,
+    options: dict[str, Any] | None = None,
     seed: int = 0,
 ) -> nn.Module:
     """Build a timm model in evaluation mode, without a classifier.
@@ -38,6 +39,7 @@ def load_backbone(
             initialisation; else a checkpoint file that fits the model exactly (its classifier is left out).
         img_size: side of the images in pixels, for models that are built for one size.
         any_size: build it so that it takes images of any size, where its class can (`dynamic_img_size`).
+        options: more arguments for `timm.create_model`.
         seed: of the random initialisation, of what is new with `pos_embed` included.
 
     Raises:
@@ -62,6 +64,7 @@ def load_backbone(
         _check_obtainable(name)
     extra = {"pos_embed": pos_embed} if pos_embed else {}
     extra |= {"img_size": img_size} if img_size else {}
+    extra |= options or {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

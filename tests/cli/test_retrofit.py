@@ -1,0 +1,124 @@
+"""`vispe retrofit` from a file of settings: what it writes and prints, and what it refuses in one sentence."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vispe.cli.main import main
+
+RECIPE = """
+teacher:
+  name: vit_tiny_patch16_224
+  weights: random
+  img_size: 32
+  options: {embed_dim: 24, depth: 2, num_heads: 2, patch_size: 8}
+student: {symmetric: true}
+target: {blank: auto, count: 1}
+stages:
+- {size: 32, steps: 3, batch: 2, rate: 0.001}
+- {size: 40, epochs: 0.5, batch: 2, rate: 0.0001}
+data:
+- folder: PICTURES
+probe: {noise: 1, textures: 1, masks: 1}
+tensorboard: false
+log_every: 2
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for k in range(4):
+        Image.fromarray(rng.integers(0, 255, (48, 64, 3), dtype=np.uint8)).save(folder / f"{k}.png")
+    file = tmp_path / "recipe.yaml"
+    file.write_text(RECIPE.replace("PICTURES", str(folder)))
+    return str(file)
+
+
+def test_from_settings_to_a_student(recipe, tmp_path, capsys):
+    out = tmp_path / "out"
+    changed = ["--student.pos_embed", "rope_axial", "--loss.d4", "0.5", "--ema", "0.9"]
+    assert main(["retrofit", "--config", recipe, "-o", str(out), *changed]) == 0
+    shown = capsys.readouterr()
+    card = json.loads((out / "card.json").read_text())
+    assert card["config"]["student"] == {
+        "pos_embed": "rope_axial", "init": "teacher", "symmetric": True, "trainable": "all", "rank": 8,
+    }  # fmt: skip
+    assert (card["config"]["loss"]["d4"], card["config"]["ema"]) == (0.5, 0.9)
+    assert card["updates"] == 4
+    assert len(card["blanked"]) == 1
+    assert card["data"]["kind"] == "folder"
+    assert sorted(p.name for p in out.iterdir()) == [
+        "card.json", "log.jsonl", "run.json", "state", "student.safetensors",
+    ]  # fmt: skip
+    before, after = (card["probe"]["noise"][key]["lr+ud"] for key in ("before", "after"))
+    lines = shown.out.splitlines()
+    assert lines[0].startswith(
+        f"position read from noise (held-out R²: 1 all, 0 or less nothing): {before:.3f} before"
+    )
+    assert lines[0].endswith(f"{after:.3f} after")
+    assert lines[1].startswith("position read from textures")
+    assert "1 of 24 channels blanked" in lines[1]
+    assert f"cosine {card['likeness']['cosine']:.3f}" in lines[2]
+    assert lines[3] == f"written: {out}"
+    assert "step 2 of 4: loss" in shown.err
+    assert "choosing channels to blank" in shown.err
+
+    assert main(["retrofit", "--config", recipe, "-o", str(out), *changed]) == 2
+    assert "holds a finished retrofit; add --force" in capsys.readouterr().err
+
+
+REFUSED = [
+    (["--student.pos_embd", "x"], "no option '--student.pos_embd'. Did you mean '--student.pos_embed'"),
+    (["--student.pos_embed", "alibi2e"], "alibi2d"),
+    (["--target.blank", "[24]", "--target.count", "null"], "names channel 24, and the features of"),
+    (["--target.blank", "some"], "--target.blank to be 'none' or 'auto' or list, got 'some'"),
+    (["--stages", "[{size: 30, steps: 1}]"], "stages[0].size=30 is no multiple of the patch of"),
+    (["--stages", "[{size: 32, step: 1}]"], "the unknown key 'step' in stages"),
+    (["--data", "[{foldr: a}]"], "must name exactly one of folder, tar, hub, synthetic"),
+    (["--data", "[{folder: /nowhere/at/all}]"], "/nowhere/at/all"),
+    (["--teacher.img_size", "33"], "teacher.img_size=33 is no multiple of the patch"),
+    (["--amp", "bf17"], "--amp to be 'no' or 'bf16' or 'fp16', got 'bf17'"),
+    (["--student.trainable", "encoding"], "alibi2d has no parameters"),
+    (["--stages", "[{size: 32, epochs: 1, batch: 2, warmup: 5}]"], "warmup=5 leaves none of the 2 updates"),
+]
+
+
+@pytest.mark.parametrize(("words", "text"), REFUSED)
+def test_what_cannot_be_is_said_in_one_line(recipe, tmp_path, capsys, words, text):
+    assert main(["retrofit", "--config", recipe, "-o", str(tmp_path / "out"), *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert text in error[-1]
+    assert error[-1].startswith("vispe: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("teachr: {name: a}", "unknown key 'teachr"),
+        ("student: {pos_embd: a}", "'pos_embd'"),
+        ("stages: [{size: 32, stps: 1}]", "unknown key 'stps' in stages"),
+    ],
+)
+def test_unknown_keys_of_a_file_are_named(tmp_path, capsys, line, text):
+    (tmp_path / "a.yaml").write_text(f"out: x\n{line}\n")
+    assert main(["retrofit", "--config", str(tmp_path / "a.yaml")]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_settings_are_printed_whole(recipe, capsys):
+    assert main(["retrofit", "--config", recipe, "-o", "x", "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    for line in (
+        "  pos_embed: alibi2d",
+        "  blank: auto",
+        "  steps: 3",
+        "  textures: 1",
+        "grad_checkpointing: false",
+    ):
+        assert line in printed.splitlines()

@@ -1,0 +1,72 @@
+"""A tiny retrofit: a ViT of width 24 and depth 2, and pictures of random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.train.checkpoint import Folder
+from vispe.train.config import Probe, Retrofit, Stage, Student, Target, Teacher
+from vispe.train.data import Source
+from vispe.train.loop import Training
+from vispe.train.losses import Objective
+from vispe.train.models import load_teacher, make_student
+from vispe.train.processes import Processes
+from vispe.train.recipe import _plan
+
+OPTIONS = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 8}
+TEACHER = Teacher("vit_tiny_patch16_224", weights="random", img_size=32, options=OPTIONS)
+
+
+class Pictures(Source):
+    """Smooth random pictures, higher than wide, that need no other package."""
+
+    def __init__(self, count: int = 10, seed: int = 0) -> None:
+        self.count, self.seed = count, seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.seed + i)
+        coarse = torch.rand(1, 3, 9, 7, generator=generator)
+        return torch.nn.functional.interpolate(coarse, (72, 56), mode="bilinear")[0]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "random", "count": self.count}
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.count} {self.seed}".encode()).hexdigest()
+
+
+def config(out: str | Path, **changes: Any) -> Retrofit:
+    """A config of 7 updates in two stages, without a bar or tensorboard."""
+    plain: dict[str, Any] = {
+        "teacher": TEACHER,
+        "student": Student(),
+        "target": Target([3, 11]),
+        "stages": [Stage(32, steps=4, batch=4, rate=1e-3), Stage(48, steps=3, batch=2, rate=1e-4)],
+        "data": [{"synthetic": 10}],
+        "out": str(out),
+        "probe": Probe(noise=1, textures=0, masks=1),
+        "tensorboard": False,
+        "log_every": 2,
+        "checkpoint_every": 2,
+    }
+    return Retrofit(**{**plain, **changes})
+
+
+def training(config: Retrofit, source: Source | None = None) -> Training:
+    """What `retrofit` builds before it trains."""
+    processes = Processes("cpu")
+    teacher = load_teacher(config.teacher, seed=config.seed)
+    student = make_student(teacher, config.student, seed=config.seed)
+    blank = config.target.blank if isinstance(config.target.blank, list) else []
+    folder = Folder(Path(config.out))
+    folder.begin(config.identity())
+    plan = _plan(config, source or Pictures(), processes, (0.5,) * 3, (0.5,) * 3)
+    return Training(Objective(teacher.model, student, config.loss, blank), config, processes, folder, plan)

@@ -1,0 +1,85 @@
+"""Programs that the tests start: runs that are killed, and processes that train together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.train.tiny import Pictures, config
+from vispe.train.checkpoint import Folder
+from vispe.train.config import Stage, Student, Target, Weights
+from vispe.train.recipe import retrofit
+
+TOGETHER = {
+    "loss": Weights(1.0, 0.5, 0.25),
+    "student": Student("rope_mixed"),
+    "stages": [Stage(32, steps=3, batch=4, rate=1e-4), Stage(48, steps=2, batch=2, rate=1e-5)],
+    "target": Target("auto", count=3),
+    "log_every": 1,
+    "seed": 2,
+}
+
+
+def killed_config(out):
+    """A run with everything that has a state: averages, random layers, two stages, an interval cut by a kill."""
+    spec = "rope_axial+learned"
+    return config(out, ema=0.8, loss=Weights(1.0, 0.5), student=Student(spec), seed=5, log_every=3)
+
+
+def killed(out: str, *places: str) -> None:
+    """Train in forks of this process; each is killed at its place, 'after:STEP' or 'saving:STEP', the last goes on."""
+    for place in (*places, ""):
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            wanted = signal.SIGKILL if place else 0
+            if os.waitstatus_to_exitcode(status) != -wanted:
+                raise SystemExit(f"{place or 'the last run'} ended with status {status}")
+            continue
+        kind, _, step = place.partition(":")
+        plain = Folder.save
+
+        def save(self, number, *rest, kind=kind, step=step, plain=plain):
+            if kind == "saving" and number == int(step):
+                torch.save = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            plain(self, number, *rest)
+
+        def follow(number, total, line, kind=kind, step=step):
+            if kind == "after" and number == int(step):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Folder.save = save
+        try:
+            retrofit(killed_config(out), source=Pictures(), on_step=follow)
+        except BaseException:  # a fork must not go on as its parent would
+            import traceback
+
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+
+
+def together(out: str) -> None:
+    """Train as one of several processes, and save the gradient of the first update."""
+    from vispe.train.loop import Training
+
+    plain = Training._update
+
+    def update(self, images, batch, rate):
+        found = plain(self, images, batch, rate)
+        if self.step == 0:
+            names = [n for n, p in self.student.named_parameters() if p.grad is not None]
+            grads = dict(zip(names, (p.grad for p in self.trained if p.grad is not None), strict=True))
+            torch.save(grads, Path(out).with_suffix(f".{self.processes.rank}.pt"))
+        return found
+
+    Training._update = update
+    retrofit(config(out, **TOGETHER), source=Pictures())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"killed": killed, "together": together}[sys.argv[1]](*sys.argv[2:])

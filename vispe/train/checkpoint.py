@@ -1,0 +1,181 @@
+"""The folder of a retrofit: its state, which is complete or not there at all, and what it leaves at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vispe.errors import InputError
+
+_OURS = ("card.json", "student.safetensors", "run.json", "log.jsonl", "state", "tensorboard")
+_KEPT = 2  # states
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where a retrofit writes.
+
+    Attributes:
+        path: the folder; made when something is written.
+    """
+
+    path: Path
+
+    @property
+    def weights(self) -> Path:
+        """The file of the trained weights, plain ones whatever was trained."""
+        return self.path / "student.safetensors"
+
+    @property
+    def card(self) -> Path:
+        """The file that says what was done; written last, so a run with a card is finished."""
+        return self.path / "card.json"
+
+    @property
+    def log(self) -> Path:
+        """The file with a line of JSON for every interval."""
+        return self.path / "log.jsonl"
+
+    def check(self, identity: Mapping[str, Any], force: bool = False, *, partly: bool = False) -> None:
+        """Check whether a run may be written or continued here; nothing is changed.
+
+        Args:
+            identity: what must be the same in a run that is continued.
+            force: everything may be replaced.
+            partly: more will be known later; compare what is given.
+
+        Raises:
+            InputError: a finished run, files of something else, or a run with another config, whose keys are named.
+        """
+        if force:
+            return
+        if self.card.exists():
+            raise InputError(
+                f"{self.path} holds a finished retrofit; add --force to replace it, or choose another out."
+            )
+        run = self.path / "run.json"
+        found = [name for name in _OURS if (self.path / name).exists()]
+        if not run.exists():
+            if found:
+                raise InputError(
+                    f"{self.path / found[0]} is in the way and not of a retrofit; choose another out."
+                )
+            return
+        try:
+            kept = json.loads(run.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{run} is damaged ({error}); add --force to start again.") from error
+        plain = json.loads(json.dumps(dict(identity)))
+        asked = plain if partly else {**plain, **kept}
+        keys = [key for key in asked if plain.get(key) != kept.get(key)]
+        if keys:
+            told = "; ".join(f"{key} was {kept.get(key)!r} and is {plain.get(key)!r}" for key in keys[:4])
+            more = f"; and {len(keys) - 4} more" if len(keys) > 4 else ""
+            raise InputError(
+                f"{self.path} holds a stopped retrofit with another config: {told}{more}. Choose another out, or add "
+                "--force to start again."
+            )
+
+    def begin(self, identity: Mapping[str, Any], force: bool = False) -> None:
+        """Make the folder ready, see `check`; with `force`, what a retrofit left in it is deleted."""
+        if force:
+            for name in _OURS:  # the card first: without it the rest is no finished run
+                place = self.path / name
+                if place.is_dir():
+                    shutil.rmtree(place)
+                else:
+                    place.unlink(missing_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / "run.json").exists():
+            write_text(self.path / "run.json", json.dumps(dict(identity), indent=1) + "\n")
+
+    def save(self, step: int, weights: Mapping[str, Mapping[str, Tensor]], moment: Mapping[str, Any]) -> None:
+        """Write a state; a kill at any time leaves this one, complete, or the last one.
+
+        Args:
+            step: number of updates that were made.
+            weights: state dicts by file name.
+            moment: tensors and plain values; everything else.
+        """
+        states = self.path / "state"
+        part, final = states / f".{step:09d}.part", states / f"{step:09d}"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for name, state in weights.items():
+            save_file(_whole(state), part / f"{name}.safetensors")
+        torch.save(dict(moment), part / "moment.pt")
+        for file in part.iterdir():
+            _sync(file)
+        if final.exists():  # a run that was stopped before it could write its card
+            shutil.rmtree(final)
+        part.rename(final)
+        _sync(states)
+        for old in self.steps()[:-_KEPT]:
+            shutil.rmtree(states / f"{old:09d}")
+
+    def steps(self) -> list[int]:
+        """Return the numbers of updates of which there is a state."""
+        found = (self.path / "state").glob("[0-9]*")
+        return sorted(int(place.name) for place in found if place.name.isdigit())
+
+    def load(self) -> tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]] | None:
+        """Return the last state as it was given to `save`, None when there is none.
+
+        Raises:
+            InputError: the state is damaged.
+        """
+        steps = self.steps()
+        if not steps:
+            return None
+        place = self.path / "state" / f"{steps[-1]:09d}"
+        try:
+            weights = {file.stem: load_file(file) for file in sorted(place.glob("*.safetensors"))}
+            moment = torch.load(place / "moment.pt", map_location="cpu", weights_only=True)
+        except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
+            raise InputError(
+                f"{place} is damaged ({' '.join(str(error).split())[:160]}); delete it, and the state before it "
+                "is used."
+            ) from error
+        return steps[-1], weights, moment
+
+    def finish(self, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
+        """Write the trained weights and then the card."""
+        part = self.weights.with_name(f".{self.weights.name}.part")
+        save_file(_whole(weights), part, metadata={"format": "pt", "vispe": "retrofit, see card.json"})
+        _sync(part)
+        part.replace(self.weights)
+        write_text(self.card, json.dumps(dict(card), indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is complete or not there at all."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    _sync(part)
+    part.replace(path)
+
+
+def _whole(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors on the CPU that share no memory, as safetensors wants them."""
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}
+
+
+def _sync(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # folders cannot be opened there
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
