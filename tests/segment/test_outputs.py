@@ -99,9 +99,10 @@ def test_new_files_have_ordinary_permissions(tmp_path):
 def test_a_killed_process_leaves_no_half_file(tmp_path, how):
     program = textwrap.dedent(
         f"""
-        import time
+        import signal, time
         from pathlib import Path
         from vispe.segment.outputs import atomic_path
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
         with atomic_path(Path({str(tmp_path)!r}) / "a.tif", force=True) as temporary:
             temporary.write_bytes(b"half")
             print("ready", flush=True)

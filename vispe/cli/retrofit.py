@@ -35,6 +35,7 @@ def retrofit(
     checkpoint_every: int = 500,
     tensorboard: bool = True,
     force: bool = False,
+    json: bool = False,
 ) -> None:
     """Remove positional bias from a pretrained vision transformer by distillation.
 
@@ -72,13 +73,16 @@ def retrofit(
         checkpoint_every: updates between two states.
         tensorboard: write its events too, where it is installed.
         force: replace a finished run, or begin a stopped one anew.
+        json: print the card as JSON in place of the verdict.
 
     Examples:
         vispe retrofit --config configs/dinov2_vits14_reg4_alibi2d.yaml --data '[{folder: pictures}]' -o out
         vispe retrofit --config recipe.yaml --student.pos_embed rope_mixed --loss.d4 0.5 -o out
         torchrun --nproc-per-node 4 -m vispe retrofit --config recipe.yaml -o out
     """
-    given = dict(locals())
+    given = {name: value for name, value in locals().items() if name != "json"}
+    from json import dumps
+
     import torch
 
     from vispe.train.config import Retrofit
@@ -89,8 +93,8 @@ def retrofit(
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     if result.card:
-        print(result.verdict)
-        print(f"written: {out}")
+        print(dumps(result.card, indent=2, allow_nan=False) if json else result.verdict)
+        print(f"written: {out}", file=sys.stderr)
 
 
 class _Shown:
