@@ -100,6 +100,9 @@ def test_the_folder_holds_a_model_and_its_card(whole):
     assert set(card["probe"]["noise"]) == {"pictures", "before", "blanked", "after", "cosine", "rank"}
     assert card["config"]["student"]["pos_embed"] == "rope_axial+learned"
     assert card["updates"] == 7
+    assert (out / "student.safetensors").stat().st_mode == (
+        out / "log.jsonl"
+    ).stat().st_mode  # others may read it
     student, teacher, _ = load_student(out)
     images = torch.randn(1, 3, 24, 40, generator=torch.Generator().manual_seed(0))
     found = final_tokens(student.model, images)[0]

@@ -3,7 +3,6 @@
 import json
 import pickle
 import sys
-import types
 import warnings
 from pathlib import Path
 
@@ -13,41 +12,11 @@ import tifffile
 import torch
 from PIL import Image
 
+from tests.train.picture_files import COLOUR, DEEP, GREY, STACK, plain, stretched
 from vispe.errors import InputError, MissingExtra, OptionError
-from vispe.train.data import Concat, FolderSource, HubSource, Mixture, Source, SyntheticSource, from_config
+from vispe.train.data import Concat, FolderSource, Mixture, Source, SyntheticSource, from_config
 from vispe.train.data import synthetic as formulas
 from vispe.train.data.synthetic import synthetic_picture
-
-RNG = np.random.default_rng(0)
-COLOUR = RNG.integers(0, 256, (7, 11, 3), np.uint8)
-GREY = RNG.integers(0, 256, (9, 5), np.uint8)
-DEEP = RNG.integers(300, 9000, (6, 8), np.uint16)
-STACK = RNG.integers(0, 256, (3, 5, 6), np.uint8)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Pictures of all kinds, damaged ones left aside."""
-    (tmp_path / "b" / "deep.er").mkdir(parents=True)
-    (tmp_path / ".hidden").mkdir()
-    Image.fromarray(COLOUR).save(tmp_path / "img10.png")
-    Image.fromarray(GREY).save(tmp_path / "img2.PNG")
-    Image.fromarray(np.dstack([COLOUR, COLOUR[..., :1]])).save(tmp_path / "rgba.png")
-    Image.fromarray(DEEP).save(tmp_path / "b" / "deep16.png")
-    tifffile.imwrite(tmp_path / "b" / "deep.er" / "stack.tif", STACK, photometric="minisblack")
-    tifffile.imwrite(tmp_path / "b" / "deep.er" / "stack2.tif", STACK[:2] / np.float32(255))
-    Image.fromarray(GREY).save(tmp_path / ".hidden" / "no.png")
-    (tmp_path / "notes.txt").write_text("no picture")
-    return tmp_path
-
-
-def _plain(image):
-    return torch.from_numpy(image.astype(np.float32) / np.float32(255))
-
-
-def _stretched(values):
-    low, high = np.percentile(values, (0.5, 99.5))
-    return torch.from_numpy(np.clip((values - low) / (high - low), 0, 1).astype(np.float32))
 
 
 def test_every_kind_of_picture_in_natural_order(folder):
@@ -57,12 +26,12 @@ def test_every_kind_of_picture_in_natural_order(folder):
     assert [source.name(i).replace(f"{folder}/", "") for i in range(len(source))] == names
     floats = STACK[:2] / np.float32(255)
     wanted = [
-        _stretched(DEEP),
-        *_stretched(floats),
-        *map(_plain, STACK),
-        _plain(GREY),
-        _plain(COLOUR),
-        _plain(COLOUR),
+        stretched(DEEP),
+        *stretched(floats),
+        *map(plain, STACK),
+        plain(GREY),
+        plain(COLOUR),
+        plain(COLOUR),
     ]
     found = list(source)
     assert len(found) == len(source) == len(wanted)
@@ -93,10 +62,10 @@ def test_folders_flat_several_and_single_files(folder):
 def test_normalize_and_channel_are_used(folder):
     by_type = FolderSource(folder / "b" / "deep16.png", normalize="none")[0]
     torch.testing.assert_close(by_type[0], torch.from_numpy(DEEP / np.float32(65535)))
-    stretched = FolderSource(folder / "img10.png", normalize="stack")[0]
-    torch.testing.assert_close(stretched.permute(1, 2, 0), _stretched(COLOUR), rtol=0, atol=2e-7)
+    wide = FolderSource(folder / "img10.png", normalize="stack")[0]
+    torch.testing.assert_close(wide.permute(1, 2, 0), stretched(COLOUR), rtol=0, atol=2e-7)
     red = FolderSource(folder / "img10.png", channel=0)[0]
-    assert torch.equal(red, _plain(COLOUR[..., 0]).expand(3, -1, -1))
+    assert torch.equal(red, plain(COLOUR[..., 0]).expand(3, -1, -1))
     tifffile.imwrite(
         folder / "five.tif",
         np.zeros((5, 4, 4), np.uint8) + np.uint8(3),
@@ -270,127 +239,6 @@ def test_mixtures_do_not_nest_and_need_round_weights():
         Concat([])
 
 
-class _Feature:
-    def __init__(self, decode=True):
-        self.decode = decode
-
-
-_Feature.__name__ = "Image"
-
-
-class Table:
-    """What `HubSource` uses of a data set of `datasets`: columns, features, decoded or as stored."""
-
-    def __init__(self, rows, features, split="train", decode=True, content="abc"):
-        self.rows, self.features, self.split, self.decode, self._fingerprint = (
-            rows,
-            features,
-            split,
-            decode,
-            content,
-        )
-        self.info = types.SimpleNamespace(license="cc0-1.0")
-        self.column_names = list(features)
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, i):
-        return self.rows[i]
-
-    def cast_column(self, column, feature):
-        assert isinstance(feature, _Feature)
-        assert not feature.decode
-        return Table(self.rows, {**self.features, column: feature}, self.split, False, "after the cast")
-
-
-@pytest.fixture
-def table(folder):
-    def stored(name):
-        return {"bytes": (folder / name).read_bytes(), "path": name}
-
-    rows = [
-        {"image": stored("img10.png"), "label": 3},
-        {"image": {"bytes": None, "path": str(folder / "img2.PNG")}, "label": 4},
-        {"image": stored("b/deep16.png"), "label": 5},
-    ]
-    return Table(rows, {"image": _Feature(), "label": "int"})
-
-
-def test_hub_reads_stored_images_in_full_depth(table, folder):
-    source = HubSource(table)
-    assert source.column == "image"
-    files = [folder / "img10.png", folder / "img2.PNG", folder / "b" / "deep16.png"]
-    assert all(torch.equal(a, b) for a, b in zip(source, FolderSource(files), strict=True))
-    assert source.describe() == {
-        "kind": "hub", "count": 3, "where": "Table", "licence": "cc0-1.0", "split": "train", "column": "image",
-        "normalize": "auto", "channel": None,
-    }  # fmt: skip
-    assert source.name(1) == "row 1 of hub=Table (train)"
-    assert source.fingerprint() == HubSource({"train": table}).fingerprint()
-    other = Table(table.rows, table.features, content="abd")
-    assert source.fingerprint() != HubSource(other).fingerprint()
-
-
-def test_hub_takes_pillow_and_arrays(folder):
-    images = [Image.open(folder / "img10.png"), Image.open(folder / "rgba.png"), Image.open(folder / "img2.PNG"),
-              Image.open(folder / "b" / "deep16.png"), COLOUR, GREY, GREY > 99]  # fmt: skip
-    source = HubSource(Table([{"x": image} for image in images], {"x": "list"}), column="x")
-    colour, grey = _plain(COLOUR).permute(2, 0, 1), _plain(GREY).expand(3, -1, -1)
-    deep = _stretched(DEEP).expand(3, -1, -1)
-    black = torch.from_numpy(GREY > 99).float().expand(3, -1, -1)
-    for found, want in zip(source, [colour, colour, grey, deep, colour, grey, black], strict=True):
-        torch.testing.assert_close(found, want, rtol=0, atol=2e-7)
-
-
-def test_hub_by_name(table, monkeypatch):
-    with pytest.raises(
-        MissingExtra, match=r"hub='user/set' needs the package 'datasets'.* pip install datasets"
-    ):
-        HubSource("user/set")
-    asked = []
-
-    def load_dataset(name, split=None):
-        asked.append((name, split))
-        if name == "none":
-            raise FileNotFoundError("Dataset 'none' doesn't exist on the Hub\nmore")
-        return {"train": table, "test": table} if split is None else table
-
-    module = types.ModuleType("datasets")
-    module.load_dataset = load_dataset
-    module.__spec__ = types.SimpleNamespace(name="datasets")
-    monkeypatch.setitem(sys.modules, "datasets", module)
-    source = HubSource("user/set", split="train[:10%]", column="image")
-    assert asked == [("user/set", "train[:10%]")]
-    assert source.describe()["where"] == "user/set"
-    assert source.describe()["split"] == "train[:10%]"
-    with pytest.raises(InputError, match="no split was given for hub=user/set, which has train, test"):
-        HubSource("user/set")
-    with pytest.raises(
-        InputError, match=r"hub='none' cannot be loaded: Dataset 'none' doesn't exist on the Hub$"
-    ):
-        HubSource("none")
-
-
-def test_errors_of_hub(table):
-    with pytest.raises(InputError, match=r"column='imag' is not in hub=Table.* Did you mean 'image'"):
-        HubSource(table, column="imag")
-    with pytest.raises(
-        InputError, match=r"row 0 of hub=Table .train. is int in column 'label', not an image"
-    ):
-        HubSource(table, column="label")[0]
-    with pytest.raises(InputError, match=r"split='test' was asked of hub=Table, which is one split .train"):
-        HubSource(table, split="test")
-    with pytest.raises(InputError, match=r"split='trian' is not in hub=dict.* Did you mean 'train'"):
-        HubSource({"train": table, "test": table}, split="trian")
-    with pytest.raises(InputError, match="has 0 columns of images"):
-        HubSource(Table([{"a": 1}], {"a": "int"}))
-    with pytest.raises(InputError, match="cannot be read in any order; load it with streaming=False"):
-        HubSource(iter([]))
-    with pytest.raises(InputError, match="holds no picture"):
-        HubSource(Table([], {"image": _Feature()}))
-
-
 def test_recipes_make_sources(folder):
     one = from_config([{"folder": str(folder), "recursive": False, "licence": "CC0"}])
     assert isinstance(one, FolderSource)
@@ -422,7 +270,8 @@ def test_recipes_make_sources(folder):
         ([{"hub": "user/set"}], "needs the package 'datasets'"),
     ],
 )  # fmt: skip
-def test_recipes_that_cannot_be(entries, text):
+def test_recipes_that_cannot_be(entries, text, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     with pytest.raises((OptionError, InputError, MissingExtra), match=text):
         from_config(entries)
 

@@ -12,7 +12,7 @@ from vispe.errors import InputError, OptionError
 from vispe.symmetry import patch_kernel
 from vispe.train.config import Probe, Stage, Student, Target, Weights
 from vispe.train.data import Batches
-from vispe.train.log import read_log
+from vispe.train.log import Log, read_log
 from vispe.train.lora import merge_lora
 from vispe.train.losses import Objective, pose_of
 from vispe.train.measure import feature_maps, pictures, telling_channels
@@ -216,3 +216,14 @@ def test_channels_that_tell_position_are_found():
 
     assert sorted(telling_channels(told, found, probe, 2)) == [7, 19]
     assert telling_channels(told, found, probe, 5) == telling_channels(told, found, probe, 5)
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    pytest.importorskip("tensorboard")
+    log = Log(tmp_path / "log.jsonl", 0, tmp_path / "board")
+    log.write({"step": 3, "loss": 0.5, "rate": float("nan")})
+    log.close()
+    (events,) = (tmp_path / "board").iterdir()
+    assert b"retrofit/loss" in events.read_bytes()
+    assert b"retrofit/rate" not in events.read_bytes()  # no number
+    assert read_log(log.path) == [{"step": 3, "loss": 0.5, "rate": None}]

@@ -58,6 +58,7 @@ def folders(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_gradients_of_the_global_batch_are_the_same(folders):
     one, first, second = (torch.load(folders / name) for name in ("one.0.pt", "two.0.pt", "two.1.pt"))
     assert one.keys() == first.keys() == second.keys()
@@ -68,6 +69,7 @@ def test_gradients_of_the_global_batch_are_the_same(folders):
         assert grad.abs().max() > 0 or "pos_enc" in name
 
 
+@pytest.mark.slow
 def test_losses_and_results_are_the_same(folders):
     one, two = (read_log(folders / name / "log.jsonl") for name in ("one", "two"))
     assert [line["step"] for line in two] == [1, 2, 3, 4, 5]

@@ -2,8 +2,11 @@
 
 import argparse
 import importlib
+import os
 import re
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +20,11 @@ from PIL import Image
 from timm.utils import ParseKwargs
 
 import vispe
-from vispe.cli.main import parse
+from vispe.cli.main import main, parse
 from vispe.train.config import Retrofit
 from vispe.train.linear import read_task
 from vispe.train.models import check_models, load_teacher, make_student
+from vispe.train.recipe_files import recipe_file
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RETROFITS = ("dinov2", "dinov3", "open_clip", "tiny_smoke")
@@ -33,15 +37,28 @@ def retrofits():
     return sorted(p for p in CONFIGS.glob("*.yaml") if p.stem.startswith(RETROFITS))
 
 
-def read(path):
-    function, values = parse("retrofit", ["--config", str(path)])
+def read(path, option="--config {}"):
+    function, values = parse("retrofit", option.format(path).split())
     assert function.__name__ == "retrofit"
-    return Retrofit(**values)
+    return Retrofit(**{name: value for name, value in values.items() if name != "json"})
 
 
 def test_every_recipe_is_of_a_known_kind():
     assert {p.stem for p in CONFIGS.glob("*.yaml")} == {p.stem for p in retrofits()} | OTHERS
     assert len(retrofits()) == 7
+
+
+def test_recipes_are_found_by_name_and_files_here_come_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    by_path = read(CONFIGS / "tiny_smoke.yaml")
+    assert read("tiny_smoke.yaml") == by_path
+    assert read("tiny_smoke.yaml", "--config={}") == by_path
+    assert read_task(["--config", "linear_segmentation.yaml"]).size == 518
+    assert main(["retrofit", "--config", "tiny_smok.yaml"]) == 2
+    assert "tiny_smok.yaml' does not exist" in capsys.readouterr().err
+    Path("tiny_smoke.yaml").write_text((CONFIGS / "tiny_smoke.yaml").read_text() + "seed: 7\n")
+    assert read("tiny_smoke.yaml") == replace(by_path, seed=7)
+    assert recipe_file("folder/tiny_smoke.yaml") == "folder/tiny_smoke.yaml"
 
 
 @pytest.mark.parametrize("path", retrofits(), ids=lambda p: p.stem)
@@ -100,7 +117,7 @@ def test_the_smoke_recipe_needs_nothing(tmp_path):
     config = read(CONFIGS / "tiny_smoke.yaml")
     assert config.teacher.weights == "random"
     assert all(set(entry) <= {"synthetic", "side"} for entry in config.data)
-    updates = sum(stage.updates(32) for stage in config.stages)
+    updates = sum(stage.updates(16) for stage in config.stages)
     assert updates <= 100
     teacher = load_teacher(config.teacher, seed=config.seed)
     student = make_student(teacher, config.student, seed=config.seed)
@@ -229,6 +246,47 @@ def test_supervised_training_goes_the_way_of_stock_train_py(tmp_path):
     ).eval()
     image = torch.randn(1, 3, 32, 32)
     torch.testing.assert_close(again(image), model(image))
+
+
+def stock_script():
+    """Return timm's own train.py: where TIMM_TRAIN says, or in the checkout that timm is imported from; or None."""
+    places = [os.environ.get("TIMM_TRAIN"), Path(timm.__file__).parents[1] / "train.py"]
+    return next((Path(place) for place in places if place and Path(place).is_file()), None)
+
+
+@pytest.mark.skipif(
+    stock_script() is None, reason="timm is installed without its train.py; TIMM_TRAIN may name one"
+)
+def test_stock_train_py_runs_from_the_recipe(tmp_path):
+    folders(tmp_path / "data")
+    command = [sys.executable, str(stock_script()), "--config", str(CONFIGS / "timm_train_alibi2d.yaml")]
+    command += [
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--output",
+        str(tmp_path / "out"),
+        "--experiment",
+        "tiny",
+    ]
+    command += ["--img-size", "32", "--epochs", "1", "--warmup-epochs", "0", "--batch-size", "4", "-j", "0"]
+    command += ["--num-classes", "2", "--device", "cpu", "--no-prefetcher"]
+    command += [
+        "--model-kwargs",
+        "pos_embed=alibi2d(slopes=learned)",
+        "depth=1",
+        "embed_dim=32",
+        "num_heads=2",
+    ]
+    recipe = yaml.safe_load((CONFIGS / "timm_train_alibi2d.yaml").read_text()) | {"pretrained": False}
+    (tmp_path / "recipe.yaml").write_text(
+        yaml.safe_dump(recipe)
+    )  # a switch cannot be taken back behind a file
+    command[3] = str(tmp_path / "recipe.yaml")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    state = torch.load(next((tmp_path / "out" / "tiny").glob("last*")), weights_only=False)["state_dict"]
+    assert any("pos_enc" in name for name in state)
+    assert "pos_embed" not in state
 
 
 def test_the_supervised_recipe_hands_the_encoding_over():

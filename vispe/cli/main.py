@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, require
+from vispe.train.recipe_files import with_recipes
 
 COMMANDS: dict[str, str] = {
     "list": "List the positional encodings.",
@@ -135,7 +136,9 @@ def parse(name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], d
         option = key.rstrip("_")
         _add(parser, option, hints[key], default, helps.get(key), key in positionals, short.get(key))
     parser.add_argument(
-        "--config", action="config", help="YAML file with any of these options; options after it win"
+        "--config",
+        action="config",
+        help="YAML file with any of these options, or a recipe of vispe by its name; options after it win",
     )
     options = [text for action in parser._actions for text in action.option_strings if text[-1] != "+"]
     lists = {
@@ -145,7 +148,7 @@ def parse(name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], d
     }
     try:
         instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the older name
-        values = instantiate(parser.parse_args(_bracket_lists(words, lists)))
+        values = instantiate(parser.parse_args(_bracket_lists(with_recipes(words), lists)))
     except ArgumentError as error:
         raise OptionError(_explain(name, str(error.message), options)) from error
     given = vars(values)

@@ -152,6 +152,7 @@ class Folder:
         """Write the trained weights and then the card."""
         part = self.weights.with_name(f".{self.weights.name}.part")
         save_file(_whole(weights), part, metadata={"format": "pt", "vispe": "retrofit, see card.json"})
+        part.chmod(self.log.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
         _sync(part)
         part.replace(self.weights)
         write_text(self.card, json.dumps(dict(card), indent=1, allow_nan=False) + "\n")

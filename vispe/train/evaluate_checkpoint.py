@@ -14,9 +14,10 @@ from vispe.evaluate.rotation.subject import Subject
 from vispe.segment.features import choose_device
 from vispe.segment.images import find_images
 from vispe.segment.outputs import check_writable
-from vispe.train.evaluate import Progress, RetrofitReport, evaluate
+from vispe.train.evaluate import Progress, evaluate
 from vispe.train.evaluate_page import evaluation_page
 from vispe.train.evaluate_pictures import Settings
+from vispe.train.evaluate_report import RetrofitReport
 from vispe.train.models import load_student
 
 

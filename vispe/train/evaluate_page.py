@@ -9,10 +9,10 @@ import numpy as np
 
 from vispe.evaluate.report import Page
 from vispe.evaluate.rotation.report import HEADLINES
-from vispe.train.evaluate import RetrofitReport
 from vispe.train.evaluate_criteria import Criterion, tone
 from vispe.train.evaluate_masks import mean_known
 from vispe.train.evaluate_plots import fingerprint_figure, kept_figure, masks_figure, position_figure
+from vispe.train.evaluate_report import RetrofitReport
 
 KINDS = {"noise": "noise", "textures": "textures", "images": "your images"}
 """Kinds of pictures in words."""
@@ -65,7 +65,10 @@ def evaluation_page(report: RetrofitReport) -> Page:
     page = Page(report.subject, "Retrofit", f"{report.verdict}.", tone(found))
     page.text(_INTRO)
     page.table([["", "found", "wanted", ""], *map(_criterion, found)], left=(0, 2, 3))
-    page.text("The limits are our choice.", soft=True)
+    page.text(
+        "Position readable: the larger of the medians over noise and over textures. The limits are our choice.",
+        soft=True,
+    )
     _position(page, report)
     _pattern(page, report)
     _turned(page, report)
@@ -104,9 +107,16 @@ def _position(page: Page, report: RetrofitReport) -> None:
     page.section("Can the place of a patch be read?")
     page.text(_POSITION)
     page.figure(
-        position_figure(report), "Held-out R² of row and column: dots are images, lines their median."
+        position_figure(report),
+        "Held-out R² of row and column: dots are images (medians over choices of patches), lines medians over all.",
     )
-    heads = ["held-out R², median over images", "before", "blanked", "after", "shuffled, after"]
+    heads = [
+        "held-out R², median over images and choices of patches",
+        "before",
+        "blanked",
+        "after",
+        "shuffled, after",
+    ]
     rows = []
     for kind in report.before.probes:
         sides = (report.before, report.blanked, report.after)
@@ -127,7 +137,7 @@ def _pattern(page: Page, report: RetrofitReport) -> None:
         return
     page.section("A pattern that is tied to the frame?")
     page.text(_PATTERN)
-    caption = "First principal component of the mean map; both pictures have one scale, grey is 0."
+    caption = "First principal component of the mean map; both pictures have one scale, white is 0."
     page.figure(fingerprint_figure(first, second), caption)
     page.table(
         [

@@ -123,6 +123,8 @@ class Noise(_Made):
 class Textures(_Made):
     """Homogeneous isotropic textures, (3, side, side) each: random fields, discs and grains in turn.
 
+    They are asked for often and take a second each, so those that were made are kept.
+
     Args:
         count: number of pictures.
         side: in pixels.
@@ -133,11 +135,14 @@ class Textures(_Made):
     def __init__(self, count: int, side: int, settings: Settings, seed: int = 0) -> None:
         super().__init__(range(count))
         self._side, self._settings, self._seed = side, settings, seed
+        self._kept: dict[int, Tensor] = {}
 
     def _make(self, number: int) -> Tensor:
-        kind = (random_field, disc_packing, voronoi)[number % 3]
-        image, _ = kind(np.random.default_rng([self._seed, 1, number])).render(self._side)
-        return self._settings.normalized(image.clamp(0, 1))
+        if number not in self._kept:
+            kind = (random_field, disc_packing, voronoi)[number % 3]
+            image, _ = kind(np.random.default_rng([self._seed, 1, number])).render(self._side)
+            self._kept[number] = self._settings.normalized(image.clamp(0, 1))
+        return self._kept[number]
 
 
 class Windows(_Made):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from vispe.train.evaluate import RetrofitReport
+    from vispe.train.evaluate_report import RetrofitReport
 
 COLORS = {"before": ORANGE, "blanked": GREY, "after": BLUE, "filters": GREY}
 _FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing
@@ -27,18 +27,19 @@ def position_figure(report: RetrofitReport) -> Figure:
     kinds = list(report.before.probes)
     figure = new_figure(2.2 + 2.0 * len(kinds), 3.4)
     ax = figure.add_subplot()
-    groups = {}
+    groups: dict[str, dict[str, np.ndarray]] = {}
+    levels: list[float] = []
     for kind in kinds:
-        name = "your images" if kind == "images" else kind
-        groups[name] = {
-            what: side.probes[kind].rows[0].r2_heldout.mean(1).clip(_FLOOR)
-            for what, side in (
-                ("before", report.before),
-                ("blanked", report.blanked),
-                ("after", report.after),
-            )
+        probes = {
+            "before": report.before.probes[kind],
+            "blanked": report.blanked.probes[kind],
+            "after": report.after.probes[kind],
         }
-    _strips(ax, groups, np.median)
+        groups["your images" if kind == "images" else kind] = {
+            what: np.median(probe.rows[0].r2_heldout, axis=1).clip(_FLOOR) for what, probe in probes.items()
+        }
+        levels += [max(_FLOOR, probe.headline) for probe in probes.values()]
+    _strips(ax, groups, levels)
     ax.axhline(0, color=INK, lw=0.8)
     ax.set(ylim=(_FLOOR - 0.08, 1.05), ylabel="held-out R²")
     if any((v <= _FLOOR).any() for rows in groups.values() for v in rows.values()):
@@ -97,11 +98,15 @@ def masks_figure(report: RetrofitReport) -> Figure:
 
 
 def _strips(
-    ax: Axes, groups: Mapping[str, Mapping[str, np.ndarray]], middle: object, legend: bool = True
+    ax: Axes,
+    groups: Mapping[str, Mapping[str, np.ndarray]],
+    middle: Callable[[np.ndarray], float] | Sequence[float],
+    legend: bool = True,
 ) -> None:
-    """Draw dots of each image, side by side for each name of a group, with a line at their middle."""
+    """Draw dots of each image, side by side for each name of a group; a line at their middle, or at given levels."""
     named: set[str] = set()
     ticks: list[float] = []
+    levels = None if callable(middle) else iter(middle)
     at = 0.0
     for rows in groups.values():
         start = at
@@ -111,8 +116,8 @@ def _strips(
             label = name if name not in named else None
             named.add(name)
             ax.plot(at + spread, known, "o", ms=4, alpha=0.6, mew=0, color=COLORS[name], label=label)
-            if len(known):
-                level = float(middle(known))  # type: ignore[operator]
+            level = next(levels) if levels is not None else middle(known) if len(known) else np.nan
+            if np.isfinite(level):
                 ax.plot([at - 0.32, at + 0.32], [level, level], color=COLORS[name], lw=2.5)
             at += 1
         ticks.append((start + at - 1) / 2)

@@ -9,9 +9,9 @@ from torch.nn.functional import interpolate
 
 from vispe.evaluate.rotation.labels import confusion
 from vispe.segment.tiles import Blend, padding, tiles, window
+from vispe.train.backbone import Backbone, final_tokens
 from vispe.train.evaluate_masks import miou
 from vispe.train.linear_data import Pairs
-from vispe.train.models import Backbone, final_tokens
 
 
 class LinearSegmenter(nn.Module):

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.group import D4, Element
+from vispe.train.backbone import final_tokens
 from vispe.train.config import Weights
-from vispe.train.models import final_tokens
 
 
 def cosine_distance(found: Tensor, wanted: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from torch import Tensor
 from vispe.evaluate.probe_averages import effective_rank, mean_cosine
 from vispe.evaluate.probe_trials import TOLD, Trials
 from vispe.evaluate.rotation.stream import features_of
+from vispe.train.backbone import Backbone, final_tokens
 from vispe.train.config import Probe
 from vispe.train.evaluate_pictures import Noise, Settings, Textures, probe_step
 from vispe.train.losses import blanked
-from vispe.train.models import Backbone, final_tokens
 
 Maps = Callable[[Tensor], Tensor]
 

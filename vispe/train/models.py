@@ -1,100 +1,30 @@
-"""Teacher and student of a retrofit: built, converted, frozen where asked, and asked for their final tokens."""
+"""Teacher and student of a retrofit: built, converted, frozen where asked, checked, and read again."""
 
 from __future__ import annotations
 
 import copy
-import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import vispe
-from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
+from vispe.errors import InputError, OptionError
+from vispe.train.backbone import Backbone, final_tokens
 from vispe.train.config import Retrofit, Student, Teacher
+from vispe.train.teacher import load_teacher
 
-
-@dataclass(frozen=True, eq=False)
-class Backbone:
-    """A vision transformer and the images that it takes.
-
-    Attributes:
-        model: in evaluation mode; of open_clip the image tower alone.
-        mean: of the channels of images in [0, 1], (3, 1, 1).
-        std: of the channels, (3, 1, 1).
-        patch: side of a patch in pixels.
-        size: side in pixels of the images that it was built for.
-        exact: whether it takes images of that size alone.
-        channels: width of its features.
-        class_token: whether it has one.
-    """
-
-    model: nn.Module
-    mean: Tensor
-    std: Tensor
-    patch: int
-    size: int
-    exact: bool
-    channels: int
-    class_token: bool
-
-
-def final_tokens(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the final, normed patch features (b, d, h, w) and class tokens (b, d), with gradients.
-
-    The mode of the model, training or evaluation, stays as it is. Class tokens are None where there are none.
-
-    Args:
-        model: of timm, or an image tower of open_clip, converted or not.
-        images: normalised, (b, 3, H, W), sides multiples of the patch.
-
-    Raises:
-        UnsupportedHost: the model returns no feature maps.
-    """
-    last = [len(_blocks(model)) - 1]
-    if hasattr(model, "conv1"):
-        found = model.forward_intermediates(
-            images,
-            indices=last,
-            intermediates_only=True,
-            normalize_intermediates=True,
-            output_extra_tokens=True,
-        )
-        return found["image_intermediates"][0], found["image_intermediates_prefix"][0][:, 0]
-    found = model.forward_intermediates(
-        images, indices=last, norm=True, output_fmt="NCHW", intermediates_only=True, return_prefix_tokens=True
-    )[0]
-    if isinstance(found, Tensor):
-        return found, None
-    return found[0], found[1][:, 0] if _has_class_token(model) else None
-
-
-def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Backbone:
-    """Build the teacher in evaluation mode, frozen.
-
-    Args:
-        config: what it is.
-        outline: build it without memory and weights (on torch's meta device), for checks.
-        seed: of random weights.
-
-    Raises:
-        UnknownName, InputError, OptionError, UnsupportedHost: it cannot be found, loaded or used.
-    """
-    place, colon, _ = config.name.partition(":")
-    build = _open_clip if colon and place == "open_clip" else _timm
-    found = build(config, outline, seed)
-    if found.size % found.patch and config.img_size:
-        raise OptionError(
-            f"teacher.img_size={config.img_size} is no multiple of the patch of {config.name}, {found.patch} px; "
-            f"choose {max(1, round(config.img_size / found.patch)) * found.patch}."
-        )
-    for key in ("mean", "std"):
-        if (given := getattr(config, key)) is not None:
-            found = replace(found, **{key: torch.tensor(given)[:, None, None]})
-    found.model.requires_grad_(False)
-    return found
+__all__ = [
+    "Backbone",
+    "blanked_count",
+    "check_models",
+    "final_tokens",
+    "load_student",
+    "load_teacher",
+    "make_student",
+]
 
 
 def make_student(teacher: Backbone, config: Student, *, seed: int = 0) -> nn.Module:
@@ -222,81 +152,3 @@ def load_student(folder: str | Path) -> tuple[Backbone, Backbone, dict[str, Any]
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{folder / 'student.safetensors'} does not fit its card: {reason}") from error
     return replace(teacher, model=student.requires_grad_(False), exact=False), teacher, card
-
-
-def _timm(config: Teacher, outline: bool, seed: int) -> Backbone:
-    from vispe.evaluate.backbone import input_settings, load_backbone
-
-    weights = "random" if outline else config.weights
-    if outline and config.weights not in (None, "random") and not Path(config.weights).is_file():
-        raise InputError(f"teacher.weights={config.weights} is not a file; give a checkpoint, or 'random'.")
-    with torch.device("meta" if outline else "cpu"):
-        net = load_backbone(
-            config.name,
-            weights=weights,
-            img_size=config.img_size,
-            any_size=True,
-            options=config.options,
-            seed=seed,
-        )
-    _blocks(net)
-    with torch.device("cpu"):
-        side, mean, std = input_settings(net)
-    return _backbone(config.name, net, mean, std, side, not getattr(net, "dynamic_img_size", False))
-
-
-def _open_clip(config: Teacher, outline: bool, seed: int) -> Backbone:
-    from vispe.evaluate.rotation.subject import load_subject
-
-    if outline:
-        import open_clip
-
-        plain = config.name.partition(":")[2].partition("/")[0]
-        if plain in open_clip.list_models():
-            vision = open_clip.get_model_config(plain)["vision_cfg"]
-            if "patch_size" not in vision or "timm_model_name" in vision:
-                raise UnsupportedHost(
-                    f"{config.name} has no vision transformer of open_clip as image tower; give a timm model."
-                )
-        random = replace(config, name=f"open_clip:{plain}", weights="random")
-        if "/" not in config.name and config.weights is None:
-            random = config  # the error of a model without weights
-        logging.disable(logging.WARNING)  # open_clip warns that the weights are random, as they shall be
-        try:
-            return _open_clip(random, False, seed)
-        finally:
-            logging.disable(logging.NOTSET)
-    subject = load_subject(
-        config.name, weights=config.weights, img_size=config.img_size, seed=seed, device="cpu"
-    )
-    net, mean, std = subject.features.model, subject.mean, subject.std
-    return _backbone(config.name, net, mean, std, subject.size, True)
-
-
-def _backbone(name: str, net: nn.Module, mean: Tensor, std: Tensor, side: int, exact: bool) -> Backbone:
-    from vispe.evaluate.rotation.model import patch_projection
-
-    _blocks(net)
-    conv = patch_projection(net)
-    if conv is None or conv.stride[0] != conv.stride[1]:
-        raise UnsupportedHost(f"{name} has no projection of square patches, which a retrofit needs.")
-    if conv.in_channels != 3:
-        raise ShapeError(f"{name} takes images of {conv.in_channels} channels; a retrofit needs 3.")
-    return Backbone(net, mean, std, conv.stride[0], side, exact, conv.out_channels, _has_class_token(net))
-
-
-def _has_class_token(model: nn.Module) -> bool:
-    return any(getattr(model, name, None) is not None for name in ("cls_token", "class_embedding"))
-
-
-def _blocks(model: nn.Module) -> nn.ModuleList:
-    """Return the blocks of a vision transformer."""
-    blocks = getattr(model, "blocks", None)
-    if blocks is None:
-        blocks = getattr(getattr(model, "transformer", None), "resblocks", None)
-    if blocks is None or not hasattr(model, "forward_intermediates"):
-        raise UnsupportedHost(
-            f"{type(model).__name__} has no blocks and forward_intermediates, from which features are learnt; use a "
-            "vision transformer of timm or open_clip."
-        )
-    return blocks
