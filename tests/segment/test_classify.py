@@ -54,6 +54,31 @@ def test_prediction_in_chunks_is_the_same(monkeypatch):
     np.testing.assert_array_equal(found.probabilities(features), whole)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("drawn", [(1, 2, 3), (1, 3), (2, 5)])
+def test_planes_are_the_probabilities_turned(kind, drawn, monkeypatch):
+    features, classes = blobs()
+    features = np.concatenate([features, np.full((300, 1), 0.7, np.float32), 1e-3 * features + 0.5], axis=1)
+    own = np.isin(classes, (1, 2, 3)[: len(drawn)])
+    features, classes = features[own], np.array((0, *drawn))[classes[own]]
+    found = PixelClassifier(kind, 5, seed=1).fit(features, classes)
+    wanted = found.probabilities(features).T
+    monkeypatch.setattr("vispe.segment.classify._CACHED", 64)
+    planes = found.planes(np.ascontiguousarray(features.T))
+    assert planes.dtype == np.float32
+    np.testing.assert_allclose(planes, wanted, atol=3e-6)
+    assert (planes[[k for k in range(5) if k + 1 not in drawn]] == 0).all()
+    np.testing.assert_allclose(planes.sum(0), 1, atol=1e-6)
+
+
+def test_the_linear_form_gives_the_scores_of_the_estimator():
+    features, classes = blobs()
+    found = PixelClassifier("logistic", 3).fit(features, classes)
+    mean, weight, bias = found.linear()
+    scores = (features.astype(np.float64) - mean) @ weight.T + bias
+    np.testing.assert_allclose(scores, found.estimator.decision_function(features), atol=1e-4)
+
+
 def test_wrong_requests_are_refused():
     with pytest.raises(OptionError, match=r"classifier='florest' is not one of .*Did you mean 'forest'"):
         PixelClassifier("florest", 2)

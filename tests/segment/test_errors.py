@@ -225,7 +225,7 @@ def test_memory_trouble_is_announced_and_at_the_end_named(capsys, monkeypatch):
     monkeypatch.setattr(batch, "predict_page", never)
     code, _, err = vispe(capsys, f"segment a.png --device cpu {LEARN}")
     assert code == 2
-    assert "halved to 512 px" in err
+    assert "halved to 256 px" in err
     assert "out of memory even with tiles of 64 px" in err.splitlines()[-1]
 
 

@@ -83,6 +83,42 @@ def test_a_region_in_the_middle_is_cut_from_the_whole():
     np.testing.assert_allclose(filters(page, region), filters(page)[region.slices], atol=1e-7, rtol=0)
 
 
+@pytest.mark.parametrize("size", [(1, 31), (31, 1), (63, 65), (130, 97)])
+@pytest.mark.parametrize(("strip", "chunk"), [(64, 1024), (7, 11), (1, 1000), (30, 1)])
+def test_strips_do_not_show(size, strip, chunk, monkeypatch):
+    page = image(*size)
+    if min(size) > 1:
+        page[10:20, 5:9] = np.nan
+    whole = Filters((0.7, 8.0))(page)
+    monkeypatch.setattr("vispe.segment.filters._STRIP", strip)
+    monkeypatch.setattr("vispe.segment.filters._CHUNK", chunk)
+    np.testing.assert_allclose(Filters((0.7, 8.0))(page), whole, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(1, 31), (30, 2), (44, 65)])
+def test_derivatives_are_differences_of_the_smoothed_image(size):
+    page, filters = image(*size), Filters((1.0, 3.0, 16.0))
+    found = dict(zip(filters.names(), np.moveaxis(filters(page), -1, 0), strict=True))
+    for sigma in (1.0, 3.0, 16.0):
+        smooth = gaussian_filter(page[..., 0].astype(np.float64), sigma, mode="reflect", truncate=4)
+        s = np.pad(smooth, 1, mode="edge")
+        gy, gx = (s[2:, 1:-1] - s[:-2, 1:-1]) / 2, (s[1:-1, 2:] - s[1:-1, :-2]) / 2
+        yy, xx = s[2:, 1:-1] + s[:-2, 1:-1] - 2 * smooth, s[1:-1, 2:] + s[1:-1, :-2] - 2 * smooth
+        xy = (s[2:, 2:] + s[:-2, :-2] - s[2:, :-2] - s[:-2, 2:]) / 4
+        pair = np.linalg.eigvalsh(np.moveaxis(np.array([[yy, xy], [xy, xx]]), (0, 1), (-2, -1)))
+        wanted = {"gradient": np.hypot(gy, gx), "hessian_small": pair[..., 0], "hessian_large": pair[..., 1]}
+        for name, values in wanted.items():
+            scale = np.abs(values).max()
+            np.testing.assert_allclose(found[f"{name}_{sigma:g}"], values, atol=2e-6 * scale + 1e-12, rtol=0)
+
+
+def test_planes_are_the_features_one_after_the_other():
+    page, filters = image(20, 31, channels=2), Filters()
+    planes = filters.planes(page)
+    assert planes.flags.c_contiguous
+    np.testing.assert_array_equal(np.moveaxis(filters(page), -1, 0), planes)
+
+
 def test_pixels_without_data_are_zero_and_do_not_reach_their_neighbours():
     page = np.full((50, 60, 1), 0.25, np.float32)
     page[20:30, 10:40] = np.nan

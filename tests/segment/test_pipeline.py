@@ -212,17 +212,17 @@ def test_memory_trouble_halves_the_tile_and_is_announced(folder, monkeypatch):
     plain = predict.predict_page
 
     def small_only(page, valid, features, *rest):
-        if features.tile is None or features.tile > 256:
+        if features.tile is None or features.tile > 128:
             raise MemoryError
         return plain(page, valid, features, *rest)
 
     monkeypatch.setattr(batch, "predict_page", small_only)
     report = run(folder)
     assert report.notes == [
-        "out of memory: the tile was halved to 512 px.",
         "out of memory: the tile was halved to 256 px.",
+        "out of memory: the tile was halved to 128 px.",
     ]
-    assert report.images[0]["tile"] == 256
+    assert report.images[0]["tile"] == 128
 
 
 def test_memory_trouble_that_stays_names_the_smallest_tile(folder, monkeypatch):

@@ -220,7 +220,7 @@ class Batch:
             "labels": self.out / f"{stem}_seg{ending}",
         }
         names, force = self.model.names, self.force
-        prob = np.stack([r.prob for r in results])
+        prob = results[0].prob[None] if count == 1 else np.stack([r.prob for r in results])
         write_probabilities(files["probabilities"], prob, micrograph, names, force)
         unsure = np.stack([uncertainty_image(r.uncertainty) for r in results])
         write_labels(files["uncertainty"], unsure, micrograph, force)

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+import torch
 
 from vispe.errors import InputError, OptionError, did_you_mean, require
 
@@ -23,6 +24,7 @@ KINDS = ("forest", "logistic", "boosting")
 
 _FEW = 20_000
 _CHUNK = 1 << 17  # pixels per prediction call: bounds the float64 copies that scikit-learn makes
+_CACHED = 1 << 14  # pixels whose standardised features stay in the cache
 
 
 class PixelClassifier:
@@ -78,6 +80,43 @@ class PixelClassifier:
                 features[start : start + _CHUNK]
             )
         return out
+
+    def planes(self, features: np.ndarray) -> np.ndarray:
+        """Predict (f, n) features, one row for each -> (K, n) float32 probabilities.
+
+        As `probabilities`, with pixels last. `logistic` is computed here, as the same sums in another order
+        (equal up to rounding): one matrix product for a few pixels at a time instead of scikit-learn's copies.
+        """
+        if self.kind != "logistic":
+            out = np.empty((self.n_classes, features.shape[1]), np.float32)
+            for start in range(0, features.shape[1], _CHUNK):
+                part = np.ascontiguousarray(features[:, start : start + _CHUNK].T)
+                out[:, start : start + _CHUNK] = self.probabilities(part).T
+            return out
+        mean, weight, bias = (torch.from_numpy(a.astype(np.float32)) for a in self.linear())
+        out = torch.zeros((self.n_classes, features.shape[1]))
+        columns = [int(c) - 1 for c in self.estimator.classes_]
+        values = torch.from_numpy(features)
+        for start in range(0, features.shape[1], _CACHED):
+            score = torch.addmm(bias[:, None], weight, values[:, start : start + _CACHED] - mean[:, None])
+            part = out[:, start : start + _CACHED]
+            if len(score) == 1:  # two classes
+                part[columns[1]] = score[0].sigmoid_()
+                torch.sub(1, part[columns[1]], out=part[columns[0]])
+            else:
+                part[columns] = score.softmax(0)
+        return out.numpy()
+
+    def linear(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Give the fitted `logistic` as mean (f,), weight (k, f) and bias (k,), float64.
+
+        The scores of features x are weight @ (x - mean) + bias; standardisation is part of the weights. k is 1
+        for two classes, whose probabilities are sigmoid(-score) and sigmoid(score); for more, k is their number
+        and the probabilities are the softmax. Classes are those of `estimator.classes_`.
+        """
+        scaler, model = self.estimator
+        weight = np.asarray(model.coef_, np.float64) / np.asarray(scaler.scale_, np.float64)
+        return np.asarray(scaler.mean_, np.float64), weight, np.asarray(model.intercept_, np.float64)
 
 
 def _threads(count: int) -> AbstractContextManager[Any]:

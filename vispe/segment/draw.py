@@ -167,9 +167,16 @@ def _blend(
     if factor > 1:
         image, labels = (a.repeat(factor, 0).repeat(factor, 1) for a in (image, labels))
     edge = boundaries(labels, max(2 if factor > 2 else 1, round(max(labels.shape) / 1500)))
-    weight = np.where(edge, np.uint16(256), share[labels])[..., None]
-    tinted = image * (256 - weight) + table[labels] * weight + 128
-    return (tinted >> 8).astype(np.uint8)
+    codes = labels.astype(np.uint16)
+    codes[edge] += len(table)  # the second half of the tables is for edges
+    share = np.concatenate([share, np.full(len(table), 256, np.uint16)])
+    added = np.concatenate([table, table]) * share[:, None] + 128
+    kept, out = (256 - share)[codes], np.empty_like(image)
+    for channel in range(3):  # one at a time: in place, and without arrays of three 16-bit channels
+        tinted = image[..., channel] * kept
+        tinted += added[:, channel][codes]
+        out[..., channel] = tinted >> 8
+    return out
 
 
 def _page(longest: int) -> _Page:

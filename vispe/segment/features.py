@@ -10,9 +10,10 @@ from vispe.errors import InputError, OptionError, did_you_mean
 from vispe.segment.filters import SIGMAS, Filters
 from vispe.segment.tiles import Region, blocks, window
 from vispe.segment.tokens import TokenBasis, TokenMaps, TokenModel, token_maps
+from vispe.segment.workers import in_order
 
 KINDS = ("filters", "tokens", "both")
-BLOCK = 1024
+BLOCK = 512
 """Side of the pieces that filters are computed in, in pixels, where no tile size is given."""
 
 _LEAST = 64  # tiles are not halved below this, in pixels
@@ -109,7 +110,7 @@ class Features:
             valid: (h, w) bool, pixels with data.
         """
         maps = self._maps(page, valid) if self._model is not None else None
-        return PreparedPage(page, valid, self._filters, maps, self.basis, self.tile or BLOCK)
+        return PreparedPage(page, valid, self._filters, maps, self.basis, self.tile or BLOCK, self.device)
 
     def shrink(self) -> str | None:
         """Need less memory next time: half the tile, then bfloat16, then the CPU.
@@ -159,6 +160,7 @@ class PreparedPage:
         maps: TokenMaps | None,
         basis: TokenBasis | None,
         block: int,
+        device: str = "cpu",
     ) -> None:
         if maps is not None and basis is not None and maps.maps[0].shape[-1] != basis.mean.shape[0]:
             raise InputError(
@@ -166,7 +168,7 @@ class PreparedPage:
                 f"the model was trained with {basis.mean.shape[0]}; choose channels with --channel."
             )
         self._page = np.where(valid[..., None], page, np.float32(np.nan)) if not valid.all() else page
-        self._valid, self._filters, self._maps, self._basis = valid, filters, maps, basis
+        self._filters, self._maps, self._basis, self._device = filters, maps, basis, device
         height, width = valid.shape
         if maps is None:
             self.pieces = blocks(height, width, block)
@@ -180,42 +182,73 @@ class PreparedPage:
 
     def weight(self, number: int) -> np.ndarray | None:
         """Return the blending weight (rows, columns) of a piece; None where pieces do not overlap."""
-        if self._maps is None or len(self.pieces) == 1:
+        if self._maps is None or not self.overlapping:
             return None
         return window(*self._maps.regions[number].shape)[self._maps.crop(number)]
 
+    @property
+    def overlapping(self) -> bool:
+        """Whether a pixel can lie in several pieces."""
+        return self._maps is not None and len(self.pieces) > 1
+
     def compute(self, number: int) -> np.ndarray:
-        """Return the features of a piece, (rows, columns, f) float32."""
-        parts = []
-        if self._filters is not None:
-            parts.append(self._filters(self._page, self.pieces[number]))
-        if self._maps is not None and self._basis is not None:
-            parts.append(self._maps.pixels(number, self._basis))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+        """Return the features of a piece, (f, rows, columns) float32."""
+        return self._compute(number, self.pieces[number])
 
     def gather(self, mask: np.ndarray) -> np.ndarray:
         """Return the features (n, f) of the pixels in `mask` (h, w), row by row.
 
         A pixel in several tiles gets the features of the one that has it nearest to its middle.
         """
+        places = np.flatnonzero(mask)
+        if not len(places):
+            raise InputError("no pixel was chosen; there is nothing to compute.")
+        owner = self._owners(mask) if self.overlapping else None
+        wanted = []
+        for number, piece in enumerate(self.pieces):
+            own = mask[piece.slices] if owner is None else owner[piece.slices] == number
+            if own.any():
+                wanted.append((number, *np.nonzero(own)))
+
+        def work(index: int) -> tuple[np.ndarray, np.ndarray]:
+            number, y, x = wanted[index]
+            piece = self.pieces[number]
+            part = piece
+            if self._maps is None:  # no more than the rectangle around the chosen pixels
+                ends = piece.top + y[0], piece.top + y[-1] + 1, piece.left + x.min(), piece.left + x.max() + 1
+                part = Region(*map(int, ends))
+            where = (y + piece.top) * mask.shape[1] + x + piece.left
+            found = self._compute(number, part)
+            return where, found[:, y + piece.top - part.top, x + piece.left - part.left].T
+
+        out: np.ndarray | None = None
+        threads = torch.get_num_threads() if self._device == "cpu" else 1
+        for where, found in in_order(work, len(wanted), threads):
+            out = np.empty((len(places), found.shape[1]), np.float32) if out is None else out
+            out[np.searchsorted(places, where)] = found
+        return out
+
+    def _compute(self, number: int, region: Region) -> np.ndarray:
+        """Return the features of a region of a piece; the tokens, where there are any, of all of it."""
+        parts = []
+        if self._filters is not None:
+            parts.append(self._filters.planes(self._page, region))
+        if self._maps is not None and self._basis is not None:
+            parts.append(np.moveaxis(self._maps.pixels(number, self._basis), -1, 0))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _owners(self, mask: np.ndarray) -> np.ndarray:
+        """Return the number of the piece that each chosen pixel is nearest to the middle of; -1 elsewhere."""
         owner = np.zeros(mask.shape, np.int32)
         best = np.full(mask.shape, -1, np.float32)
         for number, piece in enumerate(self.pieces):
             weight = self.weight(number)
-            better = (np.float32(1) if weight is None else weight) > best[piece.slices]
+            weight = np.ones(piece.shape, np.float32) if weight is None else weight
+            better = weight > best[piece.slices]
             owner[piece.slices][better] = number
-            best[piece.slices] = np.where(better, 1 if weight is None else weight, best[piece.slices])
-        owners = owner[mask]
-        out: np.ndarray | None = None
-        for number in np.unique(owners):
-            piece = self.pieces[number]
-            wanted = mask[piece.slices] & (owner[piece.slices] == number)
-            found = self.compute(number)[wanted]
-            out = np.empty((len(owners), found.shape[1]), np.float32) if out is None else out
-            out[owners == number] = found
-        if out is None:
-            raise InputError("no pixel was chosen; there is nothing to compute.")
-        return out
+            best[piece.slices] = np.where(better, weight, best[piece.slices])
+        owner[~mask] = -1
+        return owner
 
 
 def choose_device(device: str) -> str:

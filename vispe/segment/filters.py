@@ -6,11 +6,13 @@ reflections of the image, so a sample lying another way round gets the same feat
 
 Smoothing is written as products with banded matrices, block by block: on a CPU this is several times faster
 than a loop over taps for the wide kernels, the reflecting border is part of the matrix, and any region of
-the image gets the same numbers as the whole. Sums run in float64, since a variance is a difference of
-near-equal numbers.
+the image gets the same numbers as the whole. Sums and the differences between neighbours are taken in float64,
+since a variance, or a second derivative at a wide scale, is a difference of near-equal numbers; what follows
+from them is float32. It is done strip by strip, so that the numbers in between stay in the cache.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -23,7 +25,8 @@ SIGMAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Default Gaussian scales, in pixels."""
 
 _TRUNCATE = 4.0  # kernel radius in units of sigma
-_BLOCK = 128  # output positions per matrix product
+_STRIP = 64  # rows that are smoothed and differentiated at once
+_CHUNK = 1024  # columns likewise
 
 
 class Filters:
@@ -61,69 +64,95 @@ class Filters:
 
         Returns:
             (rows, columns, c * (1 + 5 * scales)) float32; the channels of the image one after the other.
+            The array is a view: in memory each feature is one plane, see `planes`.
 
         Raises:
             ShapeError: `page` is not (h, w, c) with at least one pixel.
         """
+        return np.moveaxis(self.planes(page, region), 0, -1)
+
+    def planes(self, page: np.ndarray, region: Region | None = None) -> np.ndarray:
+        """Compute as `__call__`, with the features first -> (c * (1 + 5 * scales), rows, columns) float32."""
         if page.ndim != 3 or 0 in page.shape:
             raise ShapeError(
                 f"filters need a page (h, w, c) with at least one pixel, got shape {page.shape}."
             )
         region = region or Region(0, page.shape[0], 0, page.shape[1])
         count = 1 + 5 * len(self.sigmas)
-        out = np.empty((*region.shape, page.shape[2] * count), np.float32)
+        out = torch.empty((page.shape[2] * count, *region.shape), device=self.device)
         for channel in range(page.shape[2]):
-            self._channel(page[..., channel], region, out[..., channel * count : (channel + 1) * count])
-        return out
+            self._channel(page[..., channel], region, out[channel * count : (channel + 1) * count])
+        return out.cpu().numpy()
 
-    def _channel(self, grey: np.ndarray, region: Region, out: np.ndarray) -> None:
-        """Fill `out` (rows, columns, 1 + 5 scales) with the features of one channel."""
+    def _channel(self, grey: np.ndarray, region: Region, out: Tensor) -> None:
+        """Fill `out` (1 + 5 scales, rows, columns) with the features of one channel."""
         height, width = grey.shape
         halo = 1 + max(_radius(s) for s in self.sigmas)
         top, left = max(region.top - halo, 0), max(region.left - halo, 0)
         crop = grey[top : region.bottom + halo, left : region.right + halo]
         valid = np.isfinite(crop)
         complete = bool(valid.all())
-        values = torch.from_numpy(np.where(valid, crop, 0).astype(np.float64)).to(self.device)
+        grey64 = crop if complete else np.where(valid, crop, 0)
+        values = torch.from_numpy(grey64.astype(np.float64)).to(self.device)
         moments = [values, values * values]
         if not complete:
             moments.append(torch.from_numpy(valid.astype(np.float64)).to(self.device))
-        stack = torch.stack(moments)
-        out[..., 0] = values[
-            region.top - top : region.bottom - top, region.left - left : region.right - left
-        ].cpu()
-        rows = _Span(region.top, region.bottom, top, height)
-        columns = _Span(region.left, region.right, left, width)
-        for number, sigma in enumerate(self.sigmas):
-            smooth = _smooth(stack, sigma, rows, columns)
-            if not complete:
-                smooth = smooth[:2] / smooth[2].clamp_min(torch.finfo(torch.float64).tiny)
-            out[..., 1 + 5 * number : 6 + 5 * number] = _features(smooth[0], smooth[1], rows, columns).cpu()
+        stack = torch.cat(moments)  # one above the other
+        out[0] = values[region.top - top : region.bottom - top, region.left - left : region.right - left]
+        rows = _Axis(top, height)
+        columns = _Axis(left, width)
+        for start in range(region.left, region.right, _CHUNK):
+            stop = min(start + _CHUNK, region.right)
+            for number, sigma in enumerate(self.sigmas):
+                smooth = _smooth_rows(stack, sigma, columns, start - 1, stop + 1)
+                smooth = smooth.view(len(moments), len(values), -1)
+                part = out[1 + 5 * number : 6 + 5 * number, :, start - region.left : stop - region.left]
+                for first in range(region.top, region.bottom, _STRIP):
+                    last = min(first + _STRIP, region.bottom)
+                    begin, end, matrix = _operator(first - 1, last + 1, sigma, rows)
+                    found = matrix.to(self.device) @ smooth[:, begin:end]
+                    if not complete:
+                        found[:2] /= found[2].clamp_min(torch.finfo(torch.float64).tiny)
+                    _features(found[0], found[1], part[:, first - region.top : last - region.top])
         if not complete:
-            out[~np.isfinite(grey[region.slices])] = 0
+            lost = torch.from_numpy(~np.isfinite(grey[region.slices])).to(self.device)
+            out.masked_fill_(lost, 0)
 
 
 @dataclass(frozen=True)
-class _Span:
-    """Wanted positions `start..stop` along one axis of `length`, read from an array that begins at `origin`."""
+class _Axis:
+    """One axis of an image, `length` pixels long, in an array that begins at position `origin`."""
 
-    start: int
-    stop: int
     origin: int
     length: int
-
-    @property
-    def padded(self) -> tuple[int, int]:
-        """The span with one more position on both sides, where the image has one."""
-        return max(self.start - 1, 0), min(self.stop + 1, self.length)
 
 
 def _radius(sigma: float) -> int:
     return int(_TRUNCATE * sigma + 0.5)
 
 
-def _operator(start: int, stop: int, sigma: float, length: int) -> tuple[int, int, Tensor]:
-    """Give the matrix that smooths positions `start..stop`, with the range of positions it reads.
+def _operator(start: int, stop: int, sigma: float, axis: _Axis) -> tuple[int, int, Tensor]:
+    """Give the matrix that smooths positions `start..stop`, with the range of the array that it reads.
+
+    A position outside the image stands for the pixel at the edge.
+    """
+    radius = _radius(sigma)
+    first, last = _reach(start, stop, radius, axis.length)
+    if start >= radius and stop + radius <= axis.length:  # the border is out of reach: one matrix for all
+        matrix = _matrix(radius, radius + stop - start, sigma, 2 * radius + stop - start)
+    else:
+        matrix = _matrix(start, stop, sigma, axis.length)
+    return first - axis.origin, last - axis.origin, matrix
+
+
+def _reach(start: int, stop: int, radius: int, length: int) -> tuple[int, int]:
+    """Give the range of pixels that positions `start..stop` are smoothed from."""
+    return max(min(start, length - 1) - radius, 0), min(max(stop, 1) + radius, length)
+
+
+@lru_cache(maxsize=128)
+def _matrix(start: int, stop: int, sigma: float, length: int) -> Tensor:
+    """Give the weights (positions, pixels in reach) of a Gaussian on an axis of `length` pixels.
 
     The border reflects with the edge pixel repeated (d c b a | a b c d | d c b a), as often as the kernel is
     wider than the axis.
@@ -132,45 +161,42 @@ def _operator(start: int, stop: int, sigma: float, length: int) -> tuple[int, in
     offsets = np.arange(-radius, radius + 1)
     kernel = np.exp(-0.5 * (offsets / sigma) ** 2)
     kernel /= kernel.sum()
-    first, last = max(start - radius, 0), min(stop + radius, length)
-    reads = (np.arange(start, stop)[:, None] + offsets) % (2 * length)
+    first, last = _reach(start, stop, radius, length)
+    reads = (np.arange(start, stop).clip(0, length - 1)[:, None] + offsets) % (2 * length)
     reads = np.where(reads < length, reads, 2 * length - 1 - reads) - first
     matrix = np.zeros((stop - start, last - first))
     np.add.at(matrix, (np.arange(stop - start)[:, None], reads), kernel)
-    return first, last, torch.from_numpy(matrix)
+    return torch.from_numpy(matrix)
 
 
-def _smooth(stack: Tensor, sigma: float, rows: _Span, columns: _Span) -> Tensor:
-    """Smooth (m, h, w) on the padded spans -> (m, padded rows, padded columns)."""
-    start, stop = columns.padded
-    parts = []
-    for block in range(start, stop, _BLOCK):
-        first, last, matrix = _operator(block, min(block + _BLOCK, stop), sigma, columns.length)
-        piece = stack[:, :, first - columns.origin : last - columns.origin]
-        parts.append(piece @ matrix.T.to(stack.device))
-    stack = torch.cat(parts, dim=2)
-    start, stop = rows.padded
-    parts = []
-    for block in range(start, stop, _BLOCK):
-        first, last, matrix = _operator(block, min(block + _BLOCK, stop), sigma, rows.length)
-        parts.append(matrix.to(stack.device) @ stack[:, first - rows.origin : last - rows.origin])
-    return torch.cat(parts, dim=1)
+def _smooth_rows(stack: Tensor, sigma: float, axis: _Axis, start: int, stop: int) -> Tensor:
+    """Smooth each row of a matrix at positions `start..stop`."""
+    out = stack.new_empty((len(stack), stop - start))
+    block = min(max(2 * _radius(sigma), 32), 128)
+    for at in range(start, stop, block):
+        end = min(at + block, stop)
+        first, last, matrix = _operator(at, end, sigma, axis)
+        torch.mm(stack[:, first:last], matrix.T.to(stack.device), out=out[:, at - start : end - start])
+    return out
 
 
-def _features(mean: Tensor, square: Tensor, rows: _Span, columns: _Span) -> Tensor:
-    """Derive the five features of a scale from its smoothed moments -> (rows, columns, 5)."""
-    pads = [edge for span in (columns, rows) for edge in (span.start == 0, span.stop == span.length)]
-    s = torch.nn.functional.pad(mean[None], [int(p) for p in pads], mode="replicate")[
-        0
-    ]  # one pixel on every side
-    inner, up, down = s[1:-1, 1:-1], s[:-2, 1:-1], s[2:, 1:-1]
-    left, right = s[1:-1, :-2], s[1:-1, 2:]
-    gradient = torch.hypot(down - up, right - left) / 2
-    yy, xx = up + down - 2 * inner, left + right - 2 * inner
-    xy = ((s[2:, 2:] + s[:-2, :-2]) - (s[2:, :-2] + s[:-2, 2:])) / 4
-    half_trace, spread = (yy + xx) / 2, torch.hypot((yy - xx) / 2, xy)
-    top, left_ = int(not pads[2]), int(not pads[0])
-    height, width = inner.shape
-    second = square[top : top + height, left_ : left_ + width]
-    std = (second - inner * inner).clamp_min(0).sqrt()
-    return torch.stack([inner, gradient, half_trace + spread, half_trace - spread, std], dim=-1)
+def _features(mean: Tensor, square: Tensor, out: Tensor) -> None:
+    """Derive the five features of a scale from its smoothed moments.
+
+    Args:
+        mean: (rows + 2, columns + 2) float64, one more pixel on every side.
+        square: likewise.
+        out: (5, rows, columns) float32, filled.
+    """
+    smooth, gradient, large, small, std = out
+    inner = mean[1:-1, 1:-1]
+    smooth.copy_(inner)
+    std.copy_(torch.addcmul(square[1:-1, 1:-1], inner, inner, value=-1)).clamp_min_(0).sqrt_()
+    dx = (mean[:, 1:] - mean[:, :-1]).float()
+    dy = (mean[1:, 1:-1] - mean[:-1, 1:-1]).float()
+    gx, gy = dx[:, 1:] + dx[:, :-1], dy[1:] + dy[:-1]  # twice the central difference
+    xx, yy, xy = dx[1:-1, 1:] - dx[1:-1, :-1], dy[1:] - dy[:-1], gx[2:] - gx[:-2]  # xy: four times
+    torch.mul(gy, gy, out=gradient).addcmul_(gx[1:-1], gx[1:-1]).sqrt_().mul_(0.5)
+    trace, spread = xx + yy, xx.sub_(yy).square_().addcmul_(xy, xy, value=0.25).sqrt_()
+    torch.add(trace, spread, out=large).mul_(0.5)
+    torch.sub(trace, spread, out=small).mul_(0.5)

@@ -18,6 +18,8 @@ from vispe.segment.images import Micrograph
 MARK = ".partial-"
 """Part of the name of unfinished files; what is left of them after a kill can be deleted."""
 
+_LEVEL = 3  # of PNG compression: half the time of zlib's 6, for files a fifth larger
+
 
 @contextmanager
 def atomic_path(path: str | Path, force: bool = False) -> Iterator[Path]:
@@ -175,9 +177,9 @@ def write_png(
     with atomic_path(path, force) as temporary:
         image = Image.fromarray(np.ascontiguousarray(array))
         if dots is None:
-            image.save(temporary, format="PNG")
+            image.save(temporary, format="PNG", compress_level=_LEVEL)
         else:
-            image.save(temporary, format="PNG", dpi=dots)
+            image.save(temporary, format="PNG", compress_level=_LEVEL, dpi=dots)
     return path
 
 

@@ -12,9 +12,10 @@ from vispe.segment.classify import PixelClassifier
 from vispe.segment.cluster import PixelClusters
 from vispe.segment.features import BLOCK, Features
 from vispe.segment.tiles import Blend
+from vispe.segment.workers import in_order
 
 _T = TypeVar("_T")
-_ROWS = 1 << 18  # pixels whose probabilities are computed at once
+_PIXELS = 1 << 17  # pixels that are worked on at once
 
 
 @dataclass(frozen=True)
@@ -76,30 +77,78 @@ def predict_page(
     """
     prepared = features.prepare(page, valid)
     height, width = valid.shape
-    blend = Blend(height, width, classifier.n_classes)
-    for number, piece in enumerate(prepared.pieces):
-        own = valid[piece.slices]
-        found = prepared.compute(number)
-        prob = np.zeros((*piece.shape, classifier.n_classes), np.float32)
-        rows = max(_ROWS // piece.shape[1], 1)
-        for top in range(0, piece.shape[0], rows):
-            part = own[top : top + rows]
-            if part.any():
-                prob[top : top + rows][part] = classifier.probabilities(found[top : top + rows][part])
-        blend.add(piece, prob, prepared.weight(number))
-        step(1 / len(prepared.pieces))
-    prob = blend.result()
-    prob[:, ~valid] = 0
+    pieces, count = prepared.pieces, classifier.n_classes
+    blend = Blend(height, width, count) if prepared.overlapping else None
+    prob = np.empty((count if blend is None else 0, height, width), np.float32)
+
+    def work(number: int) -> np.ndarray:
+        return _probabilities(prepared.compute(number), valid[pieces[number].slices], classifier)
+
+    for number, found in enumerate(in_order(work, len(pieces), _threads(features, classifier))):
+        if blend is None:
+            prob[(slice(None), *pieces[number].slices)] = found
+        else:
+            blend.add(pieces[number], np.moveaxis(found, 0, -1), prepared.weight(number))
+        step(1 / len(pieces))
+    if blend is not None:
+        prob = blend.result()
+        prob[:, ~valid] = 0
     if post.smooth:
         prob = _smooth(prob, valid, post.smooth)
-    labels = np.where(valid, prob.argmax(0) + 1, 0).astype(np.uint8)
+    labels, uncertainty = _decide(prob, valid)
     if post.min_area > 1:
         labels = _drop_small(labels, post.min_area)
-    top_two = np.partition(prob, -2, axis=0)[-2:]
-    uncertainty = np.where(valid, 1 - (top_two[1] - top_two[0]), np.nan).astype(np.float32)
-    return Prediction(
-        prob, labels, uncertainty, blend.overlap_pixels, blend.disagreeing_pixels, prepared.notes
-    )
+    overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
+    return Prediction(prob, labels, uncertainty, overlap, disagreeing, prepared.notes)
+
+
+def _threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
+    """Pieces that are worked on at once: one where the device, or scikit-learn, uses all cores by itself."""
+    own = features.device == "cpu" and classifier.kind == "logistic"
+    return torch.get_num_threads() if own else 1
+
+
+def _probabilities(
+    found: np.ndarray, valid: np.ndarray, classifier: PixelClassifier | PixelClusters
+) -> np.ndarray:
+    """Classify the features (f, rows, columns) of a piece -> (K, rows, columns); 0 where there is no data."""
+    if valid.all():
+        return _planes(found.reshape(len(found), -1), classifier).reshape(-1, *valid.shape)
+    prob = np.zeros((classifier.n_classes, *valid.shape), np.float32)
+    if valid.any():
+        prob[:, valid] = _planes(found[:, valid], classifier)
+    return prob
+
+
+def _planes(features: np.ndarray, classifier: PixelClassifier | PixelClusters) -> np.ndarray:
+    """Classify features (f, n) -> (K, n)."""
+    if isinstance(classifier, PixelClassifier):
+        return classifier.planes(features)
+    out = np.empty((classifier.n_classes, features.shape[1]), np.float32)
+    for start in range(0, features.shape[1], _PIXELS):
+        part = np.ascontiguousarray(features[:, start : start + _PIXELS].T)
+        out[:, start : start + _PIXELS] = classifier.probabilities(part).T
+    return out
+
+
+def _decide(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give the most probable class of each pixel and its uncertainty; of equal classes the first one."""
+    labels = np.empty(valid.shape, np.uint8)
+    uncertainty = np.empty(valid.shape, np.float32)
+    rows = max(_PIXELS // valid.shape[1], 1)
+    for top in range(0, len(valid), rows):
+        part, own = prob[:, top : top + rows], valid[top : top + rows]
+        largest, label = part[0].copy(), np.ones(own.shape, np.uint8)
+        second = np.full(own.shape, -np.inf, np.float32)
+        for k in range(1, len(part)):
+            np.maximum(second, np.minimum(largest, part[k]), out=second)
+            label[part[k] > largest] = k + 1
+            np.maximum(largest, part[k], out=largest)
+        unsure = 1 - (largest - second)
+        if not own.all():
+            label[~own], unsure[~own] = 0, np.nan
+        labels[top : top + rows], uncertainty[top : top + rows] = label, unsure
+    return labels, uncertainty
 
 
 def within_memory(features: Features, work: Callable[[], _T], tell: Callable[[str], None]) -> _T:

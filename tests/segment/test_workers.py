@@ -1,0 +1,58 @@
+import threading
+import time
+
+import pytest
+import torch
+
+from vispe.segment.workers import in_order
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_results_come_in_order_whatever_takes_longer(threads):
+    def work(number):
+        time.sleep(0.02 if number % 3 == 0 else 0)
+        return number * number
+
+    assert list(in_order(work, 11, threads)) == [n * n for n in range(11)]
+    assert list(in_order(work, 0, threads)) == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_torch_uses_one_thread_inside_and_as_many_as_before_afterwards(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert list(in_order(lambda _: torch.get_num_threads(), 6, threads)) == [1] * 6
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_no_more_results_wait_than_there_are_threads():
+    begun = []
+    results = in_order(lambda number: begun.append(number), 20, 2)
+    next(results)
+    time.sleep(0.05)
+    assert len(begun) == 3
+    results.close()
+    assert len(begun) == 3
+
+
+def test_an_error_ends_the_work_and_comes_out():
+    before, begun = torch.get_num_threads(), []
+
+    def work(number):
+        begun.append(number)
+        if number == 2:
+            raise MemoryError("no more")
+        return number
+
+    with pytest.raises(MemoryError, match="no more"):
+        list(in_order(work, 100, 2))
+    assert len(begun) < 8
+    assert torch.get_num_threads() == before
+
+
+def test_pieces_really_run_side_by_side():
+    barrier = threading.Barrier(2, timeout=20)  # breaks unless two pieces are at work together
+    assert sorted(in_order(lambda _: barrier.wait(), 2, 2)) == [0, 1]
