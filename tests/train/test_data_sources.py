@@ -181,6 +181,22 @@ def test_synthetic_pictures_depend_on_seed_and_number_only(tmp_path, monkeypatch
             SyntheticSource(**options)
 
 
+def test_discs_that_find_no_room_are_fewer(monkeypatch):
+    asked = []
+
+    def packing(drawn, *, radius, coverage, room=0.35):
+        asked.append(coverage)
+        if coverage > room:
+            raise OptionError("no room")
+        return drawn, radius
+
+    monkeypatch.setattr(formulas.textures, "disc_packing", packing)
+    assert formulas._discs(7, 3.0, 0.4) == (7, 3.0)
+    assert asked == pytest.approx([0.4, 0.36, 0.324])
+    with pytest.raises(OptionError, match="no room"):
+        formulas._discs(7, 3.0, 0.4, room=0.0)
+
+
 def test_synthetic_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(formulas, "KEPT", 2)
     monkeypatch.setattr(
