@@ -3,8 +3,9 @@
     python models/masked.py --pos-embed learned --out runs/learned [--steps 400] [--folders pictures/]
 
 What is hidden is set to grey in the picture itself, so that any encoding in any host takes part; the answer to each
-hidden patch is its pixels, as in SimMIM (Xie et al., arXiv 2111.09886) but with squared errors. Writes
-`weights.safetensors` and `card.json`; a run that was stopped goes on from `state.pt`.
+hidden patch is its pixels, as in SimMIM (Xie et al., arXiv 2111.09886) but with squared errors. With `--shown`, the
+answer to patches that are seen counts too, so that features keep more of their content. Writes `weights.safetensors`
+and `card.json`; a run that was stopped goes on from `state.pt`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from timm.layers import build_sincos2d_pos_embed
 from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,6 +31,9 @@ if __package__:
     from models import pictures as data
 else:
     import pictures as data
+
+
+_PERIOD = 20.0  # the longest wave of a sincos table is this many patches times 2 pi
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,11 @@ class Recipe:
         batch: images per update.
         rate: peak learning rate, after a warm-up of a tenth of the steps, then falling as a cosine.
         hidden: share of the patches that is hidden.
+        shown: weight of the error of the patches that are seen, relative to that of the hidden ones.
+        kernel_std: standard deviation of the initial patch kernel; 0 keeps timm's, which is larger than that of a table
+            of timm, so that tokens outweigh it.
+        table: initial values of timm's learned table (`learn`): 'normal' as timm draws them, or 'sincos'.
+        table_std: their standard deviation.
         seed: of weights, pictures and masks.
     """
 
@@ -61,6 +71,10 @@ class Recipe:
     batch: int = 16
     rate: float = 1.5e-3
     hidden: float = 0.6
+    shown: float = 0.0
+    kernel_std: float = 0.0
+    table: str = "normal"
+    table_std: float = 0.02
     seed: int = 0
 
 
@@ -69,7 +83,10 @@ def backbone(pos_embed: str, recipe: Recipe) -> VisionTransformer:
 
     Args:
         pos_embed: a name or spec of vispe, or timm's `learn`.
-        recipe: its sizes and seed.
+        recipe: its sizes, initial values and seed.
+
+    Raises:
+        SystemExit: initial values for a table that the model does not have, or unknown ones.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -85,9 +102,29 @@ def backbone(pos_embed: str, recipe: Recipe) -> VisionTransformer:
             dynamic_img_size=True,
             pos_embed="learn",
         )
+        if recipe.kernel_std:
+            nn.init.normal_(model.patch_embed.proj.weight, std=recipe.kernel_std)
+        _fill_table(model, pos_embed, recipe)
         if pos_embed != "learn":
             vispe.convert(model, pos_embed)
     return vispe.symmetrize(model) if recipe.symmetric else model
+
+
+def _fill_table(model: VisionTransformer, pos_embed: str, recipe: Recipe) -> None:
+    """Set the initial values of a learned table, which stay as timm drew them by default."""
+    if (recipe.table, recipe.table_std) == (Recipe.table, Recipe.table_std):
+        return
+    if pos_embed != "learn":
+        raise SystemExit(f"Initial values of a table were given, and {pos_embed} has none; use learn.")
+    if recipe.table not in ("normal", "sincos"):
+        raise SystemExit(f"The table {recipe.table!r} is not normal or sincos.")
+    grid = [recipe.side // recipe.patch] * 2
+    with torch.no_grad():
+        if recipe.table == "sincos":
+            values = build_sincos2d_pos_embed(grid, dim=recipe.dim, temperature=_PERIOD)
+            model.pos_embed.copy_(values * (recipe.table_std * 2**0.5))
+        else:
+            nn.init.normal_(model.pos_embed, std=recipe.table_std)
 
 
 def train(
@@ -153,7 +190,10 @@ def train(
 def fill_in(
     model: nn.Module, head: nn.Module, images: Tensor, recipe: Recipe, generator: torch.Generator
 ) -> Tensor:
-    """Return the mean squared error of the hidden patches of normalised images (b, 3, side, side)."""
+    """Return the mean squared error of the hidden patches of normalised images (b, 3, side, side).
+
+    With `recipe.shown`, the error of the patches that are seen is added with that weight.
+    """
     patches = F.pixel_unshuffle(images, recipe.patch)  # (b, 3 p², g, g)
     b, _, h, w = patches.shape
     order = torch.rand(b, h * w, generator=generator).argsort(1)
@@ -161,7 +201,9 @@ def fill_in(
     seen = F.pixel_shuffle(patches.masked_fill(hidden, 0.0), recipe.patch)
     wanted = patches.permute(0, 2, 3, 1).flatten(1, 2)
     answer = head(model(seen))
-    return F.mse_loss(answer[hidden.flatten(1)], wanted[hidden.flatten(1)])
+    asked = hidden.flatten(1)
+    loss = F.mse_loss(answer[asked], wanted[asked])
+    return loss + recipe.shown * F.mse_loss(answer[~asked], wanted[~asked]) if recipe.shown else loss
 
 
 def card(pos_embed: str, recipe: Recipe, losses: Sequence[float], **more: Any) -> dict[str, Any]:

@@ -86,6 +86,43 @@ def test_what_is_hidden_is_not_seen_and_is_asked():
     torch.testing.assert_close(value.detach(), error[hidden.flatten(1)].mean())
 
 
+def test_patches_that_are_seen_are_asked_too_where_they_count():
+    model = masked.backbone("learn", TINY)
+    head = torch.nn.Linear(TINY.dim, 48)
+    images = torch.randn(2, 3, 24, 24)
+
+    def loss(**options):
+        make = torch.Generator().manual_seed(5)
+        return masked.fill_in(model, head, images, replace(TINY, **options), make).detach()
+
+    order = torch.rand(2, 36, generator=torch.Generator().manual_seed(5)).argsort(1)
+    hidden = order < round(0.6 * 36)
+    wide = hidden.reshape(2, 1, 6, 6).repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(images)
+    patches = images.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+    with torch.no_grad():
+        error = (head(model(images.masked_fill(wide, 0.0))) - patches).square().mean(-1)
+    torch.testing.assert_close(loss(shown=0.3), error[hidden].mean() + 0.3 * error[~hidden].mean())
+
+
+def test_initial_values_are_those_asked_for():
+    plain = masked.backbone("learn", TINY)
+    smooth = masked.backbone("learn", replace(TINY, table="sincos", table_std=0.5, kernel_std=0.02))
+    table = smooth.pos_embed.detach()[0].reshape(6, 6, 24)
+    assert float(table.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-5)
+    assert (table[0, 0] - table[0, 1]).norm() < (table[0, 0] - table[0, 5]).norm()
+    assert (table[0, 0] - table[1, 0]).norm() < (table[0, 0] - table[5, 0]).norm()
+    assert smooth.pos_embed.requires_grad
+    assert float(smooth.patch_embed.proj.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
+    rough = masked.backbone("learn", replace(TINY, table_std=0.3))
+    assert float(rough.pos_embed.detach().std()) == pytest.approx(0.3, rel=0.1)
+    assert torch.equal(rough.patch_embed.proj.weight, plain.patch_embed.proj.weight)
+    assert torch.equal(rough.blocks[1].mlp.fc1.weight, plain.blocks[1].mlp.fc1.weight)
+    with pytest.raises(SystemExit, match="alibi2d has none"):
+        masked.backbone("alibi2d", replace(TINY, table="sincos"))
+    with pytest.raises(SystemExit, match="'wavy' is not normal or sincos"):
+        masked.backbone("learn", replace(TINY, table="wavy"))
+
+
 def test_it_learns():
     """Ramps in all poses: their neighbours tell hidden patches, so the error falls far below that of grey."""
     ramps = [torch.linspace(0, 255, 40).repeat(3, 40, 1).round().to(torch.uint8)]
