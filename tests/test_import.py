@@ -1,4 +1,4 @@
-"""What `import vispe` brings into a program, and what it leaves alone. One process, as torch is slow to import."""
+"""What `import vispe` brings into a program, and what it leaves alone. Few processes, as torch is slow to import."""
 
 import json
 import subprocess
@@ -46,3 +46,35 @@ def test_import_brings_only_the_required_packages(found):
 
 def test_import_changes_nothing_of_the_program(found):
     assert found["same"]
+
+
+ALONE = """
+import json, sys
+import vispe
+
+slow = {"timm", "torchvision", "torch._dynamo", "torch._inductor", "sympy", "triton", "scipy", "sklearn"}
+first = sorted(slow & set(sys.modules))
+encodings = [vispe.create_encoding(name, dim=24, num_heads=3, depth=2, grid=(2, 3)) for name in ("alibi2d", "sincos2d")]
+layer = vispe.Attention(24, 3, "rope_axial")
+listed = sorted(set(vispe.__all__) - set(dir(vispe)))
+then = sorted(slow & set(sys.modules))
+from vispe import symmetrize
+same = [vispe.symmetry.symmetrize is symmetrize, vispe.convert is vispe.hosts.convert.convert]
+try:
+    vispe.nothing
+except AttributeError as error:
+    text = str(error)
+print(json.dumps([first, then, listed, same, text, "timm" in sys.modules]))
+"""
+
+
+def test_timm_is_imported_by_what_needs_it_alone():
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, then, missing, same, text, timm = json.loads(done.stdout)
+    assert [first, then, missing] == [[], [], []]
+    assert same == [True, True]
+    assert text == "module 'vispe' has no attribute 'nothing'"
+    assert timm

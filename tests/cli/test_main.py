@@ -7,7 +7,9 @@ import types
 import warnings
 from typing import Literal
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import vispe
 from vispe.cli import main as frame
@@ -273,12 +275,44 @@ def test_overview_and_help_import_only_what_they_need():
         "new = {name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
         "print(sorted(new - {'vispe'}), file=sys.stderr)\n"
         "main(['probe', '--help'])\n"
-        "heavy = {'sklearn', 'skimage', 'scipy', 'matplotlib', 'tifffile', 'skops', 'rich'} & set(sys.modules)\n"
+        "heavy = {'sklearn', 'skimage', 'scipy', 'matplotlib', 'tifffile', 'skops', 'rich'}\n"
+        "heavy = (heavy | {'timm', 'torchvision', 'torch._dynamo'}) & set(sys.modules)\n"
         "others = {name for name in sys.modules if name.startswith('vispe.cli.')}\n"
         "print(sorted(heavy), sorted(others), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines() == ["[]", "[] ['vispe.cli.main', 'vispe.cli.probe']"]
+
+
+def test_segmenting_imports_only_what_it_needs(tmp_path):
+    page = np.random.default_rng(0).integers(0, 90, (33, 47), np.uint8)
+    page[:, 24:] += 120
+    scribbles = np.zeros_like(page)
+    scribbles[5:9, 3:20], scribbles[5:9, 28:44] = 1, 2
+    Image.fromarray(page).save(tmp_path / "page.png")
+    Image.fromarray(scribbles).save(tmp_path / "scribbles.png")
+    code = (
+        "import json, os, sys\n"
+        "from vispe.cli.main import main\n"
+        "os.chdir(sys.argv[1])\n"
+        "words = '--labels scribbles.png --features filters --classifier logistic -o'.split()\n"
+        "def found(*names): print(json.dumps(sorted(set(names) & set(sys.modules))), file=sys.stderr)\n"
+        "models = ['timm', 'torchvision', 'torch._dynamo', 'torch._inductor', 'sympy', 'transformers', 'open_clip']\n"
+        "print(main(['segment', 'none.png', *words, 'out']), file=sys.stderr)\n"
+        "found(*models, 'sklearn', 'skops', 'matplotlib')\n"
+        "print(main(['segment', 'page.png', *words, 'out']), file=sys.stderr)\n"
+        "print(main(['apply', 'out/model.vispe', 'page.png', '-o', 'again']), file=sys.stderr)\n"
+        "found(*models, 'huggingface_hub', 'pandas')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    lines = done.stderr.splitlines()
+    assert "none.png" in lines[0]
+    assert lines[1:] == ["2", "[]", "0", "0", "[]"]
+    assert (tmp_path / "again" / "page_seg.png").read_bytes() == (
+        tmp_path / "out" / "page_seg.png"
+    ).read_bytes()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes close in another way on Windows")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -50,6 +49,8 @@ class Learned(Additive):
 
     def reset_parameters(self) -> None:
         """Draw the table from a truncated normal of standard deviation `std`."""
+        from timm.layers.weight_init import trunc_normal_  # here: `import vispe` leaves timm alone
+
         trunc_normal_(self.weight, std=self.std)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
-from timm.layers import pos_embed_sincos
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
@@ -140,6 +139,8 @@ class RopeMixed(RopeBase):
         """Draw a frame for every head; magnitudes are ``temperature ** (-j / J)`` along each of its axes."""
         heads, like = self.num_heads, self.freqs
         if self.axes == 2:  # in the order of timm and the reference, so that seeds agree
+            from timm.layers import pos_embed_sincos  # here: `import vispe` leaves timm alone
+
             draw = cast("Callable[..., Tensor]", pos_embed_sincos.init_random_2d_freqs)
             made = draw(4 * (self.pairs // 2), 1, heads, self.temperature, self.rotate)[:, 0]
         else:

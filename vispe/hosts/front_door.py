@@ -4,6 +4,9 @@ timm's ViT classes accept three words for `pos_embed` and fail without a text on
 its own, `Eva` has no such argument. Their constructors are wrapped in place, which serves every entry point and every
 script, also those that imported `create_model` earlier. timm's own words pass through untouched. For all other
 classes the builder that timm's entry points share says why the argument cannot be met.
+
+This module is imported in the moment in which timm is (`vispe.hosts.arrival`), maybe while another module of vispe
+imports timm: what converts models is therefore imported when a model is built.
 """
 
 from __future__ import annotations
@@ -24,11 +27,6 @@ from timm.models.naflexvit import NaFlexVitCfg
 from torch import nn
 
 from vispe.errors import UnsupportedHost
-from vispe.hosts.convert import finished, timm_terms
-from vispe.hosts.refusals import refusal
-from vispe.hosts.timm_convert import convert_timm
-from vispe.hosts.timm_family import FAMILIES
-from vispe.hosts.timm_vit import HostedViT
 
 _TIMM_WORDS = ("", "none", "learn", None)
 _NAFLEX_WORDS = ("", "none", "learned", "factorized", None)
@@ -133,6 +131,8 @@ def _checked(
     model: nn.Module, cls: type[nn.Module], spec: Any, instead: str
 ) -> tuple[list[dict[str, Any]], bool, bool]:
     """Return the parsed spec, before anything is built."""
+    from vispe.hosts.convert import timm_terms
+
     terms = timm_terms(spec)
     if type(model) is not cls:
         raise UnsupportedHost(
@@ -144,6 +144,9 @@ def _checked(
 
 
 def _convert(model: nn.Module, spec: Any, terms: list[dict[str, Any]], learn: bool, rope: bool) -> None:
+    from vispe.hosts.convert import finished
+    from vispe.hosts.timm_convert import convert_timm
+
     convert_timm(model, terms, learn, built=True, sources=finished(spec), keep_rope=rope)
 
 
@@ -152,6 +155,9 @@ def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
     @functools.wraps(original)
     def build_model_with_cfg(model_cls: Any, *args: Any, **kwargs: Any) -> nn.Module:
+        from vispe.hosts.refusals import refusal
+        from vispe.hosts.timm_family import FAMILIES
+
         spec = kwargs.get("pos_embed")
         ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
         if spec is not None and not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
@@ -167,6 +173,8 @@ def _without_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dic
     def checkpoint_filter_fn(
         state_dict: dict[str, Any], model: VisionTransformer, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
+        from vispe.hosts.timm_vit import HostedViT
+
         if not isinstance(model, HostedViT) or model.pos_embed is not None:
             return original(state_dict, model, *args, **kwargs)
         entries = model.patch_embed.num_patches + (0 if model.no_embed_class else model.num_prefix_tokens)

@@ -5,13 +5,14 @@ image, gives a phase the same number.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.cluster import KMeans
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, require
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 SAMPLE = 50_000
 """Pixels that k-means is fitted on, drawn at random from all images together."""
@@ -28,6 +29,7 @@ class PixelClusters:
 
     Raises:
         OptionError: K outside 2..255.
+        MissingExtra: scikit-learn is not installed.
     """
 
     kind = "kmeans"
@@ -37,15 +39,14 @@ class PixelClusters:
         n_classes: int,
         *,
         seed: int = 0,
-        estimator: Pipeline | None = None,
+        estimator: "Pipeline | None" = None,
         state: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         if not 2 <= n_classes <= 255:
             raise OptionError(f"cluster={n_classes} must lie between 2 and 255; give the number of phases.")
         self.n_classes = n_classes
-        self.estimator = estimator or make_pipeline(
-            StandardScaler(), KMeans(n_classes, n_init=10, random_state=seed)
-        )
+        require("sklearn", "cli", "segmentation")
+        self.estimator = estimator or _build(n_classes, seed)
         self._order = state["cluster.order"] if state else np.arange(n_classes)
         self._width = float(state["cluster.width"][0]) if state else 1.0
 
@@ -88,3 +89,12 @@ class PixelClusters:
     def tensors(self) -> dict[str, np.ndarray]:
         """Return what a model file must keep beside the estimator."""
         return {"cluster.order": np.asarray(self._order, np.int64), "cluster.width": np.array([self._width])}
+
+
+def _build(n_classes: int, seed: int) -> "Pipeline":
+    """Build an unfitted scikit-learn estimator."""
+    from sklearn.cluster import KMeans
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), KMeans(n_classes, n_init=10, random_state=seed))

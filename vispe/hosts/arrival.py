@@ -1,0 +1,63 @@
+"""Sets up the front door of timm in the moment in which timm is imported, before vispe or after it.
+
+timm is slow to import (it brings torchvision, which brings the compiler of torch), and much of vispe does without.
+A program that imports timm still finds `vispe.hosts.front_door` in place as soon as its ``import timm`` is done.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def await_timm() -> None:
+    """Install the front door now if timm is imported, else as soon as it is; once is enough, more does no harm."""
+    if sys.modules.get("timm") is not None:
+        _install()
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _install() -> None:
+    from vispe.hosts import front_door
+
+    front_door.install()
+
+
+class _Finder(MetaPathFinder):
+    """Finds timm where Python's other finders find it, and nothing else."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "timm":
+            return None
+        others = [find for f in sys.meta_path if f is not self and (find := getattr(f, "find_spec", None))]
+        spec = next((found for find in others if (found := find(fullname, path, target))), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """Runs timm with its own loader, leaves it as if that had been the only one, and installs the front door.
+
+    Args:
+        own: the loader that Python would have used.
+    """
+
+    def __init__(self, own: Loader) -> None:
+        self.own = own
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self.own
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.own
+        self.own.exec_module(module)
+        _install()
