@@ -116,7 +116,7 @@ def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
 
 
 def test_the_tile_does_not_change_the_filters(folder):
-    run(folder)
+    run(folder, features=FeatureConfig())
     run_in_tiles = segment(
         [folder / "a.png"],
         folder / "tiles",

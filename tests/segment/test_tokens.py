@@ -48,11 +48,11 @@ def test_tokens_are_the_normed_patch_tokens_of_timm(model):
 def test_tiles_lie_on_patches_and_cover_the_page(model, size, tile):
     found = token_maps(model, page(*size), tile)
     covered = np.zeros(size, int)
-    basis = TokenBasis.fit(found.maps, 8, 0)
+    found.basis = basis = TokenBasis.fit(found.maps, 8, 0)
     for number, region in enumerate(found.regions):
         assert region.top % 16 == region.left % 16 == 0
         part = found.inside(number)
-        assert found.pixels(number, basis).shape == (*part.shape, len(basis.scale))
+        assert found.planes(number).shape == (len(basis.scale), *part.shape)
         covered[part.slices] += 1
     assert (covered > 0).all()
     assert bool(found.notes) == (min(size) < 16)

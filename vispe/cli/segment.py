@@ -12,7 +12,7 @@ def segment(
     out: str,
     labels: list[str] | None = None,
     cluster: int | None = None,
-    classifier: Literal["forest", "logistic", "boosting"] = "forest",
+    classifier: Literal["logistic", "forest", "boosting"] = "logistic",
     features: Literal["filters", "tokens", "both"] | None = None,
     model: str | None = None,
     pos_embed: str | None = None,
@@ -52,11 +52,12 @@ def segment(
         labels: label files, 0 or black = unlabelled: label images, colour drawings, or JSON strokes; several
             are matched to the images by name (a.png with a.png or a_labels.png).
         cluster: number of clusters, in place of labels; they are numbered from dark to bright.
-        classifier: forest is best on thin and rare classes; logistic is ten times faster and good on clean
-            images of two phases; boosting is the slowest.
-        features: filters (26 multi-scale filters), tokens (of --model) or both; default filters, with
-            --model both.
-        model: timm model whose patch tokens are features, such as vit_small_patch14_dinov2.
+        classifier: logistic is the fastest and goes best with vispe_micro; forest is better on thin and rare classes
+            where there are filters alone; boosting is the slowest.
+        features: filters (26 multi-scale filters), tokens (of --model) or both; default both, and filters for
+            --cluster without --model.
+        model: vispe_micro, a small ViT that comes with vispe and does not care how the sample lies (default), or
+            a timm model whose patch tokens are features, such as vit_small_patch14_dinov2.
         pos_embed: positional encoding that replaces the model's own, such as alibi2d.
         weights: checkpoint file of the model; default timm's pretrained weights; 'random' only for trials.
         classes: names of the classes 1, 2, ..., separated by commas.
@@ -83,7 +84,7 @@ def segment(
 
     Examples:
         vispe segment steel.png --labels scribbles.png --classes matrix,carbide -o out
-        vispe segment 'run/*.tif' --labels run_labels/ --truth masks/ -o out --classifier logistic
+        vispe segment 'run/*.tif' --labels run_labels/ --truth masks/ -o out --classifier forest
         vispe segment steel.png --cluster 3 -o out
         vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --pos-embed alibi2d -o out
     """
@@ -91,7 +92,9 @@ def segment(
     from vispe.segment.features import FeatureConfig
     from vispe.segment.predict import Post
 
-    kind = features or ("both" if model else "filters")
+    kind = features or ("filters" if cluster is not None and model is None else "both")
+    if kind != "filters":
+        model = model or "vispe_micro"
     with Console(json) as console:
         report = pipeline.segment(
             images,

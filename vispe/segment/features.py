@@ -7,9 +7,10 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, OptionError, did_you_mean
+from vispe.segment import dense
 from vispe.segment.filters import SIGMAS, Filters
 from vispe.segment.tiles import Region, blocks, window
-from vispe.segment.tokens import TokenBasis, TokenMaps, TokenModel, token_maps
+from vispe.segment.tokens import TILE, TokenBasis, TokenMaps, TokenModel, token_maps
 from vispe.segment.workers import in_order
 
 KINDS = ("filters", "tokens", "both")
@@ -26,12 +27,12 @@ class FeatureConfig:
     Attributes:
         kind: `'filters'`, `'tokens'` or `'both'`.
         sigmas: scales of the filters, in pixels.
-        model: timm model of the tokens.
+        model: `'vispe_micro'`, which comes with the package, or a timm model.
         pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file, `'random'`, or None for timm's pretrained weights.
+        weights: checkpoint file, `'random'` (timm), or None for the pretrained weights.
         fingerprint: SHA-256 of the weights that were used; checked when the model is loaded again.
         tile: side of a tile in pixels; None chooses.
-        components: principal components of the tokens.
+        components: principal components of the tokens of a timm model.
     """
 
     kind: str = "filters"
@@ -48,13 +49,17 @@ class FeatureConfig:
             hint = did_you_mean(self.kind, KINDS)
             raise OptionError(f"features={self.kind!r} is not one of {', '.join(KINDS)}.{hint}")
         if self.kind != "filters" and not self.model:
-            raise OptionError(f"features={self.kind!r} needs a model; name a timm model with --model.")
+            raise OptionError(
+                f"features={self.kind!r} needs a model; name vispe_micro or a timm model with --model."
+            )
         for name in ("model", "pos_embed", "weights"):
             if self.kind == "filters" and getattr(self, name) is not None:
                 value = getattr(self, name)
                 raise OptionError(
                     f"{name}={value!r} has no effect on features=filters; use --features both or tokens with --model."
                 )
+        if self.model == dense.NAME:
+            dense.check_options(self.pos_embed)
         if self.tile is not None and self.tile < 16:
             raise OptionError(f"tile={self.tile} px is too small; use 16 or more, or leave it out.")
 
@@ -93,13 +98,14 @@ class Features:
         self.config = config
 
     def fit(self, pages: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """Fit the principal components of the tokens to training pages; filters need nothing.
+        """Fit the principal components of the tokens to training pages; filters and vispe_micro need nothing.
 
         Args:
             pages: (h, w, c) float32 grey levels and (h, w) bool of pixels with data, for each page.
         """
-        if self._model is not None:
-            maps = [m for page, valid in pages for m in self._maps(page, valid).maps]
+        if isinstance(self._model, TokenModel):
+            found = [self._maps(page, valid) for page, valid in pages]
+            maps = [m for one in found if isinstance(one, TokenMaps) for m in one.maps]
             self.basis = TokenBasis.fit(maps, self.config.components, self.seed)
 
     def prepare(self, page: np.ndarray, valid: np.ndarray) -> "PreparedPage":
@@ -110,7 +116,7 @@ class Features:
             valid: (h, w) bool, pixels with data.
         """
         maps = self._maps(page, valid) if self._model is not None else None
-        return PreparedPage(page, valid, self._filters, maps, self.basis, self.tile or BLOCK, self.device)
+        return PreparedPage(page, valid, self._filters, maps, self.tile or BLOCK, self.device)
 
     def shrink(self) -> str | None:
         """Need less memory next time: half the tile, then bfloat16, then the CPU.
@@ -118,7 +124,7 @@ class Features:
         Returns:
             What was done, in words; None when nothing is left to try.
         """
-        side = self.tile or (518 if self._model is not None else BLOCK)
+        side = self.tile or (TILE if isinstance(self._model, TokenModel) else BLOCK)
         if side // 2 >= _LEAST and (self._model is None or self._model.flexible):
             self.tile = side // 2
             return f"out of memory: the tile was halved to {self.tile} px."
@@ -134,7 +140,9 @@ class Features:
             return "out of memory: the work goes on on the CPU."
         return None
 
-    def _load(self, config: FeatureConfig) -> TokenModel:
+    def _load(self, config: FeatureConfig) -> TokenModel | dense.DenseModel:
+        if config.model == dense.NAME:
+            return dense.DenseModel(config.weights, self.device, self._half)
         return TokenModel(
             config.model or "",
             pos_embed=config.pos_embed,
@@ -144,9 +152,17 @@ class Features:
             half=self._half,
         )
 
-    def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps:
-        filled = np.where(valid[..., None], page, np.float32(0))
-        return token_maps(self._model, filled, self.tile)
+    def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | dense.DenseMaps:
+        filled = page if valid.all() else np.where(valid[..., None], page, np.float32(0))
+        if isinstance(self._model, dense.DenseModel):
+            return dense.DenseMaps(self._model, filled, self.tile)
+        maps = token_maps(self._model, filled, self.tile, self.basis)
+        if self.basis is not None and maps.width != self.basis.mean.shape[0]:
+            raise InputError(
+                f"the image has {page.shape[-1]} channel(s) and gives {maps.width} values per token, but "
+                f"the model was trained with {self.basis.mean.shape[0]}; choose channels with --channel."
+            )
+        return maps
 
 
 class PreparedPage:
@@ -157,18 +173,12 @@ class PreparedPage:
         page: np.ndarray,
         valid: np.ndarray,
         filters: Filters | None,
-        maps: TokenMaps | None,
-        basis: TokenBasis | None,
+        maps: TokenMaps | dense.DenseMaps | None,
         block: int,
         device: str = "cpu",
     ) -> None:
-        if maps is not None and basis is not None and maps.maps[0].shape[-1] != basis.mean.shape[0]:
-            raise InputError(
-                f"the image has {page.shape[-1]} channel(s) and gives {maps.maps[0].shape[-1]} values per token, but "
-                f"the model was trained with {basis.mean.shape[0]}; choose channels with --channel."
-            )
         self._page = np.where(valid[..., None], page, np.float32(np.nan)) if not valid.all() else page
-        self._filters, self._maps, self._basis, self._device = filters, maps, basis, device
+        self._filters, self._maps, self._device = filters, maps, device
         height, width = valid.shape
         if maps is None:
             self.pieces = blocks(height, width, block)
@@ -218,7 +228,7 @@ class PreparedPage:
                 ends = piece.top + y[0], piece.top + y[-1] + 1, piece.left + x.min(), piece.left + x.max() + 1
                 part = Region(*map(int, ends))
             where = (y + piece.top) * mask.shape[1] + x + piece.left
-            found = self._compute(number, part)
+            found = self._compute(number, part, again=True)
             return where, found[:, y + piece.top - part.top, x + piece.left - part.left].T
 
         out: np.ndarray | None = None
@@ -228,13 +238,13 @@ class PreparedPage:
             out[np.searchsorted(places, where)] = found
         return out
 
-    def _compute(self, number: int, region: Region) -> np.ndarray:
+    def _compute(self, number: int, region: Region, again: bool = False) -> np.ndarray:
         """Return the features of a region of a piece; the tokens, where there are any, of all of it."""
         parts = []
         if self._filters is not None:
             parts.append(self._filters.planes(self._page, region))
-        if self._maps is not None and self._basis is not None:
-            parts.append(np.moveaxis(self._maps.pixels(number, self._basis), -1, 0))
+        if self._maps is not None:
+            parts.append(self._maps.planes(number, again))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _owners(self, mask: np.ndarray) -> np.ndarray:

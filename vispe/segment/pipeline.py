@@ -13,13 +13,20 @@ from vispe.errors import OptionError, did_you_mean
 from vispe.segment.batch import MODEL_NAME, Batch, Paths, Reading, Scoring
 from vispe.segment.classify import KINDS
 from vispe.segment.cluster import PixelClusters
+from vispe.segment.dense import NAME
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.modelfile import load_model, save_model
 from vispe.segment.predict import Post
 from vispe.segment.report import Report, Watcher
 from vispe.segment.train import Labelling, train, train_clusters
 
-__all__ = ["MODEL_NAME", "Labelling", "Post", "Reading", "Scoring", "apply", "segment"]
+__all__ = ["DEFAULT", "MODEL_NAME", "Labelling", "Post", "Reading", "Scoring", "apply", "segment"]
+
+DEFAULT = FeatureConfig("both", model=NAME)
+"""Features of `segment` with labels unless told otherwise: vispe_micro beside filters.
+
+Clusters get filters alone: what a classifier tells apart need not be what varies most.
+"""
 
 
 def segment(
@@ -49,8 +56,8 @@ def segment(
         labels: label files; one label for one image, or several matched by name (`a.png` or `a_labels.png`
             belongs to image `a`). Images without labels are predicted all the same.
         cluster: number of clusters, in place of labels.
-        classifier: `'forest'`, `'logistic'` or `'boosting'`.
-        features: what a pixel is described by; default the filters.
+        classifier: `'logistic'`, `'forest'` or `'boosting'`.
+        features: what a pixel is described by; if None, `DEFAULT`, or filters alone for clusters.
         reading: how images are read.
         labelling: how labels are read.
         scoring: ground truth.
@@ -76,7 +83,8 @@ def segment(
         raise OptionError(f"classifier={classifier!r} is not one of {', '.join(KINDS)}.{hint}")
     run = Batch(images, out, reading, scoring, post, force, watch, labels=labels, model=True)
     unfitted = None if cluster is None else PixelClusters(cluster, seed=seed)
-    run.features = Features(features or FeatureConfig(), seed=seed, device=device)
+    features = features or (DEFAULT if cluster is None else FeatureConfig())
+    run.features = Features(features, seed=seed, device=device)
     labelling = labelling or Labelling()
     if unfitted is not None:
         run.model = train_clusters(run, unfitted, seed)

@@ -1,8 +1,11 @@
 """Rectangles of pixels: how a page is cut into pieces, and how overlapping pieces are blended again."""
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import nn
 
 from vispe.errors import ShapeError
 
@@ -39,10 +42,12 @@ def blocks(height: int, width: int, side: int) -> list[Region]:
     ]
 
 
-def tiles(height: int, width: int, tile: tuple[int, int], step: int) -> list[Region]:
+def tiles(
+    height: int, width: int, tile: tuple[int, int], step: int, overlap: float = OVERLAP
+) -> list[Region]:
     """Cover a page with overlapping tiles of one size.
 
-    Tiles share at least `OVERLAP` of their side with the next one. All origins are multiples of `step`, and
+    Tiles share at least `overlap` of their side with the next one. All origins are multiples of `step`, and
     the last tile is moved inward instead of being cut.
 
     Args:
@@ -50,6 +55,7 @@ def tiles(height: int, width: int, tile: tuple[int, int], step: int) -> list[Reg
         width: likewise.
         tile: height and width of a tile, multiples of `step`, not larger than the page.
         step: patch size of the model in pixels.
+        overlap: share of a tile, below 1.
 
     Raises:
         ShapeError: sizes that are no multiples of `step`, or a tile that is larger than the page.
@@ -62,14 +68,14 @@ def tiles(height: int, width: int, tile: tuple[int, int], step: int) -> list[Reg
             )
     return [
         Region(top, top + tile[0], left, left + tile[1])
-        for top in _starts(height, tile[0], step)
-        for left in _starts(width, tile[1], step)
+        for top in _starts(height, tile[0], step, overlap)
+        for left in _starts(width, tile[1], step, overlap)
     ]
 
 
-def _starts(length: int, side: int, step: int) -> list[int]:
+def _starts(length: int, side: int, step: int, overlap: float) -> list[int]:
     """Give origins along one axis, evenly spread on the raster of `step`."""
-    stride = max(int(side * (1 - OVERLAP)) // step, 1) * step
+    stride = max(int(side * (1 - overlap)) // step, 1) * step
     return [*range(0, length - side, stride), length - side]
 
 
@@ -97,6 +103,51 @@ def padding(height: int, width: int, step: int, least: tuple[int, int] = (1, 1))
         extra = -(-max(length, floor) // step) * step - length
         out += [extra // 2, extra - extra // 2]
     return out[0], out[1], out[2], out[3]
+
+
+class Tiling:
+    """Tiles of a padded page, and where they lie on the page.
+
+    Args:
+        regions: each tile, in the padded frame.
+        offset: padding at (top, left), in pixels.
+        frame: height and width of the page without padding.
+        notes: what the user should know.
+    """
+
+    def __init__(
+        self,
+        regions: list[Region],
+        offset: tuple[int, int],
+        frame: tuple[int, int],
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.regions, self.offset, self.frame, self.notes = regions, offset, frame, notes
+
+    def inside(self, number: int) -> Region:
+        """Return the part of a tile that lies on the page, in page coordinates."""
+        tile, (dy, dx), (height, width) = self.regions[number], self.offset, self.frame
+        return Region(
+            max(tile.top - dy, 0),
+            min(tile.bottom - dy, height),
+            max(tile.left - dx, 0),
+            min(tile.right - dx, width),
+        )
+
+    def crop(self, number: int) -> tuple[slice, slice]:
+        """Return the index of `inside(number)` within the tile."""
+        tile, part, (dy, dx) = self.regions[number], self.inside(number), self.offset
+        top, left = part.top + dy - tile.top, part.left + dx - tile.left
+        return slice(top, top + part.shape[0]), slice(left, left + part.shape[1])
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return the SHA-256 of all weights of a model, to recognise it later."""
+    digest = hashlib.sha256()
+    for key, value in sorted(model.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Blend:

@@ -5,7 +5,6 @@ final-norm patch tokens (class and register tokens left out). Their first princi
 training images, are what a classifier sees; bilinear upsampling brings them to pixels.
 """
 
-import hashlib
 import threading
 import urllib.error
 import urllib.request
@@ -16,12 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost, did_you_mean
-from vispe.segment.tiles import Region, padding, tiles
+from vispe.segment.tiles import Region, Tiling, fingerprint, padding, tiles
 
 MAX_TOKENS = 4096
 """A page of at most this many tokens is not cut into tiles unless a tile size is given."""
@@ -77,11 +75,7 @@ class TokenModel:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all weights, to recognise the model later."""
-        digest = hashlib.sha256()
-        for key, value in sorted(self._model.state_dict().items()):
-            digest.update(key.encode())
-            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(self._model)
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
@@ -94,47 +88,38 @@ class TokenModel:
         return found.float().permute(0, 2, 3, 1).cpu()
 
 
-@dataclass(frozen=True, eq=False)
-class TokenMaps:
+class TokenMaps(Tiling):
     """Tokens of the tiles of one page.
 
-    Attributes:
-        regions: each tile, in the padded frame.
+    Args:
         maps: for each tile (rows, columns, d) float32.
-        offset: padding at (top, left), in pixels.
-        frame: height and width of the page without padding.
-        notes: what the user should know.
+        basis: principal components that `planes` gives; None until they are fitted.
+        regions, offset, frame, notes: see `Tiling`.
     """
 
-    regions: list[Region]
-    maps: list[np.ndarray]
-    offset: tuple[int, int]
-    frame: tuple[int, int]
-    notes: tuple[str, ...] = ()
+    def __init__(
+        self,
+        maps: list[np.ndarray],
+        basis: "TokenBasis | None",
+        regions: list[Region],
+        offset: tuple[int, int],
+        frame: tuple[int, int],
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(regions, offset, frame, notes)
+        self.maps, self.basis, self.width = maps, basis, maps[0].shape[-1]
 
-    def inside(self, number: int) -> Region:
-        """Return the part of a tile that lies on the page, in page coordinates."""
-        tile, (dy, dx), (height, width) = self.regions[number], self.offset, self.frame
-        return Region(
-            max(tile.top - dy, 0),
-            min(tile.bottom - dy, height),
-            max(tile.left - dx, 0),
-            min(tile.right - dx, width),
-        )
+    def planes(self, number: int, again: bool = False) -> np.ndarray:
+        """Return the components of a tile at every pixel of `inside(number)`: (m, rows, columns) float32.
 
-    def crop(self, number: int) -> tuple[slice, slice]:
-        """Return the index of `inside(number)` within the tile."""
-        tile, part, (dy, dx) = self.regions[number], self.inside(number), self.offset
-        top, left = part.top + dy - tile.top, part.left + dx - tile.left
-        return slice(top, top + part.shape[0]), slice(left, left + part.shape[1])
-
-    def pixels(self, number: int, basis: "TokenBasis") -> np.ndarray:
-        """Return the components of a tile at every pixel of `inside(number)`: (rows, columns, m) float32."""
-        grid = torch.from_numpy(basis.project(self.maps[number])).permute(2, 0, 1)[None]
+        `again` makes no difference: tokens are held as long as this object.
+        """
+        assert self.basis is not None  # fitted, or from a model file, before pixels are asked for
+        grid = torch.from_numpy(self.basis.project(self.maps[number])).permute(2, 0, 1)[None]
         full = torch.nn.functional.interpolate(
             grid, size=self.regions[number].shape, mode="bilinear", align_corners=False
         )[0]
-        return full.permute(1, 2, 0).numpy()[self.crop(number)]
+        return full.numpy()[(slice(None), *self.crop(number))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +156,9 @@ class TokenBasis:
         return {"mean": self.mean, "components": self.components, "scale": self.scale}
 
 
-def token_maps(model: TokenModel, page: np.ndarray, tile: int | None) -> TokenMaps:
+def token_maps(
+    model: TokenModel, page: np.ndarray, tile: int | None, basis: TokenBasis | None = None
+) -> TokenMaps:
     """Run a model over a page, tile by tile.
 
     Args:
@@ -180,6 +167,7 @@ def token_maps(model: TokenModel, page: np.ndarray, tile: int | None) -> TokenMa
             colour; with 2 or more than 3 each is run alone as grey, and their tokens are put side by side.
         tile: side of a tile in pixels, rounded down to whole patches. None: the whole page when it has at
             most `MAX_TOKENS` tokens, else `TILE`. Models with a fixed input size use that size.
+        basis: principal components, where they are fitted already.
     """
     height, width, channels = page.shape
     step = model.patch
@@ -205,10 +193,12 @@ def token_maps(model: TokenModel, page: np.ndarray, tile: int | None) -> TokenMa
         cut = torch.from_numpy(np.ascontiguousarray(framed[region.slices])).permute(2, 0, 1)
         tokens = [model(cut[list(group)][None])[0] for group in groups]
         maps.append(torch.cat(tokens, dim=-1).numpy())
-    return TokenMaps(regions, maps, (pads[0], pads[2]), (height, width), tuple(notes))
+    return TokenMaps(maps, basis, regions, (pads[0], pads[2]), (height, width), tuple(notes))
 
 
 def _check_name(name: str) -> None:
+    import timm  # takes seconds, and is needed for models of timm alone
+
     known = timm.list_models()
     if name.startswith(("local-dir:", "hf-hub:", "hf_hub:")) or timm.is_model(name):
         return
@@ -218,6 +208,8 @@ def _check_name(name: str) -> None:
 
 def _create(name: str, pos_embed: str | None, weights: str | None) -> Any:
     """Build the model and give it its weights."""
+    import timm
+
     options: dict[str, Any] = {"num_classes": 0}
     if pos_embed is not None:
         options["pos_embed"] = pos_embed
@@ -251,6 +243,8 @@ def _create(name: str, pos_embed: str | None, weights: str | None) -> Any:
 
 def _build(name: str, **options: Any) -> Any:
     """Create the model, with token grids of any size where the architecture allows them."""
+    import timm
+
     try:
         return timm.create_model(name, dynamic_img_size=True, **options)
     except TypeError as error:

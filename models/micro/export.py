@@ -1,0 +1,62 @@
+"""Put trained weights of vispe_micro into the package, with their card and log.
+
+python -m models.micro.export runs/micro [--folders pictures/]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from models import pictures as data
+from models.micro.tasks import HELD
+from models.micro.validate import validate
+from vispe.micro import WEIGHTS
+
+HERE = Path(__file__).parent
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Validate the weights, then write weights, card and log."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="folder that models.micro.train wrote")
+    parser.add_argument(
+        "--folders", type=Path, nargs="*", default=[], help="folders of real pictures, as in training"
+    )
+    given = parser.parse_args(words)
+    weights = given.run / "weights.safetensors"
+    card = json.loads((given.run / "card.json").read_text())
+    pictures = [p.numpy() for source in (data.installed(), data.folders(given.folders)) for p in source]
+    sources = json.loads((HERE / "sources.json").read_text())
+    unknown = sorted({f.name for f in given.folders} - set(sources["folders"]))
+    if unknown:
+        raise SystemExit(
+            f"sources.json says nothing about {', '.join(unknown)}; add what they are and their licences."
+        )
+    card |= {
+        "name": "vispe_micro",
+        "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "data": {
+            "always": sources["always"],
+            "folders": {f.name: sources["folders"][f.name] for f in given.folders},
+            "not used": sources["not used"],
+        },
+        "scribbles": validate(weights, pictures[::HELD]),
+    }
+    shutil.copyfile(weights, WEIGHTS)
+    WEIGHTS.chmod(0o644)
+    WEIGHTS.with_suffix(".json").write_text(json.dumps(card, indent=1) + "\n")
+    shutil.copyfile(given.run / "log.jsonl", HERE / "log.jsonl")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,271 @@
+"""Shapes of microstructures with exact masks: who is where, before any grey level is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import ndimage
+from scipy.spatial import cKDTree
+
+Random = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A microstructure.
+
+    Attributes:
+        kind: name of the family.
+        labels: (side, side) uint8, the phase of every pixel, 0..K-1.
+        objects: (side, side) int32, number of the particle, grain or sphere of a pixel; 0 for none.
+        relief: (side, side) float32 in [0, 1], height of the surface; all 0 for a polished section.
+    """
+
+    kind: str
+    labels: np.ndarray
+    objects: np.ndarray
+    relief: np.ndarray
+
+
+def scene(random: Random, side: int) -> Scene:
+    """Return a scene of a family drawn at random, (side, side) pixels, with at least two phases."""
+    names = list(FAMILIES)
+    weights = np.array([FAMILIES[name][0] for name in names], float)
+    while True:
+        name = names[random.choice(len(names), p=weights / weights.sum())]
+        labels, objects, relief = FAMILIES[name][1](random, side)
+        present = np.unique(labels)
+        if len(present) > 1:
+            ranks = np.zeros(256, np.uint8)
+            ranks[present] = np.arange(len(present))
+            return Scene(name, ranks[labels], objects.astype(np.int32), relief.astype(np.float32))
+
+
+def field(random: Random, side: int, wavelength: float, stretch: float = 1.0) -> np.ndarray:
+    """Return a Gaussian random field of mean 0 and deviation 1 with a band of wavelengths, in pixels."""
+    fy, fx = np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None]
+    angle = random.uniform(0, np.pi)
+    along, across = fx * np.cos(angle) + fy * np.sin(angle), fy * np.cos(angle) - fx * np.sin(angle)
+    f = np.hypot(along * stretch, across) * wavelength
+    shape = f**2 * np.exp(-(f**2)) if random.random() < 0.5 else np.exp(-(f**2) / 2)
+    noise = np.fft.rfft2(random.standard_normal((side, side), np.float32))
+    out = np.fft.irfft2(noise * shape, s=(side, side)).astype(np.float32)
+    return (out - out.mean()) / max(float(out.std()), 1e-6)
+
+
+def _log(random: Random, low: float, high: float) -> float:
+    return float(np.exp(random.uniform(np.log(low), np.log(high))))
+
+
+def _flat(side: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.zeros((side, side), np.int32), np.zeros((side, side), np.float32)
+
+
+def _cut(values: np.ndarray, share: float) -> np.ndarray:
+    return values > np.quantile(values[::4, ::4], 1 - share)
+
+
+def _stamp(
+    random: Random, side: int, radius: float, spread: float, count: int, overlap: float, power: float = 2.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Place super-ellipses -> numbers of the objects (0: none) and relief of domes."""
+    objects, relief = _flat(side)
+    common = random.uniform(0, np.pi) if random.random() < 0.5 else None
+    longest = 1 + random.exponential(0.3)
+    for number in range(1, count + 1):
+        r = radius * float(np.exp(spread * random.standard_normal()))
+        r = min(max(r, 1.0), side / 3)
+        a, b = r * np.sqrt(longest), r / np.sqrt(longest)
+        angle = random.uniform(0, np.pi) if common is None else common
+        cy, cx = random.uniform(-r / 2, side + r / 2, 2)
+        reach = int(a * 1.5) + 2
+        y0, y1, x0, x1 = (
+            max(int(cy) - reach, 0),
+            min(int(cy) + reach, side),
+            max(int(cx) - reach, 0),
+            min(int(cx) + reach, side),
+        )
+        if y1 <= y0 or x1 <= x0:
+            continue
+        y, x = np.arange(y0, y1)[:, None] - cy, np.arange(x0, x1)[None] - cx
+        u, v = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
+        d = np.abs(u / a) ** power + np.abs(v / b) ** power
+        inside = d < 1
+        part = objects[y0:y1, x0:x1]
+        taken = inside & (part > 0)
+        if taken.sum() > overlap * max(inside.sum(), 1):
+            continue
+        free = inside & ((part == 0) | (overlap > 0.3))
+        part[free] = number
+        height = np.sqrt(np.clip(1 - d, 0, 1)).astype(np.float32)
+        relief[y0:y1, x0:x1][free] = height[free]
+    return objects, relief
+
+
+def _spinodal(random: Random, side: int):
+    objects, relief = _flat(side)
+    stretch = random.choice([1.0, 1.0, random.uniform(1.5, 5)])
+    values = field(random, side, _log(random, 8, 80), stretch)
+    labels = _cut(values, random.uniform(0.15, 0.85)).astype(np.uint8)
+    if random.random() < 0.3:
+        labels[_cut(field(random, side, _log(random, 8, 60)), random.uniform(0.05, 0.3))] = 2
+    return labels, objects, relief
+
+
+def _two_sizes(random: Random, side: int):
+    """Large and small precipitates of the same kind: only size and surroundings tell them apart."""
+    big = _log(random, 10, 40)
+    if random.random() < 0.5:
+        power = random.choice([2.0, 3.0, 5.0])
+        large, _ = _stamp(random, side, big, 0.3, int(2.5 * (side / big) ** 2 / 3.14), 0.02, power)
+    else:
+        large, _ = ndimage.label(_cut(field(random, side, 3 * big), random.uniform(0.3, 0.6)))
+    gap = random.integers(1, 4)
+    near = ndimage.binary_dilation(large > 0, iterations=int(gap))
+    small_radius = random.uniform(1.2, max(big / 5, 2.0))
+    share = random.uniform(0.3, 3)
+    small, _ = _stamp(random, side, small_radius, 0.2, int(share * (side / small_radius) ** 2 / 25), 0.0)
+    small[near] = 0
+    labels = np.where(large > 0, 1, np.where(small > 0, 2, 0)).astype(np.uint8)
+    return labels, np.where(large > 0, large, small + large.max()), np.zeros_like(labels, np.float32)
+
+
+def _particles(random: Random, side: int):
+    radius = _log(random, 3, 30)
+    count = int(random.uniform(0.1, 1.2) * (side / radius) ** 2 / 3.14)
+    power = random.choice([2.0, 2.0, 3.0])
+    objects, _ = _stamp(random, side, radius, random.uniform(0, 0.5), min(count, 900), 0.05, power)
+    rough = random.uniform(0, radius / 3)
+    if rough > 0.7:
+        dy, dx = (rough * field(random, side, radius * 1.5) for _ in range(2))
+        y, x = np.mgrid[:side, :side]
+        objects = objects[
+            np.clip(np.rint(y + dy), 0, side - 1).astype(int),
+            np.clip(np.rint(x + dx), 0, side - 1).astype(int),
+        ]
+    labels = (objects > 0).astype(np.uint8)
+    if random.random() < 0.25:  # a second kind that differs in brightness or texture only
+        labels[(objects % 5 < 2) & (objects > 0)] = 2
+    return labels, objects, np.zeros((side, side), np.float32)
+
+
+def _powder(random: Random, side: int):
+    """Spheres in front of each other, seen from above, some with satellites."""
+    radius = _log(random, 8, 50)
+    count = int(random.uniform(0.5, 3) * (side / radius) ** 2 / 3.14)
+    objects, relief = _stamp(random, side, radius, random.uniform(0.2, 0.6), min(count, 600), 0.6)
+    return (objects > 0).astype(np.uint8), objects, relief
+
+
+def _nuclei(random: Random, side: int):
+    radius = _log(random, 5, 26)
+    count = int(random.uniform(0.05, 0.8) * (side / radius) ** 2 / 3.14)
+    objects, relief = _stamp(random, side, radius, 0.25, max(count, 3), 0.15)
+    labels = (objects > 0).astype(np.uint8)
+    if random.random() < 0.4:  # cells around nuclei
+        reach = int(random.uniform(0.5, 1.5) * radius)
+        cells = ndimage.binary_dilation(labels > 0, iterations=max(reach, 1))
+        labels = np.where(labels > 0, 2, cells).astype(np.uint8)
+    return labels, objects, relief * random.uniform(0, 0.5)
+
+
+def _grains(random: Random, side: int):
+    size = _log(random, 8, 70)
+    seeds = random.uniform(-size, side + size, (int(((side + 2 * size) / size) ** 2) + 4, 2))
+    y, x = np.mgrid[:side, :side]
+    warp = random.uniform(0, size / 4)
+    at = np.stack([y, x], -1).astype(np.float32)
+    at += warp * np.stack([field(random, side, size) for _ in range(2)], -1)
+    far, near = cKDTree(seeds).query(at.reshape(-1, 2), k=2, workers=1)
+    numbers = near[:, 0].reshape(side, side)
+    edge = (far[:, 1] - far[:, 0]).reshape(side, side) < random.uniform(1, 5)
+    kinds = random.integers(0, random.integers(1, 4), len(seeds))
+    labels = kinds[numbers].astype(np.uint8)
+    if labels.max() == 0 or random.random() < 0.5:
+        labels = np.where(edge, labels.max() + 1, labels).astype(np.uint8)
+    return labels, numbers + 1, np.zeros((side, side), np.float32)
+
+
+def _curves(random: Random, side: int, count: int, width: float, wander: float) -> np.ndarray:
+    """Draw wandering lines, `width` pixels wide -> (side, side) bool."""
+    drawn = np.ones((side, side), bool)
+    for _ in range(count):
+        n = int(random.uniform(0.2, 1.5) * side)
+        turn = np.cumsum(random.standard_normal(n) * wander) + random.uniform(0, 2 * np.pi)
+        y = np.cumsum(np.sin(turn)) + random.uniform(0, side)
+        x = np.cumsum(np.cos(turn)) + random.uniform(0, side)
+        keep = (y >= 0) & (y < side) & (x >= 0) & (x < side)
+        drawn[y[keep].astype(int), x[keep].astype(int)] = False
+    return ndimage.distance_transform_edt(drawn) < width / 2 + 0.3
+
+
+def _coating(random: Random, side: int):
+    """Layers with rough interfaces; thin cracks in one of them, pores of the same look elsewhere."""
+    objects, relief = _flat(side)
+    bend = field(random, side, _log(random, 20, 200)) * random.uniform(0.5, 8)
+    y, x = np.mgrid[:side, :side]
+    angle = random.normal(0, 0.15)
+    depth = y * np.cos(angle) + x * np.sin(angle) + bend
+    cuts = np.sort(random.uniform(0, side, random.integers(2, 5)))
+    layer = np.searchsorted(cuts, depth.ravel()).reshape(side, side)
+    oxide = random.integers(0, layer.max() + 1)
+    labels = (layer == oxide).astype(np.uint8)
+    thin = _curves(random, side, random.integers(2, 14), random.uniform(1, 4), random.uniform(0.02, 0.3))
+    pores = _cut(field(random, side, _log(random, 6, 30)), random.uniform(0.005, 0.06))
+    labels[thin & (layer == oxide)] = 2
+    objects[:] = layer + 1
+    objects[(labels == 2) | (pores & (layer != oxide))] = 90
+    return labels, objects, relief
+
+
+def _network(random: Random, side: int):
+    """Fibres, hydrides, membranes or cracks on a plain or grainy ground."""
+    objects, relief = _flat(side)
+    wander = _log(random, 0.005, 0.3)
+    labels = _curves(random, side, random.integers(4, 50), random.uniform(1, 8), wander).astype(np.uint8)
+    return labels, objects, relief
+
+
+def _lamellae(random: Random, side: int):
+    """Colonies of stripes beside plain regions (pearlite and ferrite), or the stripes themselves."""
+    size = _log(random, 30, 120)
+    seeds = random.uniform(0, side, (max(int((side / size) ** 2), 2), 2))
+    y, x = np.mgrid[:side, :side].astype(np.float32)
+    colony = cKDTree(seeds).query(np.stack([y, x], -1).reshape(-1, 2))[1].reshape(side, side)
+    angle = random.uniform(0, np.pi, len(seeds))[colony]
+    period = _log(random, 4, 16)
+    wave = np.sin(
+        2 * np.pi * (x * np.cos(angle) + y * np.sin(angle)) / period + 0.6 * field(random, side, 30)
+    )
+    stripes = wave > random.uniform(-0.6, 0.6)
+    plain = random.random(len(seeds))[colony] < random.uniform(0.2, 0.6)
+    if random.random() < 0.5:
+        objects = np.where(plain, colony + 1, 200 + stripes)  # stripes are the look, the colony is the phase
+        return plain.astype(np.uint8), objects, np.zeros((side, side), np.float32)
+    labels = np.where(plain, 0, stripes).astype(np.uint8)
+    return labels, np.zeros((side, side), np.int32), np.zeros((side, side), np.float32)
+
+
+def _regions(random: Random, side: int):
+    """Large regions with curved borders, for textures."""
+    objects, relief = _flat(side)
+    count = int(random.integers(2, 5))
+    fields = np.stack([field(random, side, _log(random, 60, 250)) for _ in range(count)])
+    return fields.argmax(0).astype(np.uint8), objects, relief
+
+
+FAMILIES: dict[str, tuple[float, Callable]] = {
+    "spinodal": (1.0, _spinodal),
+    "two_sizes": (1.6, _two_sizes),
+    "particles": (1.4, _particles),
+    "powder": (1.2, _powder),
+    "nuclei": (1.4, _nuclei),
+    "grains": (1.0, _grains),
+    "coating": (1.4, _coating),
+    "network": (0.8, _network),
+    "lamellae": (0.6, _lamellae),
+    "regions": (1.0, _regions),
+}
+"""Families of scenes: how often, and the function that draws one."""

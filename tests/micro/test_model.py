@@ -1,0 +1,95 @@
+"""vispe_micro: features that turn with the picture, know no place, and load only what fits."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from vispe.errors import InputError, ShapeError
+from vispe.micro import PATCH, STRIDE, WEIGHTS, Micro, features, load_micro, patch_features
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return load_micro()
+
+
+@pytest.fixture(scope="module", params=["shipped", "random"])
+def model(request, shipped):
+    if request.param == "shipped":
+        return shipped
+    torch.manual_seed(0)
+    return Micro(depth=2).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("size", [(48, 80), (96, 96)])
+def test_features_turn_with_the_picture(model, size):
+    x = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(1))
+    y = model(x)
+    assert y.shape == (2, model.dim, size[0] // STRIDE, size[1] // STRIDE)
+    centred = (y - y.mean((0, 2, 3), keepdim=True)).norm()
+    for mirror in (False, True):
+        for turns in range(4):
+            pose = lambda t, m=mirror, k=turns: torch.rot90(t.flip(-1) if m else t, k, (-2, -1))  # noqa: E731
+            error = (model(pose(x)) - pose(y)).norm() / centred
+            assert float(error) < 1e-5
+
+
+def test_a_uniform_picture_gives_the_same_everywhere(model):
+    y = model(torch.full((1, 3, 64, 112), 0.3))
+    assert float((y - y.mean((2, 3), keepdim=True)).abs().max()) < 1e-4
+
+
+def test_far_surroundings_and_size_matter_little(shipped):
+    """The middle of a tile sees almost the same as in a larger tile: distances count in patches, not in shares."""
+    x = torch.rand(1, 3, 512, 512, generator=torch.Generator().manual_seed(2))
+    x = torch.nn.functional.avg_pool2d(x, 5, 1, 2)
+    whole = shipped(x)[..., 96:160, 96:160]
+    part = shipped(x[..., 96:416, 96:416])[..., 48:112, 48:112]
+    spread = whole.std((0, 2, 3), keepdim=True)
+    assert float(((whole - part) / spread).square().mean().sqrt()) < 0.1
+
+
+def test_second_size_after_the_first(shipped):
+    a, b = torch.rand(1, 3, 64, 64), torch.rand(1, 3, 32, 96)
+    first = shipped(a)
+    shipped(b)
+    assert torch.equal(shipped(a), first)
+    assert torch.equal(features(a), first)
+    patches = first.unflatten(-1, (4, 8)).unflatten(-3, (4, 8)).mean((-1, -3))
+    assert torch.allclose(patch_features(a), patches, atol=1e-6)
+    assert patch_features.patch == PATCH
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 40, 32), (1, 3, 32, 8), (3, 32, 32), (1, 1, 32, 32)])
+def test_other_sizes_are_refused(shape):
+    with pytest.raises(ShapeError, match=r"multiples of 16, got \("):
+        Micro(depth=1)(torch.zeros(shape))
+
+
+def test_what_is_shipped_is_small_and_finite(shipped):
+    assert WEIGHTS.stat().st_size <= 12e6
+    state = shipped.state_dict()
+    assert all(bool(value.isfinite().all()) for value in state.values())
+    slopes = [value for name, value in state.items() if "blocks" in name and name.endswith("slope")]
+    assert len(slopes) == 4
+    assert PATCH == 16
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    with pytest.raises(InputError, match="is not a file; give weights"):
+        load_micro(tmp_path / "none.safetensors")
+    save_file({"front.0.bias": torch.zeros(3)}, tmp_path / "bad.safetensors")
+    with pytest.raises(InputError, match="does not fit vispe_micro"):
+        load_micro(tmp_path / "bad.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes(b"\x08\x00\x00")
+    with pytest.raises(InputError, match="does not fit vispe_micro"):
+        load_micro(tmp_path / "torn.safetensors")
+
+
+def test_every_weight_learns():
+    torch.manual_seed(0)
+    model = Micro(depth=2)
+    y = model(torch.rand(2, 3, 48, 64))
+    (y * torch.randn_like(y)).sum().backward()
+    silent = [n for n, p in model.named_parameters() if p.grad is None or not float(p.grad.abs().max())]
+    assert silent == []

@@ -1,0 +1,93 @@
+"""Convolutions that turn with the picture: kernels made of patterns with a known symmetry.
+
+A convolution commutes with the eight poses of a square if its kernel looks the same in all of them. That alone cannot
+see edges, so kernels of three more kinds are used in pairs, each pair read as one length: a slope (odd along one axis),
+and a saddle with its diagonal twin. Turning the picture swaps the two of a pair or changes their signs, which the
+length does not see.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+_KINDS = ("same", "slope", "saddle", "twist")
+_EPS = 1e-4  # under the roots of lengths; grey levels are of order 1
+
+
+class SymmetricConv(nn.Module):
+    """Convolution that commutes with quarter turns and mirroring, bias included; borders repeat the last pixel.
+
+    Args:
+        inputs: channels in.
+        outputs: channels out that are plain sums with symmetric kernels.
+        edges: lengths of slopes, and as many lengths of saddles, that are appended to them.
+        side: of the kernels in pixels; `side - stride` must be even, so that cells lie alike in every pose.
+        stride: pixels between cells.
+
+    Shapes: (b, inputs, h, w) -> (b, outputs + 2 edges, h / stride, w / stride).
+    """
+
+    def __init__(self, inputs: int, outputs: int, edges: int, side: int = 3, stride: int = 1) -> None:
+        super().__init__()
+        self.outputs, self.edges, self.stride, self.margin = outputs, edges, stride, (side - stride) // 2
+        for kind in _KINDS:
+            basis = patterns(side, kind)
+            self.register_buffer(f"basis_{kind}", basis, persistent=False)
+            count = outputs if kind == "same" else edges
+            gain = math.sqrt(2.0 if kind == "same" else 1.0)
+            weight = torch.randn(count, inputs, len(basis)) * gain / math.sqrt(inputs * len(basis))
+            self.register_parameter(kind, nn.Parameter(weight) if count else None)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def kernel(self) -> Tensor:
+        """Return all kernels, (outputs + 4 edges, inputs, side, side)."""
+        made = {
+            kind: torch.einsum("oip,phw->oihw", getattr(self, kind), getattr(self, f"basis_{kind}"))
+            for kind in _KINDS
+            if getattr(self, kind) is not None
+        }
+        if not self.edges:
+            return made["same"]
+        return torch.cat(
+            [made["same"], made["slope"], made["saddle"], made["slope"].mT, made["twist"]]
+        ).contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve (b, inputs, h, w)."""
+        if self.margin:
+            x = nn.functional.pad(x, (self.margin,) * 4, mode="replicate")
+        bias = nn.functional.pad(self.bias, (0, 4 * self.edges))
+        y = nn.functional.conv2d(x, self.kernel(), bias, stride=self.stride)
+        if not self.edges:
+            return y
+        plain, one, other = y.split([self.outputs, 2 * self.edges, 2 * self.edges], dim=1)
+        if not y.requires_grad:  # in place
+            one.square_().addcmul_(other, other).add_(_EPS).sqrt_()
+            return y[:, : -2 * self.edges]
+        return torch.cat([plain, torch.sqrt(one * one + other * other + _EPS)], 1)
+
+
+def patterns(side: int, kind: str) -> Tensor:
+    """Return the kernels of norm 1 that span a symmetry, (n, side, side).
+
+    Args:
+        side: in pixels.
+        kind: 'same' (alike in all eight poses), 'slope' (odd along columns, even along rows), 'saddle' (even along both
+            axes, negated by transposing) or 'twist' (odd along both axes, the same transposed).
+    """
+    points = torch.eye(side * side).view(-1, side, side)
+    along, down = (-1, -1) if kind == "twist" else (-1 if kind == "slope" else 1, 1)
+    found = points + along * points.flip(-1)
+    found = found + down * found.flip(-2)
+    if kind != "slope":
+        found = found + (-1 if kind == "saddle" else 1) * found.mT
+    kept: list[Tensor] = []
+    for one in found:
+        if float(one.norm()) > 0:
+            one = one / one.norm()
+            if all(float((one * other).sum().abs()) < 0.5 for other in kept):
+                kept.append(one)
+    return torch.stack(kept)

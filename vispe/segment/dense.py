@@ -1,0 +1,124 @@
+"""Pixel features of vispe_micro, the backbone that comes with the package, tile by tile as they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError
+from vispe.micro import PATCH, load_micro
+from vispe.segment.tiles import Tiling, fingerprint, padding, tiles
+
+NAME = "vispe_micro"
+TILE = 512
+"""Default side of a tile in pixels."""
+
+_KEPT = 256 << 20  # bytes of features that training leaves for prediction
+_WHOLE = 1400  # patches of a page that is not cut into tiles
+_OVERLAP = 0.125  # attention fades within a few patches, so less is needed than for other models
+
+
+class DenseModel:
+    """vispe_micro with its weights, frozen.
+
+    Args:
+        weights: safetensors file; the shipped one by default.
+        device: torch device.
+        half: run in bfloat16 (a way out of memory trouble).
+
+    Raises:
+        InputError: the file is missing or does not fit.
+    """
+
+    flexible = True
+
+    def __init__(self, weights: str | Path | None = None, device: str = "cpu", half: bool = False) -> None:
+        self._model = load_micro(weights).to(device, memory_format=torch.channels_last)
+        self.device, self.half, self.dim = torch.device(device), half, self._model.dim
+        self._kept: dict[bytes, Tensor] = {}
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of all weights."""
+        return fingerprint(self._model)
+
+    @torch.inference_mode()
+    def __call__(self, image: Tensor, again: bool = False) -> Tensor:
+        """Run (3, h, w) in [0, 1], sides multiples of `PATCH` -> (dim, h, w) float32 on the CPU, bilinear.
+
+        Args:
+            image: contiguous, on the CPU.
+            again: the same image will be asked for once more: its features are kept until then, as far as there is
+                room (256 MiB).
+        """
+        key = hashlib.sha256(image.numpy().tobytes()).digest()
+        found = self._kept.pop(key, None)
+        if found is None:
+            batch = image[None].to(self.device, memory_format=torch.channels_last)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                found = self._model(batch).float().contiguous().cpu()
+        if again and sum(one.nbytes for one in list(self._kept.values())) + found.nbytes <= _KEPT:
+            self._kept[key] = found
+        return torch.nn.functional.interpolate(
+            found, size=image.shape[1:], mode="bilinear", align_corners=False
+        )[0]
+
+
+class DenseMaps(Tiling):
+    """Features of one page, computed when a tile is asked for, so that memory does not grow with the page.
+
+    Args:
+        model: what computes them.
+        page: (h, w, c) float32 in [0, 1], finite. One channel is shown to the model as grey, three as colour; with 2
+            or more than 3 each is run alone as grey, and their features are put side by side.
+        tile: side of a tile in pixels, rounded down to whole patches; `TILE` by default.
+    """
+
+    def __init__(self, model: DenseModel, page: np.ndarray, tile: int | None) -> None:
+        height, width, channels = page.shape
+        pads = padding(height, width, PATCH)
+        padded = height + pads[0] + pads[1], width + pads[2] + pads[3]
+        whole = tile is None and padded[0] * padded[1] <= _WHOLE * PATCH * PATCH
+        wanted = max(padded) if whole else max((tile or TILE) // PATCH, 1) * PATCH
+        side = (min(wanted, padded[0]), min(wanted, padded[1]))
+        regions = tiles(*padded, side, PATCH, _OVERLAP)
+        notes = ()
+        if min(height, width) < PATCH:
+            notes = (
+                f"the image is smaller than one patch of {PATCH} px ({height} x {width}): padded by reflection.",
+            )
+        super().__init__(regions, (pads[0], pads[2]), (height, width), notes)
+        self._model, self._page = model, page
+        self._groups = [range(3)] if channels == 3 else [[c] * 3 for c in range(channels)]
+        self.width = model.dim * len(self._groups)
+
+    def planes(self, number: int, again: bool = False) -> np.ndarray:
+        """Return the features of a tile at every pixel of `inside(number)`: (f, rows, columns) float32.
+
+        `again` says that they will be asked for once more.
+        """
+        inside, tile, (dy, dx) = self.inside(number), self.regions[number], self.offset
+        rim = (
+            (max(dy - tile.top, 0), tile.bottom - dy - inside.bottom),
+            (max(dx - tile.left, 0), tile.right - dx - inside.right),
+        )
+        cut = np.pad(self._page[inside.slices], (*rim, (0, 0)), mode="symmetric")
+        image = torch.from_numpy(cut).permute(2, 0, 1)
+        found = torch.cat([self._model(image[list(group)].contiguous(), again) for group in self._groups])
+        return found.numpy()[(slice(None), *self.crop(number))]
+
+
+def check_options(pos_embed: str | None) -> None:
+    """Raise where an option does not fit vispe_micro.
+
+    Raises:
+        OptionError: another positional encoding was asked for.
+    """
+    if pos_embed is not None:
+        raise OptionError(
+            f"pos_embed={pos_embed!r} cannot be given to {NAME}, whose weights were learned with alibi2d; leave it "
+            "out, or choose a timm model with --model."
+        )
