@@ -64,6 +64,7 @@ def test_timm_after_vispe(first):  # timm before it: see test_front_door.py
     assert done.stdout == "in place\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_pickled_model_under_torchrun(tmp_path):
     torch.manual_seed(0)
     model = timm.create_model("vit_tiny_patch16_224", pos_embed="alibi2d", **SHAPE).eval()
@@ -74,6 +75,7 @@ def test_a_pickled_model_under_torchrun(tmp_path):
     assert done.stdout == "in place\n", done.stderr
 
 
+@pytest.mark.slow
 def test_under_pytest(tmp_path):
     (tmp_path / "conftest.py").write_text("import vispe\n")
     (tmp_path / "test_it.py").write_text(f"def test_it(capsys):\n    exec({CHECK!r}, {{}})\n")

@@ -157,6 +157,7 @@ def test_what_scikit_image_installs_is_found():
     assert all(p.dtype == torch.uint8 and p.shape[0] == 3 for p in found)
 
 
+@pytest.mark.slow
 def test_the_program_writes_weights_that_load(tmp_path):
     options = (
         "--side 24 --patch 4 --dim 24 --depth 1 --num-heads 2 --textures 1 --steps 2 --batch 2 --symmetric"

@@ -118,6 +118,7 @@ def test_every_row_is_there_once_and_nothing_is_done_twice(run, capsys, monkeypa
         call("--seeds", "5")
 
 
+@pytest.mark.slow
 def test_rows_hold_what_the_limits_are_about(run, micrographs):
     call, folder = run
     report = call("--seeds", "3")
@@ -229,6 +230,7 @@ def test_pictures_kept_in_memory_are_those_of_the_source_in_8_bits():
     assert kept.fingerprint() != Dots().fingerprint()
 
 
+@pytest.mark.slow
 def test_the_figure_has_a_dot_for_every_seed(run):
     call, folder = run
     report = call("--seeds", "3", "4")
