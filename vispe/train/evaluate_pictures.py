@@ -1,5 +1,6 @@
 """The pictures of an evaluation: windows of given images, noise and textures, made when they are asked for."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -96,8 +97,9 @@ class _Made(Sequence[Tensor]):
         part._numbers = self._numbers[number]
         return part
 
+    @abstractmethod
     def _make(self, number: int) -> Tensor:
-        raise NotImplementedError
+        """Make a picture by its number."""
 
 
 class Noise(_Made):
