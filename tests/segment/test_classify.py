@@ -1,5 +1,9 @@
 import numpy as np
 import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from vispe.errors import InputError, OptionError
 from vispe.segment.classify import KINDS, PixelClassifier
@@ -51,7 +55,8 @@ def test_prediction_in_chunks_is_the_same(monkeypatch):
     found = PixelClassifier("logistic", 3).fit(features, classes)
     whole = found.probabilities(features)
     monkeypatch.setattr("vispe.segment.classify._CHUNK", 7)
-    np.testing.assert_array_equal(found.probabilities(features), whole)
+    monkeypatch.setattr("vispe.segment.classify._CACHED", 7)
+    np.testing.assert_allclose(found.probabilities(features), whole, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,12 +76,47 @@ def test_planes_are_the_probabilities_turned(kind, drawn, monkeypatch):
     np.testing.assert_allclose(planes.sum(0), 1, atol=1e-6)
 
 
-def test_the_linear_form_gives_the_scores_of_the_estimator():
+@pytest.mark.parametrize("drawn", [(1, 2, 3), (1, 3), (2, 5)])
+def test_logistic_gives_the_probabilities_of_scikit_learn(drawn):
+    features, classes = blobs()
+    features = features * np.array([1, 10, 0.1, 1], np.float32) + np.array([0, 5, 1, 100], np.float32)
+    own = np.isin(classes, (1, 2, 3)[: len(drawn)])
+    features, classes = features[own], np.array((0, *drawn))[classes[own]]
+    logistic = LogisticRegression(class_weight="balanced", max_iter=1000)
+    wanted = make_pipeline(StandardScaler(), logistic).fit(features, classes).predict_proba(features)
+    found = PixelClassifier("logistic", 5).fit(features, classes)
+    columns = [c - 1 for c in drawn]
+    np.testing.assert_allclose(found.probabilities(features)[:, columns], wanted, atol=1e-5)
+    first = found.linear.scores(torch.from_numpy(features[:, :2].T.copy()))
+    rest = found.linear.weight[:, 2:] @ (
+        torch.from_numpy(features.T[2:].copy()) - found.linear.mean[2:, None]
+    )
+    prob = found.linear.probabilities(first + rest, 5).T.numpy()
+    np.testing.assert_allclose(prob[:, columns], wanted, atol=1e-5)
+
+
+def test_logistic_comes_back_from_its_tensors():
     features, classes = blobs()
     found = PixelClassifier("logistic", 3).fit(features, classes)
-    mean, weight, bias = found.linear()
-    scores = (features.astype(np.float64) - mean) @ weight.T + bias
-    np.testing.assert_allclose(scores, found.estimator.decision_function(features), atol=1e-4)
+    state = found.tensors()
+    again = PixelClassifier("logistic", 3, state=state)
+    np.testing.assert_array_equal(again.probabilities(features), found.probabilities(features))
+    for name, value in (
+        ("mean", np.zeros(5)),
+        ("weight", state["linear.weight"][:2]),
+        ("bias", np.array([np.nan, 0, 0])),
+        ("classes", np.array([1, 2, 4])),
+        ("classes", np.array([1, 1, 2])),
+        ("classes", np.array([1.0, 2.0, 3.0])),
+        ("classes", np.array([], np.int64)),
+    ):
+        with pytest.raises(InputError, match="for 3 classes do not fit together"):
+            PixelClassifier("logistic", 3, state=state | {f"linear.{name}": value})
+    del state["linear.bias"]
+    with pytest.raises(InputError, match="a logistic classifier without bias"):
+        PixelClassifier("logistic", 3, state=state)
+    with pytest.raises(InputError, match="was not fitted"):
+        PixelClassifier("logistic", 3).probabilities(features)
 
 
 def test_wrong_requests_are_refused():

@@ -89,7 +89,7 @@ def test_it_is_the_default_and_needs_no_basis():
     prepared = features.prepare(one, valid)
     assert prepared.compute(0).shape == (26 + 32, 40, 56)
     mask = np.random.default_rng(0).random((40, 56)) < 0.1
-    np.testing.assert_array_equal(prepared.gather(mask), prepared.compute(0)[:, mask].T)
+    np.testing.assert_allclose(prepared.gather(mask), prepared.compute(0)[:, mask].T, atol=3e-6)
     assert features.config.fingerprint == DenseModel().fingerprint()
 
 
@@ -103,7 +103,7 @@ def test_what_training_computed_is_used_once_more(monkeypatch):
     first = features.prepare(one, valid).gather(mask)
     second = features.prepare(one.copy(), valid).compute(0)
     assert len(runs) == 1
-    np.testing.assert_array_equal(first, second[:, mask].T)
+    np.testing.assert_allclose(first, second[:, mask].T, atol=3e-6)
     third = features.prepare(one, valid).compute(0)
     assert len(runs) == 2  # used once
     np.testing.assert_array_equal(third, second)
@@ -111,10 +111,17 @@ def test_what_training_computed_is_used_once_more(monkeypatch):
     other = one.copy()
     other[0, 0] += 1e-3
     assert not np.array_equal(features.prepare(other, valid).compute(0), second)
-    monkeypatch.setattr("vispe.segment.dense._KEPT", 100)
-    features.prepare(page(64, 64, seed=1), valid[:64, :64]).gather(mask[:64, :64])
+    monkeypatch.setattr("vispe.segment.shelf.MEMORY", 100)  # the file is used
+    small = page(64, 64, seed=1), valid[:64, :64]
+    features.prepare(*small).gather(mask[:64, :64])
     before = len(runs)
-    features.prepare(page(64, 64, seed=1), valid[:64, :64]).compute(0)
+    kept = features.prepare(*small).compute(0)
+    assert len(runs) == before
+    np.testing.assert_array_equal(features.prepare(*small).compute(0), kept)
+    monkeypatch.setattr("vispe.segment.shelf.DISK", 100)
+    features.prepare(*small).gather(mask[:64, :64])
+    before = len(runs)
+    features.prepare(*small).compute(0)
     assert len(runs) == before + 1  # no room
 
 

@@ -5,6 +5,7 @@ import zipfile
 import numpy as np
 import pytest
 import skops.io
+from safetensors.numpy import save
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -78,7 +79,7 @@ def test_the_token_basis_comes_back(tmp_path):
 def test_the_card_can_be_read_by_people_and_nothing_is_pickled(tmp_path):
     path = save_model(tmp_path / "m.vispe", made(classifier_of("forest")))
     with zipfile.ZipFile(path) as archive:
-        assert archive.namelist() == ["card.json", "estimator.skops", "tensors.safetensors"]
+        assert archive.namelist() == ["card.json", "estimator.skops"]
         card = json.loads(archive.read("card.json"))
         inner = zipfile.ZipFile(io.BytesIO(archive.read("estimator.skops")))
     assert card["classes"] == ["matrix", "precipitate", "pore"]
@@ -118,6 +119,19 @@ def path(tmp_path):
     return save_model(tmp_path / "m.vispe", made(classifier_of("logistic")))
 
 
+@pytest.fixture
+def forest(tmp_path):
+    return save_model(tmp_path / "forest.vispe", made(classifier_of("forest")))
+
+
+def test_logistic_is_plain_numbers(path):
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == ["card.json", "tensors.safetensors"]
+    wrong = save({"linear.mean": np.zeros(5, np.float32)})
+    with pytest.raises(InputError, match="logistic classifier without weight, bias, classes"):
+        load_model(rewritten(path, tensors=wrong))
+
+
 @pytest.mark.parametrize("other", [VERSION + 1, VERSION - 1, None])
 def test_another_format_version_is_refused(path, other):
     with pytest.raises(InputError, match=rf"format_version={other} .*reads format_version={VERSION}"):
@@ -138,7 +152,11 @@ def test_foreign_and_damaged_files_are_refused(path, tmp_path):
     with pytest.raises(InputError, match=r"not a complete vispe model file.*card\.json"):
         load_model(tmp_path / "zip.vispe")
     card = json.loads(zipfile.ZipFile(path).read("card.json"))
-    with pytest.raises(InputError, match=r"estimator\.skops does not match its checksum"):
+    with pytest.raises(InputError, match=r"tensors\.safetensors does not match its checksum"):
+        load_model(rewritten(path, card={"sha256": {"tensors.safetensors": "0" * 64}}))
+    with pytest.raises(
+        InputError, match=r"lists estimator\.skops, tensors\.safetensors, but it holds tensors"
+    ):
         load_model(rewritten(path, card={"sha256": {**card["sha256"], "estimator.skops": "0" * 64}}))
 
 
@@ -147,16 +165,17 @@ def test_another_kind_of_file_is_refused(path):
         load_model(rewritten(path, card={"format": "other.thing"}))
 
 
-def test_unknown_types_are_refused(path):
+def test_unknown_types_are_refused(forest):
     bad = make_pipeline(FunctionTransformer(np.load), HashingVectorizer())
     bad.steps[0][1].func = data  # a function of this test: not a type that skops knows
     with pytest.raises(InputError, match=r"refused: its estimator holds types that no model of vispe has"):
-        load_model(rewritten(path, estimator=skops.io.dumps(bad)))
+        load_model(rewritten(forest, estimator=skops.io.dumps(bad)))
 
 
-def test_an_estimator_of_another_kind_is_refused(path):
-    forest = skops.io.dumps(classifier_of("forest").estimator)
-    with pytest.raises(InputError, match="says 'logistic' but holds a RandomForestClassifier"):
-        load_model(rewritten(path, estimator=forest))
+def test_an_estimator_of_another_kind_is_refused(path, forest):
+    with pytest.raises(InputError, match="says 'boosting' but holds a RandomForestClassifier"):
+        load_model(rewritten(forest, card={"classifier": "boosting"}))
+    with pytest.raises(InputError, match=r"a classifier of kind 'logistic' with estimator\.skops"):
+        load_model(rewritten(forest, card={"classifier": "logistic"}))
     with pytest.raises(InputError, match="classifier of kind 'magic'"):
         load_model(rewritten(path, card={"classifier": "magic"}))

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from vispe.errors import OptionError
 from vispe.micro import PATCH, load_micro
-from vispe.segment.tiles import Tiling, fingerprint, padding, tiles
+from vispe.segment.maps import CoarseMaps
+from vispe.segment.shelf import Shelf
+from vispe.segment.tiles import fingerprint, padding, tiles
 
 NAME = "vispe_micro"
 TILE = 512
 """Default side of a tile in pixels."""
 
-_KEPT = 256 << 20  # bytes of features that training leaves for prediction
 _WHOLE = 1400  # patches of a page that is not cut into tiles
 _OVERLAP = 0.125  # attention fades within a few patches, so less is needed than for other models
 
@@ -39,7 +40,7 @@ class DenseModel:
     def __init__(self, weights: str | Path | None = None, device: str = "cpu", half: bool = False) -> None:
         self._model = load_micro(weights).to(device, memory_format=torch.channels_last)
         self.device, self.half, self.dim = torch.device(device), half, self._model.dim
-        self._kept: dict[bytes, Tensor] = {}
+        self._shelf = Shelf()
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all weights."""
@@ -47,27 +48,25 @@ class DenseModel:
 
     @torch.inference_mode()
     def __call__(self, image: Tensor, again: bool = False) -> Tensor:
-        """Run (3, h, w) in [0, 1], sides multiples of `PATCH` -> (dim, h, w) float32 on the CPU, bilinear.
+        """Run (3, h, w) in [0, 1], sides multiples of `PATCH` -> (dim, h / 2, w / 2) float32 on the CPU.
 
         Args:
             image: contiguous, on the CPU.
             again: the same image will be asked for once more: its features are kept until then, as far as there is
-                room (256 MiB).
+                room (see `Shelf`).
         """
-        key = hashlib.sha256(image.numpy().tobytes()).digest()
-        found = self._kept.pop(key, None)
+        key = hashlib.sha256(image.numpy()).digest()
+        found = self._shelf.take(key)
         if found is None:
             batch = image[None].to(self.device, memory_format=torch.channels_last)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                found = self._model(batch).float().contiguous().cpu()
-        if again and sum(one.nbytes for one in list(self._kept.values())) + found.nbytes <= _KEPT:
-            self._kept[key] = found
-        return torch.nn.functional.interpolate(
-            found, size=image.shape[1:], mode="bilinear", align_corners=False
-        )[0]
+                found = self._model(batch)[0].float().contiguous().cpu()
+        if again:
+            self._shelf.put(key, found)
+        return found
 
 
-class DenseMaps(Tiling):
+class DenseMaps(CoarseMaps):
     """Features of one page, computed when a tile is asked for, so that memory does not grow with the page.
 
     Args:
@@ -95,11 +94,8 @@ class DenseMaps(Tiling):
         self._groups = [range(3)] if channels == 3 else [[c] * 3 for c in range(channels)]
         self.width = model.dim * len(self._groups)
 
-    def planes(self, number: int, again: bool = False) -> np.ndarray:
-        """Return the features of a tile at every pixel of `inside(number)`: (f, rows, columns) float32.
-
-        `again` says that they will be asked for once more.
-        """
+    def coarse(self, number: int, again: bool = False) -> Tensor:
+        """Return the features of a tile, (f, rows, columns) float32."""
         inside, tile, (dy, dx) = self.inside(number), self.regions[number], self.offset
         rim = (
             (max(dy - tile.top, 0), tile.bottom - dy - inside.bottom),
@@ -107,8 +103,7 @@ class DenseMaps(Tiling):
         )
         cut = np.pad(self._page[inside.slices], (*rim, (0, 0)), mode="symmetric")
         image = torch.from_numpy(cut).permute(2, 0, 1)
-        found = torch.cat([self._model(image[list(group)].contiguous(), again) for group in self._groups])
-        return found.numpy()[(slice(None), *self.crop(number))]
+        return torch.cat([self._model(image[list(group)].contiguous(), again) for group in self._groups])
 
 
 def check_options(pos_embed: str | None) -> None:

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vispe.errors import InputError, OptionError, did_you_mean
 from vispe.segment import dense
+from vispe.segment.classify import Linear
 from vispe.segment.filters import SIGMAS, Filters
 from vispe.segment.tiles import Region, blocks, window
 from vispe.segment.tokens import TILE, TokenBasis, TokenMaps, TokenModel, token_maps
@@ -153,7 +155,7 @@ class Features:
         )
 
     def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | dense.DenseMaps:
-        filled = page if valid.all() else np.where(valid[..., None], page, np.float32(0))
+        filled = _filled(page, valid, 0)
         if isinstance(self._model, dense.DenseModel):
             return dense.DenseMaps(self._model, filled, self.tile)
         maps = token_maps(self._model, filled, self.tile, self.basis)
@@ -177,11 +179,11 @@ class PreparedPage:
         block: int,
         device: str = "cpu",
     ) -> None:
-        self._page = np.where(valid[..., None], page, np.float32(np.nan)) if not valid.all() else page
+        self._page = _filled(page, valid, np.nan)
         self._filters, self._maps, self._device = filters, maps, device
-        height, width = valid.shape
+        height, self._width = valid.shape
         if maps is None:
-            self.pieces = blocks(height, width, block)
+            self.pieces = blocks(height, self._width, block)
         else:
             self.pieces = [maps.inside(i) for i in range(len(maps.regions))]
 
@@ -203,62 +205,82 @@ class PreparedPage:
 
     def compute(self, number: int) -> np.ndarray:
         """Return the features of a piece, (f, rows, columns) float32."""
-        return self._compute(number, self.pieces[number])
+        parts = []
+        if self._filters is not None:
+            parts.append(self._filters.planes(self._page, self.pieces[number]))
+        if self._maps is not None:
+            parts.append(self._maps.planes(number))
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def scores(self, number: int, linear: Linear) -> Tensor:
+        """Return the scores of a linear classifier for a piece, (k, rows, columns) float32."""
+        if self._filters is None:
+            found = self._maps.project(number, linear.weight, linear.mean)
+            return found + linear.bias[:, None, None]
+        planes = torch.from_numpy(self._filters.planes(self._page, self.pieces[number]))
+        own = len(planes)
+        found = linear.scores(planes.flatten(1)).view(-1, *planes.shape[1:])
+        if self._maps is not None:
+            found += self._maps.project(number, linear.weight[:, own:], linear.mean[own:])
+        return found
 
     def gather(self, mask: np.ndarray) -> np.ndarray:
         """Return the features (n, f) of the pixels in `mask` (h, w), row by row.
 
         A pixel in several tiles gets the features of the one that has it nearest to its middle.
         """
-        places = np.flatnonzero(mask)
+        return self.gather_places(np.flatnonzero(mask))
+
+    def gather_places(self, places: np.ndarray) -> np.ndarray:
+        """Return the features (n, f) as `gather`, of pixels given by y * width + x (n,), ascending."""
         if not len(places):
             raise InputError("no pixel was chosen; there is nothing to compute.")
-        owner = self._owners(mask) if self.overlapping else None
-        wanted = []
-        for number, piece in enumerate(self.pieces):
-            own = mask[piece.slices] if owner is None else owner[piece.slices] == number
-            if own.any():
-                wanted.append((number, *np.nonzero(own)))
+        rows, columns = np.divmod(places, self._width)
+        owner = self._owners(rows, columns)
+        wanted = [(int(number), np.flatnonzero(owner == number)) for number in np.unique(owner)]
 
-        def work(index: int) -> tuple[np.ndarray, np.ndarray]:
-            number, y, x = wanted[index]
-            piece = self.pieces[number]
-            part = piece
-            if self._maps is None:  # no more than the rectangle around the chosen pixels
-                ends = piece.top + y[0], piece.top + y[-1] + 1, piece.left + x.min(), piece.left + x.max() + 1
-                part = Region(*map(int, ends))
-            where = (y + piece.top) * mask.shape[1] + x + piece.left
-            found = self._compute(number, part, again=True)
-            return where, found[:, y + piece.top - part.top, x + piece.left - part.left].T
+        def work(index: int) -> np.ndarray:
+            number, own = wanted[index]
+            y, x = rows[own], columns[own]
+            part = Region(*map(int, (y[0], y[-1] + 1, x.min(), x.max() + 1)))  # around the chosen pixels
+            found = []
+            if self._filters is not None:
+                planes = self._filters.planes(self._page, part)
+                found.append(planes[:, y - part.top, x - part.left].T)
+            if self._maps is not None:
+                piece = self.pieces[number]
+                found.append(self._maps.at(number, y - piece.top, x - piece.left))
+            return np.concatenate(found, 1)
 
         out: np.ndarray | None = None
         threads = torch.get_num_threads() if self._device == "cpu" else 1
-        for where, found in in_order(work, len(wanted), threads):
+        for (_, own), found in zip(wanted, in_order(work, len(wanted), threads), strict=True):
             out = np.empty((len(places), found.shape[1]), np.float32) if out is None else out
-            out[np.searchsorted(places, where)] = found
+            out[own] = found
         return out
 
-    def _compute(self, number: int, region: Region, again: bool = False) -> np.ndarray:
-        """Return the features of a region of a piece; the tokens, where there are any, of all of it."""
-        parts = []
-        if self._filters is not None:
-            parts.append(self._filters.planes(self._page, region))
-        if self._maps is not None:
-            parts.append(self._maps.planes(number, again))
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _owners(self, mask: np.ndarray) -> np.ndarray:
-        """Return the number of the piece that each chosen pixel is nearest to the middle of; -1 elsewhere."""
-        owner = np.zeros(mask.shape, np.int32)
-        best = np.full(mask.shape, -1, np.float32)
+    def _owners(self, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return the number of the piece that each pixel, in the order of rows, is nearest to the middle of."""
+        owner = np.zeros(len(y), np.int32)
+        best = np.full(len(y), -1, np.float32)
         for number, piece in enumerate(self.pieces):
+            near = np.arange(*np.searchsorted(y, (piece.top, piece.bottom)))
+            near = near[(x[near] >= piece.left) & (x[near] < piece.right)]
+            if not len(near):
+                continue
             weight = self.weight(number)
-            weight = np.ones(piece.shape, np.float32) if weight is None else weight
-            better = weight > best[piece.slices]
-            owner[piece.slices][better] = number
-            best[piece.slices] = np.where(better, weight, best[piece.slices])
-        owner[~mask] = -1
+            own = 1 if weight is None else weight[y[near] - piece.top, x[near] - piece.left]
+            better = near[own > best[near]]
+            owner[better] = number
+            best[near] = np.maximum(best[near], own)
         return owner
+
+
+def _filled(page: np.ndarray, valid: np.ndarray, value: float) -> np.ndarray:
+    """Give pixels without data a value; a page of `vispe.segment.big` does so itself, window by window."""
+    if not isinstance(page, np.ndarray):
+        return page.filled(value)
+    return page if valid.all() else np.where(valid[..., None], page, np.float32(value))
 
 
 def choose_device(device: str) -> str:

@@ -1,8 +1,9 @@
 """One file that holds everything a segmentation needs later: features, classifier, class names.
 
-A `.vispe` file is a zip of three members: `card.json` (what it is, readable by people), `estimator.skops`
-(the fitted scikit-learn estimator; no pickle) and `tensors.safetensors` (the basis of token features). The
-same model gives the same bytes: time stamps are fixed and object numbers are renumbered.
+A `.vispe` file is a zip of `card.json` (what it is, readable by people) and what the model needs of
+`tensors.safetensors` (the numbers of a linear classifier, the basis of token features) and `estimator.skops` (a
+fitted scikit-learn estimator; no pickle). The same model gives the same bytes: time stamps are fixed and object
+numbers are renumbered.
 """
 
 import hashlib
@@ -13,18 +14,22 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vispe.errors import InputError, require
 from vispe.segment.classify import KINDS, PixelClassifier
-from vispe.segment.cluster import PixelClusters
-from vispe.segment.features import FeatureConfig, TokenBasis
+from vispe.segment.cluster import METHODS, PixelClusters
+from vispe.segment.features import FeatureConfig, Features, TokenBasis
 from vispe.segment.outputs import atomic_path
+from vispe.segment.text.config import TextClassifier, TextConfig
+
+if TYPE_CHECKING:
+    from vispe.segment.text.features import TextFeatures
 
 FORMAT = "vispe.segment"
-VERSION = 1
+VERSION = 2
 """Version of the layout; raised when an older vispe could not read a new file."""
 
 _TRUSTED = frozenset(
@@ -33,7 +38,7 @@ _TRUSTED = frozenset(
         "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
     }
 )
-_MEMBERS = ("card.json", "estimator.skops", "tensors.safetensors")
+CARD, ESTIMATOR, TENSORS = "card.json", "estimator.skops", "tensors.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +52,19 @@ class Model:
         colors: K colours (r, g, b), or None for the default palette.
         normalize: mode of `vispe.segment.images.normalize`.
         clip: its percentiles.
-        channels: number of image channels that the features were fitted with.
+        channels: number of image channels that the features were fitted with; None if any will do.
         seed: of all random numbers.
         basis: principal components of the tokens; None without tokens.
         notes: facts about the training, such as the names of the images; JSON-able.
     """
 
-    features: FeatureConfig
-    classifier: PixelClassifier | PixelClusters
+    features: FeatureConfig | TextConfig
+    classifier: PixelClassifier | PixelClusters | TextClassifier
     names: tuple[str, ...]
     colors: tuple[tuple[int, int, int], ...] | None
     normalize: str
     clip: tuple[float, float]
-    channels: int
+    channels: int | None
     seed: int
     basis: TokenBasis | None
     notes: Mapping[str, Any]
@@ -71,17 +76,19 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
     Raises:
         InputError: `path` exists and not `force`, or cannot be written.
     """
-    import skops.io
     from safetensors.numpy import save
 
     classifier = model.classifier
-    tensors = dict(classifier.tensors()) if isinstance(classifier, PixelClusters) else {}
+    tensors = classifier.tensors()
     if model.basis is not None:
         tensors |= {f"basis.{key}": value for key, value in model.basis.tensors().items()}
-    parts = {
-        "estimator.skops": _canonical(skops.io.dumps(classifier.estimator)),
-        "tensors.safetensors": save(tensors or {"empty": np.zeros(1, np.float32)}),
-    }
+    tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    parts = {TENSORS: save(tensors)} if tensors else {}
+    if classifier.estimator is not None:
+        require("skops", "cli", "a model file")
+        import skops.io
+
+        parts[ESTIMATOR] = _canonical(skops.io.dumps(classifier.estimator))
     card = {
         "format": FORMAT,
         "format_version": VERSION,
@@ -98,10 +105,10 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         "versions": versions(),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
     }
-    parts["card.json"] = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True).encode()
+    parts[CARD] = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True).encode()
     path = Path(path)
     with atomic_path(path, force) as temporary:
-        temporary.write_bytes(_zip({name: parts[name] for name in _MEMBERS}, zipfile.ZIP_STORED))
+        temporary.write_bytes(_zip(dict(sorted(parts.items())), zipfile.ZIP_STORED))
     return path
 
 
@@ -112,17 +119,30 @@ def load_model(path: str | Path) -> Model:
         InputError: missing, no vispe model, damaged, of another layout version, or an estimator with types
             that scikit-learn's own classifiers do not have.
     """
-    require("skops", "cli", "a model file")
     path = Path(path)
     card, parts = _read(path)
     kind = card["classifier"]
-    estimator = _estimator(path, parts["estimator.skops"], kind)
-    tensors = _tensors(path, parts["tensors.safetensors"])
-    features = FeatureConfig(**{**card["features"], "sigmas": tuple(card["features"]["sigmas"])})
-    if kind == "kmeans":
-        classifier = PixelClusters(card["n_classes"], seed=card["seed"], estimator=estimator, state=tensors)
+    known = (*KINDS, *METHODS, TextClassifier.kind)
+    if kind not in known:
+        raise InputError(f"{path} holds a classifier of kind {kind!r}; known are {', '.join(known)}.")
+    if (kind not in ("logistic", TextClassifier.kind)) != (ESTIMATOR in parts):
+        raise InputError(
+            f"{path} is damaged: a classifier of kind {kind!r} with {', '.join(parts)}; train it again."
+        )
+    estimator = _estimator(path, parts[ESTIMATOR], kind) if ESTIMATOR in parts else None
+    tensors = _tensors(path, parts[TENSORS]) if TENSORS in parts else {}
+    if kind == TextClassifier.kind:
+        features, classifier = TextConfig(**card["features"]), TextClassifier.from_tensors(tensors)
     else:
-        classifier = PixelClassifier(kind, card["n_classes"], seed=card["seed"], estimator=estimator)
+        features = FeatureConfig(**{**card["features"], "sigmas": tuple(card["features"]["sigmas"])})
+    if kind in METHODS:
+        classifier = PixelClusters(
+            card["n_classes"], kind, seed=card["seed"], estimator=estimator, state=tensors
+        )
+    elif kind in KINDS:
+        classifier = PixelClassifier(
+            kind, card["n_classes"], seed=card["seed"], estimator=estimator, state=tensors
+        )
     own = {key.removeprefix("basis."): value for key, value in tensors.items() if key.startswith("basis.")}
     colors = card["colors"]
     return Model(
@@ -139,13 +159,40 @@ def load_model(path: str | Path) -> Model:
     )
 
 
+def open_features(
+    model: Model, device: str = "auto", config: FeatureConfig | TextConfig | None = None
+) -> "Features | TextFeatures":
+    """Build what computes the features of a model.
+
+    Args:
+        model: what `load_model` returned.
+        device: torch device.
+        config: that of the model, with other weights or tiles; `model.features` by default.
+    """
+    config = config or model.features
+    if isinstance(config, FeatureConfig):
+        return Features(config, seed=model.seed, device=device, basis=model.basis)
+    from vispe.segment.text.features import TextFeatures  # brings open_clip along
+
+    return TextFeatures(config, model.classifier, seed=model.seed, device=device)
+
+
 def versions() -> dict[str, str]:
     """Versions of vispe and of the libraries that decide the numbers."""
     from importlib.metadata import version
 
     import vispe
 
-    libraries = ("numpy", "scipy", "scikit-learn", "scikit-image", "torch", "timm", "skops")
+    libraries = (
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "scikit-image",
+        "torch",
+        "timm",
+        "open_clip_torch",
+        "skops",
+    )
     return {"vispe": vispe.__version__, **{name: version(name) for name in libraries}}
 
 
@@ -153,8 +200,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Read the members and check the card against them."""
     try:
         with zipfile.ZipFile(path) as archive:
-            parts = {name: archive.read(name) for name in _MEMBERS}
-        card = json.loads(parts["card.json"])
+            parts = {n: archive.read(n) for n in (CARD, ESTIMATOR, TENSORS) if n in archive.namelist()}
+        card = json.loads(parts.pop(CARD))
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist; give the model.vispe file that vispe segment wrote."
@@ -170,6 +217,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             f"{path} has format_version={card.get('format_version')} (written by vispe {made}), but this vispe reads "
             f"format_version={VERSION}; use that version of vispe or train the model again."
         )
+    if set(card["sha256"]) != set(parts):
+        listed, found = (", ".join(sorted(names)) or "none" for names in (card["sha256"], parts))
+        raise InputError(f"{path} is damaged: its card lists {listed}, but it holds {found}; copy it again.")
     for name, digest in card["sha256"].items():
         if hashlib.sha256(parts[name]).hexdigest() != digest:
             raise InputError(f"{path} is damaged: {name} does not match its checksum; copy it again.")
@@ -186,12 +236,8 @@ def _estimator(path: Path, data: bytes, kind: str) -> Any:
     classes = {
         "forest": RandomForestClassifier,
         "boosting": HistGradientBoostingClassifier,
-        "logistic": Pipeline,
+        **dict.fromkeys(METHODS, Pipeline),
     }
-    if kind not in (*KINDS, "kmeans"):
-        raise InputError(
-            f"{path} holds a classifier of kind {kind!r}; known are {', '.join(KINDS)} and kmeans."
-        )
     strange = sorted(set(skops.io.get_untrusted_types(data=data)) - _TRUSTED)
     if strange:
         raise InputError(
@@ -205,7 +251,7 @@ def _estimator(path: Path, data: bytes, kind: str) -> Any:
             f"{path}: scikit-learn cannot load the estimator ({' '.join(str(error).split())}); its version may differ "
             "from the one in card.json: train the model again."
         ) from error
-    if not isinstance(estimator, classes.get(kind, Pipeline)):
+    if not isinstance(estimator, classes[kind]):
         raise InputError(f"{path} says {kind!r} but holds a {type(estimator).__name__}; train it again.")
     return estimator
 

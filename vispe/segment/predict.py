@@ -10,7 +10,7 @@ import torch
 from vispe.errors import InputError, OptionError
 from vispe.segment.classify import PixelClassifier
 from vispe.segment.cluster import PixelClusters
-from vispe.segment.features import BLOCK, Features
+from vispe.segment.features import BLOCK, Features, PreparedPage
 from vispe.segment.tiles import Blend
 from vispe.segment.workers import in_order
 
@@ -82,7 +82,7 @@ def predict_page(
     prob = np.empty((count if blend is None else 0, height, width), np.float32)
 
     def work(number: int) -> np.ndarray:
-        return _probabilities(prepared.compute(number), valid[pieces[number].slices], classifier)
+        return piece_probabilities(prepared, number, valid[pieces[number].slices], classifier)
 
     for number, found in enumerate(in_order(work, len(pieces), _threads(features, classifier))):
         if blend is None:
@@ -108,10 +108,26 @@ def _threads(features: Features, classifier: PixelClassifier | PixelClusters) ->
     return torch.get_num_threads() if own else 1
 
 
-def _probabilities(
-    found: np.ndarray, valid: np.ndarray, classifier: PixelClassifier | PixelClusters
+def piece_probabilities(
+    prepared: PreparedPage, number: int, valid: np.ndarray, classifier: PixelClassifier | PixelClusters
 ) -> np.ndarray:
-    """Classify the features (f, rows, columns) of a piece -> (K, rows, columns); 0 where there is no data."""
+    """Classify a piece of a page.
+
+    Args:
+        prepared: the page.
+        number: of the piece.
+        valid: (rows, columns) bool, its pixels with data.
+        classifier: fitted.
+
+    Returns:
+        (K, rows, columns) float32; 0 where there is no data.
+    """
+    linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
+    if linear is not None:
+        prob = linear.probabilities(prepared.scores(number, linear), classifier.n_classes).numpy()
+        prob[:, ~valid] = 0
+        return prob
+    found = prepared.compute(number)
     if valid.all():
         return _planes(found.reshape(len(found), -1), classifier).reshape(-1, *valid.shape)
     prob = np.zeros((classifier.n_classes, *valid.shape), np.float32)
@@ -122,8 +138,9 @@ def _probabilities(
 
 def _planes(features: np.ndarray, classifier: PixelClassifier | PixelClusters) -> np.ndarray:
     """Classify features (f, n) -> (K, n)."""
-    if isinstance(classifier, PixelClassifier):
-        return classifier.planes(features)
+    planes = getattr(classifier, "planes", None)
+    if planes is not None:
+        return planes(features)
     out = np.empty((classifier.n_classes, features.shape[1]), np.float32)
     for start in range(0, features.shape[1], _PIXELS):
         part = np.ascontiguousarray(features[:, start : start + _PIXELS].T)

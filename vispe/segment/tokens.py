@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost, did_you_mean
-from vispe.segment.tiles import Region, Tiling, fingerprint, padding, tiles
+from vispe.segment.maps import CoarseMaps
+from vispe.segment.tiles import Region, fingerprint, padding, tiles
 
 MAX_TOKENS = 4096
 """A page of at most this many tokens is not cut into tiles unless a tile size is given."""
@@ -88,12 +89,12 @@ class TokenModel:
         return found.float().permute(0, 2, 3, 1).cpu()
 
 
-class TokenMaps(Tiling):
+class TokenMaps(CoarseMaps):
     """Tokens of the tiles of one page.
 
     Args:
         maps: for each tile (rows, columns, d) float32.
-        basis: principal components that `planes` gives; None until they are fitted.
+        basis: principal components that `coarse` gives; None until they are fitted.
         regions, offset, frame, notes: see `Tiling`.
     """
 
@@ -109,17 +110,10 @@ class TokenMaps(Tiling):
         super().__init__(regions, offset, frame, notes)
         self.maps, self.basis, self.width = maps, basis, maps[0].shape[-1]
 
-    def planes(self, number: int, again: bool = False) -> np.ndarray:
-        """Return the components of a tile at every pixel of `inside(number)`: (m, rows, columns) float32.
-
-        `again` makes no difference: tokens are held as long as this object.
-        """
+    def coarse(self, number: int, again: bool = False) -> Tensor:
+        """Return the components of a tile, (m, rows, columns) float32; tokens are held as long as this object."""
         assert self.basis is not None  # fitted, or from a model file, before pixels are asked for
-        grid = torch.from_numpy(self.basis.project(self.maps[number])).permute(2, 0, 1)[None]
-        full = torch.nn.functional.interpolate(
-            grid, size=self.regions[number].shape, mode="bilinear", align_corners=False
-        )[0]
-        return full.numpy()[(slice(None), *self.crop(number))]
+        return torch.from_numpy(self.basis.project(self.maps[number])).permute(2, 0, 1)
 
 
 @dataclass(frozen=True, eq=False)

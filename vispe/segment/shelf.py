@@ -1,0 +1,56 @@
+"""Features that will be needed once more, kept in memory and then in a temporary file."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from typing import IO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MEMORY = 256 << 20
+"""Bytes that are kept in memory."""
+DISK = 4 << 30
+"""Bytes that are kept in a temporary file, which is gone when the shelf is."""
+
+
+class Shelf:
+    """Keeps float32 tensors by key until they are taken, as far as there is room. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._near: dict[bytes, Tensor] = {}
+        self._far: dict[bytes, tuple[int, torch.Size]] = {}
+        self._file: IO[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def put(self, key: bytes, value: Tensor) -> None:
+        """Keep a contiguous float32 tensor of the CPU; nothing is kept when there is no room."""
+        with self._lock:
+            if key in self._near or key in self._far:
+                return
+            if sum(one.nbytes for one in self._near.values()) + value.nbytes <= MEMORY:
+                self._near[key] = value
+                return
+            try:
+                self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the shelf
+                start = self._file.seek(0, 2)
+                if start + value.nbytes <= DISK:
+                    self._file.write(value.numpy().data)
+                    self._far[key] = start, value.shape
+            except OSError:  # a full disk: it is computed again when it is needed
+                self._far.pop(key, None)
+
+    def take(self, key: bytes) -> Tensor | None:
+        """Hand out what was kept, once; None where nothing was."""
+        with self._lock:
+            if key in self._near:
+                return self._near.pop(key)
+            if key not in self._far or self._file is None:
+                return None
+            start, shape = self._far.pop(key)
+            self._file.seek(start)
+            values = np.empty(shape, np.float32)
+            self._file.readinto(values.data.cast("B"))  # type: ignore[attr-defined]
+            return torch.from_numpy(values)
