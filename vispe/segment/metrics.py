@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.ndimage import distance_transform_edt
-from scipy.optimize import linear_sum_assignment
 
 from vispe.errors import InputError, ShapeError
 
@@ -105,6 +103,8 @@ def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[
     confusion = _confusion(pred[valid], truth[valid], k, n_classes)
     union = confusion.sum(1)[:, None] + confusion.sum(0)[None, :] - confusion
     iou = confusion / np.maximum(union, 1)
+    from scipy.optimize import linear_sum_assignment
+
     rows, columns = linear_sum_assignment(iou, maximize=True)
     mapping = {int(c) + 1: int(r) + 1 for r, c in zip(rows, columns, strict=True)}
     extra = n_classes
@@ -214,6 +214,8 @@ def _confusion(pred: np.ndarray, truth: np.ndarray, k_pred: int, k_truth: int) -
 def _boundary_f1(
     pred: np.ndarray, truth: np.ndarray, valid: np.ndarray, k: int, reach: float
 ) -> list[float | None]:
+    from scipy.ndimage import distance_transform_edt
+
     found = np.zeros((k, 2, 2), np.int64)  # class, prediction or truth, (boundary pixels, those matched)
     for page_pred, page_truth, page_valid in zip(pred, truth, valid, strict=True):
         edges = [_boundary(page_pred), _boundary(page_truth)]
