@@ -82,7 +82,7 @@ def test_logistic_gives_the_probabilities_of_scikit_learn(drawn):
     features = features * np.array([1, 10, 0.1, 1], np.float32) + np.array([0, 5, 1, 100], np.float32)
     own = np.isin(classes, (1, 2, 3)[: len(drawn)])
     features, classes = features[own], np.array((0, *drawn))[classes[own]]
-    logistic = LogisticRegression(class_weight="balanced", max_iter=1000)
+    logistic = LogisticRegression(C=100 / len(classes), class_weight="balanced", max_iter=1000)
     wanted = make_pipeline(StandardScaler(), logistic).fit(features, classes).predict_proba(features)
     found = PixelClassifier("logistic", 5).fit(features, classes)
     columns = [c - 1 for c in drawn]
