@@ -1,0 +1,135 @@
+"""Classes, phrases, templates and background, and the vectors that are made of them."""
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+
+from tests.segment.text.common import VISION, VOCABULARY, stock, write_folder
+from vispe.errors import InputError, OptionError
+from vispe.segment.text.config import TextClassifier, TextConfig
+from vispe.segment.text.features import encode
+from vispe.segment.text.prompts import BACKGROUND, TEMPLATES, Prompts, prompts_or_none
+
+
+def test_classes_are_named_by_their_first_phrase():
+    found = Prompts.read(["matrix", " pore / hole/ pore "])
+    assert found.names == ("matrix", "pore")
+    assert found.phrases == (("matrix",), ("pore", "hole"))
+    assert found.templates == TEMPLATES
+    assert all(template.count("{}") == 1 for template in TEMPLATES)
+    assert found.sentences()[1][: len(TEMPLATES) + 1] == [
+        *(t.replace("{}", "pore") for t in TEMPLATES),
+        "hole",
+    ]
+
+
+def test_a_single_class_is_told_from_a_background():
+    found = Prompts.read(["nuclei"])
+    assert found.names == ("nuclei", "background")
+    assert found.phrases[1] == tuple(BACKGROUND.split("/"))
+    assert Prompts.read(["a", "b"]).names == ("a", "b")
+    found = Prompts.read(["a", "b"], background="empty resin/glass")
+    assert found.names == ("a", "b", "background")
+    assert found.phrases[2] == ("empty resin", "glass")
+
+
+@pytest.mark.parametrize(
+    ("texts", "background", "message"),
+    [
+        ([], None, r"text needs 2 to 255 classes .* got 0 \(none\)"),
+        (["a"], "none", r"got 1 \(a\); name what else is in the image"),
+        ([f"class {i}" for i in range(256)], None, "got 256"),
+        (["a", "b/", "c"], None, "text='b/' has an empty phrase"),
+        (["a", "b", "a/c"], None, "text names the class 'a' twice"),
+        (["a", "background"], "glass", "text names the class 'background' twice"),
+        (["a", "b"], "", "text='' has an empty phrase"),
+    ],
+)
+def test_classes_that_cannot_be(texts, background, message):
+    with pytest.raises(OptionError, match=message):
+        Prompts.read(texts, None, background)
+
+
+def test_templates_come_from_a_list_or_a_file(tmp_path):
+    file = tmp_path / "templates.txt"
+    file.write_text("# for steels\n\na scanning electron micrograph of {}\n  a polished section of {}  \n")
+    wanted = ("a scanning electron micrograph of {}", "a polished section of {}")
+    assert Prompts.read(["a", "b"], [str(file)]).templates == wanted
+    assert Prompts.read(["a", "b"], file).templates == wanted
+    assert Prompts.read(["a", "b"], wanted).templates == wanted
+    assert Prompts.read(["a", "b"], ["{}"]).sentences() == [["a"], ["b"]]
+    file.write_text("a micrograph\n")
+    with pytest.raises(OptionError, match=r"the template 'a micrograph' needs {} once"):
+        Prompts.read(["a", "b"], file)
+    with pytest.raises(OptionError, match=r"the template '{} and {}' needs {} once"):
+        Prompts.read(["a", "b"], ["{} and {}"])
+    file.write_text("# nothing\n")
+    with pytest.raises(OptionError, match="templates is empty"):
+        Prompts.read(["a", "b"], file)
+    with pytest.raises(
+        InputError, match=r"templates='nowhere.txt' is neither a sentence with {} nor a text file"
+    ):
+        Prompts.read(["a", "b"], ["nowhere.txt"])
+    file.write_bytes(b"\xff\xfe\xd8\x00")
+    with pytest.raises(InputError, match="it is not UTF-8 text"):
+        Prompts.read(["a", "b"], file)
+
+
+def test_options_without_effect_are_refused():
+    free = {"readout": None, "templates": None, "background": None}
+    assert prompts_or_none(None, only=free, never={"classes": ["a"]}) is None
+    assert prompts_or_none(["a", "b"], only=free, never={"classes": None}).names == ("a", "b")
+    with pytest.raises(OptionError, match="readout='sclip' has no effect without --text"):
+        prompts_or_none(None, only={**free, "readout": "sclip"}, never={})
+    with pytest.raises(OptionError, match=r"classes=\['a'\] has no effect on --text"):
+        prompts_or_none(["a", "b"], only=free, never={"classes": ["a"]})
+
+
+def test_a_class_is_the_mean_of_its_sentences(tmp_path):
+    model = stock(write_folder(tmp_path, VISION, vocabulary=VOCABULARY))
+    words = open_clip.get_tokenizer(f"local-dir:{tmp_path}")
+    prompts = Prompts.read(["matrix", "pore/hole"], ["a micrograph of {}", "{}"])
+    found = encode(model, words, prompts)
+    assert found.kind == "text"
+    assert found.n_classes == 2
+    assert found.scale == pytest.approx(float(model.logit_scale.exp()))
+    said = ["a micrograph of pore", "pore", "a micrograph of hole", "hole"]
+    one_by_one = [model.encode_text(words([text]))[0].double() for text in said]
+    wanted = torch.stack([v / v.norm() for v in one_by_one]).mean(0)
+    np.testing.assert_allclose(found.vectors[1], (wanted / wanted.norm()).numpy(), atol=1e-6)
+    with pytest.raises(
+        OptionError, match=r"the prompt 'a micrograph of pore .*' has \d+ tokens, but the text tower reads 24"
+    ):
+        encode(model, words, Prompts.read(["a", " ".join(["pore"] * 22)], ["a micrograph of {}"]))  # fmt: skip
+
+
+def test_probabilities_are_a_softmax_of_scaled_similarities():
+    vectors = np.eye(3, 5, dtype=np.float32)
+    classifier = TextClassifier(vectors, 50.0)
+    similar = np.random.default_rng(0).uniform(-1, 1, (3, 7)).astype(np.float32)
+    weight = np.exp(50.0 * similar.astype(np.float64))
+    found = classifier.planes(similar)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, weight / weight.sum(0), atol=1e-5)
+    again = TextClassifier.from_tensors(classifier.tensors())
+    np.testing.assert_array_equal(again.planes(similar), found)
+    assert np.isfinite(TextClassifier(vectors, 1e6).planes(similar)).all()
+    with pytest.raises(
+        InputError, match=r"two text vectors of length 1 at least, got \(3, 5\) of lengths 0 to 0"
+    ):
+        TextClassifier(np.zeros((3, 5)), 1.0)
+    with pytest.raises(InputError, match="two text vectors"):
+        TextClassifier(vectors[:1], 1.0)
+    with pytest.raises(InputError, match="a scale above 0, got 0"):
+        TextClassifier(vectors, 0.0)
+    with pytest.raises(InputError, match=r"lacks text.scale"):
+        TextClassifier.from_tensors({"text.vectors": vectors})
+
+
+def test_settings_are_checked_at_once():
+    assert TextConfig().kind == "text"
+    with pytest.raises(OptionError, match="tile=8 px is too small"):
+        TextConfig(tile=8)
+    with pytest.raises(OptionError, match="naclip has no option 'wide'"):
+        TextConfig(readout="naclip(wide=3)")

@@ -1,0 +1,243 @@
+"""Similarity maps of pages: tiles, channels, the way to pixels, and what happens when memory is short."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.segment.text.common import TIMM, VISION, planted, save, stock, with_trunk, write_folder
+from tests.segment.text.test_readouts import small_vit
+from vispe.errors import InputError
+from vispe.segment.predict import Post, predict_page, within_memory
+from vispe.segment.text.config import TextClassifier, TextConfig
+from vispe.segment.text.features import OVERLAP, TextFeatures, TextPage
+from vispe.segment.tiles import tiles, window
+
+VECTORS = F.normalize(torch.randn(3, 16, generator=torch.Generator().manual_seed(5)), dim=1)
+CLASSES = TextClassifier(VECTORS.numpy(), 9.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = write_folder(tmp_path_factory.mktemp("tower"), {**VISION, "image_size": 32})
+    save(stock(folder), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory):
+    folder = write_folder(tmp_path_factory.mktemp("shallow"), {**VISION, "image_size": 32, "layers": 1})
+    save(stock(folder), folder)
+    return folder
+
+
+def features(folder, classes=CLASSES, **config):
+    return TextFeatures(TextConfig(f"local-dir:{folder}", **config), classes, device="cpu")
+
+
+def page(height, width, channels=1, seed=0):
+    return np.random.default_rng(seed).random((height, width, channels), np.float32)
+
+
+def prepared(made, grey):
+    return made.prepare(grey, np.ones(grey.shape[:2], bool))
+
+
+def predicted(made, grey, valid=None):
+    valid = np.ones(grey.shape[:2], bool) if valid is None else valid
+    return predict_page(grey, valid, made, made.classifier, Post(), lambda share: None)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (50, 69), (97, 40), (5, 33)])
+def test_tiles_change_nothing_where_patches_do_not_see_each_other(shallow, size):
+    """One block, values as they are, no position: each patch is described by itself alone."""
+    made = {
+        tile: features(shallow, readout="maskclip", pos_embed="none", tile=tile)
+        for tile in (None, 16, 24, 512)
+    }
+    grey = page(*size)
+    whole = predicted(made[512], grey)
+    for tile in (None, 16, 24):
+        found = predicted(made[tile], grey)
+        np.testing.assert_allclose(
+            prepared(made[tile], grey).grid, prepared(made[512], grey).grid, rtol=0, atol=1e-6
+        )
+        np.testing.assert_allclose(found.prob, whole.prob, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(found.labels, whole.labels)
+        assert found.overlap == 0
+    assert bool(whole.notes) == (min(size) < 8)
+
+
+def test_tiles_are_averaged_under_a_window_patch_by_patch(folder):
+    made, grey = features(folder), page(64, 48)
+    regions = tiles(64, 48, (32, 32), 8, OVERLAP)
+    assert len(regions) == 3 * 2
+    total, weights = np.zeros((3, 8, 6)), np.zeros((8, 6))
+    chosen = []
+    for region in regions:
+        shown = torch.from_numpy(grey[region.slices]).permute(2, 0, 1).expand(1, 3, -1, -1)
+        mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)))
+        tokens = F.normalize(made._tower((shown - mean) / std)[0].double(), dim=-1).numpy()
+        similar = np.moveaxis(tokens @ CLASSES.vectors.T.astype(np.float64), -1, 0)
+        where = tuple(slice(s.start // 8, s.stop // 8) for s in region.slices)
+        total[(slice(None), *where)] += similar * window(4, 4)
+        weights[where] += window(4, 4)
+        chosen.append((where, similar.argmax(0)))
+    found = prepared(made, grey)
+    np.testing.assert_allclose(found.grid, total / weights, atol=1e-5)
+    first, again, differ = np.full((8, 6), -1), 0, 0
+    for where, best in chosen:
+        seen = first[where] >= 0
+        again, differ = again + seen.sum(), differ + (seen & (first[where] != best)).sum()
+        first[where] = np.where(seen, first[where], best)
+    assert differ > 0
+    assert found.notes == (
+        f"tiles that overlap give {100 * differ / again:.1f} % of their patches different classes.",
+    )
+
+
+@pytest.mark.parametrize(("step", "size"), [(8, (50, 69)), (16, (600, 530)), (14, (9, 40))])
+def test_pixels_lie_bilinearly_between_patches(step, size):
+    rows, columns = (-(-side // step) for side in size)
+    offset = ((rows * step - size[0]) // 2, (columns * step - size[1]) // 2)
+    grid = np.random.default_rng(0).normal(size=(3, rows, columns)).astype(np.float32)
+    made = TextPage(grid, step, offset, size)
+    whole = F.interpolate(torch.from_numpy(grid)[None], size=(rows * step, columns * step), mode="bilinear")
+    whole = whole[0, :, offset[0] : offset[0] + size[0], offset[1] : offset[1] + size[1]].numpy()
+    covered = np.zeros(size, int)
+    for number, piece in enumerate(made.pieces):
+        found = made.compute(number)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, whole[(slice(None), *piece.slices)], atol=1e-5)
+        covered[piece.slices] += 1
+    assert (covered == 1).all()
+    assert not made.overlapping
+    assert made.weight(0) is None
+
+
+def test_channels_are_shown_as_grey_as_colour_or_one_by_one(folder):
+    made, grey = features(folder), page(40, 32)
+    colour = np.repeat(grey, 3, axis=2)
+    np.testing.assert_allclose(prepared(made, colour).grid, prepared(made, grey).grid, atol=1e-6)
+    colour = page(40, 32, 3, seed=1)
+    assert np.abs(prepared(made, colour).grid - prepared(made, colour[..., :1]).grid).max() > 1e-3
+    four = page(40, 32, 4, seed=2)
+    alone = [prepared(made, four[..., c : c + 1]).grid for c in range(4)]
+    np.testing.assert_allclose(prepared(made, four).grid, np.mean(alone, axis=0), atol=1e-5)
+
+
+def test_pixels_without_data_count_as_black_and_get_no_class(folder):
+    made, grey = features(folder), page(40, 40)
+    valid = np.ones((40, 40), bool)
+    valid[:9, 3:7] = False
+    hidden = grey.copy()
+    hidden[~valid] = np.nan
+    found = predicted(made, hidden, valid)
+    grey[~valid] = 0
+    wanted = predicted(made, grey)
+    np.testing.assert_array_equal(found.labels, np.where(valid, wanted.labels, 0))
+    assert (found.prob[:, ~valid] == 0).all()
+    np.testing.assert_allclose(found.prob[:, valid].sum(0), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("readout", ["naclip", "sclip"])
+def test_a_turned_page_gives_a_turned_map_through_tiles(tmp_path, readout):
+    model = stock(write_folder(tmp_path, {**VISION, "image_size": 32}))
+    kernel = model.visual.conv1.weight
+    model.visual.conv1.weight.copy_(
+        sum(torch.rot90(t, k, (2, 3)) for t in (kernel, kernel.flip(3)) for k in range(4)) / 8
+    )
+    save(model, tmp_path)
+    made, grey = features(tmp_path, readout=readout, pos_embed="alibi2d"), page(64, 64)
+    still = prepared(made, grey).grid
+    for k in range(1, 4):
+        turned = prepared(made, np.ascontiguousarray(np.rot90(grey, k))).grid
+        np.testing.assert_allclose(turned, np.rot90(still, k, (1, 2)), atol=1e-5)
+    mirrored = prepared(made, np.ascontiguousarray(grey[:, ::-1])).grid
+    np.testing.assert_allclose(mirrored, still[..., ::-1], atol=1e-5)
+
+
+def test_a_tower_of_timm_runs_at_its_own_tile_size(tmp_path):
+    model = with_trunk(tmp_path, small_vit())
+    save(model, tmp_path)
+    made = TextFeatures.__new__(TextFeatures)  # the trunk is not one that a configuration can name
+    vars(made).update(device="cpu", tile=None, _half=False, config=TextConfig(), classifier=CLASSES)
+    from vispe.segment.text.readouts import parse_readout
+    from vispe.segment.text.towers import prepare, read_tower
+
+    prepare(model, None, parse_readout("naclip"))
+    made._tower = read_tower(model, parse_readout("naclip"))
+    made._vectors, made._mean, made._std = (
+        torch.from_numpy(CLASSES.vectors),
+        torch.zeros(3, 1, 1),
+        torch.ones(3, 1, 1),
+    )
+    assert made._tower.size == (48, 64)
+    assert prepared(made, page(100, 130)).grid.shape == (3, 7, 9)
+    assert predicted(made, page(100, 130)).labels.shape == (100, 130)
+
+
+def test_memory_that_runs_out_halves_the_tile(folder, monkeypatch):
+    made, told = features(folder, tile=512), []
+
+    def small(images):
+        if images.shape[-1] > 130:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.ones(len(images), images.shape[2] // 8, images.shape[3] // 8, 16)
+
+    made._tower.__class__ = type(
+        "Small", (type(made._tower),), {"__call__": lambda self, images: small(images)}
+    )
+    found = within_memory(made, lambda: predicted(made, page(300, 300)), told.append)
+    assert found.labels.shape == (300, 300)
+    assert made.tile == 128
+    assert told == [f"out of memory: the tile was halved to {n} px." for n in (256, 128)]
+    monkeypatch.setattr(
+        made._tower.__class__, "__call__", lambda self, images: small(torch.ones(1, 3, 200, 200))
+    )
+    with pytest.raises(InputError, match="out of memory even with tiles of 64 px on cpu"):
+        within_memory(made, lambda: predicted(made, page(300, 300)), told.append)
+
+
+def test_other_weights_than_those_of_the_model_are_refused(folder, shallow):
+    made = features(folder)
+    assert made.config.weights is None
+    again = TextFeatures(made.config, CLASSES, device="cpu")
+    np.testing.assert_array_equal(prepared(again, page(40, 40)).grid, prepared(made, page(40, 40)).grid)
+    with pytest.raises(InputError, match=r"are not those of the run that made the model \(sha256"):
+        features(shallow, fingerprint=made.config.fingerprint)
+    with pytest.raises(InputError, match="are not those of the run"):
+        features(folder, fingerprint=made.config.fingerprint, weights="random")
+
+
+def test_values_that_are_no_numbers_are_reported(folder):
+    made = features(folder)
+    made._tower.visual.conv1.weight.fill_(float("nan"))
+    with pytest.raises(InputError, match="gives values that are not finite; check its weights"):
+        prepared(made, page(40, 40))
+
+
+def test_random_weights_come_from_the_seed(folder):
+    first, again, other = (
+        TextFeatures(TextConfig(f"local-dir:{folder}", "random"), CLASSES, seed=seed, device="cpu")
+        for seed in (0, 0, 1)
+    )
+    assert first.config.fingerprint == again.config.fingerprint != other.config.fingerprint
+
+
+def test_planted_weights_find_what_words_say(tmp_path):
+    from vispe.segment.text.prompts import Prompts
+
+    prompts = Prompts.read(["bright", "dark/mute"])
+    found = features(planted(tmp_path), prompts).classifier
+    wanted = np.zeros((2, 16))
+    wanted[:, 0] = 1, -1
+    np.testing.assert_allclose(found.vectors, wanted, atol=1e-6)
+    with pytest.raises(InputError, match="two text vectors of length 1 at least"):
+        features(tmp_path, Prompts.read(["bright", "mute"]))
+
+
+def test_timm_names_of_open_clip_work_as_they_are(tmp_path):
+    folder = write_folder(tmp_path, TIMM)
+    made = features(folder, weights="random", tile=64)
+    assert prepared(made, page(70, 130)).grid.shape == (3, 5, 9)

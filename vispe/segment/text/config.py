@@ -1,0 +1,93 @@
+"""What a segmentation from words is saved with: how embeddings are computed, and the vectors of the classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vispe.errors import InputError, OptionError
+from vispe.segment.text.readouts import parse_readout
+
+_LEAST = 16  # pixels of a tile
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """What decides how alike a pixel and a text are; JSON-able.
+
+    Attributes:
+        model: a name of open_clip, ``'local-dir:FOLDER'`` or ``'hf-hub:OWNER/NAME'``.
+        weights: a pretrained tag of open_clip, a checkpoint file, `'random'` (trials), or None: the tag that is on this
+            disk.
+        pos_embed: encoding that replaces that of the image tower.
+        readout: see `vispe.segment.text.readouts.parse_readout`.
+        fingerprint: SHA-256 of the image tower that was used; checked when the model is loaded again.
+        tile: side of a tile in pixels; None takes the size that the tower was trained at.
+    """
+
+    model: str = "ViT-B-16"
+    weights: str | None = None
+    pos_embed: str | None = None
+    readout: str = "naclip"
+    fingerprint: str | None = None
+    tile: int | None = None
+
+    def __post_init__(self) -> None:
+        parse_readout(self.readout)
+        if self.tile is not None and self.tile < _LEAST:
+            raise OptionError(f"tile={self.tile} px is too small; use {_LEAST} or more, or leave it out.")
+
+    @property
+    def kind(self) -> str:
+        """Kind of features, beside those of `FeatureConfig`."""
+        return "text"
+
+
+class TextClassifier:
+    """Class probabilities from the similarity of a pixel to the text of each class.
+
+    Args:
+        vectors: (K, e) float32, of unit length.
+        scale: what similarities are multiplied by before the softmax.
+
+    Raises:
+        InputError: fewer than two vectors, or values that are no vectors of unit length.
+    """
+
+    kind = "text"
+    estimator = None
+
+    def __init__(self, vectors: np.ndarray, scale: float) -> None:
+        self.vectors, self.scale = np.ascontiguousarray(vectors, np.float32), float(scale)
+        lengths = np.linalg.norm(self.vectors, axis=-1)
+        if self.vectors.ndim != 2 or len(self.vectors) < 2 or not np.allclose(lengths, 1, atol=1e-3):
+            raise InputError(
+                f"a text model needs two text vectors of length 1 at least, got {self.vectors.shape} of lengths "
+                f"{lengths.min(initial=0):.3g} to {lengths.max(initial=0):.3g}; the towers may hold no numbers."
+            )
+        if not 0 < self.scale < float("inf"):
+            raise InputError(f"a text model needs a scale above 0, got {self.scale:g}.")
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes, K."""
+        return len(self.vectors)
+
+    def planes(self, similarity: np.ndarray) -> np.ndarray:
+        """Give cosine similarities (K, n) -> probabilities (K, n) float32 that sum to 1."""
+        logits = np.float32(self.scale) * (similarity - similarity.max(axis=0, keepdims=True))
+        weight = np.exp(logits, dtype=np.float32)
+        return weight / weight.sum(axis=0, keepdims=True)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the arrays by name, for a model file."""
+        return {"text.vectors": self.vectors, "text.scale": np.array([self.scale])}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, np.ndarray]) -> TextClassifier:
+        """Rebuild the classifier of a model file; errors as of the class, and for missing arrays."""
+        missing = [name for name in ("text.vectors", "text.scale") if name not in tensors]
+        if missing:
+            raise InputError(f"a text model lacks {', '.join(missing)}; make it again.")
+        return cls(tensors["text.vectors"], float(tensors["text.scale"].ravel()[0]))

@@ -1,0 +1,118 @@
+"""How patch embeddings are read out of the last block of a CLIP image tower.
+
+A CLIP tower is trained to put one image into one vector; its last block mixes patches for that purpose. Each readout
+here leaves all blocks but the last as they are and changes what the last one does, so that every patch keeps what is
+its own. With q, k, v of the last block and s = head width ** -0.5:
+
+| name | weights | residual | MLP | source |
+|---|---|---|---|---|
+| vanilla | softmax(s q k) | yes | yes | the tower itself |
+| maskclip | identity | yes | yes | arXiv 2112.01071 |
+| sclip | softmax(s q q) + softmax(s k k) | yes | yes | arXiv 2312.01597 |
+| clearclip | softmax(s q q) | no | no | arXiv 2407.12442 |
+| naclip | softmax(s k k + Gaussian of the distance) | no | no | arXiv 2404.08181 |
+
+Encodings of vispe in the tower work on in all of them: rotations turn both sides of the product, biases are added
+to the logits. NACLIP's Gaussian is itself such an encoding, `gaussian2d` on the last block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from vispe.errors import OptionError, UnknownName, did_you_mean
+from vispe.hosts.context import Context
+from vispe.spec_text import parse_text
+
+
+@dataclass(frozen=True)
+class Readout:
+    """What the last block does.
+
+    Attributes:
+        name: of the method.
+        pairs: the attention maps that are summed, each named by its two sides; none stands for the identity.
+        residual: whether the block's input is added to its attention.
+        mlp: whether the block's MLP follows.
+        sigma: standard deviation of the Gaussian on the logits, in patches; None for no Gaussian.
+    """
+
+    name: str
+    pairs: tuple[str, ...]
+    residual: bool
+    mlp: bool
+    sigma: float | None = None
+
+    @property
+    def encoding(self) -> str:
+        """Spec of the bias that the tower gets for it; active in no block where there is no Gaussian."""
+        return (
+            "gaussian2d(layers=[])" if self.sigma is None else f"gaussian2d(sigma={self.sigma},layers=[-1])"
+        )
+
+
+READOUTS = {
+    r.name: r
+    for r in (
+        Readout("naclip", ("kk",), False, False, 5.0),
+        Readout("clearclip", ("qq",), False, False),
+        Readout("sclip", ("qq", "kk"), True, True),
+        Readout("maskclip", (), True, True),
+        Readout("vanilla", ("qk",), True, True),
+    )
+}
+
+
+def parse_readout(text: str) -> Readout:
+    """Read ``name`` or ``name(option=value, ...)``; options are `residual`, `mlp` and, for naclip, `sigma`.
+
+    Raises:
+        UnknownName: no such readout.
+        OptionError: an option that it does not have, or a value that it cannot have.
+    """
+    terms = parse_text(text)
+    name, options = terms[0] if len(terms) == 1 else (text, {})
+    if name not in READOUTS:
+        hint = did_you_mean(name, READOUTS)
+        raise UnknownName(f"readout={text!r} is not one of {', '.join(READOUTS)}.{hint}")
+    found = READOUTS[name]
+    known = ["residual", "mlp", *(["sigma"] if found.sigma is not None else [])]
+    for option, value in options.items():
+        if option not in known:
+            raise OptionError(f"readout {name} has no option {option!r}; it has {', '.join(known)}.")
+        if option == "sigma":
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise OptionError(f"sigma of readout {name} is a number of patches above 0, got {value!r}.")
+            options[option] = float(value)
+        elif not isinstance(value, bool):
+            raise OptionError(f"{option} of readout {name} is true or false, got {value!r}.")
+    return replace(found, **options)
+
+
+class ReadoutContext(Context):
+    """The context of the last block: its attention is that of a readout."""
+
+    __slots__ = ("readout",)
+
+    def __init__(self, context: Context, readout: Readout) -> None:
+        super().__init__(
+            context.positions, context.encodings, context.mask, context.is_causal, context.rope, context.mixed
+        )
+        self.readout = readout
+
+    def plain_mask(self, module: nn.Module, x: Tensor) -> Tensor | None:
+        """Return None: stock attention cannot do what a readout asks for."""
+        return None
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
+    ) -> Tensor:
+        """Return the values (b, h, n, d_h) under the weights of the readout; arguments as of `Context.attend`."""
+        sides = {"q": q, "k": k}
+        out = None if self.readout.pairs else v
+        for a, b in self.readout.pairs:
+            one = super().attend(module, sides[a], sides[b], v, x, dropout_p)
+            out = one if out is None else out + one
+        return out
