@@ -1,0 +1,290 @@
+"""The computing: one block of the result from the pieces of the page that touch it, in their order on the page.
+
+`_prepare` and `_piece` are the only places that know how `vispe.segment.features` and `vispe.segment.predict` work.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from vispe.errors import InputError, require
+from vispe.segment.big.limits import Limits
+from vispe.segment.big.page import LazyPage, LazyValid, Window
+from vispe.segment.big.source import open_image
+from vispe.segment.features import FeatureConfig, Features, PreparedPage
+from vispe.segment.modelfile import Model, load_model
+from vispe.segment.predict import _decide, _threads, piece_probabilities
+from vispe.segment.smooth import smooth
+from vispe.segment.tiles import Blend, Region
+from vispe.segment.workers import in_order
+
+_ONE = threading.Lock()  # one block at a time in a process, so that memory is bounded
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that decides the result for one image; JSON-able, so that other processes can do the same.
+
+    Attributes:
+        image: path of the image.
+        state: fingerprint of the image's files, see `vispe.segment.big.progress`.
+        channel, z, axes: how it is read.
+        limits: grey limits of each page.
+        model: path of the model file.
+        sha256: of that file.
+        weights, tile, device: as in `vispe.segment.pipeline.apply`.
+        smooth: radius in pixels.
+        work: folder of the unfinished result.
+        chunk: side of a chunk of the result in pixels.
+        reduction: pixels in a row that become one in the picture.
+        picture: page that is drawn.
+        threads: at most so many pieces at once.
+    """
+
+    image: str
+    state: str
+    channel: str | None
+    z: str | None
+    axes: str | None
+    limits: tuple[Limits, ...]
+    model: str
+    sha256: str
+    weights: str | None
+    tile: int | None
+    device: str
+    smooth: int
+    work: str
+    chunk: int
+    reduction: int
+    picture: int
+    threads: int
+
+    def dumps(self) -> str:
+        """Write as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> "Job":
+        """Read from JSON."""
+        found = json.loads(text)
+        return cls(
+            **{**found, "limits": tuple(None if one is None else tuple(one) for one in found["limits"])}
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The result for a region: see `Prediction` in `vispe.segment.predict`; `picture` is reduced grey, or None."""
+
+    prob: np.ndarray
+    labels: np.ndarray
+    uncertainty: np.ndarray
+    twice: np.ndarray
+    differ: np.ndarray
+    picture: np.ndarray | None
+
+
+class PartBlend(Blend):
+    """A `Blend` of a part of a page that shows where tiles overlap and disagree."""
+
+    @property
+    def marks(self) -> tuple[np.ndarray, np.ndarray]:
+        """Two (h, w) bool: pixels in several tiles, and those of them to which two tiles give different classes."""
+        return self._twice, self._differ
+
+
+class Engine:
+    """A model and an image, opened; computes blocks of any size.
+
+    Args:
+        job: what to compute.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        if file_digest(job.model) != job.sha256:
+            raise InputError(
+                f"{job.model} is not the model that this run was begun with; begin anew with --force."
+            )
+        self.model = load_model(job.model)
+        self.image = open_image(job.image, channel=job.channel, z=job.z, axes=job.axes)
+        self.features = open_features(self.model, job.weights, job.tile, job.device)
+        self._page: tuple[int, Window, PreparedPage, np.ndarray] | None = None
+
+    def block(self, page: int, region: Region) -> Block:
+        """Compute a region of a page."""
+        window, prepared, ends = self._pages(page)
+        height, width = self.image.shape
+        radius, classifier = self.job.smooth, self.model.classifier
+        grown = _grown(region, radius, height, width)
+        touching = (ends[:, 0] < grown.bottom) & (ends[:, 1] > grown.top)
+        touching &= (ends[:, 2] < grown.right) & (ends[:, 3] > grown.left)
+        numbers = [int(i) for i in np.flatnonzero(touching)]
+        window.load(window_region(ends[numbers], reach(self.features), height, width))
+        valid = LazyValid(window)
+        own = valid[grown.slices]
+        blend = PartBlend(*grown.shape, classifier.n_classes) if prepared.overlapping else None
+        prob = np.empty((classifier.n_classes if blend is None else 0, *grown.shape), np.float32)
+
+        def work(index: int) -> np.ndarray:
+            return _piece(prepared, numbers[index], valid, self.model)
+
+        threads = min(self.job.threads, _threads(self.features, classifier))
+        for number, found in zip(numbers, in_order(work, len(numbers), threads), strict=True):
+            piece = prepared.pieces[number]
+            inner, outer = _common(piece, grown)
+            if blend is None:
+                prob[(slice(None), *outer.slices)] = found[(slice(None), *inner.slices)]
+            else:
+                weight = prepared.weight(number)
+                weight = None if weight is None else weight[inner.slices]
+                blend.add(outer, np.moveaxis(found[(slice(None), *inner.slices)], 0, -1), weight)
+        if blend is not None:
+            prob = blend.result()
+            prob[:, ~own] = 0
+        if radius:
+            prob = smooth(prob, own, radius)
+        top, left = region.top - grown.top, region.left - grown.left
+        crop = slice(top, top + region.shape[0]), slice(left, left + region.shape[1])
+        labels, uncertainty = _decide(prob[(slice(None), *crop)], own[crop])
+        empty = np.zeros(region.shape, bool)
+        twice, differ = (empty, empty) if blend is None else (mark[crop] for mark in blend.marks)
+        picture = _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.picture else None
+        return Block(prob[(slice(None), *crop)], labels, uncertainty, twice, differ, picture)
+
+    def _pages(self, page: int) -> tuple[Window, PreparedPage, np.ndarray]:
+        if self._page is None or self._page[0] != page:
+            window = Window(self.image, page, self.job.limits[page])
+            prepared = _prepare(self.features, window)
+            ends = np.array([(p.top, p.bottom, p.left, p.right) for p in prepared.pieces])
+            self._page = page, window, prepared, ends
+        return self._page[1:]
+
+
+def _prepare(features: Features, window: Window) -> PreparedPage:
+    """Prepare a page that is read through a window: its list of pieces is that of the whole page."""
+    return features.prepare(LazyPage(window), LazyValid(window))  # type: ignore[arg-type] - indexed like arrays
+
+
+def _piece(prepared: PreparedPage, number: int, valid: LazyValid, model: Model) -> np.ndarray:
+    """Classify a piece as `predict_page` does -> (K, rows, columns) float32."""
+    return piece_probabilities(prepared, number, valid[prepared.pieces[number].slices], model.classifier)
+
+
+def open_features(model: Model, weights: str | None, tile: int | None, device: str) -> Features:
+    """Build the features of a model, which must be computed tile by tile.
+
+    Raises:
+        InputError: the tokens of a timm model, which need the whole page at once.
+    """
+    config = model.features
+    refuse_whole(config)
+    if weights is not None:
+        config = replace(config, weights=weights)
+    if tile is not None:
+        config = replace(config, tile=tile)
+    return Features(config, seed=model.seed, device=device, basis=model.basis)
+
+
+def refuse_whole(config: object) -> None:
+    """Raise InputError for features that need a whole page, or several, at once."""
+    from vispe.segment import dense
+
+    model = getattr(config, "model", None)
+    if not isinstance(config, FeatureConfig) or model not in (None, dense.NAME):
+        raise InputError(
+            f"images that are read block by block are segmented with filters and {dense.NAME}, not with {model}, whose "
+            f"maps of a whole page are held at once; train with --model {dense.NAME} or --features filters."
+        )
+    if config.filters_3d:
+        raise InputError(
+            "images that are read block by block are segmented page by page, but 3D filters look at several; train "
+            "without --filters-3d."
+        )
+
+
+def reach(features: Features) -> int:
+    """Pixels around a piece that its features depend on, besides the piece itself."""
+    return 0 if features._filters is None else features._filters.reach
+
+
+def window_region(ends: np.ndarray, margin: int, height: int, width: int) -> Region:
+    """Return the rectangle around pieces (n, 4: top, bottom, left, right) with a margin, inside the page."""
+    whole = Region(
+        *(int(v) for v in (ends[:, 0].min(), ends[:, 1].max(), ends[:, 2].min(), ends[:, 3].max()))
+    )
+    return _grown(whole, margin, height, width)
+
+
+def file_digest(path: str | Path) -> str:
+    """Return the SHA-256 of a file."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path} does not exist; give the model.vispe file that vispe segment wrote.")
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def few_at_once() -> Iterator[None]:
+    """Let zarr hold few chunks at once, so that memory is bounded."""
+    for module in ("zarr", "ome_zarr"):
+        require(module, "big", "segmenting images block by block")
+    import zarr
+
+    with zarr.config.set({"async.concurrency": 2, "threading.max_workers": 2}):
+        yield
+
+
+@lru_cache(maxsize=1)
+def engine(text: str) -> Engine:
+    """Open what a job (as JSON) needs, once in each process."""
+    return Engine(Job.loads(text))
+
+
+def run_block(text: str, page: int, ends: tuple[int, int, int, int]) -> None:
+    """Compute one block of a job (as JSON), write it and record it; a task of a cluster."""
+    from vispe.segment.big.progress import write_block
+
+    with _ONE, few_at_once():
+        opened = engine(text)
+        region = Region(*ends)
+        write_block(
+            opened.job, opened.image, page, region, opened.block(page, region), len(opened.model.names)
+        )
+
+
+def _grown(region: Region, margin: int, height: int, width: int) -> Region:
+    return Region(
+        max(region.top - margin, 0),
+        min(region.bottom + margin, height),
+        max(region.left - margin, 0),
+        min(region.right + margin, width),
+    )
+
+
+def _common(piece: Region, frame: Region) -> tuple[Region, Region]:
+    """Return what two rectangles have in common, in the coordinates of the first and of the second."""
+    top, bottom = max(piece.top, frame.top), min(piece.bottom, frame.bottom)
+    left, right = max(piece.left, frame.left), min(piece.right, frame.right)
+    return (
+        Region(top - piece.top, bottom - piece.top, left - piece.left, right - piece.left),
+        Region(top - frame.top, bottom - frame.top, left - frame.left, right - frame.left),
+    )
+
+
+def _reduced(grey: np.ndarray, step: int) -> np.ndarray:
+    """Average squares of step x step pixels, at the end of the page what is left of them -> float32."""
+    if step == 1:
+        return grey.copy()
+    rows, columns = (np.arange(0, n, step) for n in grey.shape[:2])
+    sums = np.add.reduceat(np.add.reduceat(grey, rows, axis=0, dtype=np.float64), columns, axis=1)
+    counts = np.outer(np.diff([*rows, grey.shape[0]]), np.diff([*columns, grey.shape[1]]))
+    return (sums / counts[..., None]).astype(np.float32)

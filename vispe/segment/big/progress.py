@@ -1,0 +1,155 @@
+"""What is done already: a record for each finished chunk, and a description of the run that made it.
+
+Folder `name_seg.partial` holds an unfinished result: `store`, `done` with one small file for each chunk (written
+after its pixels), `picture` and `job.json`. `unfinished.json` beside it says what the run was asked to do; a run that
+is asked for the same goes on.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vispe.errors import InputError
+from vispe.segment.big import store
+from vispe.segment.big.engine import Block, Job
+from vispe.segment.big.source import BigImage
+from vispe.segment.outputs import write_json
+from vispe.segment.tiles import Region, blocks
+
+RUN = "unfinished.json"
+
+
+def state_of(path: Path) -> str:
+    """Return a fingerprint of a file or folder: names, sizes and times of change of all files."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    for file in files:
+        found = file.stat()
+        digest.update(f"{file.relative_to(path)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def can_go_on(out: Path, asked: Mapping[str, Any], force: bool) -> list[dict[str, Any]] | None:
+    """Return the records of finished images of a run that was asked for the same and did not end; None if none.
+
+    Raises:
+        InputError: an unfinished run that was asked for something else, and not `force`.
+    """
+    try:
+        found = json.loads((out / RUN).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        found = {}
+    begun, plain = found.get("asked", {}), json.loads(json.dumps(asked))
+    if begun == plain:
+        return found["finished"]
+    if not force and (found.get("finished") or any(out.glob("*_seg.partial/job.json"))):
+        other = [key for key in {**plain, **begun} if plain.get(key) != begun.get(key)]
+        raise InputError(
+            f"{out} holds an unfinished run with other {', '.join(k.replace('_', ' ') for k in other)}; repeat that "
+            "command to go on, add --force to begin anew, or choose another folder."
+        )
+    return None
+
+
+def note_run(out: Path, asked: Mapping[str, Any], finished: Sequence[Mapping[str, Any]]) -> None:
+    """Keep what a run was asked to do and the records of its finished images, until `forget_run`."""
+    write_json(out / RUN, {"asked": asked, "finished": finished}, force=True)
+
+
+def forget_run(out: Path) -> None:
+    """The run is finished."""
+    (out / RUN).unlink(missing_ok=True)
+
+
+def partial(out: Path, stem: str) -> Path:
+    """Return the folder of an unfinished result."""
+    return out / f"{stem}_seg.partial"
+
+
+def chunk_regions(image: BigImage, chunk: int) -> list[Region]:
+    """Return the chunks of a page of the result."""
+    return blocks(*image.shape, chunk)
+
+
+def write_block(job: Job, image: BigImage, page: int, region: Region, block: Block, n_classes: int) -> None:
+    """Write the pixels of a block, then the records of its chunks; called in the process that computed it."""
+    import zarr
+
+    work = Path(job.work)
+    store.write(work / "store", image, page, region, block)
+    if block.picture is not None:
+        top, left = region.top // job.reduction, region.left // job.reduction
+        where = slice(top, top + block.picture.shape[0]), slice(left, left + block.picture.shape[1])
+        zarr.open_array(str(work / "picture"), mode="r+")[where] = block.picture
+    for part in blocks(*region.shape, job.chunk):
+        inner = part.slices
+        unsure = np.ascontiguousarray(block.uncertainty[inner])
+        record = {
+            "counts": np.bincount(block.labels[inner].ravel(), minlength=n_classes + 1).tolist(),
+            "unsure": float(np.nansum(unsure, dtype=np.float64)),
+            "overlap": int(block.twice[inner].sum()),
+            "disagreeing": int(block.differ[inner].sum()),
+        }
+        top, left = region.top + part.top, region.left + part.left
+        write_small(_done(work, page, top // job.chunk, left // job.chunk), record)
+
+
+def is_done(work: Path, page: int, region: Region, chunk: int) -> bool:
+    """Tell whether all chunks of a block are recorded."""
+    parts = blocks(*region.shape, chunk)
+    return all(
+        _done(work, page, (region.top + p.top) // chunk, (region.left + p.left) // chunk).is_file()
+        for p in parts
+    )
+
+
+def sums(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, Any]:
+    """Add up the records of all chunks, in their order."""
+    counts, unsure, overlap, disagreeing = np.zeros(n_classes + 1, np.int64), 0.0, 0, 0
+    for page in range(image.n_pages):
+        for region in chunk_regions(image, chunk):
+            record = json.loads(_done(work, page, region.top // chunk, region.left // chunk).read_text())
+            counts += np.array(record["counts"])
+            unsure += record["unsure"]
+            overlap += record["overlap"]
+            disagreeing += record["disagreeing"]
+    return {"counts": counts, "unsure": unsure, "overlap": overlap, "disagreeing": disagreeing}
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or file that may be there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def put_in_place(path: Path, target: Path) -> None:
+    """Rename a folder, in place of one that is there."""
+    if target.exists():
+        old = target.with_name(f"{target.name}.old")
+        remove(old)
+        target.rename(old)
+        path.rename(target)
+        remove(old)
+    else:
+        path.rename(target)
+
+
+def _done(work: Path, page: int, row: int, column: int) -> Path:
+    return work / "done" / f"{page}.{row}.{column}.json"
+
+
+def write_small(path: Path, content: Any) -> None:
+    """Write a small JSON file, complete or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(path)

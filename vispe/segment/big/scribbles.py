@@ -1,0 +1,198 @@
+"""Labels of images larger than memory: only the labelled pixels are kept, by their place."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from vispe.errors import InputError, OptionError
+from vispe.segment.big import is_store
+from vispe.segment.big.source import BigImage, open_image
+from vispe.segment.labels import FEW, _codes, _decoded
+from vispe.segment.levels import Level, Naming, assign, describe, read_names
+from vispe.segment.strokes import overdrawn, placed, read_strokes
+from vispe.segment.tiles import Region
+from vispe.segment.train import Labelling
+
+_ROWS = 256  # rows of a label image that are looked at once
+
+
+@dataclass(frozen=True, eq=False)
+class Scribbles:
+    """The labelled pixels of one image.
+
+    Attributes:
+        places: (n,) int64, ascending: (page * h + y) * w + x.
+        classes: (n,) int64, 1..K.
+    """
+
+    places: np.ndarray
+    classes: np.ndarray
+
+
+def read_scribbles(
+    paths: Sequence[Path], images: Sequence[BigImage], how: Labelling
+) -> tuple[list[Scribbles], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:
+    """Read the labels of several images with one numbering, as `read_label_set` in `vispe.segment.labels` does.
+
+    Args:
+        paths: JSON strokes, label images or Zarr stores; only stores and strokes may be larger than memory.
+        images: the image of each.
+        how: how labels are read.
+
+    Returns:
+        The labelled pixels of each image, the K names, the K colours or None, and notes.
+
+    Raises:
+        InputError: as `read_label_set`.
+        OptionError: `dense`, which labels every pixel.
+    """
+    if how.dense:
+        raise OptionError(
+            "dense=True labels every pixel of an image larger than memory; draw scribbles instead."
+        )
+    if how.classes is not None and how.legend is not None:
+        raise OptionError("classes and legend were both given; the names must come from one of them.")
+    naming = read_names(how.classes, Path(how.legend) if how.legend is not None else None)
+    parts = [_read(path, image, naming, how) for path, image in zip(paths, images, strict=True)]
+    together = sorted({level for _, _, levels, _ in parts for level in levels})
+    where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
+    if len(together) > how.max_classes:
+        raise InputError(
+            f"{where}: found {len(together)} distinct classes ({describe(together)}), more than "
+            f"max_classes={how.max_classes}; draw without smooth edges (a pencil, not a brush) or raise max_classes."
+        )
+    classes_of, names, colors, notes = assign(where, together, naming, False)
+    drawn = {classes_of[level] for level in together}
+    if len(drawn) < 2:
+        listed = ", ".join(names[c - 1] for c in sorted(drawn)) or "none"
+        raise InputError(
+            f"{where}: need at least 2 labelled classes, found {len(drawn)} ({listed}); draw the others."
+        )
+    found = []
+    for path, (places, index, levels, own) in zip(paths, parts, strict=True):
+        table = np.array([classes_of[level] for level in levels], np.int64)
+        classes = table[index]
+        notes += own + _thin(path, names, np.bincount(classes, minlength=len(names) + 1)[1:])
+        found.append(Scribbles(places, classes))
+    return found, names, colors, notes
+
+
+def _thin(path: Path, names: Sequence[str], counts: np.ndarray) -> list[str]:
+    notes = []
+    for name, count in zip(names, counts, strict=True):
+        if count == 0:
+            notes.append(f"class {name!r} is not drawn in {path.name}; it is kept.")
+        elif count < FEW:
+            notes.append(f"class {name!r} has only {count} labelled pixels in {path.name}; draw more of it.")
+    return notes
+
+
+def _read(
+    path: Path, image: BigImage, naming: Naming, how: Labelling
+) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
+    """Return places (n,), an index (n,) into a sorted list of levels, that list, and notes."""
+    height, width = image.shape
+    page = how.label_page
+    if path.suffix.lower() == ".json" and not is_store(path):
+        shape = (image.n_pages, height, width)
+        strokes = read_strokes(path, naming, 0 if page is None and shape[0] == 1 else page)
+        levels = sorted({s.level for s in strokes})
+        drawn = [
+            ((s.page * height + rows) * width + columns, np.full(len(rows), levels.index(s.level)))
+            for s, rows, columns in placed(path, strokes, shape)
+        ]
+        places, values = (np.concatenate([d[i] for d in drawn] or [np.zeros(0, np.int64)]) for i in (0, 1))
+        kept, last = np.unique(places[::-1], return_index=True)
+        pairs = np.unique(np.stack([places, values]), axis=1)[0]
+        several = len(np.unique(pairs[1:][pairs[1:] == pairs[:-1]]))
+        return kept, values[::-1][last], levels, overdrawn(path, several)
+    pieces, notes, deep = (_stored if is_store(path) else _pictured)(path, image, page)
+    found = []
+    for number, region, codes, colour in pieces:
+        y, x = np.nonzero(codes > 0)
+        found.append(((np.int64(number) * height + y + region.top) * width + x, codes[y, x], colour))
+    coloured = any(colour for _, _, colour in found)
+    codes = [c if colour or not coloured else c << 32 | c << 16 | c for _, c, colour in found]
+    present, index = np.unique(np.concatenate(codes), return_inverse=True)
+    levels: list[Level] = [
+        (v >> 32, v >> 16 & 65535, v & 65535) if coloured else (v,) for v in map(int, present)
+    ]
+    if coloured and deep:
+        levels = [tuple(round(c / 257) for c in level) for level in levels]
+    return np.concatenate([places for places, _, _ in found]), index, levels, list(notes)
+
+
+Pieces = Iterator[tuple[int, Region, np.ndarray, bool]]
+"""Page, rows, code of each pixel (0 and below: no label), and whether codes are packed colours."""
+
+
+def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
+    """Read labels in a store, strip by strip."""
+    stored = open_image(path)
+    first, count = _checked(path, (stored.n_pages, *stored.shape), image, page)
+    if stored.channels != 1 or stored.dtype.kind == "f":
+        raise InputError(
+            f"{path} has {stored.channels} channel(s) of {stored.dtype}; labels in a store are whole numbers of one "
+            "channel."
+        )
+
+    def pieces() -> Pieces:
+        rows = max(_ROWS // stored.chunk[0], 1) * stored.chunk[0]
+        for number in range(count):
+            for top in range(0, image.shape[0], rows):
+                region = Region(top, min(top + rows, image.shape[0]), 0, image.shape[1])
+                values = stored.read(number, region)[..., 0]
+                if values.min() < 0:
+                    raise InputError(
+                        f"{path} holds the value {values.min()}; label values must be 0 or more."
+                    )
+                yield first + number, region, values.astype(np.int64), False
+
+    return pieces(), stored.notes, False
+
+
+def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
+    """Read labels in an image file, which is held as a whole, strip by strip."""
+    decoded = _decoded(path)
+    first, count = _checked(path, decoded.pages.shape[:3], image, page)
+
+    def pieces() -> Pieces:
+        for number in range(count):
+            for top in range(0, image.shape[0], _ROWS):
+                region = Region(top, min(top + _ROWS, image.shape[0]), 0, image.shape[1])
+                strip = decoded.pages[number : number + 1, region.top : region.bottom]
+                codes, colour, unlabelled = _codes(path, replace(decoded, pages=strip), by_index=False)
+                yield first + number, region, np.where(unlabelled, -1, codes)[0], colour
+
+    return pieces(), decoded.notes, decoded.pages.dtype == np.uint16
+
+
+def _checked(path: Path, found: tuple[int, ...], image: BigImage, page: int | None) -> tuple[int, int]:
+    """Check size and pages of labels; return the first page that they belong to, and how many there are."""
+    height, width = image.shape
+    if found[1:] != image.shape:
+        turned = " (height and width are exchanged)" if found[1:] == (width, height) else ""
+        raise InputError(
+            f"{path}: the labels are {found[1]} x {found[2]} pixels (height x width), but the image is "
+            f"{height} x {width}{turned}; they must have the same size and are never resized."
+        )
+    if found[0] != 1 and page is not None:
+        raise OptionError(
+            f"label_page={page} was given, but {path} has a page for each of the {found[0]} pages."
+        )
+    if found[0] not in (1, image.n_pages):
+        raise InputError(
+            f"{path}: the labels have {found[0]} pages, but the image has {image.n_pages}; give as many."
+        )
+    if found[0] == 1 and image.n_pages > 1 and page is None:
+        raise InputError(
+            f"{path}: the labels have 1 page, but the image has {image.n_pages}; say which page they belong to with "
+            "label_page."
+        )
+    if page is not None and not 0 <= page < image.n_pages:
+        raise InputError(
+            f"label_page={page} is not a page of the image, which has {image.n_pages} (0 to {image.n_pages - 1})."
+        )
+    return page or 0, found[0]

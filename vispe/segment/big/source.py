@@ -1,0 +1,321 @@
+"""Images on disk that are read region by region: OME-Zarr 0.1 to 0.5, plain Zarr arrays, and TIFF."""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vispe.errors import InputError, require
+from vispe.segment.big import is_store
+from vispe.segment.decode import _checked_axes, to_pages
+from vispe.segment.images import _channels, _pick_pages
+from vispe.segment.tiff import MICRONS
+from vispe.segment.tiles import Region
+
+
+@dataclass(frozen=True)
+class PageAxis:
+    """An axis that counts pages, as OME-Zarr describes it."""
+
+    name: str
+    kind: str | None
+    unit: str | None
+    scale: float
+    length: int
+
+
+@dataclass(frozen=True, eq=False)
+class BigImage:
+    """An image of which regions are read when they are asked for.
+
+    Attributes:
+        path: the store or file.
+        array: the stored array, of any number of dimensions.
+        axes: what each dimension means, such as 'TCZYX'.
+        page_axes: the axes that count pages; one, 'z', where pages were chosen.
+        chosen: the pages to use, by their number in the store.
+        kept: the channels to use.
+        version: of OME-Zarr, which the result will have too.
+        scale: size of a pixel (y, x) in `unit`.
+        unit: of length; None where the file does not say.
+        channel_names: one for each channel that is used, or ().
+        notes: what the user should know.
+    """
+
+    path: Path
+    array: Any
+    axes: str
+    page_axes: tuple[PageAxis, ...]
+    chosen: tuple[int, ...]
+    kept: tuple[int, ...]
+    version: str
+    scale: tuple[float, float] = (1.0, 1.0)
+    unit: str | None = None
+    channel_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.array.shape[self.axes.index("Y")], self.array.shape[self.axes.index("X")]
+
+    @property
+    def n_pages(self) -> int:
+        """Number of pages."""
+        return len(self.chosen)
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return len(self.kept)
+
+    @cached_property
+    def dtype(self) -> np.dtype:
+        """Number type of what `read` returns."""
+        stored = np.dtype(self.array.dtype)
+        return np.dtype(np.uint8) if stored.kind == "b" else stored.newbyteorder("=")
+
+    @property
+    def pixel_size(self) -> tuple[float, float] | None:
+        """Microns per pixel (y, x); None where the file does not say."""
+        factor = MICRONS.get(str(self.unit).lower()) or _MORE_UNITS.get(str(self.unit).lower())
+        return None if factor is None else (self.scale[0] * factor, self.scale[1] * factor)
+
+    @cached_property
+    def chunk(self) -> tuple[int, int]:
+        """Height and width of the stored chunks."""
+        chunks = getattr(self.array, "shards", None) or self.array.chunks
+        return tuple(min(chunks[self.axes.index(a)], self.shape[i]) for i, a in enumerate("YX"))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one stored chunk."""
+        return int(np.prod(self.array.chunks, dtype=np.int64)) * np.dtype(self.array.dtype).itemsize
+
+    def read(self, page: int, region: Region) -> np.ndarray:
+        """Read a region of a page -> (rows, columns, c) in the type of the file; bool becomes 0 and 255."""
+        lengths = [self.array.shape[i] for i, letter in enumerate(self.axes) if letter not in "YXCS"]
+        places = iter(np.unravel_index(self.chosen[page], lengths) if lengths else ())
+        index: list[Any] = []
+        for letter in self.axes:
+            if letter in "YX":
+                index.append(region.slices["YX".index(letter)])
+            else:
+                index.append(slice(None) if letter in "CS" else int(next(places)))
+        left = "".join(letter for letter in self.axes if letter in "YXCS")
+        found = to_pages(self.path, np.asarray(self.array[tuple(index)]), left, None, 1)[0]
+        if found.shape[2] != len(self.kept) or self.kept != tuple(range(len(self.kept))):
+            found = np.ascontiguousarray(found[..., list(self.kept)])
+        return found.astype(np.uint8) * np.uint8(255) if found.dtype == bool else found
+
+    def strips(self, page: int, rows: int) -> Iterator[np.ndarray]:
+        """Read a page from top to bottom in pieces of about `rows` x `rows` pixels, along stored chunks."""
+        height, width = self.shape
+        down = max(rows // self.chunk[0], 1) * self.chunk[0]
+        across = max(rows // self.chunk[1], 1) * self.chunk[1]
+        for top in range(0, height, down):
+            for left in range(0, width, across):
+                yield self.read(page, Region(top, min(top + down, height), left, min(left + across, width)))
+
+
+_MORE_UNITS = {
+    **{"nanometer": 1e-3, "picometer": 1e-6, "millimeter": 1e3, "centimeter": 1e4, "meter": 1e6},
+    **{"micrometre": 1.0, "nanometre": 1e-3, "millimetre": 1e3, "angstrom": 1e-4},
+}
+
+
+def valid_pixels(values: np.ndarray) -> np.ndarray:
+    """Tell which pixels (rows, columns, c) hold data: finite in every channel -> (rows, columns) bool."""
+    if values.dtype.kind != "f":
+        return np.ones(values.shape[:2], bool)
+    return np.isfinite(values).all(-1)
+
+
+def open_image(
+    path: str | Path, *, channel: str | None = None, z: str | None = None, axes: str | None = None
+) -> BigImage:
+    """Open a store, or a TIFF file, without reading its pixels.
+
+    Args:
+        path: OME-Zarr image, Zarr array, or TIFF.
+        channel: channels to use, as in `vispe.segment.images.read_image`.
+        z: pages to use, likewise.
+        axes: meaning of the stored dimensions, where the file is wrong or does not say.
+
+    Raises:
+        InputError: no image, several images, a plate, axes that are not known, no pixels, complex numbers.
+        MissingExtra: zarr is not installed.
+    """
+    path = Path(path)
+    require("zarr", "big", f"reading {path.name} region by region")
+    array, facts, notes = _open_store(path) if is_store(path) else _open_tiff(path)
+    asked = _checked_axes(path, axes, array.shape) if axes is not None else facts.get("axes")
+    if asked is None or len(asked) != array.ndim:
+        shape = " x ".join(map(str, array.shape))
+        raise InputError(f"{path} does not say what its dimensions ({shape}) mean; give --axes, such as ZYX.")
+    if 0 in array.shape:
+        raise InputError(
+            f"{path} has no pixels (its array is {' x '.join(map(str, array.shape))}); export it again."
+        )
+    if np.dtype(array.dtype).kind not in "buif":
+        raise InputError(f"{path} holds {array.dtype} values; export real numbers, such as the magnitude.")
+    known = facts.get("details", {}) if axes is None else {}
+    pages = [(i, letter) for i, letter in enumerate(asked) if letter not in "YXCS"]
+    page_axes = tuple(
+        PageAxis(*known.get(i, (letter.lower(), None, None, 1.0)), array.shape[i]) for i, letter in pages
+    )
+    count = int(np.prod([axis.length for axis in page_axes], dtype=np.int64))
+    chosen = tuple(int(i) for i in _pick_pages(path, np.arange(count), z))
+    if len(chosen) != count:
+        page_axes = (PageAxis("z", "space", None, 1.0, len(chosen)),)
+    channels = int(
+        np.prod([array.shape[i] for i, letter in enumerate(asked) if letter in "CS"], dtype=np.int64)
+    )
+    names = tuple(facts.get("names", ()))
+    names = names if len(names) == channels else ()
+    kept = tuple(range(channels) if channel is None else _channels(path, channel, channels, names))
+    y, x = (known.get(asked.index(a), (None, None, None, 1.0)) for a in "YX")
+    return BigImage(
+        path,
+        array,
+        asked,
+        page_axes,
+        chosen,
+        kept,
+        facts["version"],
+        (y[3], x[3]),
+        y[2] if y[2] == x[2] else None,
+        tuple(names[i] for i in kept) if names else (),
+        tuple(notes),
+    )
+
+
+def _open_store(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
+    import zarr
+
+    try:
+        node = zarr.open(str(path), mode="r")
+        if isinstance(node, zarr.Array):
+            names = getattr(node.metadata, "dimension_names", None) or node.attrs.get("_ARRAY_DIMENSIONS")
+            version = "0.5" if node.metadata.zarr_format == 3 else "0.4"
+            return node, {"version": version, "axes": _letters(names, node.ndim)}, []
+        attributes = dict(node.attrs)
+        ome = attributes.get("ome", attributes)
+        image = _image_of(path, node, ome)
+        if image is not node:
+            ome = dict(image.attrs)
+            ome = ome.get("ome", ome)
+        return _multiscale(path, image, ome)
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path} is not a readable OME-Zarr image ({reason}); export it again.") from error
+
+
+def _image_of(path: Path, group: Any, ome: Mapping[str, Any]) -> Any:
+    """Return the group that is an image: this one, or the only series of it."""
+    if "multiscales" in ome:
+        return group
+    if "plate" in ome or "well" in ome:
+        kind = "plate" if "plate" in ome else "well"
+        raise InputError(f"{path} is a {kind} of many images; name one of them, such as {path}/A/1/0.")
+    series = sorted(
+        key for key in group if "multiscales" in dict(group[key].attrs).get("ome", dict(group[key].attrs))
+    )
+    if not series:
+        raise InputError(
+            f"{path} holds no image (no multiscales in its metadata); name the array inside and give --axes."
+        )
+    if len(series) > 1:
+        listed = f"{len(series)} images ({', '.join(series[:5])})"
+        raise InputError(f"{path} holds {listed}; name one of them, such as {path}/{series[0]}.")
+    return group[series[0]]
+
+
+def _multiscale(path: Path, group: Any, ome: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
+    multiscale = ome["multiscales"][0]
+    levels = [(group[entry["path"]], entry) for entry in multiscale["datasets"]]
+    array, entry = max(levels, key=lambda level: np.prod(level[0].shape[-2:], dtype=np.int64))
+    listed = multiscale.get("axes") or ["t", "c", "z", "y", "x"][-array.ndim :]
+    axes = [{"name": axis} if isinstance(axis, str) else axis for axis in listed]
+    scale = np.ones(array.ndim)
+    for transform in (
+        *entry.get("coordinateTransformations", ()),
+        *multiscale.get("coordinateTransformations", ()),
+    ):
+        if transform.get("type") == "scale":
+            scale = scale * np.asarray(transform["scale"], float)
+    details = {
+        i: (axis["name"], axis.get("type"), axis.get("unit"), float(scale[i])) for i, axis in enumerate(axes)
+    }
+    names = [str(c.get("label", "")) for c in (ome.get("omero") or {}).get("channels", ())]
+    version = "0.5" if array.metadata.zarr_format == 3 else "0.4"
+    notes = []
+    if len(ome["multiscales"]) > 1:
+        notes.append(f"{path.name} holds {len(ome['multiscales'])} multiscale images; the first is used.")
+    facts = {
+        "version": version,
+        "axes": _letters([a["name"] for a in axes], array.ndim, axes),
+        "details": details,
+    }
+    return array, {**facts, "names": names if all(names) else ()}, notes
+
+
+def _letters(names: Any, ndim: int, axes: list[Mapping[str, Any]] | None = None) -> str | None:
+    """Turn names of axes into one letter each; other axes than T, C, Z, Y and X count pages."""
+    if not names:
+        return "YX" if ndim == 2 else None
+    spare = iter("IQRHEAMPV")
+    out = ""
+    for i, name in enumerate(names):
+        letter = str(name).upper()
+        kind = axes[i].get("type") if axes is not None else None
+        if letter not in set("TCZYXS") or letter in out:
+            letter = "C" if kind == "channel" and "C" not in out else next(spare)
+        out += letter
+    return out if {"Y", "X"} <= set(out) else None
+
+
+def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
+    import zarr
+    from tifffile import TiffFile, imread
+
+    from vispe.segment.decode import BROKEN
+    from vispe.segment.tiff import _channel_names, _has_alpha, _pixel_size, _resolution, _tag
+
+    try:
+        with TiffFile(path) as tif:
+            page, series = tif.series[0].keyframe, tif.series[0]
+            strange = {
+                "a palette": _tag(page, "ColorMap", None) is not None,
+                "white as 0": page.photometric == 0,
+                "an alpha channel": _has_alpha(page),
+                "an orientation": int(_tag(page, "Orientation", 1)) != 1,
+                "JPEG colours": page.photometric == 6,
+            }
+            found = [what for what, present in strange.items() if present]
+            if found:
+                raise InputError(
+                    f"{path} has {found[0]}, which is not read region by region; leave --memory and --scheduler out, "
+                    "or convert it to OME-Zarr."
+                )
+            size = _pixel_size(tif, _resolution(page))
+            names, axes = _channel_names(tif), series.axes
+        opened = imread(path, aszarr=True, series=0, level=0)
+        array = zarr.open(opened, mode="r")
+        weakref.finalize(array, opened.close)
+    except InputError:
+        raise
+    except BROKEN as error:
+        raise InputError(f"{path} is truncated or damaged ({error}); copy or export it again.") from error
+    details = (
+        {axes.index(a): (a.lower(), "space", "micrometer", size[i]) for i, a in enumerate("YX")}
+        if size
+        else {}
+    )
+    return array, {"version": "0.5", "axes": axes, "details": details, "names": names}, []

@@ -1,0 +1,84 @@
+"""What is said about a finished image: its record in the report, and its picture."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vispe.segment.big import stem, store
+from vispe.segment.big.engine import Job
+from vispe.segment.big.source import BigImage
+from vispe.segment.draw import overlay
+from vispe.segment.modelfile import Model
+from vispe.segment.outputs import write_png
+from vispe.segment.tiles import Region
+
+
+def summary(
+    image: BigImage, model: Model, added: Mapping[str, Any], data: int, seconds: float
+) -> dict[str, Any]:
+    """Give the numbers of a record of the report, as of any other image.
+
+    Args:
+        image: the image.
+        model: what it was segmented with.
+        added: the sums of all chunks, from `vispe.segment.big.progress.sums`.
+        data: number of pixels with data.
+        seconds: of work.
+    """
+    counts, pixels = added["counts"][1:], image.n_pages * image.shape[0] * image.shape[1]
+    total, overlap = int(counts.sum()), added["overlap"]
+    shares = {n: float(c / total) if total else None for n, c in zip(model.names, counts, strict=True)}
+    return {
+        "image": str(image.path),
+        "labels": None,
+        "pages": image.n_pages,
+        "height": image.shape[0],
+        "width": image.shape[1],
+        "channels": image.channels,
+        "pixel_size_um": image.pixel_size,
+        "no_data_share": float(1 - data / pixels),
+        "fractions": shares,
+        "mean_uncertainty": added["unsure"] / total if total else 0.0,
+        "overlap_pixels": overlap,
+        "tile_disagreement": added["disagreeing"] / overlap if overlap else None,
+        "seconds": round(seconds, 3),
+        "seconds_per_megapixel": round(seconds / (pixels / 1e6), 3),
+    }
+
+
+def draw(target: Path, image: BigImage, model: Model, job: Job, counts: np.ndarray) -> None:
+    """Draw the overlay of one page from reduced grey levels and every n-th label.
+
+    Args:
+        target: PNG file.
+        image: the image.
+        model: with names and colours of the classes.
+        job: what was computed.
+        counts: (K + 1,) pixels of each label in the whole image.
+    """
+    import zarr
+
+    work, step = Path(job.work), job.reduction
+    picture = np.asarray(zarr.open_array(str(work / "picture"), mode="r")[:])
+    array = zarr.open_group(str(work / "store"), mode="r")[f"labels/{store.LABELS}"]
+    level = step.bit_length() - 1
+    while str(level) not in array:
+        level -= 1
+    found = array[str(level)]
+    whole = Region(0, found.shape[-2], 0, found.shape[-1])
+    labels = np.asarray(found[store.place(image, job.picture, whole, False)])
+    stride = step >> level
+    name = stem(image.path)
+    drawn = overlay(
+        picture,
+        labels[::stride, ::stride],
+        model.names,
+        model.colors,
+        pixel_size=image.pixel_size,
+        title=name if image.n_pages == 1 else f"{name}, page {job.picture}",
+        step=step,
+        counts=counts if image.n_pages == 1 else None,
+    )
+    write_png(target, drawn, True)
