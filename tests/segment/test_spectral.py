@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+from sklearn.datasets import make_moons
+
+from vispe.segment import spectral
+from vispe.segment.cluster import PixelClusters
+from vispe.segment.metrics import adjusted_rand
+from vispe.segment.spectral import LEADING, NearestPoint, cut, eigenvectors
+
+
+def groups(sizes, spread=0.3, seed=0):
+    """Make groups of points far apart -> (n, 2) points and (n,) groups from 0."""
+    rng = np.random.default_rng(seed)
+    of = np.repeat(np.arange(len(sizes)), sizes)
+    angle = 2 * np.pi * of / len(sizes)
+    return 5 * np.stack([np.cos(angle), np.sin(angle)], 1) + rng.normal(0, spread, (len(of), 2)), of
+
+
+def same(found, wanted):
+    """Tell whether two clusterings are the same up to their numbers."""
+    return adjusted_rand(found[None] + 1, wanted[None] + 1) == 1
+
+
+def test_two_moons_are_told_apart_which_k_means_cannot():
+    points, moon = make_moons(400, noise=0.04, random_state=0)
+    assert same(cut(eigenvectors(points, 2, 0), 2, 0), moon)
+    assert not same(KMeans(2, n_init=10, random_state=0).fit_predict(points).astype(np.int64), moon)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_groups_without_any_link_are_found_and_stray_points_are_no_clusters(count):
+    points, of = groups([60 + 15 * g for g in range(count)])
+    found = cut(eigenvectors(points, count, 0), count, 0)
+    assert same(found, of)
+    strays = np.array([[40.0, 40.0], [-50.0, 10.0], [0.0, 70.0]])
+    found = cut(eigenvectors(np.concatenate([points, strays]), count, 0), count, 0)
+    assert same(found[:-3], of)
+
+
+def test_the_vectors_are_those_of_the_normalised_adjacency():
+    from sklearn.neighbors import kneighbors_graph
+
+    points = np.random.default_rng(0).random((37, 3))
+    graph = kneighbors_graph(points, 10).toarray()
+    graph = (graph + graph.T) / 2
+    root = np.sqrt(graph.sum(1))
+    normal = graph / np.outer(root, root)
+    vectors = eigenvectors(points, 4, 0)
+    assert vectors.shape == (37, LEADING)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(LEADING), atol=1e-9)
+    values = np.diag(vectors.T @ normal @ vectors)
+    np.testing.assert_allclose(normal @ vectors, vectors * values, atol=1e-9)
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(normal)[::-1][:LEADING], atol=1e-9)
+    np.testing.assert_allclose(vectors[:, 0], root / np.linalg.norm(root), atol=1e-9)
+
+
+def test_parts_are_joined_by_the_shortest_links():
+    from scipy.sparse import csr_array
+
+    points = np.array([[0.0], [1.0], [5.0], [6.0], [20.0], [22.0]])
+    pairs = [(0, 1), (2, 3), (4, 5)]
+    graph = np.zeros((6, 6))
+    for i, j in pairs:
+        graph[i, j] = graph[j, i] = 0.5
+    joined = spectral._joined(points, csr_array(graph)).toarray()
+    for i, j in ((1, 2), (3, 4)):
+        graph[i, j] = graph[j, i] = 1
+    np.testing.assert_array_equal(joined, graph)
+
+
+def test_the_sparse_solver_gives_what_the_dense_one_gives(monkeypatch):
+    points, _ = groups([230, 220, 250], spread=1.2)
+    sparse = eigenvectors(points, 3, 0)
+    np.testing.assert_array_equal(eigenvectors(points, 3, 0), sparse)
+    monkeypatch.setattr(spectral, "_DENSE", 10_000)
+    np.testing.assert_allclose(sparse, eigenvectors(points, 3, 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 700])
+def test_distances_are_to_the_nearest_point_of_each_cluster(count):
+    rng = np.random.default_rng(count)
+    points, pixels = (rng.normal(0, 2, (n, 7)).astype(np.float32) for n in (90, count))
+    of = rng.choice([0, 1, 3], 90)
+    near = NearestPoint(points, of, 4, 1.0)
+    found = near.squared(pixels)
+    full = ((pixels[:, None].astype(np.float64) - points) ** 2).sum(-1)
+    for k in (0, 1, 3):
+        np.testing.assert_allclose(found[:, k], full[:, of == k].min(1), rtol=1e-4, atol=1e-4)
+    assert np.isinf(found[:, 2]).all()
+    assert found.shape == (count, 4)
+
+
+def test_the_width_is_the_mean_squared_distance_of_neighbours():
+    points = np.array([[0.0], [1.0], [3.0], [3.5]], np.float32)
+    assert NearestPoint.fit(points, np.array([0, 0, 1, 1]), 2).width == pytest.approx(
+        (1 + 1 + 0.25 + 0.25) / 4
+    )
+
+
+def test_pixels_go_with_the_nearest_pixel_of_the_graph(monkeypatch):
+    monkeypatch.setattr(spectral, "POINTS", 450)
+    points, moon = make_moons(900, noise=0.04, random_state=1)
+    features = points.astype(np.float32)
+    clusters = PixelClusters(2, "spectral").fit(features, points[:, 1])
+    assert clusters.tensors()["cluster.points"].shape == (450, 2)
+    prob = clusters.probabilities(features)
+    assert same(prob.argmax(1), moon)
+    np.testing.assert_allclose(prob.sum(1), 1, atol=1e-6)
+    again = PixelClusters(2, "spectral").fit(features, points[:, 1])
+    np.testing.assert_array_equal(again.probabilities(features), prob)
+
+
+def test_more_copies_of_a_pixel_than_neighbours_do_no_harm():
+    points, of = groups([40, 50], spread=0.4)
+    features = np.repeat(points, 30, 0).astype(np.float32)
+    clusters = PixelClusters(2, "spectral").fit(features, features[:, 0])
+    assert same(clusters.probabilities(points.astype(np.float32)).argmax(1), of)
+
+
+@pytest.mark.parametrize("different", [2, 3, 4])
+def test_as_many_clusters_as_different_pixels(different):
+    features = np.repeat(np.eye(different, dtype=np.float32), 5, 0)
+    grey = features @ np.arange(different)[::-1]
+    found = PixelClusters(different, "spectral").fit(features, grey).probabilities(features).argmax(1)
+    np.testing.assert_array_equal(found, np.repeat(np.arange(different)[::-1], 5))

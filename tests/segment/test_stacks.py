@@ -1,0 +1,396 @@
+"""Stacks from files of several writers, through segmentation, to result files that keep their axes."""
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from vispe.cli.main import main
+from vispe.errors import InputError, OptionError
+from vispe.segment import outputs
+from vispe.segment.features import FeatureConfig
+from vispe.segment.images import Micrograph, read_image
+from vispe.segment.modelfile import load_model
+from vispe.segment.outputs import write_labels, write_probabilities
+from vispe.segment.pipeline import MODEL_NAME, Labelling, Reading, apply, segment
+
+RNG = np.random.default_rng(11)
+H, W = 33, 46
+
+
+def levels(*shape, kind=np.uint8):
+    return RNG.integers(0, 250, (*shape, H, W)).astype(kind)
+
+
+def by_hand(path, planes, description, order="<", one_entry=False):
+    """Write an 8-bit TIFF byte by byte: pixels of all planes in a row, then one directory per plane (or one in all)."""
+    count, height, width = planes.shape
+    text = description.encode() + b"\0"
+    start = 8 + len(text)
+    body = text + planes.tobytes()
+    at = 8 + len(body) + len(body) % 2
+    out = (
+        struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, at) + body + b"\0" * (len(body) % 2)
+    )
+    numbers = range(1 if one_entry else count)
+    for number in numbers:
+        tags = [
+            (256, 4, 1, width),
+            (257, 4, 1, height),
+            (258, 3, 1, 8),
+            (259, 3, 1, 1),
+            (262, 3, 1, 1),
+            *([(270, 2, len(text), 8)] if number == 0 else []),
+            (273, 4, 1, start + number * height * width),
+            (277, 3, 1, 1),
+            (278, 4, 1, height),
+            (279, 4, 1, height * width),
+        ]
+        out += struct.pack(f"{order}H", len(tags))
+        for tag, kind, length, value in tags:
+            short = kind == 3
+            out += struct.pack(
+                f"{order}HHI" + ("HH" if short else "I"), tag, kind, length, value, *([0] if short else [])
+            )
+        following = 0 if number == numbers[-1] else len(out) + 4
+        out += struct.pack(f"{order}I", following)
+    path.write_bytes(out)
+    return path
+
+
+# --- reading ---
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "pages", "found"),
+    [
+        ("ZYX", (4,), "zyx", (("Z", 4),)),
+        ("TYX", (3,), "tyx", (("T", 3),)),
+        ("CYX", (2,), "yxc", ()),
+        ("ZCYX", (3, 2), "zyxc", (("Z", 3),)),
+        ("CZYX", (2, 3), "zyxc", (("Z", 3),)),
+        ("TZYX", (2, 3), "tzyx", (("T", 2), ("Z", 3))),
+        ("ZTYX", (2, 3), "ztyx", (("Z", 2), ("T", 3))),
+        ("TCZYX", (2, 3, 4), "tzyxc", (("T", 2), ("Z", 4))),
+        ("CTZYX", (3, 2, 4), "tzyxc", (("T", 2), ("Z", 4))),
+        ("TZCYX", (1, 3, 2), "zyxc", (("Z", 3),)),
+    ],
+)
+def test_ome_files_of_tifffile_in_every_order(tmp_path, axes, shape, pages, found):
+    array = levels(*shape, kind=np.uint16)
+    metadata = {"axes": axes, "PhysicalSizeX": 250, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 250}
+    metadata |= {"PhysicalSizeYUnit": "nm", "PhysicalSizeZ": 2.0, "PhysicalSizeZUnit": "µm"}
+    tifffile.imwrite(tmp_path / "a.ome.tif", array, photometric="minisblack", metadata=metadata)
+    image = read_image(tmp_path / "a.ome.tif")
+    letters = "".join(a for a in axes if a.lower() in pages)
+    taken = array.squeeze() if len(letters) < len(axes) else array
+    wanted = np.einsum(f"{letters.lower()}->{pages}", taken)
+    wanted = wanted.reshape(-1, H, W, *([wanted.shape[-1]] if pages.endswith("c") else [1]))
+    np.testing.assert_array_equal(image.pages, wanted)
+    assert image.page_axes == found
+    assert image.pixel_size == pytest.approx((0.25, 0.25))
+    assert image.z_step == 2.0
+
+
+def test_imagej_hyperstacks_of_tifffile(tmp_path):
+    array = levels(2, 3, 2, kind=np.uint16)
+    metadata = {"axes": "TZCYX", "unit": "micron", "spacing": 1.5, "finterval": 3.0}
+    tifffile.imwrite(tmp_path / "a.tif", array, imagej=True, resolution=(4, 5), metadata=metadata)
+    image = read_image(tmp_path / "a.tif")
+    np.testing.assert_array_equal(image.pages, array.reshape(6, 2, H, W).transpose(0, 2, 3, 1))
+    assert image.page_axes == (("T", 2), ("Z", 3))
+    assert image.pixel_size == (0.2, 0.25)
+    assert image.z_step == 1.5
+    assert any("T=2 x Z=3 are read as 6 pages" in note for note in image.notes)
+
+
+@pytest.mark.parametrize("one_entry", [False, True])
+def test_an_imagej_file_byte_by_byte(tmp_path, one_entry):
+    planes = levels(6)
+    text = (
+        "ImageJ=1.54f\nimages=6\nslices=3\nframes=2\nhyperstack=true\nmode=grayscale\nunit=\\u00B5m\n"
+        "spacing=2.5\nloop=false\nmin=0.0\nmax=255.0\n"
+    )
+    image = read_image(by_hand(tmp_path / "a.tif", planes, text, ">", one_entry))
+    np.testing.assert_array_equal(image.pages[..., 0], planes)
+    assert image.page_axes == (("T", 2), ("Z", 3))
+    assert image.z_step == 2.5
+    assert image.pixel_size is None
+
+
+@pytest.mark.parametrize(
+    ("order", "schema"),
+    [("XYZCT", "OME/2016-06"), ("XYCZT", "OME/2013-06"), ("XYTCZ", "OME/2010-06")],
+)
+def test_an_ome_file_byte_by_byte_with_planes_in_any_order(tmp_path, order, schema):
+    sizes = {"T": 2, "C": 2, "Z": 3}
+    planes = levels(12)
+    places = RNG.permutation(12)  # plane number -> directory in the file
+    slow = order[:1:-1]  # slowest axis first
+    counts = [sizes[a] for a in slow]
+    blocks = ""
+    for number, index in enumerate(np.ndindex(*counts)):
+        firsts = " ".join(f'First{a}="{i}"' for a, i in zip(slow, index, strict=True))
+        blocks += f'<TiffData {firsts} IFD="{places[number]}" PlaneCount="1"/>'
+    channels = "".join(f'<Channel ID="Channel:0:{c}" SamplesPerPixel="1"/>' for c in range(2))
+    sizes_text = " ".join(f'Size{a}="{n}"' for a, n in sizes.items())
+    text = (
+        f'<?xml version="1.0" encoding="UTF-8"?><OME xmlns="http://www.openmicroscopy.org/Schemas/{schema}">'
+        f'<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="{order}" Type="uint8" SizeX="{W}" SizeY="{H}" '
+        f'{sizes_text} PhysicalSizeX="0.5" PhysicalSizeY="0.5" PhysicalSizeZ="1500" PhysicalSizeZUnit="nm">'
+        f"{channels}{blocks}</Pixels></Image></OME>"
+    )
+    stored = np.empty_like(planes)
+    stored[places] = planes
+    image = read_image(by_hand(tmp_path / "a.ome.tif", stored, text))
+    pages = "".join(a for a in slow if a != "C")
+    wanted = np.einsum(f"{slow.lower()}yx->{pages.lower()}yxc", planes.reshape(*counts, H, W)).reshape(
+        6, H, W, 2
+    )
+    np.testing.assert_array_equal(image.pages, wanted)
+    assert image.page_axes == tuple((a, sizes[a]) for a in pages)
+    assert image.pixel_size == (0.5, 0.5)
+    assert image.z_step == pytest.approx(1.5)
+
+
+def test_pages_of_pillow_and_of_scikit_image(tmp_path):
+    planes = levels(5)  # tifffile takes 3 or 4 for colours
+    frames = [Image.fromarray(p) for p in planes]
+    frames[0].save(tmp_path / "p.tif", save_all=True, append_images=frames[1:], compression="tiff_lzw")
+    image = read_image(tmp_path / "p.tif")
+    np.testing.assert_array_equal(image.pages[..., 0], planes)
+    assert [n for _, n in image.page_axes] == [5]
+    assert image.z_step is None
+    colours = levels(2)[..., None] // np.array([1, 2, 3], np.uint8)
+    frames = [Image.fromarray(c) for c in colours]
+    frames[0].save(tmp_path / "c.tif", save_all=True, append_images=frames[1:])
+    np.testing.assert_array_equal(read_image(tmp_path / "c.tif").pages, colours)
+    io = pytest.importorskip("imageio.v3", reason="imageio is not installed")
+    io.imwrite(tmp_path / "i.tif", planes.astype(np.uint16), plugin="tifffile")
+    np.testing.assert_array_equal(read_image(tmp_path / "i.tif").pages[..., 0], planes)
+    from skimage.io import imsave
+
+    imsave(tmp_path / "s.tif", planes.astype(np.float32), check_contrast=False)
+    np.testing.assert_array_equal(read_image(tmp_path / "s.tif").pages[..., 0], planes)
+
+
+def test_chosen_pages_keep_the_axis_that_they_lie_on(tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", levels(2, 4), imagej=True, metadata={"axes": "TZYX"})
+    for z, axes in (("5:8", (("Z", 3),)), ("2:6", (("TZ", 4),)), ("3", ()), ("0:8", (("T", 2), ("Z", 4)))):
+        assert read_image(tmp_path / "a.tif", z=z).page_axes == axes
+    named = read_image(tmp_path / "a.tif", axes="ZTYX")
+    assert named.page_axes == (("Z", 2), ("T", 4))
+
+
+# --- result files ---
+
+
+def image_of(axes, **facts):
+    count = int(np.prod([n for _, n in axes]))
+    return Micrograph(Path("x.tif"), np.zeros((count, H, W, 1), np.uint8), page_axes=axes, **facts)
+
+
+@pytest.mark.parametrize("axes", [(("Z", 3),), (("T", 3),), (("T", 2), ("Z", 3)), (("I", 4),), (("TZ", 5),)])
+def test_results_open_in_imagej_with_their_axes_and_voxels(tmp_path, axes):
+    image = image_of(axes, pixel_size=(0.5, 0.25), z_step=2.0, resolution=(72.0, 72.0, "inch"))
+    count = image.n_pages
+    labels = RNG.integers(0, 3, (count, H, W), dtype=np.uint8)
+    prob = RNG.random((count, 2, H, W), dtype=np.float32)
+    write_labels(tmp_path / "seg.tif", labels, image)
+    write_probabilities(tmp_path / "prob.tif", prob, image, ["matrix", "Poren, große"])
+    letters = "".join(a for a, _ in axes) if axes[0][0] == "T" else "Z"
+    lengths = tuple(n for _, n in axes)
+    with tifffile.TiffFile(tmp_path / "seg.tif") as tif:
+        assert tif.is_imagej
+        assert tif.series[0].axes == f"{letters}YX"
+        np.testing.assert_array_equal(tif.asarray(), labels.reshape(*lengths, H, W))
+        facts = tif.imagej_metadata
+        assert (facts["unit"], facts["spacing"]) == ("um", 2.0)
+        x, y = (tif.pages[0].tags[f"{a}Resolution"].value for a in "XY")
+        assert (x[0] / x[1], y[0] / y[1]) == (4, 2)  # pixels per micron, and not the 72 dpi of the image
+    with tifffile.TiffFile(tmp_path / "prob.tif") as tif:
+        assert tif.series[0].axes == f"{letters}CYX"
+        np.testing.assert_array_equal(tif.asarray(), prob.reshape(*lengths, 2, H, W))
+        assert tif.imagej_metadata["Labels"][2:4] == ["page 1: matrix", "page 1: Poren, große"]
+        assert json.loads(tif.imagej_metadata["classes"]) == ["matrix", "Poren, große"]
+    for name in ("seg.tif", "prob.tif"):
+        back = read_image(tmp_path / name)
+        assert back.pixel_size == pytest.approx((0.5, 0.25))
+        assert back.z_step == 2.0
+        assert back.page_axes == (axes if axes[0][0] == "T" else (("Z", count),))
+        assert back.n_pages == count
+
+
+@pytest.mark.parametrize(("axes", "room"), [((("Z", 3), ("T", 2)), None), ((("T", 2), ("Z", 3)), 0)])
+def test_results_that_imagej_cannot_hold_are_ome(tmp_path, monkeypatch, axes, room):
+    if room is not None:
+        monkeypatch.setattr(outputs, "_IMAGEJ", room)
+    image = image_of(axes, pixel_size=(0.5, 0.25), z_step=2.0)
+    prob = RNG.random((6, 2, H, W), dtype=np.float32)
+    write_probabilities(tmp_path / "prob.tif", prob, image, ["matrix", "pore"])
+    with tifffile.TiffFile(tmp_path / "prob.tif") as tif:
+        assert tif.is_ome
+        assert tif.is_bigtiff == (room == 0)
+    back = read_image(tmp_path / "prob.tif")
+    np.testing.assert_array_equal(back.pages, prob.transpose(0, 2, 3, 1))
+    assert back.page_axes == axes
+    assert back.channel_names == ("matrix", "pore")
+    assert back.pixel_size == pytest.approx((0.5, 0.25))
+    assert back.z_step == 2.0
+    write_labels(tmp_path / "seg.tif", np.ones((6, H, W), np.uint8), image)
+    assert read_image(tmp_path / "seg.tif").page_axes == axes
+
+
+# --- segmentation ---
+
+
+def scene(pages=4, seed=0, noise=14):
+    """Make a rod that moves through a stack, in noise -> (pages uint8, classes 1 and 2)."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:H, :W]
+    classes = np.stack([1 + ((y - 16) ** 2 + (x - 15 - 2 * z) ** 2 < 81) for z in range(pages)]).astype(
+        np.uint8
+    )
+    grey = np.where(classes == 2, 90, 150) + rng.normal(0, noise, classes.shape)
+    return np.clip(grey, 0, 255).astype(np.uint8), classes
+
+
+def scribbles(classes, pages):
+    """Label a tenth of the pixels of some pages."""
+    drawn = np.where(np.random.default_rng(3).random(classes.shape) < 0.1, classes, 0).astype(np.uint8)
+    drawn[[z for z in range(len(classes)) if z not in pages]] = 0
+    return drawn
+
+
+@pytest.fixture
+def folder(tmp_path):
+    grey, classes = scene()
+    facts = {"axes": "ZYX", "unit": "um", "spacing": 1.0}
+    tifffile.imwrite(tmp_path / "s.tif", grey, imagej=True, resolution=(2, 2), metadata=facts)
+    tifffile.imwrite(tmp_path / "drawn.tif", scribbles(classes, (1, 3)), photometric="minisblack")
+    return tmp_path
+
+
+def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
+    one = scribbles(scene()[1], (1,))
+    Image.fromarray(one[1]).save(folder / "page.png")
+    tifffile.imwrite(folder / "pages.tif", one, imagej=True, metadata={"axes": "ZYX"})
+    dots = [
+        {"class": int(one[1, y, x]), "points": [[int(x), int(y)]], "page": 1}
+        for y, x in np.argwhere(one[1] > 0)
+    ]
+    (folder / "dots.json").write_text(json.dumps(dots))
+    found = []
+    for name, page in (("page.png", 1), ("pages.tif", None), ("dots.json", None)):
+        out = folder / name.replace(".", "_")
+        report = segment(
+            [folder / "s.tif"],
+            out,
+            labels=[folder / name],
+            labelling=Labelling(label_page=page),
+            features=FeatureConfig(),
+        )
+        found.append(tifffile.imread(out / "s_seg.tif"))
+        assert report.run["training"]["labelled_pixels"] == {
+            f"class {k}": int((one == k).sum()) for k in (1, 2)
+        }
+    assert (found[0] == scene()[1]).mean() > 0.95
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_a_slice_alone_gets_the_map_that_it_gets_in_the_stack(folder):
+    labels = [folder / "drawn.tif"]
+    for mode in ("image", "none"):
+        out, again = folder / mode, folder / f"{mode}_again"
+        segment(
+            [folder / "s.tif"], out, labels=labels, features=FeatureConfig(), reading=Reading(normalize=mode)
+        )
+        stack, prob = tifffile.imread(out / "s_seg.tif"), tifffile.imread(out / "s_prob.tif")
+        Image.fromarray(scene()[0][2]).save(folder / "slice.png")
+        apply(out / MODEL_NAME, [folder / "slice.png"], again)
+        np.testing.assert_array_equal(np.asarray(Image.open(again / "slice_seg.png")), stack[2])
+        np.testing.assert_array_equal(tifffile.imread(again / "slice_prob.tif"), prob[2])
+        apply(out / MODEL_NAME, [folder / "s.tif"], folder / f"{mode}_part", reading=Reading(z="2:4"))
+        np.testing.assert_array_equal(tifffile.imread(folder / f"{mode}_part" / "s_seg.tif"), stack[2:])
+
+
+def test_the_order_of_slices_does_not_matter(folder):
+    segment([folder / "s.tif"], folder / "out", labels=[folder / "drawn.tif"], features=FeatureConfig())
+    stack = tifffile.imread(folder / "out" / "s_seg.tif")
+    tifffile.imwrite(folder / "r.tif", scene()[0][::-1], imagej=True, metadata={"axes": "ZYX"})
+    apply(folder / "out" / MODEL_NAME, [folder / "r.tif"], folder / "back")
+    np.testing.assert_array_equal(tifffile.imread(folder / "back" / "r_seg.tif"), stack[::-1])
+
+
+def test_five_dimensions_come_back_with_their_axes_and_voxels(tmp_path):
+    grey, classes = scene(6)
+    array = np.stack([grey, 255 - grey], 1).reshape(2, 3, 2, H, W).swapaxes(1, 2)  # T, C, Z
+    metadata = {"axes": "TCZYX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.5}
+    tifffile.imwrite(tmp_path / "a.ome.tif", array, photometric="minisblack", metadata=metadata)
+    tifffile.imwrite(tmp_path / "l.tif", scribbles(classes, (0, 4)))
+    report = segment(
+        [tmp_path / "a.ome.tif"], tmp_path / "out", labels=[tmp_path / "l.tif"], features=FeatureConfig()
+    )
+    record = report.images[0]
+    assert record["page_axes"] == {"T": 2, "Z": 3}
+    assert record["z_step_um"] == 1.5
+    assert record["channels"] == 2
+    back = read_image(record["files"]["labels"])
+    assert back.page_axes == (("T", 2), ("Z", 3))
+    assert (back.pixel_size, back.z_step) == ((0.5, 0.5), 1.5)
+    assert (back.pages[..., 0] == classes).mean() > 0.95
+    with tifffile.TiffFile(record["files"]["uncertainty"]) as tif:
+        assert tif.series[0].axes == "TZYX"
+
+
+def test_3d_filters_use_the_neighbours_and_are_part_of_the_model(tmp_path):
+    grey, classes = scene(8, noise=150)
+    facts = {"axes": "ZYX", "unit": "um", "spacing": 1.0}
+    tifffile.imwrite(tmp_path / "s.tif", grey, imagej=True, resolution=(1, 1), metadata=facts)
+    tifffile.imwrite(tmp_path / "l.tif", scribbles(classes, (2, 5)))
+    right = {}
+    for name, config in (("flat", FeatureConfig()), ("deep", FeatureConfig(filters_3d=True))):
+        report = segment([tmp_path / "s.tif"], tmp_path / name, labels=[tmp_path / "l.tif"], features=config)
+        right[name] = (tifffile.imread(tmp_path / name / "s_seg.tif") == classes).mean()
+    assert right["deep"] > right["flat"] + 0.01
+    assert any("1 times the size of a pixel: 3D filters" in note for note in report.images[0]["notes"])
+    model = tmp_path / "deep" / MODEL_NAME
+    assert load_model(model).features.filters_3d
+    apply(model, [tmp_path / "s.tif"], tmp_path / "again", tile=20)
+    first, second = (tifffile.imread(tmp_path / name / "s_prob.tif") for name in ("deep", "again"))
+    np.testing.assert_allclose(first, second, atol=1e-5)
+    tifffile.imwrite(tmp_path / "r.tif", grey[::-1], imagej=True, resolution=(1, 1), metadata=facts)
+    apply(model, [tmp_path / "r.tif"], tmp_path / "over")
+    over = tifffile.imread(tmp_path / "over" / "r_prob.tif")
+    np.testing.assert_allclose(over[::-1], first, atol=1e-5)
+
+
+def test_3d_filters_are_refused_where_there_is_no_volume(tmp_path, folder, capsys):
+    Image.fromarray(scene()[0][0]).save(folder / "one.png")
+    tifffile.imwrite(folder / "t.tif", scene()[0], imagej=True, metadata={"axes": "TYX"})
+    config = FeatureConfig(filters_3d=True)
+    for name, message in (("one.png", "has one page, but 3D filters"), ("t.tif", "time series of 4 frames")):
+        with pytest.raises(InputError, match=message):
+            segment([folder / name], folder / "out", cluster=2, features=config)
+    with pytest.raises(OptionError, match=r"trust turns one page at a time, but 3D filters look at several"):
+        segment(
+            [folder / "s.tif"], folder / "out", labels=[folder / "drawn.tif"], features=config, trust=True
+        )
+    words = f"segment {folder}/s.tif --cluster 2 --filters-3d --features tokens -o {folder}/out"
+    assert main(words.split()) == 2
+    assert "filters_3d has no effect on features=tokens" in capsys.readouterr().err
+
+
+def test_3d_filters_by_command(folder, capsys):
+    words = (
+        f"segment {folder}/s.tif --labels {folder}/drawn.tif --features filters --filters-3d -o {folder}/out"
+    )
+    assert main(words.split()) == 0
+    assert "the slices of s.tif lie 1 microns apart, 2 times the size of a pixel" in capsys.readouterr().err
+    report = json.loads((folder / "out" / "report.json").read_text())
+    assert report["features"]["filters_3d"] is True
