@@ -216,7 +216,8 @@ def test_probabilities_are_one_float_page_per_class(tmp_path):
     with tifffile.TiffFile(path) as tif:
         assert len(tif.pages) == 6
         assert tif.pages[0].dtype == np.float32
-        assert tif.shaped_metadata[0]["classes"] == ["a", "b", "c"]
+        assert json.loads(tif.imagej_metadata["classes"]) == ["a", "b", "c"]
+        assert tif.imagej_metadata["Labels"][3:5] == ["page 1: a", "page 1: b"]
         np.testing.assert_array_equal(tif.pages[4].asarray(), prob[1, 1])
     back = read_image(path)
     np.testing.assert_array_equal(back.pages, prob.transpose(0, 2, 3, 1))

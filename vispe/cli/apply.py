@@ -18,9 +18,12 @@ def apply(
     axes: str | None = None,
     smooth: int = 0,
     min_area: int = 0,
+    trust: bool = False,
     weights: str | None = None,
     tile: int | None = None,
     device: str = "auto",
+    memory: str | None = None,
+    scheduler: str | None = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
@@ -31,7 +34,7 @@ def apply(
 
     Args:
         model: the model.vispe file of an earlier run.
-        images: image files, folders or globs.
+        images: image files, folders or globs, or OME-Zarr stores, which may be larger than memory.
         out: folder for the results.
         truth: ground-truth masks to score against, matched to the images by name.
         truth_zero: whether the value 0 in a mask is the first class, or is left out of the score.
@@ -41,9 +44,13 @@ def apply(
         axes: meaning of the stored axes, such as ZYX, where the file is wrong.
         smooth: average probabilities over squares of this radius, in pixels.
         min_area: patches with fewer pixels take the class of their surroundings.
+        trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
+            as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
         weights: where the checkpoint of the token model is now, if it has moved.
         tile: side of the pieces in which an image is worked on, in pixels.
         device: auto, cpu, cuda, ...
+        memory: what the work on an OME-Zarr store, or a large TIFF file, may take besides the libraries; default 2 GiB.
+        scheduler: address of a dask scheduler, such as tcp://host:8786, whose workers segment the blocks of a store.
         force: overwrite existing results.
         json: print the report as JSON instead of one line for each image.
 
@@ -63,10 +70,13 @@ def apply(
             reading=pipeline.Reading(channel, z, axes),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page),
             post=Post(smooth, min_area),
+            trust=trust,
             weights=weights,
             tile=tile,
             device=device,
             force=force,
             watch=console.watcher,
+            memory=memory,
+            scheduler=scheduler,
         )
     return console.finish(report, out)

@@ -12,6 +12,11 @@ Convention for a command (each lives in its own module and has no logic beyond c
 - Module constant `POSITIONALS = ("images",)` names the parameters written without `--`, in this order; one of
   type `list[...]` takes any number (at least one when it has no default).
 - Module constant `SHORT = {"out": "-o"}` gives parameters a one-letter form.
+- Module constant `BARE = {"cluster": "auto"}` gives options a value for when they stand alone: `--cluster` means
+  `--cluster auto`. The next word is its value only if it is a number or that word, so `--cluster a.png` keeps the
+  image.
+- Module constant `SEVERAL = ("text",)` names list options that take all words up to the next option:
+  `--text matrix precipitate`.
 - The Google docstring is the help: the first line, the text, `Args:`, and at the end `Examples:`.
 - Results go to stdout, progress and warnings to stderr. Return `None` or 0 for success, else the exit code.
 - `--config FILE`, `--print_config` and `--debug` belong to this module; commands do not define them.
@@ -38,7 +43,7 @@ COMMANDS: dict[str, str] = {
     "info": "Show what one encoding is, its options, presets and hosts; without a name, the hosts of all encodings.",
     "plot": "Draw what an encoding adds to attention around a query patch.",
     "plot positions": "Draw the coordinates that position schemes give text, images and videos.",
-    "segment": "Segment micrographs from a few scribbles, or from no labels.",
+    "segment": "Segment micrographs from a few scribbles, from no labels, or from words.",
     "apply": "Segment more images with a model that `vispe segment` wrote.",
     "probe": "Measure how much position a model's features reveal.",
     "rotate": "Measure what turning, mirroring and shifting a sample changes in a model's features or a segmentation.",
@@ -148,6 +153,8 @@ def parse(name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], d
     }
     try:
         instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the older name
+        words = _gather_words(words, getattr(inspect.getmodule(function), "SEVERAL", ()))
+        words = _fill_bare(words, getattr(inspect.getmodule(function), "BARE", {}))
         values = instantiate(parser.parse_args(_bracket_lists(with_recipes(words), lists)))
     except ArgumentError as error:
         raise OptionError(_explain(name, str(error.message), options)) from error
@@ -241,6 +248,33 @@ def _item_type(hint) -> type | None:
     return None
 
 
+def _gather_words(words: Sequence[str], several: Sequence[str]) -> list[str]:
+    """Join the words after options that take several into one value, a list."""
+    result: list[str] = []
+    taking: list[str] | None = None
+    for word in words:
+        if taking is not None and (not word.startswith("-") or word == "-"):
+            taking += [part for part in map(str.strip, word.split(",")) if part]
+            result[-1] = json.dumps(taking)
+            continue
+        result.append(word)
+        taking = None
+        if word.startswith("--") and word[2:].replace("-", "_") in several:
+            taking = []
+            result.append("[]")
+    return result
+
+
+def _fill_bare(words: Sequence[str], bare: Mapping[str, str]) -> list[str]:
+    """Give options that may stand alone their value, where the next word is none."""
+    result: list[str] = []
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        value = bare.get(word.removeprefix("--").replace("-", "_")) if word.startswith("--") else None
+        given = after == value or re.fullmatch(r"[-+]?[\d.]+", after)
+        result += [word] if value is None or given else [word, value]
+    return result
+
+
 def _bracket_lists(words: Sequence[str], lists: Mapping[str, type]) -> list[str]:
     """Rewrite the values of list options, `1,2` to `[1,2]` and `a,b` to `["a","b"]`."""
     result: list[str] = []
@@ -321,7 +355,10 @@ def _sentence(error: BaseException) -> str:
         return f"this needs the package {error.name!r}, which is not installed; run: pip install 'vispe[cli]'"
     if isinstance(error, OSError) and not isinstance(error, VispeError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
-    return " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )  # no terminal codes
 
 
 def _fail(text: str, code: int) -> int:

@@ -5,15 +5,23 @@ from typing import Any, Literal
 
 POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
+BARE = {"cluster": "auto"}
+SEVERAL = ("text",)
 
 
 def segment(
     images: list[str],
     out: str,
     labels: list[str] | None = None,
-    cluster: int | None = None,
+    cluster: int | Literal["auto"] | None = None,
+    cluster_method: Literal["kmeans", "spectral"] = "kmeans",
+    text: list[str] | None = None,
+    readout: str | None = None,
+    templates: list[str] | None = None,
+    background: str | None = None,
     classifier: Literal["logistic", "forest", "boosting"] = "logistic",
     features: Literal["filters", "tokens", "both"] | None = None,
+    filters_3d: bool = False,
     model: str | None = None,
     pos_embed: str | None = None,
     weights: str | None = None,
@@ -33,33 +41,50 @@ def segment(
     clip: list[float] | None = None,
     smooth: int = 0,
     min_area: int = 0,
+    trust: bool = False,
     tile: int | None = None,
     seed: int = 0,
     device: str = "auto",
+    memory: str | None = None,
+    scheduler: str | None = None,
     force: bool = False,
     json: bool = False,
 ) -> int:
-    """Segment micrographs from a few scribbles, or from no labels.
+    """Segment micrographs from a few scribbles, from no labels, or from words.
 
-    Give scribbles (--labels) and a classifier learns to tell the classes apart, or a number of clusters
-    (--cluster) and k-means finds them. The folder OUT then holds, for each image, a label map, class
-    probabilities, a map of uncertainty and a picture; and report.json, report.csv, and model.vispe for
-    `vispe apply`.
+    Give scribbles (--labels) and a classifier learns to tell the classes apart, or ask for clusters
+    (--cluster), or name the classes in words (--text), which needs the weights of a CLIP model and is
+    unreliable on micrographs, since such models have seen few. The folder OUT then holds, for each image, a
+    label map, class probabilities, a map of uncertainty and a picture; and report.json, report.csv, and
+    model.vispe for `vispe apply`.
 
     Args:
-        images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP.
+        images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP; or OME-Zarr stores, which may
+            be larger than memory.
         out: folder for the results.
         labels: label files, 0 or black = unlabelled: label images, colour drawings, or JSON strokes; several
             are matched to the images by name (a.png with a.png or a_labels.png).
-        cluster: number of clusters, in place of labels; they are numbered from dark to bright.
+        cluster: number of clusters, in place of labels; without a number 2 to 8 are tried and the one with the largest
+            silhouette is taken. They are numbered from dark to bright.
+        cluster_method: kmeans, or spectral, which finds clusters of any shape and takes longer.
+        text: the classes in words, in place of labels, such as --text matrix precipitate; 'pore/hole' are two words for
+            one class, and a single class is told from a background. Words are unreliable on micrographs: compare
+            with a few scribbles before using a number.
+        readout: how a CLIP model is read patch by patch: naclip (default), clearclip, sclip, maskclip or vanilla, with
+            options such as 'naclip(sigma=3,residual=true,mlp=true)'.
+        templates: sentences around each text, with {} for it, separated by commas, or a file with one in each line.
+        background: words of a further class, background, for everything else; 'none' for no such class.
         classifier: logistic is the fastest and goes best with vispe_micro; forest is better on thin and rare classes
             where there are filters alone; boosting is the slowest.
         features: filters (26 multi-scale filters), tokens (of --model) or both; default both, and filters for
             --cluster without --model.
+        filters_3d: for Z stacks, filters of the volume too: they see the slices above and below.
         model: vispe_micro, a small ViT that comes with vispe and does not care how the sample lies (default), or
-            a timm model whose patch tokens are features, such as vit_small_patch14_dinov2.
+            a timm model whose patch tokens are features, such as vit_small_patch14_dinov2; for --text a model of
+            open_clip (default ViT-B-16).
         pos_embed: positional encoding that replaces the model's own, such as alibi2d.
-        weights: checkpoint file of the model; default timm's pretrained weights; 'random' only for trials.
+        weights: checkpoint file of the model, or for --text also a tag of open_clip (default laion2b_s34b_b88k);
+            default timm's pretrained weights; 'random' only for trials.
         classes: names of the classes 1, 2, ..., separated by commas.
         legend: JSON file with class names by number, grey level or colour.
         dense: every pixel is labelled; 0 is a class too.
@@ -76,9 +101,13 @@ def segment(
         clip: the two percentiles that become black and white; default 0.5,99.5.
         smooth: average probabilities over squares of this radius, in pixels.
         min_area: patches with fewer pixels take the class of their surroundings.
+        trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
+            as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
         tile: side of the pieces in which an image is worked on, in pixels.
         seed: of all random numbers.
         device: auto, cpu, cuda, ...
+        memory: what the work on an OME-Zarr store, or a large TIFF file, may take besides the libraries; default 2 GiB.
+        scheduler: address of a dask scheduler, such as tcp://host:8786, whose workers segment the blocks of a store.
         force: overwrite existing results.
         json: print the report as JSON instead of one line for each image.
 
@@ -86,31 +115,54 @@ def segment(
         vispe segment steel.png --labels scribbles.png --classes matrix,carbide -o out
         vispe segment 'run/*.tif' --labels run_labels/ --truth masks/ -o out --classifier forest
         vispe segment steel.png --cluster 3 -o out
+        vispe segment steel.png --cluster -o out
+        vispe segment steel.png --text matrix precipitate -o out
         vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --pos-embed alibi2d -o out
     """
     from vispe.segment import pipeline
     from vispe.segment.features import FeatureConfig
     from vispe.segment.predict import Post
+    from vispe.segment.text.prompts import prompts_or_none
 
-    kind = features or ("filters" if cluster is not None and model is None else "both")
-    if kind != "filters":
-        model = model or "vispe_micro"
+    prompts = prompts_or_none(
+        text,
+        only={"readout": readout, "templates": templates, "background": background},
+        never={"filters_3d": filters_3d or None, "features": features, "classes": classes, "legend": legend},
+    )
+    if prompts is not None:
+        from vispe.segment.text.config import TextConfig
+
+        config = TextConfig(
+            model or TextConfig.model, weights, pos_embed, readout or TextConfig.readout, tile=tile
+        )
+    else:
+        kind = features or ("filters" if cluster is not None and model is None else "both")
+        if kind != "filters":
+            model = model or "vispe_micro"
+        config = FeatureConfig(
+            kind, model=model, pos_embed=pos_embed, weights=weights, tile=tile, filters_3d=filters_3d
+        )
     with Console(json) as console:
         report = pipeline.segment(
             images,
             out,
             labels=labels or (),
             cluster=cluster,
+            cluster_method=cluster_method,
+            text=prompts,
             classifier=classifier,
-            features=FeatureConfig(kind, model=model, pos_embed=pos_embed, weights=weights, tile=tile),
+            features=config,
             reading=pipeline.Reading(channel, z, axes, normalize, tuple(clip) if clip else (0.5, 99.5)),
             labelling=pipeline.Labelling(classes, legend, dense, max_classes, label_page),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page, score_labelled),
             post=Post(smooth, min_area),
+            trust=trust,
             seed=seed,
             device=device,
             force=force,
             watch=console.watcher,
+            memory=memory,
+            scheduler=scheduler,
         )
     return console.finish(report, out)
 
@@ -154,14 +206,14 @@ class Console:
                 bar.advance(self.task, share)
 
             def note(self, text: str) -> None:
-                stderr.print(f"vispe: note: {text}")
+                stderr.print(f"vispe: note: {one_line(text)}")
 
             def failed(self, path: str, reason: str) -> None:
-                stderr.print(f"vispe: {path} was left out: {reason}")
+                stderr.print(f"vispe: {one_line(path)} was left out: {one_line(reason)}")
 
             def done(self, record: Mapping[str, Any]) -> None:
                 if not json:
-                    print(describe(record), flush=True)
+                    print(one_line(describe(record)), flush=True)
 
         self.json, self.bar, self.stderr, self.watcher = json, bar, stderr, Shown()
 
@@ -182,7 +234,7 @@ class Console:
             count = len(report.failures)
             self.stderr.print(f"vispe: {len(report.images)} image(s) done in {out}, {count} left out:")
             for failure in report.failures:
-                self.stderr.print(f"  {failure['image']}: {failure['reason']}")
+                self.stderr.print(one_line(f"  {failure['image']}: {failure['reason']}"))
         return report.exit_code
 
 
@@ -192,4 +244,11 @@ def describe(record: Mapping[str, Any]) -> str:
     line = f"{record['image']}: {shares}"
     if "scores" in record:
         line += f"; mIoU {record['scores']['miou']:.3f}"
+    if "trust" in record:
+        line += f"; trust: {record['trust']['brief']}"
     return f"{line} -> {record['files']['labels']}"
+
+
+def one_line(text: str) -> str:
+    """Escape what is no printable character, such as a line end in a file name, so that a terminal shows it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

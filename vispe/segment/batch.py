@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vispe.errors import InputError, VispeError
+from vispe.errors import InputError, OptionError, VispeError
+from vispe.segment.cluster import PixelClusters
 from vispe.segment.draw import overlay, uncertainty_image
-from vispe.segment.features import Features
+from vispe.segment.features import FeatureConfig, Features
+from vispe.segment.filters3d import Stack
 from vispe.segment.images import Micrograph, find_images, normalize, read_image
 from vispe.segment.labels import Labels, read_truth
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
@@ -80,9 +82,11 @@ class Batch:
         labels: Paths = (),
         model: bool = False,
         protect: Paths = (),
+        trust: bool = False,
     ) -> None:
         self.reading, self.scoring = reading or Reading(), scoring or Scoring()
         self.post, self.force, self.watch = post or Post(), force, watch or Watcher()
+        self.trust = trust
         self.out = Path(out)
         self.report = Report({})
         self._last: tuple[Path, Micrograph] | None = None
@@ -120,7 +124,10 @@ class Batch:
             "command": command,
             **extra,
             "model": features.config.model or "filters",
-            "features": {**vars(features.config), "sigmas": list(features.config.sigmas)},
+            "features": {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in vars(features.config).items()
+            },
             "classifier": model.classifier.kind,
             "classes": list(model.names),
             "normalize": model.normalize,
@@ -148,25 +155,53 @@ class Batch:
         """Normalise an image -> (z, h, w, c) float32 in [0, 1], and notes."""
         return normalize(image, self.reading.normalize, self.reading.clip)
 
+    def stack(self, image: Micrograph, pages: np.ndarray) -> Stack | None:
+        """Find the volumes that the normalised pages make up, for 3D filters; None where there are none.
+
+        Raises:
+            InputError: the image is no Z stack.
+        """
+        config = self.features.config
+        if not isinstance(config, FeatureConfig) or not config.filters_3d:
+            return None
+        if self.trust:
+            raise OptionError(
+                "trust turns one page at a time, but 3D filters look at several; leave out --trust, or train without "
+                "--filters-3d."
+            )
+        return Stack(image, pages)
+
     def _one(self, image: BatchImage) -> dict[str, Any]:
         clock = Clock()
         micrograph = self.read(image.path)
         truth = self._truth(image, micrograph)
-        if micrograph.channels != self.model.channels:
+        if self.model.channels not in (None, micrograph.channels):
             raise InputError(
                 f"{image.path} has {micrograph.channels} channel(s), but the model was trained with "
                 f"{self.model.channels}; choose channels with --channel."
             )
         pages, notes = self.pages(micrograph)
-        notes = [*micrograph.notes, *notes]
-        results = []
-        for page, valid in zip(pages, micrograph.valid, strict=True):
+        stack = self.stack(micrograph, pages)
+        notes = [*micrograph.notes, *notes, *(stack.notes if stack is not None else ())]
+        results, total = [], len(pages)
+        if self.trust:
+            from vispe.segment.trust.run import RUNS, trust_image  # brings the evaluators along
+
+            total += RUNS
+        for number, (page, valid) in enumerate(zip(pages, micrograph.valid, strict=True)):
             results.append(
-                within_memory(self.features, lambda p=page, v=valid: self._page(p, v, len(pages)), self.note)
+                within_memory(
+                    self.features,
+                    lambda p=page, v=valid, n=number: self.page(p, v, total, stack, n),
+                    self.note,
+                )
             )
         notes += list(dict.fromkeys(n for r in results for n in r.notes))
         labels = np.stack([r.labels for r in results])
-        files = self._write(image, micrograph, pages, results, labels, notes)
+        trust, extra = None, {}
+        if self.trust:
+            trust, extra = trust_image(self, image.path, micrograph, pages, results, notes, total)
+        files = self._write(image, micrograph, pages, results, labels, notes) | extra
         overlap = sum(r.overlap for r in results)
         unsure = np.stack([r.uncertainty for r in results])
         seconds = clock()
@@ -178,6 +213,8 @@ class Batch:
             "width": micrograph.shape[1],
             "channels": micrograph.channels,
             "pixel_size_um": micrograph.pixel_size,
+            "page_axes": dict(micrograph.page_axes),
+            "z_step_um": micrograph.z_step,
             "no_data_share": float(1 - micrograph.valid.mean()),
             "fractions": fractions(labels, self.model.names),
             "mean_uncertainty": float(np.nanmean(unsure)),
@@ -191,14 +228,23 @@ class Batch:
         }
         for text in notes:
             self.watch.note(text)
+        if trust is not None:
+            record["trust"] = trust
         if truth is not None:
             record["truth"] = str(image.truth)
             record["scores"] = self._score(image, labels, truth)
         return record
 
-    def _page(self, page: np.ndarray, valid: np.ndarray, count: int) -> Prediction:
+    def page(
+        self, page: np.ndarray, valid: np.ndarray, count: int, stack: Stack | None = None, number: int = 0
+    ) -> Prediction:
+        """Segment one page (h, w, c) with pixels `valid` (h, w); it is one of `count` predictions of an image.
+
+        3D filters want to know that it is page `number` of a stack.
+        """
+        features = self.features if stack is None else self.features.within(stack, number)
         return predict_page(
-            page, valid, self.features, self.model.classifier, self.post, lambda s: self.watch.step(s / count)
+            page, valid, features, self.model.classifier, self.post, lambda s: self.watch.step(s / count)
         )
 
     def _write(
@@ -244,7 +290,7 @@ class Batch:
         if image.truth is None:
             return None
         how = self.scoring
-        count = None if self.model.classifier.kind == "kmeans" else len(self.model.names)
+        count = None if isinstance(self.model.classifier, PixelClusters) else len(self.model.names)
         shape = micrograph.pages.shape[:3]
         return read_truth(image.truth, shape, zero_is=how.zero_is, n_classes=count, page=how.page)
 
@@ -252,7 +298,7 @@ class Batch:
         ignore = None
         if image.drawn is not None and not self.scoring.include_labelled:
             ignore = image.drawn.values > 0
-        if self.model.classifier.kind != "kmeans":
+        if not isinstance(self.model.classifier, PixelClusters):
             return scores(labels, truth, len(self.model.names), ignore=ignore, names=self.model.names)
         count = int(truth.max())
         mapping = match_clusters(labels, truth, count)
@@ -318,6 +364,7 @@ class Batch:
             "_uncertainty.png",
             "_uncertainty.tif",
             "_overlay.png",
+            *(("_trust.png", "_disagreement.png") if self.trust else ()),
         )
         names = [f"{image.path.stem}{ending}" for image in self.images for ending in endings]
         names += ["report.json", "report.csv", *([MODEL_NAME] if model else [])]

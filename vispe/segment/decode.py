@@ -6,16 +6,18 @@ are stored and only described, because images and labels treat them differently 
 """
 
 import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vispe.errors import InputError, require
+from vispe.segment.guards import LARGE, check_size, jpeg_damage, png_damage
 from vispe.segment.png16 import decode_png16
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -37,6 +39,9 @@ BROKEN = (
 Resolution = tuple[float, float, str]
 """Pixels per unit along x and y, and the unit: 'none', 'inch' or 'cm'."""
 
+PageAxes = tuple[tuple[str, int], ...]
+"""The axes that count pages, slowest first, with their lengths, such as (('T', 2), ('Z', 5)); none for one page."""
+
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
@@ -56,6 +61,8 @@ class Decoded:
         resolution: the file's resolution tags, or None.
         channel_names: names of the channels where the file gives them.
         notes: what was noticed, one sentence each.
+        page_axes: the axes that count pages.
+        z_step: microns from one page to the next along Z, or None.
     """
 
     pages: np.ndarray
@@ -70,19 +77,23 @@ class Decoded:
     resolution: Resolution | None = None
     channel_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    page_axes: PageAxes = ()
+    z_step: float | None = None
 
 
-def decode(path: str | Path, *, axes: str | None = None) -> Decoded:
+def decode(path: str | Path, *, axes: str | None = None, size: tuple[int, int] | None = None) -> Decoded:
     """Read one image file without changing any value.
 
     Args:
         path: a TIFF, PNG, JPEG or BMP file, judged by its content, not by its name.
         axes: the meaning of each dimension of the stored array, such as 'ZYX' or 'YXC'; None believes the
             file.
+        size: the height and width that are expected, if any: a file of this size may compress better than a
+            picture does; see `check_size`.
 
     Raises:
-        InputError: no such file, not an image, truncated, no pixels, or `axes` does not fit; the file is
-            named.
+        InputError: no such file, not an image, truncated, no pixels, more than memory holds or than the file
+            can, or `axes` does not fit; the file is named.
     """
     path = Path(path)
     if not path.exists():
@@ -100,8 +111,8 @@ def decode(path: str | Path, *, axes: str | None = None) -> Decoded:
         require("tifffile", "cli", f"reading {path.name} (TIFF)")
         from vispe.segment.tiff import decode_tiff
 
-        return decode_tiff(path, axes)
-    return _decode_pillow(path, axes, magic)
+        return decode_tiff(path, axes, size)
+    return _decode_pillow(path, axes, magic, size)
 
 
 def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None, orientation: int) -> np.ndarray:
@@ -125,6 +136,12 @@ def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None, orient
     if array.dtype.kind not in "buif":
         raise InputError(f"{path} holds {array.dtype} values; export real numbers, such as the magnitude.")
     return np.ascontiguousarray(_orient(array, orientation).astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def count_axes(axes: str, asked: str | None, shape: tuple[int, ...]) -> PageAxes:
+    """Give the axes that count pages, of an array with `axes`, or with those that the user `asked` for."""
+    letters = axes if asked is None else asked.upper()
+    return tuple((a, n) for a, n in zip(letters, shape, strict=True) if a not in "YXCS" and n > 1)
 
 
 def physical(resolution: Resolution | None) -> tuple[float, float] | None:
@@ -166,11 +183,21 @@ def _checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
     return axes
 
 
-def _decode_pillow(path: Path, axes: str | None, magic: bytes) -> Decoded:
+def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, int] | None) -> Decoded:
     try:
-        with no_size_limit(), Image.open(path, formats=("PNG", "JPEG", "BMP")) as image:
+        with (
+            no_size_limit(),
+            _warned(path) as notes,
+            Image.open(path, formats=("PNG", "JPEG", "BMP")) as image,
+        ):
+            _check_claim(path, image, magic, size)
+            if image.format == "PNG":
+                notes += png_damage(path)
             image.load()
-            return _from_pillow(path, image, axes, magic)
+            if image.format not in ("PNG", "BMP"):
+                notes += jpeg_damage(path)
+            found = _from_pillow(path, image, axes, magic)
+        return replace(found, notes=(*notes, *found.notes))
     except UnidentifiedImageError as error:
         raise InputError(
             f"{path} is not a readable PNG, JPEG, TIFF or BMP image; convert it to one of these."
@@ -178,7 +205,28 @@ def _decode_pillow(path: Path, axes: str | None, magic: bytes) -> Decoded:
     except InputError:
         raise
     except BROKEN as error:
-        raise InputError(f"{path} is truncated or damaged ({error}); copy or export it again.") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path} is truncated or damaged ({reason}); copy or export it again.") from error
+
+
+def _check_claim(path: Path, image: Image.Image, magic: bytes, size: tuple[int, int] | None) -> None:
+    w, h = image.size
+    bits, samples = 8, len(image.getbands())
+    if image.format == "PNG":
+        bits, samples = magic[24], {2: 3, 4: 2, 6: 4}.get(magic[25], 1)
+    # runs of equal pixels in a BMP file are decoded by Pillow one by one
+    free = 1 << 24 if image.info.get("compression") in (1, 2) and image.format == "BMP" else LARGE
+    check_size(path, (h, w, samples) if samples > 1 else (h, w), bits, free=free, trusted=size == (h, w))
+
+
+@contextmanager
+def _warned(path: Path) -> Iterator[list[str]]:
+    """Collect what Pillow warns of, which is all that it says about some damage."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield notes
+    notes += [f"{path.name}: {' '.join(str(w.message).split())}" for w in caught]
 
 
 def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes) -> Decoded:
@@ -216,6 +264,7 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
         pixel_size=physical(resolution),
         resolution=resolution,
         notes=tuple(notes),
+        page_axes=count_axes("YXS"[: array.ndim], axes, array.shape),
     )
 
 

@@ -56,6 +56,8 @@ def overlay(
     alpha: float = 0.4,
     pixel_size: tuple[float, float] | None = None,
     title: str | None = None,
+    step: int = 1,
+    counts: np.ndarray | None = None,
 ) -> np.ndarray:
     """Draw a label map over its image, with class boundaries, a legend with area fractions and a scale bar.
 
@@ -71,6 +73,8 @@ def overlay(
         alpha: weight of the class colour, 0 to 1.
         pixel_size: microns per pixel (y, x); without it the scale bar counts pixels.
         title: a line above the image.
+        step: each pixel of the arrays stands for step x step pixels of the image, which the scale bar counts.
+        counts: (K + 1,) pixels of each label in the whole image, where the arrays show less; for the legend.
 
     Returns:
         (H, W, 3) uint8, larger than the image by the legend and the scale bar.
@@ -84,9 +88,10 @@ def overlay(
     factor = max(1, -(-SMALLEST // max(h, w)))
     picture = _blend(_grey_or_rgb(image), labels, colors, alpha, factor)
     page = _page(max(h, w) * factor)
-    counts = np.bincount(labels.ravel(), minlength=len(names) + 1)
+    if counts is None:
+        counts = np.bincount(labels.ravel(), minlength=len(names) + 1)
     rows = _legend_rows(names, colors, counts)
-    bar = _scale_bar(page, w, factor, pixel_size)
+    bar = _scale_bar(page, w * step, factor / step, pixel_size)
     return _compose(page, Image.fromarray(picture), rows, bar, title)
 
 
@@ -114,10 +119,15 @@ def boundaries(labels: np.ndarray, width: int = 1) -> np.ndarray:
         mark[1:] |= both & (here[1:] > here[:-1])
         mark[:-1] |= both & (here[:-1] > here[1:])
     if width > 1:
-        from scipy.ndimage import grey_dilation
-
-        tip = np.where(low, labels, 0)
-        spread = grey_dilation(tip, size=(2 * width - 1, 2 * width - 1), mode="constant")
+        spread = np.where(
+            low, labels, 0
+        )  # to the largest in a square; shifts are faster than a filter of SciPy
+        for axis in (0, 1):
+            near = spread.swapaxes(0, axis).copy()
+            far = spread.swapaxes(0, axis)
+            for step in range(1, min(width, len(near))):
+                np.maximum(far[step:], near[:-step], out=far[step:])
+                np.maximum(far[:-step], near[step:], out=far[:-step])
         low = (spread == labels) & (labels > 0) & (spread > 0)
     return low
 
@@ -214,7 +224,7 @@ def _percent(value: float) -> str:
     return f"{value:.2f} %" if value < 1 else f"{value:.1f} %"
 
 
-def _scale_bar(page: _Page, w: int, factor: int, pixel_size: tuple[float, float] | None) -> tuple[int, str]:
+def _scale_bar(page: _Page, w: int, factor: float, pixel_size: tuple[float, float] | None) -> tuple[int, str]:
     """Length in picture pixels, and text, of a bar of round length, at most a quarter of the width."""
     unit = pixel_size[1] if pixel_size is not None else 1.0
     limit = max(w * unit / 4, unit)
@@ -255,7 +265,8 @@ def _compose(
         size = (w + legend_w + 4 * gap, head + max(h + foot, depth * line) + 2 * gap)
         corner = (w + 3 * gap, gap + head)
     if title:
-        title = _shortened(page.bold, title, size[0] - 2 * gap)
+        title = "".join(c if c.isprintable() else "?" for c in title)  # a file name may hold line ends
+    title = _shortened(page.bold, title, size[0] - 2 * gap)
     canvas = Image.new("RGB", size, PAPER)
     canvas.paste(picture, (gap, gap + head))
     pen = ImageDraw.Draw(canvas)

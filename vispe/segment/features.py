@@ -1,6 +1,7 @@
 """One interface over filters and tokens: the features of any piece of a page, and of labelled pixels."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from vispe.errors import InputError, OptionError, did_you_mean
 from vispe.segment import dense
 from vispe.segment.classify import Linear
 from vispe.segment.filters import SIGMAS, Filters
+from vispe.segment.filters3d import Filters3D, Stack
 from vispe.segment.tiles import Region, blocks, window
 from vispe.segment.tokens import TILE, TokenBasis, TokenMaps, TokenModel, token_maps
 from vispe.segment.workers import in_order
@@ -35,6 +37,7 @@ class FeatureConfig:
         fingerprint: SHA-256 of the weights that were used; checked when the model is loaded again.
         tile: side of a tile in pixels; None chooses.
         components: principal components of the tokens of a timm model.
+        filters_3d: filters of the volume too, for Z stacks.
     """
 
     kind: str = "filters"
@@ -45,6 +48,7 @@ class FeatureConfig:
     fingerprint: str | None = None
     tile: int | None = None
     components: int = 32
+    filters_3d: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -60,6 +64,8 @@ class FeatureConfig:
                 raise OptionError(
                     f"{name}={value!r} has no effect on features=filters; use --features both or tokens with --model."
                 )
+        if self.filters_3d and self.kind == "tokens":
+            raise OptionError("filters_3d has no effect on features=tokens; use --features both or filters.")
         if self.model == dense.NAME:
             dense.check_options(self.pos_embed)
         if self.tile is not None and self.tile < 16:
@@ -85,7 +91,7 @@ class Features:
         self.device = choose_device(device)
         self.seed, self.basis = seed, basis
         self._half = False
-        self._filters = Filters(config.sigmas, self.device) if config.kind != "tokens" else None
+        self._filters = _filters(config, self.device)
         self.tile = config.tile
         self._model = None
         if config.kind != "filters":
@@ -109,6 +115,14 @@ class Features:
             found = [self._maps(page, valid) for page, valid in pages]
             maps = [m for one in found if isinstance(one, TokenMaps) for m in one.maps]
             self.basis = TokenBasis.fit(maps, self.config.components, self.seed)
+
+    def within(self, stack: Stack | None, number: int) -> "Features":
+        """Return these features for page `number` of a stack, whose other pages 3D filters look at."""
+        if stack is None or not isinstance(self._filters, Filters3D):
+            return self
+        found = copy(self)
+        found._filters = self._filters.within(stack, number)
+        return found
 
     def prepare(self, page: np.ndarray, valid: np.ndarray) -> "PreparedPage":
         """Run what needs the whole page: the model, tile by tile.
@@ -138,7 +152,7 @@ class Features:
         if on_gpu:
             self.device, self._half = "cpu", False
             self._model = self._load(self.config) if self._model is not None else None
-            self._filters = Filters(self.config.sigmas) if self._filters is not None else None
+            self._filters = _filters(self.config, self.device)
             return "out of memory: the work goes on on the CPU."
         return None
 
@@ -274,6 +288,13 @@ class PreparedPage:
             owner[better] = number
             best[near] = np.maximum(best[near], own)
         return owner
+
+
+def _filters(config: FeatureConfig, device: str) -> Filters | None:
+    """Build the filters of a configuration."""
+    if config.kind == "tokens":
+        return None
+    return (Filters3D if config.filters_3d else Filters)(config.sigmas, device)
 
 
 def _filled(page: np.ndarray, valid: np.ndarray, value: float) -> np.ndarray:

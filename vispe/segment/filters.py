@@ -46,6 +46,11 @@ class Filters:
         self.sigmas = tuple(float(s) for s in sigmas)
         self.device = torch.device("cpu" if device.startswith("mps") else device)
 
+    @property
+    def reach(self) -> int:
+        """Pixels around a region that its features depend on."""
+        return 1 + max(_radius(s) for s in self.sigmas)
+
     def names(self, channels: int = 1) -> list[str]:
         """Name every output channel, in order, for an image of `channels` channels."""
         kinds = ("gaussian", "gradient", "hessian_large", "hessian_small", "std")
@@ -87,7 +92,7 @@ class Filters:
     def _channel(self, grey: np.ndarray, region: Region, out: Tensor) -> None:
         """Fill `out` (1 + 5 scales, rows, columns) with the features of one channel."""
         height, width = grey.shape
-        halo = 1 + max(_radius(s) for s in self.sigmas)
+        halo = self.reach
         top, left = max(region.top - halo, 0), max(region.left - halo, 0)
         crop = grey[top : region.bottom + halo, left : region.right + halo]
         valid = np.isfinite(crop)
@@ -99,17 +104,17 @@ class Filters:
             moments.append(torch.from_numpy(valid.astype(np.float64)).to(self.device))
         stack = torch.cat(moments)  # one above the other
         out[0] = values[region.top - top : region.bottom - top, region.left - left : region.right - left]
-        rows = _Axis(top, height)
-        columns = _Axis(left, width)
+        rows = Axis(top, height)
+        columns = Axis(left, width)
         for start in range(region.left, region.right, _CHUNK):
             stop = min(start + _CHUNK, region.right)
             for number, sigma in enumerate(self.sigmas):
-                smooth = _smooth_rows(stack, sigma, columns, start - 1, stop + 1)
+                smooth = smooth_rows(stack, sigma, columns, start - 1, stop + 1)
                 smooth = smooth.view(len(moments), len(values), -1)
                 part = out[1 + 5 * number : 6 + 5 * number, :, start - region.left : stop - region.left]
                 for first in range(region.top, region.bottom, _STRIP):
                     last = min(first + _STRIP, region.bottom)
-                    begin, end, matrix = _operator(first - 1, last + 1, sigma, rows)
+                    begin, end, matrix = smoothing(first - 1, last + 1, sigma, rows)
                     found = matrix.to(self.device) @ smooth[:, begin:end]
                     if not complete:
                         found[:2] /= found[2].clamp_min(torch.finfo(torch.float64).tiny)
@@ -120,7 +125,7 @@ class Filters:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """One axis of an image, `length` pixels long, in an array that begins at position `origin`."""
 
     origin: int
@@ -131,7 +136,7 @@ def _radius(sigma: float) -> int:
     return int(_TRUNCATE * sigma + 0.5)
 
 
-def _operator(start: int, stop: int, sigma: float, axis: _Axis) -> tuple[int, int, Tensor]:
+def smoothing(start: int, stop: int, sigma: float, axis: Axis) -> tuple[int, int, Tensor]:
     """Give the matrix that smooths positions `start..stop`, with the range of the array that it reads.
 
     A position outside the image stands for the pixel at the edge.
@@ -169,13 +174,13 @@ def _matrix(start: int, stop: int, sigma: float, length: int) -> Tensor:
     return torch.from_numpy(matrix)
 
 
-def _smooth_rows(stack: Tensor, sigma: float, axis: _Axis, start: int, stop: int) -> Tensor:
+def smooth_rows(stack: Tensor, sigma: float, axis: Axis, start: int, stop: int) -> Tensor:
     """Smooth each row of a matrix at positions `start..stop`."""
     out = stack.new_empty((len(stack), stop - start))
     block = min(max(2 * _radius(sigma), 32), 128)
     for at in range(start, stop, block):
         end = min(at + block, stop)
-        first, last, matrix = _operator(at, end, sigma, axis)
+        first, last, matrix = smoothing(at, end, sigma, axis)
         torch.mm(stack[:, first:last], matrix.T.to(stack.device), out=out[:, at - start : end - start])
     return out
 

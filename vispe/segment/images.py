@@ -6,8 +6,9 @@ The layout is always (z, h, w, c): pages, rows, columns, channels.  Values keep 
 
 import glob
 import importlib.util
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError, OptionError, did_you_mean, require
-from vispe.segment.decode import GIGAPIXEL, SUFFIXES, Decoded, Resolution, decode
+from vispe.segment.decode import GIGAPIXEL, SUFFIXES, Decoded, PageAxes, Resolution, decode
+from vispe.segment.guards import enough_memory
 
 MODES = ("stack", "image", "none")
 
@@ -31,6 +33,9 @@ class Micrograph:
         resolution: resolution tags as stored, (x, y, unit), with unit 'none', 'inch' or 'cm'.
         channel_names: one name per channel, or () where the file does not name them.
         notes: one sentence for each thing that the user should know, such as a dropped alpha channel.
+        page_axes: the axes that count pages, slowest first; () for one page. A range of pages across
+            several axes counts as one that has all their letters, such as 'TZ'.
+        z_step: microns from one page to the next along Z; None where the file does not say.
     """
 
     path: Path
@@ -39,6 +44,8 @@ class Micrograph:
     resolution: Resolution | None = None
     channel_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    page_axes: PageAxes = ()
+    z_step: float | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -88,9 +95,17 @@ def read_image(
             there.
     """
     path = Path(path)
+    with enough_memory(path):
+        return _read(path, channel, z, axes)
+
+
+def _read(
+    path: Path, channel: int | str | Sequence[int | str] | None, z: int | str | None, axes: str | None
+) -> Micrograph:
     found = decode(path, axes=axes)
     notes = list(found.notes)
     pages = _pick_pages(path, found.pages, z)
+    page_axes = _picked_axes(found.page_axes, _pick_pages(path, np.arange(len(found.pages)), z))
     pages = _plain_colours(pages, found, notes)
     names = found.channel_names if len(found.channel_names) == pages.shape[-1] else ()
     if channel is not None:
@@ -112,7 +127,9 @@ def read_image(
     if found.pixel_size and abs(found.pixel_size[0] / found.pixel_size[1] - 1) > 0.01:
         y, x = found.pixel_size
         notes.append(f"the pixels of {path.name} are not square: {y:.4g} x {x:.4g} microns (y, x).")
-    return Micrograph(path, pages, found.pixel_size, found.resolution, names, tuple(notes))
+    return Micrograph(
+        path, pages, found.pixel_size, found.resolution, names, tuple(notes), page_axes, found.z_step
+    )
 
 
 def _plain_colours(pages: np.ndarray, found: Decoded, notes: list[str]) -> np.ndarray:
@@ -167,6 +184,17 @@ def _pick_pages(path: Path, pages: np.ndarray, z: int | str | None) -> np.ndarra
     return pages[start:stop]
 
 
+def _picked_axes(axes: PageAxes, chosen: np.ndarray) -> PageAxes:
+    """Give the axes of the chosen pages, a range of page numbers: all of them, some of the last axis, or mixed ones."""
+    if len(chosen) == np.prod([n for _, n in axes], dtype=np.int64):
+        return axes
+    if len(chosen) == 1 or not axes:
+        return ()
+    letter, length = axes[-1]
+    whole = chosen[0] // length == chosen[-1] // length
+    return ((letter if whole else "".join(a for a, _ in axes), len(chosen)),)
+
+
 def _channels(
     path: Path, asked: int | str | Sequence[int | str], n: int, names: tuple[str, ...]
 ) -> list[int]:
@@ -207,7 +235,7 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for pattern in patterns:
         for path in _expand(pattern):
-            found.setdefault(path.resolve(), path)
+            found.setdefault(Path(os.path.realpath(path)), path)
     return list(found.values())
 
 
@@ -284,13 +312,14 @@ def normalize(
     if mode == "none":
         return _by_type(m), notes
     groups = [slice(0, m.n_pages)] if mode == "stack" else [slice(i, i + 1) for i in range(m.n_pages)]
-    out = np.zeros(m.pages.shape, np.float32)
-    for group in groups:
-        where = m.path.name if len(groups) == 1 else f"page {group.start} of {m.path.name}"
-        limits = _limits(m.pages[group], m.valid[group], clip, where, notes)
-        for i in range(*group.indices(m.n_pages)):
-            if limits is not None:
-                out[i] = _scaled(m.pages[i], m.valid[i], *limits)
+    with enough_memory(m.path):
+        out = np.zeros(m.pages.shape, np.float32)
+        for group in groups:
+            where = m.path.name if len(groups) == 1 else f"page {group.start} of {m.path.name}"
+            limits = _limits(m.pages[group], m.valid[group], clip, where, notes)
+            for i in range(*group.indices(m.n_pages)):
+                if limits is not None:
+                    out[i] = _scaled(m.pages[i], m.valid[i], *limits)
     return out, notes
 
 
@@ -303,10 +332,29 @@ def _limits(
         return None
     if values.dtype == np.float16:
         values = values.astype(np.float32)
-    low, high = (float(v) for v in np.percentile(values, clip))
-    if low < high:
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # of a span that no float can hold; `_range` refuses it
+        low, high = (float(v) for v in np.percentile(values, clip))
+    return _range(low, high, lambda: (float(values.min()), float(values.max())), clip, where, notes)
+
+
+def _range(
+    low: float,
+    high: float,
+    ends: Callable[[], tuple[float, float]],
+    clip: tuple[float, float],
+    where: str,
+    notes: list[str],
+) -> tuple[float, float] | None:
+    """Choose the grey limits: the percentiles, else the smallest and the largest value, else none."""
+    if low < high and np.isfinite(high - low):
         return low, high
-    low, high = float(values.min()), float(values.max())
+    low, high = ends()
+    if not np.isfinite(high - low):
+        raise InputError(
+            f"{where} holds values from {low:g} to {high:g}, a span that no float can hold; rescale them."
+        )
     if low == high:
         notes.append(f"{where} is constant (every value is {low:g}): there is nothing to separate.")
         return None

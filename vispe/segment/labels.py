@@ -160,7 +160,7 @@ def read_truth(
     if zero_is not in ("class", "ignore"):
         raise OptionError(f"zero_is={zero_is!r} must be 'class' or 'ignore'.")
     path = Path(path)
-    found = _decoded(path)
+    found = _decoded(path, shape[1:])
     codes, is_colour, unlabelled = _codes(path, found, by_index=True)
     if is_colour:
         raise InputError(f"{path} is a colour image; a truth mask holds one class number per pixel.")
@@ -195,7 +195,7 @@ def _read_levels(
             raise OptionError(f"{path} holds strokes, which cannot label every pixel; leave dense away.")
         strokes = read_strokes(path, naming, 0 if label_page is None and shape[0] == 1 else label_page)
         return draw_strokes(path, strokes, shape)
-    found = _decoded(path)
+    found = _decoded(path, shape[1:])
     codes, is_colour, unlabelled = _codes(path, found, by_index=False)
     if not dense:
         unlabelled = unlabelled | (codes == 0)
@@ -225,8 +225,8 @@ def _distinct(codes: np.ndarray) -> np.ndarray:
     return present[present >= 0]
 
 
-def _decoded(path: Path) -> Decoded:
-    found = decode(path)
+def _decoded(path: Path, size: tuple[int, int] | None = None) -> Decoded:
+    found = decode(path, size=size)
     if found.lossy:
         raise InputError(
             f"{path} is JPEG-compressed, which changes label values; save the labels as PNG or TIFF."
@@ -256,6 +256,8 @@ def _codes(path: Path, found: Decoded, *, by_index: bool) -> tuple[np.ndarray, b
         pages = pages.astype(np.uint8)
     if pages.size and pages.min() < 0:
         raise InputError(f"{path} holds the value {pages.min():g}; label values must be 0 or more.")
+    if pages.size and float(pages.max()) > 1 << 53:
+        raise InputError(f"{path} holds the value {pages.max():g}; label values must be at most 2^53.")
     if pages.shape[-1] == 1 or (pages == pages[..., :1]).all():
         return pages[..., 0].astype(np.int64), False, clear
     if pages.dtype.itemsize > 2:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from vispe.errors import InputError
 
 Level = tuple[int, ...]
 """(grey level,) or (red, green, blue) as found in a label file, or (class number,) of a stroke."""
+
+_JSON_BYTES = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,34 @@ def load_json(path: Path) -> object:
     """Parse a JSON file; InputError names the file and the place of a mistake."""
     if not path.is_file():
         raise InputError(f"{path} does not exist; check the name.")
+    if path.stat().st_size > _JSON_BYTES:
+        raise InputError(
+            f"{path} has more than {_JSON_BYTES // 1_000_000} MB, which is no list of names or strokes."
+        )
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as text: {error}.") from error
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not JSON: {error.msg} in line {error.lineno}.") from error
+    except RecursionError as error:
+        raise InputError(f"{path} is nested too deeply to be a list of names or strokes.") from error
+    except ValueError as error:  # of the two functions, or a number of thousands of digits
+        raise InputError(f"{path} is not usable: {str(error).partition(';')[0]}.") from error
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"it has the key {next(k for k in keys if keys.count(k) > 1)!r} twice in one object")
+    return found
+
+
+def _no_number(text: str) -> object:
+    raise ValueError(f"it holds {text}, which is no number of JSON")
 
 
 def assign(
@@ -130,7 +155,7 @@ def _key(level: Level) -> str:
 
 
 def _level(legend: Path, key: str) -> Level:
-    if re.fullmatch(r"\d+", key):
+    if re.fullmatch(r"[0-9]{1,18}", key):
         return (int(key),)
     if re.fullmatch(r"#[0-9a-fA-F]{6}", key):
         return tuple(bytes.fromhex(key[1:]))
@@ -141,6 +166,11 @@ def _checked(where: str, names: Sequence[object]) -> tuple[str, ...]:
     if isinstance(names, str) or not all(isinstance(n, str) and n.strip() for n in names) or not names:
         raise InputError(f"{where} must hold class names, each a text that is not empty; found {names!r}.")
     stripped = tuple(str(n).strip() for n in names)
+    for name in stripped:
+        if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
+            raise InputError(
+                f"{where} has the class name {name!r} with control characters; use letters, digits and signs."
+            )
     twice = sorted({n for n in stripped if stripped.count(n) > 1})
     if twice:
         raise InputError(f"{where} gives the class name {twice[0]!r} twice; names must differ.")

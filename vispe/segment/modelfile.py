@@ -21,7 +21,9 @@ import numpy as np
 from vispe.errors import InputError, require
 from vispe.segment.classify import KINDS, PixelClassifier
 from vispe.segment.cluster import METHODS, PixelClusters
+from vispe.segment.decode import BROKEN
 from vispe.segment.features import FeatureConfig, Features, TokenBasis
+from vispe.segment.modelcheck import TRUSTED, check_archive, check_card, check_estimator, check_tensors
 from vispe.segment.outputs import atomic_path
 from vispe.segment.text.config import TextClassifier, TextConfig
 
@@ -32,12 +34,6 @@ FORMAT = "vispe.segment"
 VERSION = 2
 """Version of the layout; raised when an older vispe could not read a new file."""
 
-_TRUSTED = frozenset(
-    {
-        "sklearn.tree._tree.Tree",
-        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
-    }
-)
 CARD, ESTIMATOR, TENSORS = "card.json", "estimator.skops", "tensors.safetensors"
 
 
@@ -131,6 +127,20 @@ def load_model(path: str | Path) -> Model:
         )
     estimator = _estimator(path, parts[ESTIMATOR], kind) if ESTIMATOR in parts else None
     tensors = _tensors(path, parts[TENSORS]) if TENSORS in parts else {}
+    if estimator is not None:
+        check_estimator(path, estimator, kind, card["n_classes"])
+    check_tensors(path, tensors, card["n_classes"])
+    try:
+        return _rebuild(card, estimator, tensors)
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{path} is damaged: its card and its arrays do not fit ({reason}); train it again."
+        ) from error
+
+
+def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndarray]) -> Model:
+    kind = card["classifier"]
     if kind == TextClassifier.kind:
         features, classifier = TextConfig(**card["features"]), TextClassifier.from_tensors(tensors)
     else:
@@ -199,6 +209,7 @@ def versions() -> dict[str, str]:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Read the members and check the card against them."""
     try:
+        check_archive(path)
         with zipfile.ZipFile(path) as archive:
             parts = {n: archive.read(n) for n in (CARD, ESTIMATOR, TENSORS) if n in archive.namelist()}
         card = json.loads(parts.pop(CARD))
@@ -206,23 +217,29 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise InputError(
             f"{path} does not exist; give the model.vispe file that vispe segment wrote."
         ) from None
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise InputError(f"{path} is not a complete vispe model file ({error}); train it again.") from error
+    except InputError:
+        raise
+    except (*BROKEN, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path} is not a complete vispe model file ({reason}); train it again.") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         found = card.get("format") if isinstance(card, dict) else type(card).__name__
         raise InputError(f"{path} is not a segmentation model: format={found!r}, expected {FORMAT!r}.")
     if card.get("format_version") != VERSION:
-        made = card.get("versions", {}).get("vispe", "unknown")
+        made = card["versions"].get("vispe") if isinstance(card.get("versions"), dict) else "unknown"
         raise InputError(
             f"{path} has format_version={card.get('format_version')} (written by vispe {made}), but this vispe reads "
             f"format_version={VERSION}; use that version of vispe or train the model again."
         )
+    if not isinstance(card.get("sha256"), dict):
+        raise InputError(f"{path} is damaged: its card lists no checksums; copy it again.")
     if set(card["sha256"]) != set(parts):
         listed, found = (", ".join(sorted(names)) or "none" for names in (card["sha256"], parts))
         raise InputError(f"{path} is damaged: its card lists {listed}, but it holds {found}; copy it again.")
     for name, digest in card["sha256"].items():
         if hashlib.sha256(parts[name]).hexdigest() != digest:
             raise InputError(f"{path} is damaged: {name} does not match its checksum; copy it again.")
+    check_card(path, card)
     return card, parts
 
 
@@ -231,27 +248,36 @@ def _estimator(path: Path, data: bytes, kind: str) -> Any:
     import skops.io
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.pipeline import Pipeline
-    from skops.io.exceptions import UntrustedTypesFoundException
 
     classes = {
         "forest": RandomForestClassifier,
         "boosting": HistGradientBoostingClassifier,
         **dict.fromkeys(METHODS, Pipeline),
     }
-    strange = sorted(set(skops.io.get_untrusted_types(data=data)) - _TRUSTED)
+    try:
+        check_archive(path, data)
+        strange = sorted(set(skops.io.get_untrusted_types(data=data)) - TRUSTED)
+    except InputError:
+        raise
+    except (*BROKEN, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(
+            f"{path} is damaged: its estimator cannot be read ({reason}); train it again."
+        ) from error
     if strange:
         raise InputError(
             f"{path} was refused: its estimator holds types that no model of vispe has ({', '.join(strange)}); "
             "use only model files whose origin you know."
         )
     try:
-        estimator = skops.io.loads(data, trusted=sorted(_TRUSTED))
-    except (UntrustedTypesFoundException, TypeError, ValueError, KeyError, AttributeError) as error:
+        estimator = skops.io.loads(data, trusted=sorted(TRUSTED))
+    except (*BROKEN, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"{path}: scikit-learn cannot load the estimator ({' '.join(str(error).split())}); its version may differ "
-            "from the one in card.json: train the model again."
+            f"{path}: scikit-learn cannot load the estimator ({reason}); its version may differ from the one in "
+            "card.json: train the model again."
         ) from error
-    if not isinstance(estimator, classes[kind]):
+    if type(estimator) is not classes[kind]:
         raise InputError(f"{path} says {kind!r} but holds a {type(estimator).__name__}; train it again.")
     return estimator
 

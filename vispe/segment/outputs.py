@@ -13,11 +13,14 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError, ShapeError
+from vispe.segment.decode import PageAxes, physical
 from vispe.segment.images import Micrograph
 
 MARK = ".partial-"
 """Part of the name of unfinished files; what is left of them after a kill can be deleted."""
 
+_IMAGEJ = (1 << 32) - (1 << 26)  # bytes of pixels that an ImageJ TIFF has room for
+_LENGTHS = {"um": 1.0, "inch": 25_400.0, "cm": 1e4}  # microns
 _LEVEL = 3  # of PNG compression: half the time of zlib's 6, for files a fifth larger
 
 
@@ -62,8 +65,8 @@ def check_writable(
             cannot be written.
     """
     targets = [Path(p) for p in paths]
-    resolved = [p.resolve() for p in targets]
-    inputs = {Path(p).resolve() for p in protect}
+    resolved = [Path(os.path.realpath(p)) for p in targets]  # unlike Path.resolve, also of links in a circle
+    inputs = {Path(os.path.realpath(p)) for p in protect}
     seen: set[Path] = set()
     for path, real in zip(targets, resolved, strict=True):
         if real in seen:
@@ -101,7 +104,7 @@ def label_suffix(n_pages: int) -> str:
 def write_labels(
     path: str | Path, values: np.ndarray, micrograph: Micrograph | None = None, force: bool = False
 ) -> Path:
-    """Write a label map with the pixel size of its image.
+    """Write a label map with the pixel size of its image; a stack also keeps its axes, Z and T, and the step along Z.
 
     Args:
         path: '.png' (one page) or '.tif' (any number of pages); see `label_suffix`.
@@ -139,11 +142,13 @@ def write_probabilities(
 ) -> Path:
     """Write class probabilities as a TIFF with one float32 page for each class (of each image page).
 
+    It is an ImageJ hyperstack with the classes as channels; OME-TIFF from 4 GB on.
+
     Args:
         path: '.tif' file.
         prob: (z, k, h, w) float32; file pages are in this order, classes fastest.
         micrograph: the image; its resolution tags are copied.
-        names: the k class names, stored in the file's description.
+        names: the k class names, which ImageJ shows above each page.
         force: overwrite.
 
     Raises:
@@ -192,7 +197,7 @@ def write_json(path: str | Path, obj: Any, force: bool = False) -> Path:
     text = json.dumps(_plain(obj, "value"), indent=2, ensure_ascii=False, allow_nan=False)
     path = Path(path)
     with atomic_path(path, force) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     return path
 
 
@@ -210,7 +215,10 @@ def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], force: bool =
     flat = [_flat(_plain(row, f"row {i}")) for i, row in enumerate(rows)]
     columns = list(dict.fromkeys(key for row in flat for key in row))
     path = Path(path)
-    with atomic_path(path, force) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+    with (
+        atomic_path(path, force) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream,
+    ):
         writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
@@ -242,21 +250,76 @@ def _write_tiff(
     compression: str | None = None,
     names: Sequence[str] | None = None,
 ) -> None:
+    """Write pages as an ImageJ hyperstack; as OME-TIFF where that format has no room or no such order of axes.
+
+    Args:
+        path: the file.
+        array: `axes` 'ZYX' or 'ZCYX', Z being all pages in the order of the image.
+        axes: of `array`.
+        micrograph: the image, whose axes, pixel size and step along Z are kept.
+        compression: of tifffile.
+        names: of the channels.
+    """
     import tifffile
 
-    metadata: dict[str, Any] = {"axes": axes}
+    x, y, unit, length = _calibration(micrograph)
+    step = micrograph.z_step if micrograph is not None and length else None
+    pages = _page_axes(micrograph, len(array))
+    letters = "".join(letter for letter, _ in pages)
+    shaped = array.reshape(*(n for _, n in pages), *array.shape[1:])
+    common: dict[str, Any] = {
+        "photometric": "minisblack",
+        "compression": compression,
+        "resolution": (x, y),
+        "resolutionunit": {"none": 1, "inch": 2, "cm": 3}[unit],
+    }
+    metadata: dict[str, Any] = {"axes": letters + axes[1:]}
+    if letters in ("T", "Z", "TZ") and array.nbytes < _IMAGEJ:
+        if length:
+            metadata["unit"] = length
+        if step is not None:
+            metadata["spacing"] = step / _LENGTHS[length]
+        if names is not None:
+            metadata["classes"] = json.dumps(list(names))
+            count = len(array)
+            metadata["Labels"] = [
+                f"page {i}: {name}" if count > 1 else name for i in range(count) for name in names
+            ]
+        tifffile.imwrite(path, shaped, imagej=True, metadata=metadata, **common)
+        return
+    if micrograph is not None and micrograph.pixel_size is not None:
+        size = micrograph.pixel_size
+        metadata |= {"PhysicalSizeX": size[1], "PhysicalSizeY": size[0]}
+        metadata |= {f"PhysicalSize{axis}Unit": "µm" for axis in "XY"}
+        if step is not None:
+            metadata |= {"PhysicalSizeZ": step, "PhysicalSizeZUnit": "µm"}
     if names is not None:
-        metadata["classes"] = list(names)
+        metadata["Channel"] = {"Name": list(names)}
+    tifffile.imwrite(path, shaped, ome=True, bigtiff=array.nbytes >= _IMAGEJ, metadata=metadata, **common)
+
+
+def _page_axes(micrograph: Micrograph | None, count: int) -> PageAxes:
+    """Give the axes of `count` pages as T and Z; pages of another meaning count as Z."""
+    axes = micrograph.page_axes if micrograph is not None else ()
+    known = len({letter for letter, _ in axes} | {"T", "Z"}) == 2 and len(axes) > 1
+    if known or [letter for letter, _ in axes] == ["T"]:
+        return axes
+    return (("Z", count),)
+
+
+def _calibration(micrograph: Micrograph | None) -> tuple[float, float, str, str]:
+    """Resolution tags of a TIFF (x, y, unit) and the unit of length that they stand for, '' where unknown.
+
+    The tags of the image are copied where they say what its pixel size is; else they count pixels per micron.
+    """
     x, y, unit = _resolution(micrograph)
-    tifffile.imwrite(
-        path,
-        array,
-        photometric="minisblack",
-        compression=compression,
-        resolution=(x, y),
-        resolutionunit={"none": 1, "inch": 2, "cm": 3}[unit],
-        metadata=metadata,
-    )
+    size = micrograph.pixel_size if micrograph is not None else None
+    if size is None:
+        return x, y, unit, ""
+    by_tags = physical(micrograph.resolution) if micrograph is not None else None
+    if by_tags is not None and np.allclose(by_tags, size, rtol=0.01):
+        return x, y, unit, unit
+    return 1 / size[1], 1 / size[0], "none", "um"
 
 
 def _resolution(micrograph: Micrograph | None) -> tuple[float, float, str]:

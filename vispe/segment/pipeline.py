@@ -8,16 +8,20 @@ complete files.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from vispe.errors import OptionError, did_you_mean
 from vispe.segment.batch import MODEL_NAME, Batch, Paths, Reading, Scoring
+from vispe.segment.big import large_images
 from vispe.segment.classify import KINDS
-from vispe.segment.cluster import PixelClusters
+from vispe.segment.cluster import METHODS, PixelClusters
 from vispe.segment.dense import NAME
 from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.modelfile import load_model, save_model
+from vispe.segment.modelfile import load_model, open_features, save_model
 from vispe.segment.predict import Post
 from vispe.segment.report import Report, Watcher
+from vispe.segment.text.config import TextConfig
+from vispe.segment.text.prompts import Prompts
 from vispe.segment.train import Labelling, train, train_clusters
 
 __all__ = ["DEFAULT", "MODEL_NAME", "Labelling", "Post", "Reading", "Scoring", "apply", "segment"]
@@ -34,60 +38,107 @@ def segment(
     out: str | Path,
     *,
     labels: Paths = (),
-    cluster: int | None = None,
+    cluster: int | Literal["auto"] | None = None,
+    cluster_method: str = METHODS[0],
+    text: Prompts | None = None,
     classifier: str = KINDS[0],
-    features: FeatureConfig | None = None,
+    features: FeatureConfig | TextConfig | None = None,
     reading: Reading | None = None,
     labelling: Labelling | None = None,
     scoring: Scoring | None = None,
     post: Post | None = None,
+    trust: bool = False,
     seed: int = 0,
     device: str = "auto",
     force: bool = False,
     watch: Watcher | None = None,
+    memory: str | None = None,
+    scheduler: str | None = None,
 ) -> Report:
     """Train on labels, or find clusters, and segment every image.
 
     Args:
         images: files, folders or globs.
         out: folder for the results: for each image `<stem>_seg.png` (`.tif` for stacks), `_prob.tif`,
-            `_uncertainty.png` (`.tif`), `_overlay.png` (of the middle page); `model.vispe`, `report.json` and
-            `report.csv`.
+            `_uncertainty.png` (`.tif`), `_overlay.png` (of the middle page), with `trust` also `_trust.png` and
+            `_disagreement.png` (of the middle page); `model.vispe`, `report.json` and `report.csv`.
         labels: label files; one label for one image, or several matched by name (`a.png` or `a_labels.png`
             belongs to image `a`). Images without labels are predicted all the same.
-        cluster: number of clusters, in place of labels.
+        cluster: number of clusters, in place of labels; `'auto'` chooses 2 to 8 by their silhouette.
+        cluster_method: `'kmeans'` or `'spectral'`.
+        text: classes in words, in place of labels; nothing is trained. See `vispe.segment.text.prompts`.
         classifier: `'logistic'`, `'forest'` or `'boosting'`.
-        features: what a pixel is described by; if None, `DEFAULT`, or filters alone for clusters.
+        features: what a pixel is described by; if None, `DEFAULT`, or filters alone for clusters. With `text` a
+            `TextConfig`, which names a model of open_clip.
         reading: how images are read.
         labelling: how labels are read.
         scoring: ground truth.
         post: smoothing of the result.
+        trust: report whether the result depends on how the sample lies; see `vispe.segment.trust`.
         seed: of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
         watch: hears of progress.
+        memory: of images in Zarr stores, and large TIFF files: what the work may take, such as '2 GiB'; see
+            `vispe.segment.big`.
+        scheduler: address of a dask scheduler for such images.
 
     Raises:
-        OptionError: neither or both of `labels` and `cluster`, or an unknown name.
+        OptionError: not exactly one of `labels`, `cluster` and `text`, or an unknown name.
         InputError: nothing to work on, results that exist, labels that do not fit; for a single image also
             any reason why it cannot be used. In a batch such an image is listed in `failures` and the rest
             goes on.
     """
-    if bool(labels) == (cluster is not None):
-        found = "both" if labels else "neither"
+    ways = {"labels": bool(labels), "cluster": cluster is not None, "text": text is not None}
+    if sum(ways.values()) != 1:
+        found = " and ".join(name for name, given in ways.items() if given) or "none of them"
         raise OptionError(
-            f"segment needs labels or cluster=K, got {found}; use --labels FILE or --cluster K."
+            f"segment needs one of labels, cluster and text, got {found}; use --labels FILE, --cluster [K] or --text "
+            "A B."
         )
     if classifier not in KINDS:
         hint = did_you_mean(classifier, KINDS)
         raise OptionError(f"classifier={classifier!r} is not one of {', '.join(KINDS)}.{hint}")
-    run = Batch(images, out, reading, scoring, post, force, watch, labels=labels, model=True)
-    unfitted = None if cluster is None else PixelClusters(cluster, seed=seed)
+    if cluster is None and cluster_method != METHODS[0]:
+        raise OptionError(
+            f"cluster_method={cluster_method!r} has no effect on labels; use it with --cluster."
+        )
+    if cluster is not None and classifier != KINDS[0]:
+        raise OptionError(f"classifier={classifier!r} has no effect on clusters; use --cluster-method.")
+    if text is not None and classifier != KINDS[0]:
+        raise OptionError(
+            f"classifier={classifier!r} has no effect on text, which trains none; leave it out."
+        )
+    if (text is not None) != isinstance(features, TextConfig) and features is not None:
+        wanted = "a TextConfig" if text is not None else "a FeatureConfig"
+        raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {wanted}.")
+    if stores := large_images(images, memory, scheduler):
+        from vispe.segment.big import run as large
+
+        large.refuse(scoring, trust=trust, text=text is not None, cluster=cluster is not None)
+        return large.segment(
+            *(stores, out, labels, classifier, features or DEFAULT, reading, labelling, post, seed, device),
+            force=force,
+            watch=watch,
+            memory=memory,
+            scheduler=scheduler,
+        )
+    run = Batch(images, out, reading, scoring, post, force, watch, labels=labels, model=True, trust=trust)
+    if text is not None:
+        from vispe.segment.text.zero_shot import text_model  # brings open_clip along
+
+        run.features, run.model = text_model(run, text, features or TextConfig(), seed, device)
+        save_model(run.out / MODEL_NAME, run.model, force)
+        return run.predict("segment", device)
+    unfitted = None if cluster is None else PixelClusters(cluster, cluster_method, seed=seed)
     features = features or (DEFAULT if cluster is None else FeatureConfig())
     run.features = Features(features, seed=seed, device=device)
     labelling = labelling or Labelling()
     if unfitted is not None:
-        run.model = train_clusters(run, unfitted, seed)
+        found = train_clusters(run, unfitted, seed)
+        run.model = replace(found, notes={**found.notes, **unfitted.facts()})
+        if text := unfitted.note():
+            run.note(text)
     else:
         run.model = train(run, labelling, classifier, seed)
     save_model(run.out / MODEL_NAME, run.model, force)
@@ -102,11 +153,14 @@ def apply(
     reading: Reading | None = None,
     scoring: Scoring | None = None,
     post: Post | None = None,
+    trust: bool = False,
     weights: str | None = None,
     tile: int | None = None,
     device: str = "auto",
     force: bool = False,
     watch: Watcher | None = None,
+    memory: str | None = None,
+    scheduler: str | None = None,
 ) -> Report:
     """Segment images with the model of an earlier run.
 
@@ -117,17 +171,31 @@ def apply(
         reading: how images are read; normalisation is always that of the model.
         scoring: ground truth.
         post: smoothing of the result.
+        trust: report whether the result depends on how the sample lies; see `vispe.segment.trust`.
         weights: where the checkpoint of the token model is now, if it has moved; it must be the same.
         tile: another tile side in pixels, for less memory.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
         watch: hears of progress.
+        memory: for images larger than memory, as in `segment`.
+        scheduler: likewise.
 
     Raises:
         InputError: as `segment`; a model file that cannot be used.
     """
+    if stores := large_images(images, memory, scheduler):
+        from vispe.segment.big import run as large
+
+        large.refuse(scoring, trust=trust)
+        return large.apply(
+            *(model, stores, out, reading, post, weights, tile, device),
+            force=force,
+            watch=watch,
+            memory=memory,
+            scheduler=scheduler,
+        )
     loaded = load_model(model)
-    run = Batch(images, out, reading, scoring, post, force, watch, protect=[model])
+    run = Batch(images, out, reading, scoring, post, force, watch, protect=[model], trust=trust)
     run.reading = replace(run.reading, normalize=loaded.normalize, clip=loaded.clip)
     config = loaded.features
     if weights is not None:
@@ -136,6 +204,6 @@ def apply(
         config = replace(config, weights=weights)
     if tile is not None:
         config = replace(config, tile=tile)
-    run.features = Features(config, seed=loaded.seed, device=device, basis=loaded.basis)
+    run.features = open_features(loaded, device, config)
     run.model = loaded
     return run.predict("apply", device, model_file=str(model))

@@ -40,9 +40,10 @@ def decode_png16(path: Path) -> np.ndarray:
             f"{path} is an interlaced 16-bit colour PNG; save it without interlacing, or as TIFF."
         )
     c = CHANNELS[colour]
-    stored = np.frombuffer(zlib.decompress(b"".join(parts)), np.uint8)
-    if stored.size != h * (1 + 2 * c * w):
-        raise ValueError(f"{stored.size} bytes of pixels instead of {h * (1 + 2 * c * w)}")
+    size = h * (1 + 2 * c * w)
+    stored = np.frombuffer(zlib.decompressobj().decompress(b"".join(parts), size + 1), np.uint8)
+    if stored.size != size:
+        raise ValueError(f"{'more' if stored.size > size else 'fewer'} than the {size} bytes of its pixels")
     rows = stored.reshape(h, -1)
     restored = _restore(rows[:, 0], rows[:, 1:].reshape(h, w, 2 * c))
     return restored.view(">u2").astype(np.uint16)

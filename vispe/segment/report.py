@@ -135,4 +135,8 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     for key in (*_SCORES, *_ERRORS, "adjusted_rand", "iou", "dice", "boundary_f1", "phase_fraction_error_pp"):
         if key in scores:
             row[key] = scores[key]
+    if "trust" in record:
+        row["trust"] = {
+            key: record["trust"][key] for key in ("dependence", "agreement", "spread_pp", "floor_pp")
+        }
     return row

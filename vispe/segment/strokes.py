@@ -1,6 +1,8 @@
 """Strokes and points from a JSON file, drawn as label pixels."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +13,10 @@ from vispe.errors import InputError, did_you_mean
 from vispe.segment.levels import Level, Naming, load_json
 
 KEYS = ("class", "width", "points", "page")
+WIDEST = 1024
+"""Pixels across the widest pen."""
+
+_RUN = 256  # pixels of a line whose surroundings are drawn at once with a wide pen
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,22 @@ def draw_strokes(
     Raises:
         InputError: a point outside the image or a page that it does not have.
     """
-    z, h, w = shape
     levels = sorted({s.level for s in strokes})
     index = np.zeros(shape, np.int64)
     covered = np.zeros(shape, bool)
+    for stroke, rows, columns in placed(path, strokes, shape):
+        page, value = index[stroke.page], levels.index(stroke.level) + 1
+        before = page[rows, columns]
+        covered[stroke.page][rows, columns] |= (before > 0) & (before != value)
+        page[rows, columns] = value
+    return index, levels, overdrawn(path, int(covered.sum()))
+
+
+def placed(
+    path: Path, strokes: list[Stroke], shape: tuple[int, int, int]
+) -> Iterator[tuple[Stroke, np.ndarray, np.ndarray]]:
+    """Yield each stroke with the rows and columns of its pixels; raises as `draw_strokes`."""
+    z, h, w = shape
     for number, stroke in enumerate(strokes):
         if stroke.page >= z:
             raise InputError(
@@ -75,14 +93,13 @@ def draw_strokes(
                 f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} "
                 "pixels (x, y)."
             )
-        rows, columns = _pixels(stroke, h, w)
-        page, value = index[stroke.page], levels.index(stroke.level) + 1
-        before = page[rows, columns]
-        covered[stroke.page][rows, columns] |= (before > 0) & (before != value)
-        page[rows, columns] = value
-    overdrawn = int(covered.sum())
-    notes = [f"{overdrawn} pixels of {path.name} lie under strokes of two classes; the later counts."]
-    return index, levels, notes if overdrawn else []
+        yield stroke, *_pixels(stroke, h, w)
+
+
+def overdrawn(path: Path, pixels: int) -> list[str]:
+    """Say how many pixels lie under strokes of two classes, where there are any."""
+    note = f"{pixels} pixels of {path.name} lie under strokes of two classes; the later counts."
+    return [note] if pixels else []
 
 
 def _pixels(stroke: Stroke, h: int, w: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,11 +108,38 @@ def _pixels(stroke: Stroke, h: int, w: int) -> tuple[np.ndarray, np.ndarray]:
         ends = np.repeat(ends, 2, axis=0)
     parts = [line(y0, x0, y1, x1) for (x0, y0), (x1, y1) in pairwise(ends)]
     rows, columns = (np.concatenate(p) for p in zip(*parts, strict=True))
-    middle = 0.0 if stroke.width % 2 else 0.5  # an even pen is centred between pixels
-    tip_rows, tip_columns = disk((middle, middle), stroke.width / 2)
-    rows, columns = (rows[:, None] + tip_rows).ravel(), (columns[:, None] + tip_columns).ravel()
+    tip = _tip(stroke.width)
+    if stroke.width <= 16:
+        rows, columns = (rows[:, None] + tip[0]).ravel(), (columns[:, None] + tip[1]).ravel()
+    else:
+        runs = [slice(i, i + _RUN) for i in range(0, len(rows), _RUN)]
+        pieces = [_swept(rows[run], columns[run], *tip) for run in runs]
+        rows, columns = (np.concatenate(p) for p in zip(*pieces, strict=True))
     inside = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
     return rows[inside], columns[inside]
+
+
+@lru_cache(maxsize=4)
+def _tip(width: int) -> tuple[np.ndarray, np.ndarray]:
+    middle = 0.0 if width % 2 else 0.5  # an even pen is centred between pixels
+    return disk((middle, middle), width / 2)
+
+
+def _swept(
+    rows: np.ndarray, columns: np.ndarray, tip_rows: np.ndarray, tip_columns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw a wide tip at every pixel of a short line: the ends of the runs in its rows are counted and summed up."""
+    steps, first = np.unique(tip_rows, return_index=True)  # the tip lists its pixels row by row
+    left = tip_columns[first]
+    right = tip_columns[np.append(first[1:], len(tip_rows)) - 1]
+    top, start = rows.min() + steps[0], columns.min() + left.min()
+    shape = rows.max() + steps[-1] - top + 1, columns.max() + right.max() - start + 2
+    count = np.zeros(shape, np.int32)
+    y = rows[:, None] + steps - top
+    np.add.at(count, (y, columns[:, None] + left - start), 1)
+    np.add.at(count, (y, columns[:, None] + right + 1 - start), -1)
+    y, x = np.nonzero(np.cumsum(count, axis=1))
+    return y + top, x + start
 
 
 def _stroke(where: str, entry: object, naming: Naming, default_page: int | None) -> Stroke:
@@ -109,8 +153,10 @@ def _stroke(where: str, entry: object, naming: Naming, default_page: int | None)
         if key not in entry:
             raise InputError(f"{where} has no {key!r}; each stroke needs 'class' and 'points'.")
     width = entry.get("width", 1)
-    if not _whole(width) or width < 1:
-        raise InputError(f"{where} has width={width!r}; the width is a whole number of pixels from 1.")
+    if not _whole(width) or not 1 <= width <= WIDEST:
+        raise InputError(
+            f"{where} has width={width!r}; the width is a whole number of pixels from 1 to {WIDEST}."
+        )
     page = entry.get("page", default_page)
     if page is None:
         raise InputError(f'{where} names no page, but the image has several; add "page" or give label_page.')
@@ -142,9 +188,12 @@ def _points(where: str, value: object) -> np.ndarray:
         f"{where} has points={str(value)[:60]}; points are a list of [x, y] pairs of numbers, at least one."
     )
     try:
-        points = np.array(value, np.float64)
-    except (TypeError, ValueError) as error:
+        points = np.array(value)
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(message) from error
+    if points.dtype.kind not in "iuf":  # texts and true are no numbers
+        raise InputError(message)
+    points = points.astype(np.float64)
     if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():
         raise InputError(message)
     return points

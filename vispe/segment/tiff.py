@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,11 +16,13 @@ from vispe.segment.decode import (
     BROKEN,
     Decoded,
     Resolution,
+    count_axes,
     no_size_limit,
     physical,
     swap_orientation,
     to_pages,
 )
+from vispe.segment.guards import check_metadata, check_page_list, check_size
 
 MICRONS = {
     **dict.fromkeys(("µm", "μm", "um", "\\u00b5m", "micron", "microns", "micrometer", "micrometre"), 1.0),
@@ -32,15 +35,18 @@ LOSSY = {"OJPEG", "JPEG", "JPEG_LOSSY", "JPEGXR", "JPEG_2000_LOSSY", "JPEG2000",
 UNITS = {1: "none", 2: "inch", 3: "cm"}
 
 
-def decode_tiff(path: Path, axes: str | None) -> Decoded:
+def decode_tiff(path: Path, axes: str | None, size: tuple[int, int] | None = None) -> Decoded:
     """Read the first image series of a TIFF file; see `decode`, which judges the file before it calls this.
 
     Raises:
         InputError: damaged, truncated, planes missing, no pixels, or a compression that cannot be read here.
     """
     try:
+        notes = check_page_list(path)
         with _log() as messages, tifffile.TiffFile(path) as tif:
-            return _read(path, tif, axes, messages)
+            check_metadata(path, tif.pages.first.description)
+            found = _read(path, tif, axes, messages, size)
+        return replace(found, notes=(*notes, *found.notes)) if notes else found
     except InputError:
         raise
     except BROKEN as error:
@@ -49,7 +55,13 @@ def decode_tiff(path: Path, axes: str | None) -> Decoded:
         ) from error
 
 
-def _read(path: Path, tif: tifffile.TiffFile, axes: str | None, messages: list[str]) -> Decoded:
+def _read(
+    path: Path,
+    tif: tifffile.TiffFile,
+    axes: str | None,
+    messages: list[str],
+    size: tuple[int, int] | None,
+) -> Decoded:
     series = tif.series
     if not series:
         raise InputError(f"{path} is truncated or has no pixels: it lists no image; copy or export it again.")
@@ -67,6 +79,7 @@ def _read(path: Path, tif: tifffile.TiffFile, axes: str | None, messages: list[s
         notes.append(f"{path.name} holds {len(first.levels)} sizes of the image; only the largest is used.")
     _check_complete(path, tif, first, messages)
     page = first.keyframe
+    _check_claim(path, first, size)
     orientation = _tag(page, "Orientation", 1)
     min_is_white = page.bitspersample if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE else 0
     try:
@@ -80,25 +93,31 @@ def _read(path: Path, tif: tifffile.TiffFile, axes: str | None, messages: list[s
         orientation = 1  # Pillow has applied it
         if isinstance(error, _NeedsPillow):
             notes.append("CMYK colours were converted to RGB.")
-    notes += [f"{path.name}: {text}" for text in messages]
-    page_axes = [(a, n) for a, n in zip(letters, array.shape, strict=True) if a not in "YXCS" and n > 1]
+    messages = [text for text in messages if "invalid value offset" not in text]  # said by check_page_list
+    if messages:
+        said = "; ".join(dict.fromkeys(text.rstrip("')") for text in messages[:5]))
+        notes.append(f"{path.name} is damaged or unusual: {said}.")
+    pages = to_pages(path, array, letters, axes, orientation)
+    page_axes = count_axes(letters, axes, array.shape)
     if len(page_axes) > 1 and axes is None:
         sizes = " x ".join(f"{a}={n}" for a, n in page_axes)
         notes.append(f"{path.name}: the axes {sizes} are read as {np.prod([n for _, n in page_axes])} pages.")
     resolution = _resolution(page)
-    size = _pixel_size(tif, resolution)
+    pixel_size = _pixel_size(tif, resolution)
     turned = _tag(page, "Orientation", 1)
     return Decoded(
-        pages=to_pages(path, array, letters, axes, orientation),
+        pages=pages,
         format="TIFF",
         palette=_palette(page),
         alpha=_has_alpha(page) and axes is None and "C" not in letters,
         min_is_white=min_is_white,
         lossy=getattr(page.compression, "name", "") in LOSSY,
-        pixel_size=swap_orientation(turned, size),
+        pixel_size=swap_orientation(turned, pixel_size),
         resolution=swap_orientation(turned, resolution),
         channel_names=_channel_names(tif),
         notes=tuple(notes),
+        page_axes=page_axes,
+        z_step=_z_step(tif),
     )
 
 
@@ -132,6 +151,17 @@ def _check_complete(
         )
     if end > size:
         raise InputError(f"{path} is truncated: it should hold {end} bytes, but has {size}; copy it again.")
+
+
+def _check_claim(path: Path, series: tifffile.TiffPageSeries, size: tuple[int, int] | None) -> None:
+    files = {p.parent.filehandle.path: p.parent.filehandle.size for p in series.pages if p is not None}
+    page = series.keyframe
+    shape = tuple(series.shape)
+    if np.prod(page.chunks, dtype=object) > np.prod(shape, dtype=object):  # a tile larger than the image
+        shape = tuple(page.chunks)
+    bits = page.bitspersample if page.bitspersample < 8 else 8 * series.dtype.itemsize
+    plane = (page.imagelength, page.imagewidth)
+    check_size(path, shape, bits, stored=sum(files.values()), trusted=size == plane and shape == series.shape)
 
 
 def _through_pillow(path: Path, series: tifffile.TiffPageSeries, reason: Exception) -> tuple[np.ndarray, str]:
@@ -216,6 +246,17 @@ def _pixel_size(tif: tifffile.TiffFile, resolution: Resolution | None) -> tuple[
         size = _microns(entry[1], entry[2])
         return (size, size) if size else None
     return physical(resolution)
+
+
+def _z_step(tif: tifffile.TiffFile) -> float | None:
+    """Microns between pages along Z, where OME or ImageJ metadata say so."""
+    if tif.is_ome:
+        found = _ome_pixels(tif)
+        return _microns(found.get("PhysicalSizeZ"), found.get("PhysicalSizeZUnit", "µm"))
+    if tif.is_imagej:
+        found = tif.imagej_metadata or {}
+        return _microns(found.get("spacing"), str(found.get("unit", "")))
+    return None
 
 
 def _microns(value: object, unit: str) -> float | None:

@@ -170,7 +170,10 @@ class Blend:
         """Add probabilities (rows, columns, K) of a region, weighted by `weight` (rows, columns) or 1."""
         where = region.slices
         weight = np.ones(region.shape, np.float32) if weight is None else weight
-        own = (prob.argmax(-1) + 1).astype(np.uint8)
+        own, largest = np.ones(region.shape, np.uint8), prob[..., 0]
+        for k in range(1, prob.shape[-1]):  # several times as fast as argmax over a short axis
+            own = np.where(prob[..., k] > largest, np.uint8(k + 1), own)
+            largest = np.maximum(largest, prob[..., k])
         first = self._first[where]
         self._twice[where] |= first > 0
         self._differ[where] |= (first > 0) & (first != own)

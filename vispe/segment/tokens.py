@@ -5,6 +5,7 @@ final-norm patch tokens (class and register tokens left out). Their first princi
 training images, are what a classifier sees; bilinear upsampling brings them to pixels.
 """
 
+import pickle
 import threading
 import urllib.error
 import urllib.request
@@ -259,8 +260,11 @@ def _load(model: Any, path: str) -> None:
     )
     adapt = getattr(__import__(home, fromlist=["_"]), "checkpoint_filter_fn", None)
     try:
-        found = load_checkpoint(model, path, strict=False, filter_fn=adapt)
-    except (RuntimeError, KeyError, ValueError, OSError, AttributeError, EOFError) as error:
+        found = load_checkpoint(model, path, strict=False, filter_fn=adapt, weights_only=True)  # no code runs
+    except (
+        *(RuntimeError, KeyError, ValueError, TypeError, OSError, AttributeError, EOFError, IndexError),
+        pickle.UnpicklingError,
+    ) as error:
         raise InputError(f"{path} does not fit the model ({' '.join(str(error).split())[:300]}).") from error
     found = found or SimpleNamespace(missing_keys=[], unexpected_keys=[])
     heads = tuple(model.pretrained_cfg.get("classifier") or ()) or ("head", "fc")

@@ -125,17 +125,20 @@ def _gather(
     for image in images:
         micrograph = run.read(image.path)
         pages, _ = run.pages(micrograph)
+        stack = run.stack(micrograph, pages)
         mask = masks[image.path] & micrograph.valid
         lost = int(masks[image.path].sum() - mask.sum())
         if lost:
             run.note(f"{lost} labelled pixels of {image.path.name} hold no data and are not used.")
         chosen[image.path] = mask
-        for page, valid, wanted in zip(pages, micrograph.valid, mask, strict=True):
+        for number, (page, valid, wanted) in enumerate(zip(pages, micrograph.valid, mask, strict=True)):
             if wanted.any():
                 parts.append(
                     within_memory(
                         run.features,
-                        lambda p=page, v=valid, w=wanted: run.features.prepare(p, v).gather(w),
+                        lambda p=page, v=valid, w=wanted, s=stack, n=number: (
+                            run.features.within(s, n).prepare(p, v).gather(w)
+                        ),
                         run.note,
                     )
                 )

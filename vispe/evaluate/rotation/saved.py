@@ -33,16 +33,13 @@ class SavedSegmenter:
     """
 
     def __init__(self, path: str | Path, *, device: str = "auto") -> None:
-        from vispe.segment.features import Features
-        from vispe.segment.modelfile import load_model
+        from vispe.segment.modelfile import load_model, open_features
         from vispe.segment.predict import Post
 
         self._model, self._post = load_model(path), Post()
         self.names, self.n_classes = self._model.names, len(self._model.names)
         self.normalize, self.clip = self._model.normalize, self._model.clip
-        self._features = Features(
-            self._model.features, seed=self._model.seed, device=device, basis=self._model.basis
-        )
+        self._features = open_features(self._model, device)
 
     def __call__(self, image: Tensor) -> np.ndarray:
         """Image (c, H, W) in [0, 1] -> labels (H, W), 1..K."""
@@ -54,15 +51,15 @@ class SavedSegmenter:
 
     @property
     def channels(self) -> int:
-        """Number of channels of the images."""
-        return self._model.channels
+        """Number of channels of the images; three where the model takes any number."""
+        return self._model.channels or 3
 
     def _predicted(self, image: Tensor) -> "Prediction":
         from vispe.segment.predict import predict_page
 
-        if image.ndim != 3 or image.shape[0] != self._model.channels:
+        if image.ndim != 3 or image.shape[0] != self.channels:
             raise ShapeError(
-                f"The model was trained on images of {self._model.channels} channel(s), got {tuple(image.shape)}; "
+                f"The model was trained on images of {self.channels} channel(s), got {tuple(image.shape)}; "
                 "choose channels first."
             )
         page = np.ascontiguousarray(image.detach().cpu().to(torch.float32).permute(1, 2, 0).numpy())

@@ -1,0 +1,199 @@
+"""How long a changed scribble takes: features kept in memory against everything computed anew.
+
+    python eval/bench/interactive.py [--rounds 30] [--threads 2] [--out eval/results/interactive.json]
+
+The image is scikit-image's `cell` micrograph, mirrored to 1000 x 1000 pixels, with strokes 5 px wide of 2, then of 3
+classes by grey level. Rounds take turns between two drawings that differ by one stroke, so that every round has labels
+that the round before it did not have. `update_ms` is `Live.update`: features of the labelled pixels looked up,
+classifier fitted, page predicted and decided; `parts_ms` times these apart. `anew_ms` is the same from pixels: what
+`vispe segment` does between reading and writing files, in the same process. `layers_ms`, where napari is installed, is
+what napari's layers need to accept the result, without the canvas, which needs a screen. `cpu` is what all cores
+spent, which grows less than the clock when others use the machine; see `load_average`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from timing import environment
+
+from vispe.segment.classify import PixelClassifier
+from vispe.segment.features import Features
+from vispe.segment.live import Live, micrograph
+from vispe.segment.pipeline import DEFAULT
+from vispe.segment.predict import Post, Prediction, predict_page
+
+STROKES = 24
+WIDTH = 5  # pixels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--full-rounds", type=int, default=3, help="of the recomputation")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--side", type=int, default=1000, help="of the image, in pixels")
+    parser.add_argument("--classes", type=int, nargs="+", default=[2, 3])
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "interactive.json"
+    )
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    grey = picture(args.side)
+    live = Live(micrograph(grey))
+    start = time.perf_counter()
+    live.compute()
+    kept = {"features_s": round(time.perf_counter() - start, 2), "features_mb": round(live.nbytes / 1e6, 1)}
+    rows = []
+    for count in args.classes:
+        rows.append(
+            {"megapixels": round(grey.size / 1e6, 3), "classes": count, **measure(live, grey, count, args)}
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
+    packages = (
+        "scikit-learn",
+        "scipy",
+        "numpy",
+        *(("napari",) if importlib.util.find_spec("napari") else ()),
+    )
+    found = {
+        "environment": environment(*packages),
+        "load_average": round(load(), 2),
+        **kept,
+        "peak_gib": peak,
+    }
+    args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n")
+
+
+def measure(live: Live, grey: np.ndarray, count: int, args: argparse.Namespace) -> dict[str, Any]:
+    drawings = strokes(grey, count)
+    live.names = ()
+    for drawing in drawings:
+        live.update(drawing)
+    turn = [0]
+
+    def changed() -> np.ndarray:
+        turn[0] += 1
+        return drawings[turn[0] % 2]
+
+    whole = timed(lambda: live.update(changed()), args.rounds)
+    anew = timed(lambda: from_pixels(live, changed(), count), args.full_rounds)
+    parts = {
+        "draw": timed(lambda: live.draw(changed()), args.rounds),
+        "look_up_and_fit": timed(lambda: (live.draw(changed()), live.fit()), args.rounds),
+        "predict": timed(live.predict, args.rounds),
+    }
+    found = live.update(drawings[0])
+    expected = from_pixels(live, drawings[0], count)
+    out = {
+        "labelled_pixels": int((drawings[0] > 0).sum()),
+        "update_ms": milliseconds(whole),
+        "parts_ms": {name: milliseconds(seconds) for name, seconds in parts.items()},
+        "anew_ms": milliseconds(anew),
+        "times_as_fast": round(milliseconds(anew)["median"] / milliseconds(whole)["median"], 1),
+        "times_less_work": round(milliseconds(anew)["cpu"] / milliseconds(whole)["cpu"], 1),
+        "largest_difference_of_probabilities": float(np.abs(found.prob - expected.prob).max()),
+        "labels_that_differ": int((found.labels != expected.labels).sum()),
+        "rounds": args.rounds,
+    }
+    if importlib.util.find_spec("napari"):
+        out["layers_ms"] = milliseconds(timed(shown(grey, live, found), args.rounds))
+    return out
+
+
+def from_pixels(live: Live, labels: np.ndarray, count: int) -> Prediction:
+    """Everything that depends on the picture, and everything that depends on labels."""
+    page, valid = live.normalized()
+    features = Features(DEFAULT)
+    mask = labels > 0
+    classifier = PixelClassifier("logistic", count)
+    classifier.fit(features.prepare(page, valid).gather(mask), labels[mask].astype(np.int64))
+    return predict_page(page, valid, features, classifier, Post(), lambda share: None)
+
+
+def shown(grey: np.ndarray, live: Live, found: Prediction) -> Callable[[], None]:
+    """Return what brings a result to layers that are there."""
+    from napari.components import ViewerModel
+
+    from vispe.napari.results import show_pages
+    from vispe.napari.session import Answer
+
+    viewer = ViewerModel()
+    image = viewer.add_image(grey, name="picture")
+    answer = Answer(pages={0: found}, names=live.names)
+    show_pages(viewer, image, answer)
+    return lambda: show_pages(viewer, image, answer)
+
+
+def picture(side: int) -> np.ndarray:
+    """The cell micrograph, mirrored to size."""
+    from skimage import data
+
+    cell = data.cell()
+    reps = [-(-side // n) for n in cell.shape]
+    padded = np.pad(cell, [(0, (r - 1) * n) for r, n in zip(reps, cell.shape, strict=True)], mode="symmetric")
+    return np.ascontiguousarray(padded[:side, :side])
+
+
+def strokes(grey: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two drawings, the second with one stroke more; a stroke has the class of the grey level under it."""
+    from scipy.ndimage import gaussian_filter
+    from skimage.draw import line
+
+    smooth = gaussian_filter(grey.astype(np.float32), 4)
+    truth = 1 + np.digitize(smooth, np.quantile(smooth, np.linspace(0, 1, count + 1)[1:-1]))
+    rng, side = np.random.default_rng(0), len(grey)
+    labels = np.zeros(grey.shape, np.uint8)
+    before = labels
+    for _ in range(STROKES + 1):
+        before = labels.copy()
+        start = rng.integers(WIDTH, side - WIDTH, 2)
+        end = np.clip(start + rng.integers(-60, 61, 2), WIDTH, side - WIDTH - 1)
+        rows, columns = line(*map(int, (*start, *end)))
+        number = truth[tuple(start)]
+        same = truth[rows, columns] == number
+        for shift in range(-(WIDTH // 2), WIDTH // 2 + 1):
+            labels[rows[same] + shift, columns[same]] = number
+    return before, labels
+
+
+def timed(work: Callable[[], Any], rounds: int) -> list[tuple[float, float]]:
+    """Return the seconds of each round, on the clock and of all cores."""
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter(), time.process_time()
+        work()
+        seconds.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+    return seconds
+
+
+def milliseconds(seconds: list[tuple[float, float]]) -> dict[str, float]:
+    """Median, fastest and slowest tenth on the clock, and the median of what all cores together spent."""
+    ordered = sorted(wall for wall, _ in seconds)
+    late = ordered[min(round(0.9 * len(ordered)), len(ordered) - 1)]
+    cores = statistics.median(cpu for _, cpu in seconds)
+    values = {"median": statistics.median(ordered), "fastest": ordered[0], "p90": late, "cpu": cores}
+    return {name: round(1000 * value, 1) for name, value in values.items()}
+
+
+def load() -> float:
+    """How many processes wanted a core in the last minute; timings count when it is not above `--threads`."""
+    return os.getloadavg()[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The plugin's work without Qt and without napari."""
+
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+
+from vispe.napari.session import FEATURES, Request, Session, Setup
+from vispe.segment.features import FeatureConfig
+from vispe.segment.images import Micrograph
+from vispe.segment.live import Live, micrograph
+from vispe.segment.modelfile import load_model
+from vispe.segment.pipeline import DEFAULT
+
+
+def stack(pages: int = 1, h: int = 50, w: int = 61) -> tuple[Micrograph, np.ndarray]:
+    """A picture with a bright half, and labels on both halves of its first page."""
+    rng = np.random.default_rng(0)
+    grey = rng.normal(60, 10, (pages, h, w))
+    grey[:, :, w // 2 :] += 80
+    labels = np.zeros(grey.shape, np.uint8)
+    labels[0, 10:13, 5:-5] = np.where(np.arange(5, w - 5) < w // 2, 1, 2)
+    return micrograph(np.clip(grey, 0, 255).astype(np.uint8), "ZYX", "halves"), labels
+
+
+def setup(image: Micrograph, **options) -> Setup:
+    return Setup(image, "filters", **options)
+
+
+def test_what_is_offered_first_is_what_the_command_does():
+    assert next(iter(FEATURES.values())) == DEFAULT
+    assert FEATURES["filters"] == FeatureConfig()
+    assert FEATURES["vispe_micro"].kind == "tokens"
+    assert importlib.util.find_spec("vispe.napari.session").submodule_search_locations is None
+    assert "qtpy" not in sys.modules or importlib.util.find_spec("napari") is not None
+
+
+def test_an_answer_holds_what_live_gives():
+    image, labels = stack()
+    session = Session()
+    assert (session.model, session.nbytes) == (None, 0)
+    answer = session.answer(Request(setup(image), 0, ("dark", "bright"), labels[0]))
+    assert answer.error is None
+    expected = Live(image, features=FeatureConfig(), names=("dark", "bright")).update(labels[0])
+    np.testing.assert_array_equal(answer.pages[0].prob, expected.prob)
+    assert (answer.names, answer.colors, answer.notes) == (("dark", "bright"), None, ())
+    share = 100 * (expected.labels == 2).mean()
+    assert answer.summary() == f"dark {100 - share:.1f} %, bright {share:.1f} %"
+    assert answer.seconds > 0
+    assert session.nbytes > image.pages.size * 26 * 4
+
+
+def test_pages_names_and_setups(monkeypatch):
+    image, labels = stack(3)
+    made = []
+    real = Live.__init__
+    monkeypatch.setattr(Live, "__init__", lambda self, *a, **k: (made.append(k), real(self, *a, **k))[1])
+    session = Session()
+    told: list[float] = []
+    first = session.answer(Request(setup(image), 2, ("a", "b"), labels), told.append)
+    assert list(first.pages) == [2]
+    assert sum(told) == pytest.approx(1)
+    told.clear()
+    every = session.answer(Request(setup(image), 1, ("a", "b"), labels, every=True), told.append)
+    assert list(every.pages) == [0, 1, 2]
+    assert sum(told) == pytest.approx(1)
+    np.testing.assert_allclose(every.pages[2].prob, first.pages[2].prob, rtol=0, atol=1e-6)
+    one = labels[0].copy()
+    one[0, 0] = 3
+    grown = session.answer(Request(setup(image), 0, ("a", "b"), one))
+    assert grown.names == ("a", "b", "class 3")
+    assert len(made) == 1
+    other = session.answer(Request(Setup(image, "filters", "forest"), 0, ("a", "b"), labels))
+    assert other.error is None
+    assert session.model.classifier.kind == "forest"
+    assert len(made) == 2
+    assert not setup(image).same(None)
+    assert not setup(image).same(setup(stack()[0]))
+
+
+def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
+    image, labels = stack()
+    session = Session()
+    before = session.answer(Request(setup(image), 0, ("dark", "bright"), labels))
+    Live(image, features=FeatureConfig(), names=("dark", "bright")).update(labels)
+    live = Live(image, features=FeatureConfig(), names=("dark", "bright"), colors=((9, 9, 9), (8, 8, 8)))
+    live.update(labels)
+    model = load_model(live.save(tmp_path / "m.vispe"))
+    session = Session()
+    for drawn in (None, np.zeros_like(labels)):
+        answer = session.answer(Request(setup(image, model=model), 0, model.names, drawn))
+        np.testing.assert_array_equal(answer.pages[0].prob, before.pages[0].prob)
+        assert answer.colors == ((9, 9, 9), (8, 8, 8))
+    learned = session.answer(Request(setup(image, model=model), 0, model.names, labels[:, ::-1]))
+    assert learned.error is None
+    assert session.model is not model
+    assert setup(image, model=model).same(Setup(image, "vispe_micro", "forest", model))  # the model decides
+
+
+def test_trust_is_told_with_the_result():
+    image, labels = stack(2, 64, 64)
+    told: list[float] = []
+    answer = Session().answer(Request(setup(image), 0, ("dark", "bright"), labels, trust=True), told.append)
+    assert answer.error is None
+    assert answer.trust.names == ("dark", "bright")
+    np.testing.assert_array_equal(answer.trust.labels, answer.pages[0].labels)
+    assert answer.trust.disagreement.shape == (64, 64)
+    assert "turn" in answer.trust.verdict
+    assert sum(told) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"labels": None}, "there is no model yet; label at least 2 classes"),
+        ({"labels": np.ones((50, 61), int)}, r"need at least 2 labelled classes, found 1 \(dark\)"),
+        ({"labels": np.ones((5, 6), int)}, "labels must be 50 x 61 for one page or 1 x 50 x 61 for all"),
+        ({"names": ("same", "same")}, "two classes are called 'same'; give each a name of its own"),
+        ({"page": 4}, r"page 4 is not in halves; it has 1 \(0 to 0\)"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(change, text):
+    image, labels = stack()
+    answer = Session().answer(
+        Request(**{"setup": setup(image), "names": ("dark", "bright"), "labels": labels, **change})
+    )
+    assert not answer.pages
+    assert "\n" not in answer.error
+    with pytest.raises(AssertionError, match=text):
+        raise AssertionError(answer.error)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (MemoryError(), "out of memory; close other layers, choose the features 'filters' or cut the image."),
+        (RuntimeError("two\n lines"), "unexpected RuntimeError: two lines."),
+        (OSError("no disk"), "no disk"),
+    ],
+)
+def test_nothing_is_raised(monkeypatch, error, text):
+    image, labels = stack()
+
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(Live, "draw", fail)
+    assert Session().answer(Request(setup(image), labels=labels)).error == text

@@ -1,0 +1,202 @@
+"""The command with files and names of every kind: exit codes, one line for each problem, complete outputs."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from tests.segment.fuzz import corpus
+from vispe.cli.main import main
+
+unix = pytest.mark.skipif(sys.platform == "win32", reason="such names and links are of Unix")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model file for one channel, by filters."""
+    folder = tmp_path_factory.mktemp("model")
+    g = corpus.grey(np.uint8, 24, 30)
+    g[:, 15:] //= 2
+    drawn = np.zeros(g.shape, np.uint8)
+    drawn[::3, 3:12:2], drawn[::3, 18:27:2] = 1, 2
+    Image.fromarray(g).save(folder / "a.png")
+    Image.fromarray(drawn).save(folder / "l.png")
+    words = f"segment {folder}/a.png --labels {folder}/l.png --features filters -o {folder}/out"
+    assert main(words.split()) == 0
+    return folder / "out/model.vispe"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def vispe(capsys, *words):
+    """Run the command -> exit code, lines of stdout, lines of stderr; the lines are sane and the outputs complete."""
+    code = main([str(w) for w in words])
+    shown = capsys.readouterr()
+    assert code in (0, 1, 2)
+    assert "Traceback" not in shown.err
+    assert all(c.isprintable() or c == "\n" for c in shown.out + shown.err)
+    lines = shown.err.splitlines()
+    assert all(line.startswith(("vispe: ", "  ")) for line in lines), shown.err
+    out = Path(words[words.index("-o") + 1])
+    for path in out.glob("*") if out.is_dir() else ():
+        assert ".partial-" not in path.name
+        if path.suffix == ".tif":
+            tifffile.imread(path)
+        elif path.suffix == ".png":
+            np.asarray(Image.open(path))
+        elif path.suffix == ".json":
+            json.loads(path.read_text())
+    return code, shown.out.splitlines(), lines
+
+
+def test_a_folder_of_bad_files_gives_a_line_for_each_and_the_good_ones_are_done(capsys, model, tmp_path):
+    files = dict(corpus.foreign())
+    files |= {n: d for n, d, _ in corpus.hostile() if not n.startswith(("bomb", "more"))}
+    g = corpus.grey()
+    for seed, (name, data) in enumerate(
+        {"png": corpus.encoded(g, "PNG"), "tif": corpus.tiff(g), "jpg": corpus.encoded(g, "JPEG")}.items()
+    ):
+        rng = np.random.default_rng(seed)
+        files |= {f"cut{n}.{name}": data[:n] for n in rng.integers(1, len(data) - 20, 6)}
+    files = {f"{number}_{name}": data for number, (name, data) in enumerate(files.items())}
+    corpus.write(tmp_path / "in", files)
+    Image.fromarray(g).save(tmp_path / "in/good.png")
+    tifffile.imwrite(tmp_path / "in/flat.tif", np.full((9, 1), 5, np.uint16))
+    (tmp_path / "in/folder.png").mkdir()
+    code, out, err = vispe(capsys, "apply", model, "in", "-o", "out")
+    assert code == 1
+    assert {line.partition(":")[0] for line in out} == {"in/good.png", "in/flat.tif"}
+    left = [line for line in err if "was left out" in line]
+    assert len(left) == len(files)
+    report = json.loads(Path("out/report.json").read_text())
+    assert len(report["failures"]) == len(files)
+    assert np.asarray(Image.open("out/good_seg.png")).shape == g.shape
+    assert not list(Path("out").glob("cut*"))
+
+
+@pytest.mark.parametrize(
+    "kind", ["bool", "uint8", "int8", "uint16", "uint32", "int64", "uint64", "float16", "float64"]
+)
+def test_any_depth_is_segmented_alike(capsys, model, kind):
+    levels = np.kron(np.arange(2), np.ones((12, 9)))[:, :]
+    a = levels.astype(bool) if kind == "bool" else (levels * 100).astype(kind)
+    tifffile.imwrite("a.tif", a)
+    code, _, _ = vispe(capsys, "apply", model, "a.tif", "-o", "out")
+    assert code == 0
+    Image.fromarray((levels * 255).astype(np.uint8)).save("b.png")
+    assert vispe(capsys, "apply", model, "b.png", "-o", "out2")[0] == 0
+    np.testing.assert_array_equal(
+        np.asarray(Image.open("out/a_seg.png")), np.asarray(Image.open("out2/b_seg.png"))
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 200), (200, 1), (2, 3)])
+def test_thin_pictures_are_segmented(capsys, model, shape):
+    Image.fromarray(corpus.grey(np.uint8, *shape)).save("a.png")
+    code, _, _ = vispe(capsys, "apply", model, "a.png", "-o", "out")
+    assert code == 0
+    assert np.asarray(Image.open("out/a_seg.png")).shape == shape
+
+
+NAMES = [
+    "ünï·код 空.png",
+    "two\nlines.png",
+    "\x1b[31mred.png",
+    "tab\there.png",
+    "[a-z]*.png",
+    "-o.png",
+    "x" * 200 + ".png",
+    "x" * 250 + ".png",
+    b"not\xff\xfeutf8.png",
+    "CON.png",
+    ".hidden.png",
+    "a'b\"c;$(touch ran).png",
+]
+
+
+@unix
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_any_name_is_read_written_and_shown(capsys, model, name, tmp_path):
+    name = os.fsdecode(name)
+    try:
+        Image.fromarray(corpus.grey()).save("plain.png")
+        Path("plain.png").rename(name)
+    except (OSError, UnicodeError):
+        pytest.skip("this file system has no such names")
+    code, out, err = vispe(capsys, "apply", model, f"./{name}", "-o", "out")
+    if len(name) > 240:
+        assert code == 2
+        assert len(err) == 1
+        assert "File name too long" in err[0]
+        return
+    assert code == 0, err
+    assert len(out) == 1
+    stem = name.removesuffix(".png")
+    assert Path(f"out/{stem}_seg.png").exists()
+    assert Path(f"out/{stem}_overlay.png").exists()
+    report = json.loads(Path("out/report.json").read_text())
+    assert report["images"][0]["image"] == name
+    assert not Path("ran").exists()
+
+
+@unix
+def test_links_in_a_circle_and_links_to_nothing_are_named(capsys, model):
+    Path("a.png").symlink_to("b.png")
+    Path("b.png").symlink_to("a.png")
+    Path("c.png").symlink_to("nothing")
+    for name in ("a.png", "c.png"):
+        code, _, err = vispe(capsys, "apply", model, name, "-o", "out")
+        assert code == 2
+        assert name in err[0]
+    Path("loop1").symlink_to("loop2")
+    Path("loop2").symlink_to("loop1")
+    Image.fromarray(corpus.grey()).save("good.png")
+    code, _, err = vispe(capsys, "apply", model, "good.png", "-o", "loop1/out")
+    assert code == 2
+    assert len(err) == 1
+    code, _, err = vispe(capsys, "apply", "a.png", "good.png", "-o", "out")
+    assert code == 2
+    assert len(err) == 1
+
+
+@unix
+def test_files_and_folders_that_may_not_be_read_are_named(capsys, model, tmp_path):
+    Image.fromarray(corpus.grey()).save("a.png")
+    Path("a.png").chmod(0)
+    Path("shut").mkdir()
+    Image.fromarray(corpus.grey()).save("shut/b.png")
+    Path("shut").chmod(0)
+    words = [(model, "a.png"), (model, "shut"), (model, "shut/b.png")]
+    user = os.geteuid()
+    if user == 0:  # root may read everything: act as somebody else meanwhile
+        for path in (tmp_path, *tmp_path.parents[:2], *model.parents[:4], model):
+            path.chmod(0o755)
+        os.seteuid(65534)
+    try:
+        found = [vispe(capsys, "apply", *w, "-o", "out") for w in words]
+    finally:
+        os.seteuid(user)
+        Path("shut").chmod(0o755)
+    for (_, name), (code, _, err) in zip(words, found, strict=True):
+        assert code == 2
+        assert len(err) == 1
+        assert name in err[0]
+        assert "ermission" in err[0]
+
+
+def test_a_folder_with_the_name_of_a_picture_is_a_folder(capsys, model):
+    Path("a.png").mkdir()
+    code, _, err = vispe(capsys, "apply", model, "a.png", "-o", "out")
+    assert code == 2
+    assert "the folder a.png holds no image" in err[0]
+    Image.fromarray(corpus.grey()).save("a.png/b.png")
+    assert vispe(capsys, "apply", model, "a.png", "-o", "out")[0] == 0

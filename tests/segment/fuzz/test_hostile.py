@@ -1,0 +1,138 @@
+"""Files that claim more than they hold: refused in little time and memory, in a process of its own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.segment.fuzz import corpus
+from vispe.errors import InputError
+from vispe.segment import guards
+from vispe.segment.images import read_image
+from vispe.segment.labels import read_labels
+
+FILES = {name: (data, pattern) for name, data, pattern in corpus.hostile()}
+ALONE = Path(__file__).with_name("run_alone.py")
+unix = pytest.mark.skipif(sys.platform == "win32", reason="limits of memory and time are set as on Unix")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What came of each file: kind, text, MB more than before, seconds of CPU."""
+    folder = tmp_path_factory.mktemp("hostile")
+    paths = corpus.write(folder, {name: data for name, (data, _) in FILES.items()})
+    root = str(Path(__file__).resolve().parents[3])
+    done = subprocess.run(
+        [sys.executable, str(ALONE), *map(str, paths)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        stdin=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {Path(path).name: rest for path, *rest in map(json.loads, done.stdout.splitlines())}
+
+
+@unix
+@pytest.mark.parametrize("name", FILES)
+def test_hostile_files_are_refused_at_little_cost(found, name):
+    kind, text, megabytes, seconds = found[name]
+    assert kind == "refused", (kind, text)
+    assert re.search(FILES[name][1], text), text
+    assert name in text
+    assert "\n" not in text
+    assert len(text) < 600
+    assert megabytes < 400
+    assert seconds < 15  # far above what any takes: a file that hangs takes hundreds
+
+
+def test_the_limit_is_by_the_file_and_by_the_memory(monkeypatch, tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(bytes(10_000_000))
+    large = guards.LARGE
+    guards.check_size(path, (large,), 8)
+    guards.check_size(path, (1_900_000_000,), 8)
+    guards.check_size(path, (8, 1_900_000_000), 1)
+    with pytest.raises(
+        InputError, match=r"2100000000 values, 2\.1 GB, in a file of 10 MB.*limit 200 to 1 above 1\.074 GB"
+    ):
+        guards.check_size(path, (2_100_000_000,), 8)
+    guards.check_size(path, (2_100_000_000,), 8, trusted=True)
+    guards.check_size(path, (2_100_000_000,), 8, stored=11_000_000)
+    monkeypatch.setattr(guards, "machine_memory", lambda: 4_000_000_000)
+    with pytest.raises(
+        InputError, match=r"holds 2100000000 values, 2\.1 GB, but only half of the 4 GB of memory"
+    ):
+        guards.check_size(path, (2_100_000_000,), 8, trusted=True)
+    with pytest.raises(InputError, match=r"OME-Zarr"):  # bits become bytes
+        guards.check_size(path, (2_100_000_000,), 1)
+    monkeypatch.setattr(guards, "machine_memory", lambda: None)
+    guards.check_size(path, (2_100_000_000,), 8, trusted=True)
+
+
+@unix
+def test_the_memory_is_that_of_the_machine_and_its_limits(monkeypatch):
+    import resource
+
+    plain = guards.machine_memory()
+    assert plain > 1 << 28
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (123_456_789, resource.RLIM_INFINITY))
+    assert guards.machine_memory() == min(plain, 123_456_789)
+
+
+def test_labels_may_compress_as_well_as_they_like(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        guards.check_size, "__kwdefaults__", {**guards.check_size.__kwdefaults__, "free": 1000}
+    )
+    monkeypatch.setattr("vispe.segment.decode.LARGE", 1000)
+    drawn = np.zeros((1200, 1000), np.uint8)
+    drawn[3, :500], drawn[7, :500] = 1, 2
+    Image.fromarray(drawn).save(tmp_path / "l.png", optimize=True)
+    with pytest.raises(InputError, match=r"refused: it claims 1200 x 1000 values, 1\.2 MB.*bomb"):
+        read_image(tmp_path / "l.png")
+    np.testing.assert_array_equal(read_labels(tmp_path / "l.png", (1, 1200, 1000)).values[0], drawn)
+    with pytest.raises(InputError, match="bomb"):
+        read_labels(tmp_path / "l.png", (1, 1000, 1000))
+
+
+def test_a_lack_of_memory_is_one_sentence(monkeypatch, tmp_path):
+    def much(*_, **__):
+        raise MemoryError("Unable to allocate 2.33 GiB")
+
+    Image.fromarray(corpus.grey()).save(tmp_path / "a.png")
+    monkeypatch.setattr("vispe.segment.images._plain_colours", much)
+    with pytest.raises(
+        InputError, match=r"a\.png needs more memory than there is \(Unable to allocate 2\.33 GiB\)"
+    ):
+        read_image(tmp_path / "a.png")
+
+
+def test_planes_in_a_file_beside_are_read_and_elsewhere_refused(tmp_path):
+    import tifffile
+
+    planes = [corpus.grey(np.uint8, 5, 7) for _ in range(2)]
+    inside = "".join(
+        f'<TiffData FirstZ="{z}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{z}</UUID></TiffData>'
+        for z, name in enumerate(("a.ome.tif", "b.ome.tif"))
+    )
+    text = (
+        '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:{}">'
+        '<Image ID="I"><Pixels ID="P" DimensionOrder="XYZCT" Type="uint8" SizeX="7" SizeY="5" SizeZ="2" SizeC="1" '
+        f'SizeT="1">{inside}</Pixels></Image></OME>'
+    )
+    for z, (name, plane) in enumerate(zip("ab", planes, strict=True)):
+        tifffile.imwrite(
+            tmp_path / f"{name}.ome.tif", plane, description=text.replace("{}", str(z)), metadata=None
+        )
+    np.testing.assert_array_equal(read_image(tmp_path / "a.ome.tif").pages[..., 0], np.stack(planes))
+    (tmp_path / "b.ome.tif").unlink()
+    with pytest.raises(InputError, match="lists 2 planes in its OME metadata, but 1 are not in the file"):
+        read_image(tmp_path / "a.ome.tif")

@@ -1,0 +1,258 @@
+"""Labels, strokes and legends of strangers: read as they are, or refused in one sentence."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import tifffile
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from skimage.draw import disk, line
+
+from tests.segment.fuzz import corpus
+from vispe.errors import InputError, VispeError
+from vispe.segment.labels import read_labels, read_truth
+from vispe.segment.levels import read_names
+
+SHAPE = (1, 12, 17)
+GOOD = [{"class": 1, "points": [[2, 3], [9, 3]]}, {"class": 2, "width": 3, "points": [[5, 8]]}]
+
+
+def strokes(tmp_path, content):
+    """Read strokes -> labels; `content` is text, or made JSON."""
+    path = tmp_path / "s.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return read_labels(path, SHAPE)
+
+
+def with_(index, **changes):
+    """The good strokes with one of them changed."""
+    return [{**stroke, **(changes if i == index else {})} for i, stroke in enumerate(GOOD)]
+
+
+BAD = {
+    "deep": ("[" * 100_000, "nested too deeply"),
+    "digits": ('[{"class": 1' + "0" * 6000 + ', "points": [[1, 1]]}]', "not usable: Exceeds the limit"),
+    "nan": ('[{"class": 1, "points": [[NaN, 1]]}]', "holds NaN, which is no number of JSON"),
+    "infinity": ('[{"class": 1, "points": [[-Infinity, 1]]}]', "holds -Infinity"),
+    "twice": ('[{"class": 1, "class": 2, "points": [[1, 1]]}]', "the key 'class' twice in one object"),
+    "beyond": (with_(0, points=[[10**400, 1]]), r"points are a list of \[x, y\] pairs of numbers"),
+    "large": (with_(0, points=[[1e300, 1]]), "outside the image"),
+    "texts": (with_(0, points=[["1", "2"]]), "pairs of numbers"),
+    "true": (with_(0, points=[[True, False]]), "pairs of numbers"),
+    "ragged": (with_(0, points=[[1, 2], [3]]), "pairs of numbers"),
+    "solid": (with_(0, points=[[[1, 2]]]), "pairs of numbers"),
+    "none": (with_(0, points=[]), "pairs of numbers"),
+    "wide": (with_(1, width=10**9), "width=1000000000; the width is a whole number of pixels from 1 to 1024"),
+    "thin": (with_(1, width=0), "width=0"),
+    "half": (with_(1, width=2.5), r"width=2\.5"),
+    "page": (with_(1, page=10**18), "is on page 1000000000000000000"),
+    "negative": (with_(1, page=-1), "page=-1"),
+    "class": (with_(1, **{"class": -3}), "class=-3"),
+    "object": ({"class": 1}, "must hold a list of strokes"),
+    "number": (5, "must hold a list of strokes"),
+    "html": ("<html></html>", "is not JSON: .* in line 1"),
+    "empty": ("", "is not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_strokes_that_cannot_be_drawn_are_refused(tmp_path, name):
+    with pytest.raises(InputError, match=rf"s\.json.*{BAD[name][1]}") as caught:
+        strokes(tmp_path, BAD[name][0])
+    assert len(str(caught.value)) < 500
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    for data in (b"\xff\xfe[\x00]\x00", b"\x80\x81", bytes(30)):
+        (tmp_path / "s.json").write_bytes(data)
+        with pytest.raises(InputError, match=r"s\.json (cannot be read as text|is not JSON)"):
+            read_labels(tmp_path / "s.json", SHAPE)
+
+
+def test_a_long_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("vispe.segment.levels._JSON_BYTES", 50)
+    with pytest.raises(InputError, match=r"s\.json has more than 0 MB"):
+        strokes(tmp_path, GOOD)
+
+
+@pytest.mark.parametrize("width", [15, 16, 17, 18, 40, 101, 1024])
+def test_wide_pens_draw_what_the_disk_at_every_pixel_of_the_line_draws(tmp_path, width):
+    h, w = 61, 83
+    points = [[3, 50], [70, 9], [70, 58], [12, 12]]
+    (tmp_path / "s.json").write_text(
+        json.dumps(
+            [{"class": 1, "width": width, "points": points}, {"class": 2, "points": [[0, 0], [82, 60]]}]
+        )
+    )
+    middle = 0.0 if width % 2 else 0.5
+    tip = np.stack(disk((middle, middle), width / 2))
+    expected = np.zeros((h, w), int)
+    for (x0, y0), (x1, y1) in pairwise(points):
+        for y, x in zip(*line(y0, x0, y1, x1), strict=True):
+            rows, columns = tip + np.array([[y], [x]])
+            kept = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
+            expected[rows[kept], columns[kept]] = 1
+    expected[line(0, 0, 60, 82)] = 2
+    found = read_labels(tmp_path / "s.json", (1, h, w))
+    np.testing.assert_array_equal(found.values[0], expected)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+NEAR = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "class": st.integers(-1, 4) | JSON,
+            "width": st.integers(-1, 30) | JSON,
+            "points": st.lists(
+                st.lists(st.integers(-2, 18) | st.floats(-1, 20), min_size=1, max_size=3), max_size=4
+            )
+            | JSON,
+            "page": st.integers(-1, 1) | JSON,
+            "pages": JSON,
+        },
+    )
+    | JSON,
+    max_size=4,
+)
+FEW = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def tried(path):
+    """Read any labels: sane ones, or one sentence."""
+    try:
+        found = read_labels(path, SHAPE)
+    except VispeError:
+        return
+    assert found.values.shape == SHAPE
+    assert found.values.dtype == np.int32
+    assert 0 <= found.values.min() <= found.values.max() <= len(found.names)
+    assert len(np.unique(found.values[found.values > 0])) >= 2
+
+
+@settings(max_examples=60, derandomize=True, **FEW)
+@given(content=NEAR | JSON)
+def test_any_json_is_strokes_or_refused(tmp_path, content):
+    (tmp_path / "s.json").write_text(json.dumps(content))
+    tried(tmp_path / "s.json")
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, **FEW)
+@given(content=NEAR | JSON)
+def test_much_json_is_strokes_or_refused(tmp_path, content):
+    (tmp_path / "s.json").write_text(json.dumps(content))
+    tried(tmp_path / "s.json")
+
+
+def legend(path, content):
+    """Read any legend: sane names, or one sentence."""
+    path.write_text(json.dumps(content))
+    try:
+        naming = read_names(None, path)
+    except VispeError:
+        return
+    assert all(isinstance(n, str) and n.strip() and "\n" not in n for n in naming.names)
+    assert len(set(naming.names)) == len(naming.names) > 0
+
+
+KEYS = st.text(max_size=3) | st.integers(0, 300).map(str) | st.sampled_from(["#ff0000", "#00FF00", "#12"])
+
+
+@settings(max_examples=60, derandomize=True, **FEW)
+@given(
+    content=st.dictionaries(KEYS, JSON, max_size=4) | st.lists(st.text(max_size=4) | JSON, max_size=4) | JSON
+)
+def test_any_json_is_a_legend_or_refused(tmp_path, content):
+    legend(tmp_path / "l.json", content)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, **FEW)
+@given(
+    content=st.dictionaries(KEYS, JSON, max_size=4) | st.lists(st.text(max_size=4) | JSON, max_size=4) | JSON
+)
+def test_much_json_is_a_legend_or_refused(tmp_path, content):
+    legend(tmp_path / "l.json", content)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"1": "a", "1": "b"}', "has the key '1' twice"),
+        ('{"' + "9" * 5000 + '": "a"}', "neither a number nor a colour"),
+        ('{"²": "a"}', "neither a number nor a colour"),
+        ('["a", "b\\u001b[2J"]', r"class name 'b\\x1b\[2J' with control characters"),
+        ('["a", "b\\nc"]', r"class name 'b\\nc' with control characters"),
+        ('["a", "\\ud800"]', r"class name '\\ud800' with control characters"),
+        ('["a", "a"]', "class name 'a' twice"),
+        ('["a", 1]', "must hold class names"),
+        ("[]", "must hold class names"),
+    ],
+)
+def test_legends_that_name_no_classes_are_refused(tmp_path, text, reason):
+    (tmp_path / "l.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=rf"l\.json.*{reason}"):
+        read_names(None, tmp_path / "l.json")
+
+
+def test_names_of_any_script_are_kept(tmp_path):
+    names = ["Ferrit δ", "空隙", "μ-Phase №2", "a\u00a0b", "זווית"]
+    (tmp_path / "l.json").write_text(json.dumps(names))
+    assert read_names(None, tmp_path / "l.json").names == tuple(names)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (
+            np.array([[2**63 + 5, 1]], np.uint64),
+            r"holds the value 9\.22337e\+18; label values must be at most 2\^53",
+        ),
+        (np.array([[1e300, 1]]), r"holds the value 1e\+300"),
+        (np.array([[0.5, 1]]), "holds fractions or NaN"),
+        (np.array([[np.nan, 1]]), "holds fractions or NaN"),
+        (np.array([[-1, 1]], np.int8), "holds the value -1"),
+        (np.array([[1j, 1]]), "holds complex128 values"),
+    ],
+)
+def test_label_images_of_strange_numbers_are_refused(tmp_path, values, reason):
+    tifffile.imwrite(tmp_path / "l.tif", values)
+    for read in (lambda p: read_labels(p, (1, 1, 2)), lambda p: read_truth(p, (1, 1, 2))):
+        with pytest.raises(InputError, match=rf"l\.tif {reason}"):
+            read(tmp_path / "l.tif")
+
+
+@pytest.mark.parametrize(
+    "kind", ["bool", "uint8", "int16", "uint32", "int64", "uint64", "float16", "float64"]
+)
+def test_label_images_of_any_type_are_exact(tmp_path, kind):
+    values = np.array([[0, 1, 1], [1, 0, 1]]) if kind == "bool" else np.array([[0, 1, 2], [2, 0, 1]])
+    tifffile.imwrite(tmp_path / "l.tif", values.astype(kind), photometric="minisblack")
+    if kind == "bool":
+        found = read_labels(tmp_path / "l.tif", (1, 2, 3), dense=True).values[0]
+        np.testing.assert_array_equal(found, values + 1)
+    else:
+        np.testing.assert_array_equal(read_labels(tmp_path / "l.tif", (1, 2, 3)).values[0], values)
+
+
+def test_damaged_label_files_are_refused_or_read_whole(tmp_path):
+    drawn = np.zeros(SHAPE[1:], np.uint8)
+    drawn[2, :9], drawn[8, :9] = 1, 2
+    Image.fromarray(drawn).save(tmp_path / "l.png")
+    data = (tmp_path / "l.png").read_bytes()
+    for what, broken in corpus.damaged(data, 25, seed=1):
+        (tmp_path / "l.png").write_bytes(broken)
+        try:
+            found = read_labels(tmp_path / "l.png", SHAPE)
+        except InputError:
+            continue
+        np.testing.assert_array_equal(found.values[0], drawn, err_msg=what)
+        assert found.notes or broken == data

@@ -1,0 +1,451 @@
+"""Model files of strangers: nothing in them runs, and each is refused in one sentence."""
+
+import hashlib
+import io
+import json
+import pickle
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import skops.io
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.numpy import save
+from sklearn.ensemble import BaggingClassifier, RandomForestClassifier
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+
+from tests.segment.fuzz import corpus
+from vispe.cli.main import main
+from vispe.errors import InputError, VispeError
+from vispe.segment.classify import PixelClassifier
+from vispe.segment.cluster import PixelClusters
+from vispe.segment.features import FeatureConfig
+from vispe.segment.modelcheck import TRUSTED
+from vispe.segment.modelfile import Model, load_model, save_model
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((90, 26)).astype(np.float32), RNG.integers(1, 4, 90)
+KINDS = ("logistic", "forest", "boosting", "kmeans", "spectral")
+
+
+def fitted(kind):
+    """A classifier of 26 features, as filters give."""
+    if kind in ("kmeans", "spectral"):
+        return PixelClusters(3, kind, seed=5).fit(X, X[:, 0])
+    made = PixelClassifier(kind, 3, seed=5)
+    if kind == "forest":
+        made.estimator.set_params(n_estimators=3, n_jobs=1)
+    return made.fit(X, Y)
+
+
+def saved(folder, classifier):
+    """A model file."""
+    model = Model(
+        FeatureConfig(),
+        classifier,
+        ("a", "b", "c"),
+        None,
+        "stack",
+        (0.5, 99.5),
+        1,
+        5,
+        None,
+        {"images": ["x.png"]},
+    )
+    return save_model(folder / "m.vispe", model, force=True)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The bytes of a model file of each kind."""
+    folder = tmp_path_factory.mktemp("models")
+    return {kind: saved(folder, fitted(kind)).read_bytes() for kind in KINDS}
+
+
+def changed(path, data, *, card=None, compression=zipfile.ZIP_STORED, **members):
+    """Write a model file with other members or entries of the card, with right checksums."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    found |= {
+        {"estimator": "estimator.skops", "tensors": "tensors.safetensors"}[k]: v for k, v in members.items()
+    }
+    head = json.loads(found.pop("card.json"))
+    head["sha256"] = {name: hashlib.sha256(part).hexdigest() for name, part in found.items()}
+    head |= card or {}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("card.json", head if isinstance(head, bytes) else json.dumps(head))
+        for name, part in found.items():
+            archive.writestr(name, part)
+    return path
+
+
+def refused(path, pattern):
+    """The file is refused by the library and by the command, in one line."""
+    with pytest.raises(InputError, match=pattern) as caught:
+        load_model(path)
+    text = str(caught.value)
+    assert str(path) in text
+    assert "\n" not in text
+    assert len(text) < 600 + len(str(path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_honest_models_pass_every_check(tmp_path, plain, kind):
+    (tmp_path / "m.vispe").write_bytes(plain[kind])
+    found = load_model(tmp_path / "m.vispe").classifier.probabilities(X)
+    np.testing.assert_allclose(found, fitted(kind).probabilities(X), atol=1e-6)
+
+
+def test_few_types_are_trusted_beside_those_of_skops():
+    assert sorted(TRUSTED) == [
+        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+        "sklearn.tree._tree.Tree",
+    ]
+
+
+# --- code ---
+
+
+class Payload:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, target):
+        self.target = str(target)
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.target),)
+
+
+def schema_of(data):
+    """The parts of an estimator file, its schema parsed."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    return json.loads(parts["schema.json"]), parts
+
+
+def packed(parts, schema=None, extra=()):
+    """An estimator file of these parts."""
+    stream = io.BytesIO()
+    if schema is not None:
+        parts = {**parts, "schema.json": json.dumps(schema).encode()}
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, part in [*parts.items(), *extra]:
+            archive.writestr(name, part)
+    return stream.getvalue()
+
+
+def estimator_of(data):
+    """The estimator file inside a model file."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return archive.read("estimator.skops")
+
+
+def test_no_pickle_is_read_wherever_it_is(tmp_path, plain):
+    sentinel = tmp_path / "ran"
+    attack = pickle.dumps(Payload(sentinel))
+    (tmp_path / "p.vispe").write_bytes(attack)
+    refused(tmp_path / "p.vispe", "not a complete vispe model file")
+    for kind, member in (("forest", "estimator"), ("logistic", "tensors")):
+        path = changed(tmp_path / "m.vispe", plain[kind], **{member: attack})
+        refused(path, "is damaged: (its estimator cannot be read|.*header)|is damaged")
+    _, parts = schema_of(estimator_of(plain["forest"]))
+    array = next(name for name in parts if name.endswith(".npy"))
+    stream = io.BytesIO()
+    np.save(stream, np.array([Payload(sentinel)], object), allow_pickle=True)
+    for disguise in (attack, stream.getvalue()):
+        path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed({**parts, array: disguise}))
+        refused(path, r"cannot load the estimator|was refused|is damaged")
+    assert not sentinel.exists()
+
+
+CALLS = {
+    "function": {
+        "__class__": "system",
+        "__module__": "os",
+        "__loader__": "FunctionNode",
+        "content": "os.system",
+    },
+    "type": {"__class__": "Popen", "__module__": "subprocess", "__loader__": "TypeNode"},
+    "object": {"__class__": "Popen", "__module__": "subprocess", "__loader__": "ObjectNode", "content": None},
+    "import": {"__class__": "x", "__module__": "antigravity", "__loader__": "ObjectNode", "content": None},
+    "reduce": {
+        "__class__": "Tree",
+        "__module__": "os",
+        "__loader__": "LossNode",
+        "__reduce__": {"args": {"__class__": "str", "__module__": "builtins", "__loader__": "JsonNode"}},
+        "content": {"__class__": "dict", "__module__": "builtins", "__loader__": "DictNode", "content": {}},
+    },
+    "unknown": {"__class__": "x", "__module__": "os", "__loader__": "PickleNode", "content": "eA=="},
+    "operator": {
+        "__class__": "methodcaller",
+        "__module__": "operator",
+        "__loader__": "OperatorFuncNode",
+        "attrs": {"__class__": "tuple", "__module__": "builtins", "__loader__": "TupleNode", "content": []},
+    },
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_types_and_functions_of_elsewhere_are_refused(tmp_path, plain, name, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("something was executed")
+
+    for place in ("os.system", "subprocess.Popen.__init__", "builtins.eval", "builtins.exec"):
+        monkeypatch.setattr(place, never)
+    schema, parts = schema_of(estimator_of(plain["forest"]))
+    for root in (True, False):
+        strange = {"__id__": 987654321, **CALLS[name]}
+        if not root:
+            strange, inner = schema, strange
+            strange["content"]["content"]["base_estimator_"] = inner
+        head = {**strange, "protocol": schema["protocol"], "_skops_version": schema["_skops_version"]}
+        path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed(parts, head))
+        refused(
+            path,
+            r"was refused: its estimator holds types|its estimator cannot be read|cannot load the estimator",
+        )
+
+
+def test_estimators_that_would_call_things_are_refused_though_skops_trusts_their_types(tmp_path, plain):
+    steps = make_pipeline(StandardScaler(), FunctionTransformer(np.exp)).fit(X)
+    for kind, estimator in (
+        ("kmeans", steps),
+        ("kmeans", Pipeline([("a", steps)], memory=str(tmp_path / "cache"))),
+        ("forest", BaggingClassifier(n_estimators=2).fit(X, Y)),
+        ("forest", RandomForestClassifier(2)),
+    ):
+        path = changed(tmp_path / "m.vispe", plain[kind], estimator=skops.io.dumps(estimator))
+        refused(
+            path, r"was refused: its \w+ classifier is not one that vispe makes|holds a BaggingClassifier"
+        )
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["../../../tmp/evil.npy", "/etc/evil", "evil.py", "1.npy/../x"])
+def test_members_that_lead_elsewhere_are_refused(tmp_path, plain, name):
+    _, parts = schema_of(estimator_of(plain["forest"]))
+    path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed(parts, extra=[(name, b"x")]))
+    refused(path, rf"was refused: its estimator holds {re.escape(repr(name))}")
+    before = sorted(tmp_path.iterdir())
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("../../elsewhere.txt", "x")
+    with pytest.raises(InputError):
+        load_model(path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# --- sizes ---
+
+
+def test_members_that_unpack_to_far_more_are_refused(tmp_path, plain, monkeypatch):
+    monkeypatch.setattr("vispe.segment.modelcheck._FREE", 1_000_000)
+    for member in ("estimator", "tensors"):
+        data = {member: bytes(3_000_000)}
+        path = changed(tmp_path / "m.vispe", plain["forest"], compression=zipfile.ZIP_DEFLATED, **data)
+        refused(path, rf"was refused: {member}\.\w+ would unpack from \d+ to 3000000 bytes")
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("schema.json", b" " * 3_000_000)
+    path = changed(tmp_path / "m.vispe", plain["forest"], estimator=stream.getvalue())
+    refused(path, r"was refused: schema\.json would unpack")
+
+
+def test_arrays_that_claim_more_than_they_hold_are_refused(tmp_path, plain):
+    _, parts = schema_of(estimator_of(plain["forest"]))
+    array = next(name for name in parts if name.endswith(".npy"))
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
+    path = changed(
+        tmp_path / "m.vispe", plain["forest"], estimator=packed({**parts, array: stream.getvalue()})
+    )
+    refused(path, "cannot load the estimator|was refused")
+    deep = {**parts, "schema.json": b'{"a":' * 100_000}
+    path = changed(tmp_path / "m.vispe", plain["forest"], estimator=packed(deep))
+    refused(path, "its estimator cannot be read")
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize("what", ["circle", "outside", "negative", "feature", "half", "value", "threshold"])
+def test_trees_that_lead_in_circles_or_out_of_memory_are_refused(tmp_path, plain, what):
+    forest = fitted("forest").estimator
+    tree = forest.estimators_[1].tree_
+    state = tree.__getstate__()
+    nodes = state["nodes"].copy()
+    values = state["values"].copy()
+    if what in ("circle", "outside", "negative"):
+        nodes["left_child"][0] = {"circle": 0, "outside": 10**9, "negative": -7}[what]
+    elif what == "feature":
+        nodes["feature"][0] = 10**6
+    elif what == "half":
+        nodes["right_child"][0] = -1
+    elif what == "threshold":
+        nodes["threshold"][0] = np.nan
+    else:
+        values[-1] = np.nan
+    tree.__setstate__({**state, "nodes": nodes, "values": values})
+    path = changed(tmp_path / "m.vispe", plain["forest"], estimator=skops.io.dumps(forest))
+    refused(path, r"its forest classifier is not one that vispe makes \((branches|a branch|leaves)")
+
+
+@pytest.mark.parametrize(
+    "what", ["circle", "outside", "feature", "category", "value", "baseline", "loss", "kind"]
+)
+def test_boosted_trees_that_lead_astray_are_refused(tmp_path, plain, what):
+    boosting = fitted("boosting").estimator
+    nodes = boosting._predictors[2][1].nodes
+    if what in ("circle", "outside"):
+        nodes["right"][0] = 0 if what == "circle" else 4_000_000_000
+    elif what == "feature":
+        nodes["feature_idx"][0] = 26
+    elif what == "category":
+        nodes["is_categorical"][0] = 1
+    elif what == "value":
+        nodes["value"][-1] = np.inf
+    elif what == "baseline":
+        boosting._baseline_prediction = np.full((1, 3), np.nan)
+    elif what == "loss":
+        boosting._preprocessor = FunctionTransformer(np.exp)
+    else:
+        boosting._predictors[0] = boosting._predictors[0][:2]
+    path = changed(tmp_path / "m.vispe", plain["boosting"], estimator=skops.io.dumps(boosting))
+    refused(path, "its boosting classifier is not one that vispe makes")
+
+
+@pytest.mark.parametrize("name", ["cluster_centers_", "mean_", "scale_", "zero"])
+def test_clusters_of_no_numbers_are_refused(tmp_path, plain, name):
+    pipeline = fitted("kmeans").estimator
+    step = pipeline[-1] if name == "cluster_centers_" else pipeline[0]
+    if name == "zero":
+        step.scale_[3] = 0
+    else:
+        getattr(step, name).flat[2] = np.nan
+    path = changed(tmp_path / "m.vispe", plain["kmeans"], estimator=skops.io.dumps(pipeline))
+    refused(path, "its kmeans classifier is not one that vispe makes")
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors"),
+    [
+        ("logistic", {"linear.weight": np.full((3, 26), np.nan)}),
+        ("logistic", {"linear.weight": np.ones((3, 25))}),
+        ("logistic", {"linear.classes": np.array([1, 2, 9])}),
+        ("logistic", {"linear.classes": np.array([0, 1, 2])}),
+        ("kmeans", {"cluster.order": np.array([0, 1, 1])}),
+        ("kmeans", {"cluster.order": np.array([0, 1, 7])}),
+        ("kmeans", {"cluster.width": np.array([0.0])}),
+        ("kmeans", {"cluster.width": np.array([np.inf])}),
+        ("spectral", {"cluster.of": np.full(90, 5)}),
+        ("spectral", {"cluster.of": np.zeros(7, int)}),
+        ("forest", {"basis.mean": np.zeros(4, np.float32)}),
+        ("logistic", {"basis.odd": np.zeros(4, np.float32)}),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(tmp_path, plain, kind, tensors):
+    with zipfile.ZipFile(io.BytesIO(plain[kind])) as archive:
+        held = "tensors.safetensors" in archive.namelist()
+        from safetensors.numpy import load
+
+        own = load(archive.read("tensors.safetensors")) if held else {}
+    path = changed(tmp_path / "m.vispe", plain[kind], tensors=save({**own, **tensors}))
+    with pytest.raises(InputError, match=r"do not fit together|not of finite numbers|not finite"):
+        load_model(path)
+
+
+CARDS = {
+    "count": ({"n_classes": 2}, "classes=.* must be 2 different names"),
+    "many": ({"n_classes": 10**30}, "n_classes=1000000000000000000000000000000"),
+    "text": ({"n_classes": "3"}, "n_classes='3'"),
+    "escape": ({"classes": ["a", "b\x1b[2J", "c"]}, "names without control characters"),
+    "lines": ({"classes": ["a", "b\nc", "d"]}, "names without control characters"),
+    "surrogate": ({"classes": ["a", "\ud800", "c"]}, "names without control characters"),
+    "same": ({"classes": ["a", "a", "c"]}, "3 different names"),
+    "colours": ({"colors": [[0, 0, 300]] * 3}, "colors="),
+    "clip": ({"clip": [50, 1e400]}, "clip="),
+    "normalize": ({"normalize": "__import__('os')"}, "normalize="),
+    "channels": ({"channels": -1}, "channels=-1"),
+    "seed": ({"seed": 2**80}, "seed="),
+    "sigma": ({"features": {"kind": "filters", "sigmas": [1e9]}}, "sigmas"),
+    "sigmas": ({"features": {"kind": "filters", "sigmas": [1.0] * 1000}}, "sigmas"),
+    "option": ({"features": {"kind": "filters", "sigmas": [1.0], "execute": "x"}}, "do not fit|execute"),
+    "kind": ({"features": {"kind": "magic", "sigmas": [1.0]}}, "magic"),
+    "model": ({"features": {"kind": "both", "sigmas": [1.0], "model": "a\x1b[2J"}}, "model is a text"),
+    "training": ({"training": []}, "training="),
+    "checksums": ({"sha256": None}, "lists no checksums"),
+    "classifier": ({"classifier": ["forest"]}, "classifier="),
+    "versions": ({"versions": 3, "format_version": 99}, "format_version=99"),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_cards_that_make_no_sense_are_refused(tmp_path, plain, name):
+    card, pattern = CARDS[name]
+    path = changed(tmp_path / "m.vispe", plain["logistic"], card=card)
+    with pytest.raises(VispeError, match=pattern) as caught:
+        load_model(path)
+    assert "\x1b" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_card_that_is_no_card_is_refused(tmp_path, plain):
+    for text in ("[" * 100_000, "[]", "null", '{"format": 1' + "0" * 6000 + "}", "\xff"):
+        path = tmp_path / "m.vispe"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("card.json", text.encode("latin-1"))
+        refused(path, "not a complete vispe model file|is not a segmentation model")
+
+
+@pytest.mark.parametrize("weights", ["evil.pth", "/dev/zero", "/etc/hostname", "../evil.pth"])
+def test_weights_that_a_model_names_are_read_as_numbers_only(tmp_path, plain, monkeypatch, capsys, weights):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    sentinel = tmp_path / "ran"
+    for place in (tmp_path / "evil.pth", Path("evil.pth")):
+        place.write_bytes(pickle.dumps(Payload(sentinel), protocol=2))
+    for model in ("test_vit", "vispe_micro"):
+        features = {"kind": "both", "sigmas": [1.0], "model": model, "weights": weights}
+        path = changed(Path("m.vispe"), plain["logistic"], card={"features": features})
+        Image.fromarray(corpus.grey()).save("a.png")
+        assert main(["apply", str(path), "a.png", "-o", "out"]) == 2
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1, shown
+        assert shown.startswith("vispe: ")
+    assert not sentinel.exists()
+    assert not Path("out").exists()
+
+
+# --- damage ---
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 10**6))
+def test_damaged_models_are_refused_or_the_same(tmp_path, plain, kind, seed):
+    damage(tmp_path, plain[kind], seed, 2)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 10**6))
+def test_much_damage_is_refused_or_leaves_the_same(tmp_path, plain, kind, seed):
+    damage(tmp_path, plain[kind], seed, 6)
+
+
+def damage(folder, data, seed, count):
+    """Break a model file; what is read still predicts as before."""
+    path = folder / "m.vispe"
+    for what, broken in corpus.damaged(data, count, seed):
+        path.write_bytes(broken)
+        try:
+            found = load_model(path)
+        except VispeError:
+            continue
+        path.write_bytes(data)
+        expected = load_model(path).classifier.probabilities(X[:9])
+        np.testing.assert_allclose(found.classifier.probabilities(X[:9]), expected, atol=1e-6, err_msg=what)

@@ -1,0 +1,337 @@
+"""What follows a drawing gives the numbers of the command."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vispe.errors import InputError, OptionError, ShapeError
+from vispe.segment import pipeline
+from vispe.segment.classify import PixelClassifier
+from vispe.segment.features import FeatureConfig, Features
+from vispe.segment.images import Micrograph, normalize
+from vispe.segment.kept import KeptFeatures
+from vispe.segment.live import Live, micrograph
+from vispe.segment.modelfile import Model, load_model
+from vispe.segment.predict import Post, predict_page
+
+FILTERS = FeatureConfig(sigmas=(1.0, 4.0))
+TILED = FeatureConfig("both", sigmas=(1.0, 2.0), model="vispe_micro", tile=64)
+TOKENS = FeatureConfig(
+    "both", sigmas=(1.0,), model="vit_tiny_patch16_224", weights="random", components=5, tile=64
+)
+
+
+def picture(h: int, w: int, seed: int = 0) -> np.ndarray:
+    """Bright discs on a dark ground, with noise; uint8."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:h, :w]
+    out = np.full((h, w), 60.0)
+    for _ in range(6):
+        cy, cx, r = rng.integers(0, h), rng.integers(0, w), rng.integers(6, 14)
+        out[(y - cy) ** 2 + (x - cx) ** 2 < r * r] = 150
+    return np.clip(out + rng.normal(0, 12, out.shape), 0, 255).astype(np.uint8)
+
+
+def scribbles(grey: np.ndarray, classes: int = 2, seed: int = 0) -> np.ndarray:
+    """A few strokes across the picture, labelled by grey level; uint8."""
+    rng = np.random.default_rng(seed)
+    truth = 1 + np.digitize(grey, np.quantile(grey, np.linspace(0, 1, classes + 1)[1:-1]))
+    out = np.zeros(grey.shape, np.uint8)
+    for row in rng.choice(grey.shape[0], 4, replace=False):
+        out[row, 5:-5] = truth[row, 5:-5]
+    return out
+
+
+def by_hand(
+    image: Micrograph, labels: np.ndarray, config: FeatureConfig, kind: str, post: Post | None = None
+):
+    """What the command does with one image, from the same public parts but without anything kept."""
+    features = Features(config)
+    pages, _ = normalize(image)
+    shown = [(p, v) for p, v, own in zip(pages, image.valid, labels, strict=True) if own.any()]
+    features.fit(shown)
+    masks = (labels > 0) & image.valid
+    found = [
+        features.prepare(p, v).gather(m) for p, v, m in zip(pages, image.valid, masks, strict=True) if m.any()
+    ]
+    classifier = PixelClassifier(kind, int(labels.max()))
+    classifier.fit(np.concatenate(found), labels[masks].astype(np.int64))
+    return [
+        predict_page(p, v, features, classifier, post or Post(), lambda share: None)
+        for p, v in zip(pages, image.valid, strict=True)
+    ], classifier
+
+
+def assert_same(found, expected, atol: float = 1e-5) -> None:
+    np.testing.assert_allclose(found.prob, expected.prob, rtol=0, atol=atol)
+    top = np.sort(expected.prob, 0)
+    clear = top[-1] - top[-2] > 2 * atol
+    np.testing.assert_array_equal(found.labels[clear], expected.labels[clear])
+    np.testing.assert_allclose(found.uncertainty, expected.uncertainty, rtol=0, atol=2 * atol)
+    assert (found.overlap, found.notes) == (expected.overlap, expected.notes)
+
+
+TIMM = pytest.param(TOKENS, id="tokens", marks=pytest.mark.slow)  # importing timm takes seconds
+
+
+@pytest.mark.parametrize(
+    "config", [pytest.param(FILTERS, id="filters"), pytest.param(TILED, id="vispe_micro"), TIMM]
+)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_an_update_is_what_the_parts_of_the_command_give(config, classes):
+    grey = picture(91, 75)
+    labels = scribbles(grey, classes)
+    image = micrograph(grey)
+    (expected,), classifier = by_hand(image, labels[None], config, "logistic")
+    live = Live(image, features=config)
+    found = live.update(labels)
+    assert_same(found, expected)
+    for name in ("mean", "weight", "bias", "classes"):  # the very same features were gathered
+        np.testing.assert_array_equal(
+            getattr(live.model.classifier.linear, name), getattr(classifier.linear, name)
+        )
+
+
+def test_the_command_and_the_saved_model_agree(tmp_path):
+    from PIL import Image
+
+    grey = picture(80, 101)
+    labels = scribbles(grey, 3)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    Image.fromarray(labels).save(tmp_path / "a_labels.png")
+    pipeline.segment(
+        [tmp_path / "a.png"], tmp_path / "out", labels=[tmp_path / "a_labels.png"], features=TILED
+    )
+    live = Live(micrograph(grey), features=TILED)
+    found = live.update(labels)
+    theirs = load_model(tmp_path / "out" / "model.vispe")
+    np.testing.assert_array_equal(live.model.classifier.linear.weight, theirs.classifier.linear.weight)
+    assert live.model.features == theirs.features
+    assert (live.model.names, live.model.normalize, live.model.clip) == (theirs.names, "stack", (0.5, 99.5))
+    written = np.asarray(Image.open(tmp_path / "out" / "a_seg.png"))
+    clear = np.abs(np.diff(np.sort(found.prob, 0)[-2:], axis=0)[0]) > 1e-4
+    np.testing.assert_array_equal(found.labels[clear], written[clear])
+
+    live.save(tmp_path / "mine.vispe")
+    pipeline.apply(tmp_path / "mine.vispe", [tmp_path / "a.png"], tmp_path / "again")
+    again = np.asarray(Image.open(tmp_path / "again" / "a_seg.png"))
+    np.testing.assert_array_equal(again[clear], written[clear])
+    with pytest.raises(InputError, match="exists; add --force"):
+        live.save(tmp_path / "mine.vispe")
+    live.save(tmp_path / "mine.vispe", force=True)
+
+
+def test_a_model_predicts_at_once_and_learns_on(tmp_path):
+    grey = picture(64, 70)
+    first = Live(micrograph(grey), features=FILTERS, names=("ground", "disc"), colors=((1, 2, 3), (4, 5, 6)))
+    before = first.update(scribbles(grey))
+    first.save(tmp_path / "m.vispe")
+    live = Live(micrograph(grey), model=tmp_path / "m.vispe")
+    assert (live.names, live.colors, live.ready) == (("ground", "disc"), ((1, 2, 3), (4, 5, 6)), True)
+    np.testing.assert_array_equal(live.predict().prob, before.prob)
+    other = scribbles(grey, seed=1)
+    np.testing.assert_array_equal(live.update(other).prob, first.update(other).prob)
+    with pytest.raises(OptionError, match="features, seed cannot be given beside a model"):
+        Live(micrograph(grey), model=tmp_path / "m.vispe", features=FILTERS, seed=1)
+    with pytest.raises(InputError, match=r"image has 3 channel\(s\), but the model was trained with 1"):
+        Live(micrograph(np.stack([grey] * 3, -1), "YXC"), model=tmp_path / "m.vispe")
+
+
+def test_clusters_are_predicted_and_words_refused(tmp_path):
+    from PIL import Image
+
+    grey = picture(48, 56)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    pipeline.segment([tmp_path / "a.png"], tmp_path / "out", cluster=2, features=FILTERS)
+    live = Live(micrograph(grey), model=tmp_path / "out" / "model.vispe")
+    written = np.asarray(Image.open(tmp_path / "out" / "a_seg.png"))
+    assert (live.predict().labels == written).mean() > 0.999
+    assert live.update(scribbles(grey)).prob.shape == (2, 48, 56)
+    assert live.model.classifier.kind == "logistic"
+    words = Model(object(), live.model.classifier, ("a", "b"), None, "stack", (0.5, 99.5), None, 0, None, {})
+    with pytest.raises(InputError, match="finds classes by words"):
+        Live(micrograph(grey), model=words)
+
+
+def test_labels_change_and_nothing_of_the_old_ones_stays():
+    grey = picture(70, 64)
+    image = micrograph(grey)
+    live = Live(image, features=TILED)
+    more, less = scribbles(grey, 3), scribbles(grey, 2, seed=3)
+    live.update(more)
+    found = live.update(less)
+    assert len(live.names) == 3  # names once seen stay, as the colours of a palette do
+    assert (found.prob[2] == 0).all()
+    fresh = Live(image, features=TILED).update(less)
+    np.testing.assert_array_equal(found.prob[:2], fresh.prob)
+    np.testing.assert_array_equal(live.update(more).prob, Live(image, features=TILED).update(more).prob)
+
+
+@pytest.mark.parametrize("config", [pytest.param(TILED, id="vispe_micro"), TIMM])
+def test_pages_of_a_stack_share_one_classifier(config):
+    pages = np.stack([picture(66, 80, seed) for seed in range(3)])
+    image = micrograph(pages, "ZYX", "stack.tif")
+    labels = np.zeros(pages.shape, np.uint8)
+    labels[0], labels[2] = scribbles(pages[0]), scribbles(pages[2], seed=1)
+    expected, _ = by_hand(image, labels, config, "logistic")
+    live = Live(image, page=1, features=config)
+    assert_same(live.update(labels), expected[1])
+    live.turn_to(2)
+    assert_same(live.predict(), expected[2])
+    assert_same(live.predict(0), expected[0])
+    alone = np.zeros(pages.shape, np.uint8)
+    alone[2] = labels[2]
+    fresh = Live(image, page=2, features=config).update(alone)
+    live.draw(np.zeros_like(labels[0]), page=0)
+    np.testing.assert_array_equal(live.update(labels[2]).prob, fresh.prob)
+    assert live.model.notes["pages"] == [2]
+    assert live.model.notes["images"] == ["stack.tif"]
+
+
+@pytest.mark.parametrize("kind", ["forest", "boosting"])
+def test_trees_are_those_of_the_command(kind):
+    grey = picture(40, 37)
+    labels = scribbles(grey)
+    image = micrograph(grey)
+    (expected,), _ = by_hand(image, labels[None], FILTERS, kind, Post(smooth=1, min_area=4))
+    found = Live(image, features=FILTERS, classifier=kind, post=Post(smooth=1, min_area=4)).update(labels)
+    np.testing.assert_array_equal(found.prob, expected.prob)
+    np.testing.assert_array_equal(found.labels, expected.labels)
+
+
+def test_pixels_without_data_and_colours():
+    grey = picture(60, 72).astype(np.float32)
+    labels = scribbles(grey)
+    grey[10:20, 30:50] = np.nan
+    grey[0, 0] = np.inf
+    image = micrograph(grey)
+    told: list[str] = []
+    live = Live(image, features=TILED, watch=told.append)
+    found = live.update(labels)
+    (expected,), _ = by_hand(image, labels[None], TILED, "logistic")
+    assert_same(found, expected)
+    assert (found.labels[10:20, 30:50] == 0).all()
+    lost = int((labels[~image.valid[0]] > 0).sum())
+    assert lost
+    assert told == live.notes
+    assert f"{lost} labelled pixels of page 0 hold no data and are not used." in told
+
+    colour = np.stack([picture(48, 50, s) for s in range(3)], -1)
+    image = micrograph(colour, "YXC")
+    (expected,), _ = by_hand(image, scribbles(colour[..., 0])[None], TILED, "logistic")
+    assert_same(Live(image, features=TILED).update(scribbles(colour[..., 0])), expected)
+
+
+def test_any_page_is_segmented_with_the_model():
+    grey = picture(64, 80)
+    live = Live(micrograph(grey), features=TILED)
+    live.update(scribbles(grey))
+    page, valid = live.normalized()
+    turned = live.segment(np.ascontiguousarray(np.rot90(page)), np.ascontiguousarray(np.rot90(valid)))
+    assert turned.prob.shape == (2, 80, 64)
+    assert (np.rot90(live.predict().labels) == turned.labels).mean() > 0.97
+
+
+def test_memory_is_stated_and_bounded():
+    grey = picture(96, 128)
+    live = Live(micrograph(grey), features=TILED)
+    pages = grey.size * 4
+    assert live.nbytes == pages
+    live.compute()
+    tiles = 2 * 3 * 64 * 64  # of 64 px with at least an eighth of overlap
+    assert live.nbytes == pages + 4 * (11 * grey.size + tiles * 32 // 4)
+    live.compute()
+    with pytest.raises(
+        InputError, match=r"features of 96 x 128 px need 0.0 GiB in memory, more than the 0.0 GiB"
+    ):
+        Live(micrograph(grey), features=TILED, memory=1000).compute()
+
+
+def test_features_are_computed_once(monkeypatch):
+    calls = []
+    real = KeptFeatures._load
+
+    def load(self, config):
+        model = real(self, config)
+        call = type(model).__call__
+        monkeypatch.setattr(type(model), "__call__", lambda *a, **k: (calls.append(1), call(*a, **k))[1])
+        return model
+
+    monkeypatch.setattr(KeptFeatures, "_load", load)
+    grey = picture(64, 64)
+    live = Live(micrograph(grey), features=TILED)
+    live.update(scribbles(grey))
+    assert len(calls) == 1
+    live.update(scribbles(grey, seed=1))
+    live.predict()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "text"),
+    [
+        (
+            np.zeros((9, 8), int),
+            ShapeError,
+            r"labels must be 40 x 37 for one page or 1 x 40 x 37 for all, got shape",
+        ),
+        (np.zeros((40, 37)), InputError, "labels must be integers, 0 = unlabelled, got float64"),
+        (
+            np.full((40, 37), 21),
+            InputError,
+            "labels must be 1 to 20, 0 = unlabelled, found 21 to 21; number the",
+        ),
+        (np.full((40, 37), -1), InputError, "labels must be 1 to 20, 0 = unlabelled, found -1 to -1"),
+        (
+            np.full((40, 37), 2),
+            InputError,
+            r"need at least 2 labelled classes, found 1 \(disc\); draw the others",
+        ),
+        (np.zeros((40, 37), int), InputError, r"need at least 2 labelled classes, found 0 \(none\)"),
+    ],
+)
+def test_labels_that_cannot_be_used(labels, error, text):
+    live = Live(micrograph(picture(40, 37)), features=FILTERS, names=("ground", "disc"))
+    with pytest.raises(error, match=text):
+        live.update(labels)
+    assert not live.ready
+
+
+def test_what_is_asked_too_early_or_of_nothing(tmp_path):
+    live = Live(micrograph(picture(40, 37)), features=FILTERS)
+    for ask in (live.predict, lambda: live.save(tmp_path / "m.vispe")):
+        with pytest.raises(InputError, match="there is no model yet; label at least 2 classes"):
+            ask()
+    with pytest.raises(InputError, match=r"page 1 is not in image; it has 1 \(0 to 0\)"):
+        live.turn_to(1)
+    with pytest.raises(InputError, match="page -1 is not there"):
+        live.predict(-1)
+    with pytest.raises(
+        OptionError, match="filters_3d reads the neighbours of a page, but only one page is kept"
+    ):
+        Live(micrograph(picture(40, 37)), features=FeatureConfig(filters_3d=True))
+    with pytest.raises(OptionError, match="classifier='forrest' is not one of"):
+        Live(micrograph(picture(40, 37)), classifier="forrest")
+
+
+def test_arrays_become_images():
+    grey = picture(12, 15)
+    assert micrograph(grey).pages.shape == (1, 12, 15, 1)
+    np.testing.assert_array_equal(micrograph(grey > 100).pages[0, ..., 0], (grey > 100) * np.uint8(255))
+    many = np.arange(2 * 3 * 4 * 5 * 3).reshape(2, 3, 4, 5, 3).astype(">u2")
+    image = micrograph(many, "TZYXC", "t")
+    assert image.pages.dtype == np.uint16
+    assert image.path == Path("t")
+    np.testing.assert_array_equal(image.pages, many.reshape(6, 4, 5, 3))
+    np.testing.assert_array_equal(micrograph(many[0, 0], "CYX").pages[0, ..., 1], many[0, 0, 1])
+    with pytest.raises(
+        ShapeError, match=r"axes=YX need one letter, with Y and X, for each dimension of shape"
+    ):
+        micrograph(many[0])
+    with pytest.raises(ShapeError, match="axes=ZZX"):
+        micrograph(many[0, 0], "ZZX")
+    with pytest.raises(InputError, match="image holds complex64 and no grey levels"):
+        micrograph(np.zeros((4, 4), np.complex64))
+    with pytest.raises(InputError, match="image holds no data"):
+        micrograph(np.full((4, 4), np.nan))

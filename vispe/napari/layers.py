@@ -1,0 +1,95 @@
+"""Between napari's layers and what vispe works on; nothing of Qt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vispe.errors import InputError, require
+from vispe.segment.draw import PALETTE, Color
+from vispe.segment.images import Micrograph
+from vispe.segment.live import micrograph
+
+if TYPE_CHECKING:
+    from napari.layers import Image, Labels, Layer
+    from napari.utils.colormaps import DirectLabelColormap
+
+MARK = "vispe"
+"""Key in the metadata of layers that the plugin made; its value says what they are."""
+
+_PLACED = ("scale", "translate", "rotate", "shear", "affine", "units", "axis_labels")
+
+
+def image_of(layer: Image) -> Micrograph:
+    """Read an image layer: all its dimensions but the last two, and colour, count pages.
+
+    Of a multiscale layer the finest scale is read, of colours with transparency the colours.
+
+    Raises:
+        InputError: a layer that holds no numbers, or no data.
+    """
+    data = np.asarray(layer.data[0] if layer.multiscale else layer.data)
+    if layer.rgb:
+        data = data[..., :3]
+    leading = data.ndim - 2 - bool(layer.rgb)
+    axes = "".join(chr(ord("a") + k) for k in range(leading)).upper()
+    axes = axes.translate(str.maketrans("XYC", "UVW"))  # letters of their own
+    return micrograph(data, f"{axes}YX{'C' if layer.rgb else ''}", layer.name)
+
+
+def pages_shape(layer: Image) -> tuple[int, ...]:
+    """Return the shape of an image layer without colours, such as (z, h, w)."""
+    data = layer.data[0] if layer.multiscale else layer.data
+    return tuple(data.shape[:-1] if layer.rgb else data.shape)
+
+
+def page_at(layer: Image, point: Sequence[float]) -> int:
+    """Return the number of the page that is shown at a point of the world, the nearest one beyond the ends."""
+    shape = pages_shape(layer)[:-2]
+    if not shape:
+        return 0
+    place = np.asarray(layer.world_to_data(point))[-len(shape) - 2 : -2]
+    index = [int(np.clip(round(float(p)), 0, n - 1)) for p, n in zip(place, shape, strict=True)]
+    return int(np.ravel_multi_index(index, shape))
+
+
+def labels_of(layer: Labels, image: Image) -> np.ndarray:
+    """Return the labels (z, h, w) of a layer, without copying.
+
+    Raises:
+        InputError: the layer has another size than the image.
+    """
+    data, shape = np.asarray(layer.data), pages_shape(image)
+    if data.shape != shape:
+        raise InputError(
+            f"the labels layer {layer.name!r} is {_times(data.shape)}, but the image {image.name!r} is "
+            f"{_times(shape)}; make a new labels layer for this image."
+        )
+    return data.reshape(-1, *shape[-2:])
+
+
+def placement(layer: Layer) -> dict[str, Any]:
+    """Return what puts a layer of the same shape at the same place in the world."""
+    return {name: getattr(layer, name) for name in _PLACED if hasattr(layer, name)}
+
+
+def colormap(colors: Sequence[Color] | None = None) -> DirectLabelColormap:
+    """Return vispe's colours for labels 1, 2, ...; 0 and all others are clear."""
+    require("napari", "napari", "the plugin")
+    from napari.utils.colormaps import DirectLabelColormap
+
+    colors = [*(colors or ()), *PALETTE[len(colors or ()) :]]
+    shown: dict[int | None, Any] = {None: (0, 0, 0, 0), 0: (0, 0, 0, 0)}
+    shown |= {k + 1: (*(c / 255 for c in color), 1) for k, color in enumerate(colors)}
+    return DirectLabelColormap(color_dict=shown)
+
+
+def kind_of(layer: Layer) -> str | None:
+    """Return what a layer of the plugin is: 'labels', 'classes', 'uncertainty' or 'disagreement'; else None."""
+    return layer.metadata.get(MARK)
+
+
+def _times(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
