@@ -66,3 +66,6 @@ def test_a_shelf_hands_out_once_what_it_keeps(room, monkeypatch):
         assert shelf.take(bytes([number])) is None
     shelf.put(b"again", values[1])
     assert (shelf.take(b"again") is None) == (room == "none")
+    file = shelf._file
+    del shelf
+    assert file is None or file.closed

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vispe.errors import ShapeError
-from vispe.segment.tiles import OVERLAP, Blend, Region, blocks, padding, tiles, window
+from vispe.segment.tiles import OVERLAP, Blend, Region, blocks, even_tiles, padding, tiles, window
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 70))
@@ -92,3 +92,25 @@ def test_disagreement_counts_pixels_where_any_two_tiles_differ():
     prob = blend.result()
     np.testing.assert_allclose(prob[:, 2, 5], [0.9 * 3 / 4, 0.8 / 4], rtol=1e-6)
     np.testing.assert_allclose(prob[:, 2, 9], [0, 0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("length", [16, 48, 64, 80, 96, 112, 160, 208, 400, 1024, 1600, 4000])
+@pytest.mark.parametrize(("most", "overlap"), [(48, 16), (64, 0), (16, 0), (576, 64)])
+def test_even_tiles_cover_the_page_alike_from_both_ends(length, most, overlap):
+    found = even_tiles(length, 48, most, 16, overlap)
+    columns = len({r.left for r in found})
+    rows = found[::columns]
+    side = rows[0].shape[0]
+    assert len({r.shape for r in found}) == 1
+    assert side % 16 == 0
+    assert side <= most
+    assert rows[0].top == 0
+    assert rows[-1].bottom == length
+    for one, following in pairwise(rows):
+        assert one.top % 16 == 0
+        assert one.bottom - following.top >= overlap
+    for k, (one, other) in enumerate(zip(rows, rows[::-1], strict=True)):
+        if 2 * k + 1 != len(rows):
+            assert one.top == length - other.bottom
+    fewest = -(-(length - overlap) // (most - overlap)) if length > most else 1
+    assert fewest <= len(rows) <= fewest + 1

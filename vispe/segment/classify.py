@@ -202,10 +202,10 @@ def _stored(state: Mapping[str, np.ndarray], n_classes: int) -> Linear:
 
 
 def _threads(count: int) -> AbstractContextManager[Any]:
-    """Keep to one OpenMP thread for few pixels, where threads wait for each other longer than they work."""
+    """Keep to one thread for few pixels, where threads wait for each other longer than they work."""
     from threadpoolctl import threadpool_limits
 
-    return threadpool_limits(limits=1 if count < _FEW else None, user_api="openmp")
+    return threadpool_limits(limits=1 if count < _FEW else None)
 
 
 def _build(kind: str, seed: int) -> Any:

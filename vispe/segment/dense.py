@@ -13,11 +13,11 @@ from vispe.errors import OptionError
 from vispe.micro import PATCH, load_micro
 from vispe.segment.maps import CoarseMaps
 from vispe.segment.shelf import Shelf
-from vispe.segment.tiles import fingerprint, padding, tiles
+from vispe.segment.tiles import even_tiles, fingerprint, padding
 
 NAME = "vispe_micro"
-TILE = 512
-"""Default side of a tile in pixels."""
+TILE = 576
+"""Largest side of a tile in pixels unless told otherwise."""
 
 _WHOLE = 1400  # patches of a page that is not cut into tiles
 _OVERLAP = 0.125  # attention fades within a few patches, so less is needed than for other models
@@ -73,7 +73,7 @@ class DenseMaps(CoarseMaps):
         model: what computes them.
         page: (h, w, c) float32 in [0, 1], finite. One channel is shown to the model as grey, three as colour; with 2
             or more than 3 each is run alone as grey, and their features are put side by side.
-        tile: side of a tile in pixels, rounded down to whole patches; `TILE` by default.
+        tile: largest side of a tile in pixels, rounded down to whole patches; `TILE` by default.
     """
 
     def __init__(self, model: DenseModel, page: np.ndarray, tile: int | None) -> None:
@@ -81,9 +81,9 @@ class DenseMaps(CoarseMaps):
         pads = padding(height, width, PATCH)
         padded = height + pads[0] + pads[1], width + pads[2] + pads[3]
         whole = tile is None and padded[0] * padded[1] <= _WHOLE * PATCH * PATCH
-        wanted = max(padded) if whole else max((tile or TILE) // PATCH, 1) * PATCH
-        side = (min(wanted, padded[0]), min(wanted, padded[1]))
-        regions = tiles(*padded, side, PATCH, _OVERLAP)
+        most = max(padded) if whole else max((tile or TILE) // PATCH, 1) * PATCH
+        overlap = min(max(int(most * _OVERLAP) // PATCH, 1) * PATCH, most - PATCH)
+        regions = even_tiles(*padded, most, PATCH, overlap)
         notes = ()
         if min(height, width) < PATCH:
             notes = (

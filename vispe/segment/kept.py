@@ -23,7 +23,6 @@ MEMORY = 4 << 30
 
 _STRIDE = 2  # pixels between the values of vispe_micro
 _BAND = 1 << 16  # pixels that are scored at once
-_CACHED = 1 << 12  # values of each feature that stay in the cache
 
 
 class KeptFeatures(Features):
@@ -203,23 +202,6 @@ class KeptMaps(CoarseMaps):
     def coarse(self, number: int, again: bool = False) -> Tensor:
         """As `CoarseMaps.coarse`; `again` makes no difference."""
         return self._held[number]
-
-    def project(self, number: int, weight: Tensor, mean: Tensor) -> Tensor:
-        """As `CoarseMaps.project`, in less time: in pieces that fit the cache, and each score enlarged by itself."""
-        found = self._held[number]
-        scores = centred_product(weight, found.flatten(1), mean).view(-1, 1, *found.shape[1:])
-        side = self.regions[number].shape
-        full = torch.nn.functional.interpolate(scores, size=side, mode="bilinear", align_corners=False)
-        return full[(slice(None), 0, *self.crop(number))]
-
-
-def centred_product(weight: Tensor, planes: Tensor, mean: Tensor) -> Tensor:
-    """Return weight (k, f) @ (planes (f, n) - mean (f,)), a piece of the cache at a time."""
-    out = torch.empty((len(weight), planes.shape[1]))
-    for start in range(0, planes.shape[1], _CACHED):
-        part = slice(start, start + _CACHED)
-        torch.mm(weight, planes[:, part] - mean[:, None], out=out[:, part])
-    return out
 
 
 def _needed(page: np.ndarray, filters: Filters | None, maps: TokenMaps | DenseMaps | None) -> int:

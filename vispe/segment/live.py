@@ -7,7 +7,6 @@ the labelled pixels, to fit the classifier and to apply it to what is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,6 @@ from vispe.segment.predict import Post, Prediction, predict_page, within_memory
 
 MAX_CLASSES = 20
 """More classes than this are taken for a mistake, such as numbers of objects."""
-
-_FEW = 20_000
 
 
 class Live:
@@ -210,8 +207,7 @@ class Live:
         if len(np.unique(classes)) < 2:
             classifier.fit(np.zeros((len(classes), 1), np.float32), classes, names)  # says what is missing
         features = self._gather(drawn)
-        with _few_threads(len(features)):
-            classifier.fit(features, classes, names)
+        classifier.fit(features, classes, names)
         counts = np.bincount(classes, minlength=count + 1)[1:]
         notes: dict[str, Any] = {
             "images": [str(self.image.path)],
@@ -374,10 +370,3 @@ def _check_channels(image: Micrograph, model: Model) -> None:
             f"{image.path} has {image.channels} channel(s), but the model was trained with {model.channels}; "
             "choose other channels or another model."
         )
-
-
-def _few_threads(count: int) -> AbstractContextManager[Any]:
-    """Keep linear algebra on few pixels to one thread, where threads wait for each other longer than they work."""
-    from threadpoolctl import threadpool_limits
-
-    return threadpool_limits(limits=1) if count < _FEW else nullcontext()

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from vispe.segment.tiles import Tiling
 
+_CACHED = 1 << 12  # values of each feature that stay in the cache
+
 
 class CoarseMaps(Tiling, ABC):
     """Features of the tiles of one page, each at its own stride; bilinear interpolation brings them to pixels."""
@@ -31,7 +33,10 @@ class CoarseMaps(Tiling, ABC):
         The product is taken before interpolation, which gives the same up to rounding and works on far fewer numbers.
         """
         found = self.coarse(number)
-        scores = weight @ (found.flatten(1) - mean[:, None])
+        planes, scores = found.flatten(1), torch.empty((len(weight), found[0].numel()))
+        for start in range(0, planes.shape[1], _CACHED):
+            part = slice(start, start + _CACHED)
+            torch.mm(weight, planes[:, part] - mean[:, None], out=scores[:, part])
         return self._full(number, scores.view(-1, *found.shape[1:]))
 
     def at(self, number: int, y: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -51,10 +56,9 @@ class CoarseMaps(Tiling, ABC):
 
     def _full(self, number: int, grid: Tensor) -> Tensor:
         """Bring (f, rows, columns) of a tile to the pixels of `inside(number)`."""
-        full = torch.nn.functional.interpolate(
-            grid[None], size=self.regions[number].shape, mode="bilinear", align_corners=False
-        )[0]
-        return full[(slice(None), *self.crop(number))]
+        side = self.regions[number].shape  # planes as separate images: faster than as channels of one
+        full = torch.nn.functional.interpolate(grid[:, None], size=side, mode="bilinear", align_corners=False)
+        return full[(slice(None), 0, *self.crop(number))]
 
 
 def _neighbours(pixel: Tensor, size: int, length: int) -> tuple[Tensor, Tensor, Tensor]:

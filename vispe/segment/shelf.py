@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import weakref
 from typing import IO
 
 import numpy as np
@@ -34,7 +35,9 @@ class Shelf:
                 self._near[key] = value
                 return
             try:
-                self._file = self._file or tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the shelf
+                if self._file is None:
+                    self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the shelf
+                    weakref.finalize(self, self._file.close)
                 start = self._file.seek(0, 2)
                 if start + value.nbytes <= DISK:
                     self._file.write(value.numpy().data)

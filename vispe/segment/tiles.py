@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -77,6 +78,39 @@ def _starts(length: int, side: int, step: int, overlap: float) -> list[int]:
     """Give origins along one axis, evenly spread on the raster of `step`."""
     stride = max(int(side * (1 - overlap)) // step, 1) * step
     return [*range(0, length - side, stride), length - side]
+
+
+def even_tiles(height: int, width: int, most: int, step: int, overlap: int) -> list[Region]:
+    """Cover a page with as few tiles of one size as possible, none larger than needed.
+
+    Tiles lie alike from both ends of an axis, so that a page that is turned is cut in the same way; only where their
+    number is odd the middle one may lie half a step off.
+
+    Args:
+        height: of the page in pixels, a multiple of `step`.
+        width: likewise.
+        most: largest side of a tile in pixels, a multiple of `step`.
+        step: patch size of the model in pixels.
+        overlap: least pixels that a tile has in common with the next one, a multiple of `step` below `most`.
+    """
+    (tall, tops), (wide, lefts) = (_even(length, most, step, overlap) for length in (height, width))
+    return [Region(top, top + tall, left, left + wide) for top in tops for left in lefts]
+
+
+def _even(length: int, most: int, step: int, overlap: int) -> tuple[int, list[int]]:
+    """Give the side of the tiles along an axis, and their origins."""
+    if length <= most:
+        return length, [0]
+    count = -(-(length - overlap) // (most - overlap))
+    while True:
+        least = -(-(length + (count - 1) * overlap) // (count * step)) * step
+        for side in range(least, most + 1, step):
+            room = length - side
+            first = [round(i * room / (count - 1) / step) * step for i in range((count + 1) // 2)]
+            starts = first + [room - start for start in first[: count // 2][::-1]]
+            if max(b - a for a, b in pairwise(starts)) <= side - overlap:
+                return side, starts
+        count += 1
 
 
 def window(height: int, width: int) -> np.ndarray:
