@@ -1,6 +1,7 @@
 """A batch of images on its way to results: checks first, then image by image, each file complete or not there."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -266,23 +267,29 @@ class Batch:
             "labels": self.out / f"{stem}_seg{ending}",
         }
         names, force = self.model.names, self.force
-        prob = results[0].prob[None] if count == 1 else np.stack([r.prob for r in results])
-        write_probabilities(files["probabilities"], prob, micrograph, names, force)
-        unsure = np.stack([uncertainty_image(r.uncertainty) for r in results])
-        write_labels(files["uncertainty"], unsure, micrograph, force)
         middle = count // 2
         title = stem if count == 1 else f"{stem}, page {middle}"
         if count > 1:
             notes.append(f"the overlay of {image.path.name} shows page {middle} of {count} (counted from 0).")
-        picture = overlay(
-            pages[middle],
-            labels[middle],
-            names,
-            self.model.colors,
-            pixel_size=micrograph.pixel_size,
-            title=title,
-        )
-        write_png(files["overlay"], picture, force)
+
+        def draw() -> None:
+            picture = overlay(
+                pages[middle],
+                labels[middle],
+                names,
+                self.model.colors,
+                pixel_size=micrograph.pixel_size,
+                title=title,
+            )
+            write_png(files["overlay"], picture, force)
+
+        with ThreadPoolExecutor(1) as beside:  # compressing takes as long as drawing
+            drawing = beside.submit(draw)
+            prob = results[0].prob[None] if count == 1 else np.stack([r.prob for r in results])
+            write_probabilities(files["probabilities"], prob, micrograph, names, force)
+            unsure = np.stack([uncertainty_image(r.uncertainty) for r in results])
+            write_labels(files["uncertainty"], unsure, micrograph, force)
+            drawing.result()
         write_labels(files["labels"], labels, micrograph, force)
         return {key: str(path) for key, path in files.items()}
 

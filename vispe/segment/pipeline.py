@@ -27,9 +27,9 @@ from vispe.segment.train import Labelling, train, train_clusters
 __all__ = ["DEFAULT", "MODEL_NAME", "Labelling", "Post", "Reading", "Scoring", "apply", "segment"]
 
 DEFAULT = FeatureConfig("both", model=NAME)
-"""Features of `segment` with labels unless told otherwise: vispe_micro beside filters.
+"""Features of `segment` unless told otherwise: vispe_micro beside filters.
 
-Clusters get filters alone: what a classifier tells apart need not be what varies most.
+For labels as for clusters; how clusters fare with each is measured in `eval/results/cluster.json`.
 """
 
 
@@ -68,7 +68,7 @@ def segment(
         cluster_method: `'kmeans'` or `'spectral'`.
         text: classes in words, in place of labels; nothing is trained. See `vispe.segment.text.prompts`.
         classifier: `'logistic'`, `'forest'` or `'boosting'`.
-        features: what a pixel is described by; if None, `DEFAULT`, or filters alone for clusters. With `text` a
+        features: what a pixel is described by; if None, `DEFAULT`. With `text` a
             `TextConfig`, which names a model of open_clip.
         reading: how images are read.
         labelling: how labels are read.
@@ -105,6 +105,11 @@ def segment(
         )
     if cluster is not None and classifier != KINDS[0]:
         raise OptionError(f"classifier={classifier!r} has no effect on clusters; use --cluster-method.")
+    given = [
+        name for name, value in vars(labelling or Labelling()).items() if value != getattr(Labelling(), name)
+    ]
+    if given and not labels:
+        raise OptionError(f"{given[0]} has no effect without labels; leave it out.")
     if text is not None and classifier != KINDS[0]:
         raise OptionError(
             f"classifier={classifier!r} has no effect on text, which trains none; leave it out."
@@ -131,14 +136,14 @@ def segment(
         save_model(run.out / MODEL_NAME, run.model, force)
         return run.predict("segment", device)
     unfitted = None if cluster is None else PixelClusters(cluster, cluster_method, seed=seed)
-    features = features or (DEFAULT if cluster is None else FeatureConfig())
+    features = features or DEFAULT
     run.features = Features(features, seed=seed, device=device)
     labelling = labelling or Labelling()
     if unfitted is not None:
         found = train_clusters(run, unfitted, seed)
         run.model = replace(found, notes={**found.notes, **unfitted.facts()})
-        if text := unfitted.note():
-            run.note(text)
+        if said := unfitted.note():
+            run.note(said)
     else:
         run.model = train(run, labelling, classifier, seed)
     save_model(run.out / MODEL_NAME, run.model, force)

@@ -295,7 +295,7 @@ def _check_hub(name: str) -> None:
     """Say at once when weights can only come from a network that is not there."""
     from huggingface_hub import constants
 
-    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
     if reason is not None:
         raise InputError(
             f"the pretrained weights of {name} are not on this disk and {reason}; give a checkpoint with --weights "
@@ -303,7 +303,7 @@ def _check_hub(name: str) -> None:
         )
 
 
-def _unreachable(address: str) -> str | None:
+def unreachable(address: str) -> str | None:
     """Ask an address for a sign of life; return the reason when there is none within `_PATIENCE` seconds.
 
     The question is asked in a thread, since looking up a name in a broken network cannot be given a time limit.

@@ -168,3 +168,24 @@ def test_random_weights_are_said_to_mean_nothing(folder, picture, tmp_path, caps
     assert (tmp_path / "one" / "cells_prob.tif").read_bytes() == (
         tmp_path / "two" / "cells_prob.tif"
     ).read_bytes()
+
+
+def test_options_take_words_up_to_the_next_option():
+    from vispe.cli.main import _gather_words
+
+    words = ["a.png", "--text", "dark phase", "b,c", "-o", "out", "--text", "--seed", "3", "d.png"]
+    wanted = [
+        "a.png",
+        "--text",
+        '["dark phase", "b", "c"]',
+        "-o",
+        "out",
+        "--text",
+        "[]",
+        "--seed",
+        "3",
+        "d.png",
+    ]
+    assert _gather_words(words, ("text",)) == wanted
+    assert _gather_words(words, ()) == words
+    assert _gather_words([], ("text",)) == []

@@ -10,6 +10,7 @@ from vispe.errors import InputError, OptionError
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.features import encode
 from vispe.segment.text.prompts import BACKGROUND, TEMPLATES, Prompts, prompts_or_none
+from vispe.segment.text.weights import MODEL
 
 
 def test_classes_are_named_by_their_first_phrase():
@@ -129,6 +130,7 @@ def test_probabilities_are_a_softmax_of_scaled_similarities():
 
 def test_settings_are_checked_at_once():
     assert TextConfig().kind == "text"
+    assert TextConfig().model == MODEL
     with pytest.raises(OptionError, match="tile=8 px is too small"):
         TextConfig(tile=8)
     with pytest.raises(OptionError, match="naclip has no option 'wide'"):

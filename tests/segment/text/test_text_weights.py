@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(weights_module, "_unreachable", lambda address: f"{address} cannot be reached (gone)")
+    monkeypatch.setattr(weights_module, "unreachable", lambda address: f"{address} cannot be reached (gone)")
     return tmp_path / "hub"
 
 
@@ -40,8 +40,8 @@ def test_the_default_names_what_is_missing_and_what_is_there(cache):
     assert on_disk() == []
     with pytest.raises(
         InputError,
-        match=rf"the checkpoint {MODEL}:{TAG} is not on this disk and https://\S+ cannot be reached \(gone\); the weights "
-        r"on this disk are: none. Choose one of them with --model and --weights, or give a checkpoint file",
+        match=rf"the checkpoint {MODEL}:{TAG} is not on this disk and https://\S+ cannot be reached \(gone\); the "
+        r"weights on this disk are: none. Choose one of them with --model and --weights, or give a checkpoint file",
     ):
         find_weights(MODEL, None)
     put(cache, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "open_clip_model.safetensors")

@@ -15,7 +15,7 @@ from torch import nn
 
 from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
 from vispe.segment.text.readouts import Readout
-from vispe.segment.tokens import _unreachable
+from vispe.segment.tokens import unreachable
 
 MODEL, TAG = "ViT-B-16", "laion2b_s34b_b88k"
 """The model and the weights that are taken where none are named."""
@@ -238,7 +238,7 @@ def _check_reach(what: str) -> None:
     """Say at once when something can only come from a network that is not there."""
     from huggingface_hub import constants
 
-    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _unreachable(constants.ENDPOINT)
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
     if reason is not None:
         raise InputError(
             f"{what} is not on this disk and {reason}; the weights on this disk are: {_listed(on_disk())}. Choose one "
