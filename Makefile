@@ -21,6 +21,8 @@ bench:
 	$(PYTHON) -m pytest tests/test_attention*.py tests/hosts
 	$(PYTHON) eval/bench/vit.py
 	$(PYTHON) eval/bench/segment.py
+	$(PYTHON) eval/bench/segment_peers.py
+	$(PYTHON) eval/bench/interactive.py
 	$(PYTHON) eval/bench/attention.py
 	$(PYTHON) eval/bench/bias_gradient.py
 
