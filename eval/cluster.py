@@ -1,10 +1,10 @@
 """Measures `vispe segment --cluster` on micrographs with ground truth, by features and by method.
 
-Clusters are found on each image by itself, and once on all images of a set together (the first three by name), K being the number of classes in
-the truth; they are matched one to one to the classes, and scored on all pixels. Every run goes through
-`vispe.segment.pipeline`. The result decides one thing, the features that `--cluster` takes by default; nothing else
-was chosen by these micrographs. Finished rows are kept: a second call goes on where the first one stopped; `--fresh`
-starts again.
+Clusters are found on each image by itself, and once on all images of a set together (the first three by name), K being
+the number of classes in the truth; they are matched one to one to the classes, and scored on all pixels. Every run goes
+through `vispe.segment.pipeline`. The result decides one thing, the features that `--cluster` takes by default; nothing
+else was chosen by these micrographs. Finished rows are kept: a second call goes on where the first one stopped;
+`--fresh` starts again.
 
     python eval/cluster.py ../shared/data/microscopy
 """
@@ -12,6 +12,7 @@ starts again.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from vispe.micro import WEIGHTS
 from vispe.segment.cluster import METHODS
 from vispe.segment.dense import NAME
 from vispe.segment.features import KINDS, FeatureConfig
@@ -38,11 +40,12 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder of the micrograph sets")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     options = parser.parse_args()
+    made = {"weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest(), "versions": versions()}
     rows: list[dict[str, Any]] = []
     if RESULT.exists() and not options.fresh:
         state = json.loads(RESULT.read_text())
-        if state["versions"] != versions():
-            raise SystemExit(f"{RESULT} was made with other versions; use --fresh.")
+        if {key: state[key] for key in made} != made:
+            raise SystemExit(f"{RESULT} was made with other weights or versions; use --fresh.")
         rows = state["rows"]
     done = {tuple(r[k] for k in ("fit", "method", "features", "set", "image")) for r in rows}
     for job in jobs(options.data):
@@ -52,7 +55,7 @@ def main() -> None:
         rows += measure(job)
         state = {
             "what": __doc__.splitlines()[0],
-            "versions": versions(),
+            **made,
             "summary": summary(rows),
             "rows": rows,
         }

@@ -259,8 +259,8 @@ def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("-o out", "needs labels or cluster=K, got neither"),
-        ("--labels a_labels.png --cluster 2 -o out", "got both"),
+        ("-o out", "needs one of labels, cluster and text, got none of them"),
+        ("--labels a_labels.png --cluster 2 -o out", "got labels and cluster"),
         ("--cluster 1 -o out", "cluster=1 must lie between 2 and 255"),
         (f"{LEARN} --features filters --weights w.pth", "weights='w.pth' has no effect on features=filters"),
         (f"{LEARN} --weights w.pth", "w.pth is not a file; give weights of vispe_micro"),

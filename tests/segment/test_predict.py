@@ -5,7 +5,7 @@ import torch
 from vispe.segment.classify import PixelClassifier
 from vispe.segment.cluster import PixelClusters
 from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.predict import Post, _decide, predict_page
+from vispe.segment.predict import Post, decide, predict_page
 
 
 def scene(height=75, width=101, channels=1, holes=False):
@@ -70,7 +70,7 @@ def test_threads_do_not_change_a_bit():
 def test_of_equal_classes_the_first_one_wins(classes):
     prob = np.random.default_rng(0).integers(0, 4, (classes, 37, 5)).astype(np.float32) / 8
     valid = np.random.default_rng(1).random((37, 5)) < 0.8
-    labels, uncertainty = _decide(prob, valid)
+    labels, uncertainty = decide(prob, valid)
     assert labels.dtype == np.uint8
     assert uncertainty.dtype == np.float32
     np.testing.assert_array_equal(labels, np.where(valid, prob.argmax(0) + 1, 0))
@@ -80,9 +80,9 @@ def test_of_equal_classes_the_first_one_wins(classes):
 
 def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
     prob, valid = np.random.default_rng(0).random((4, 30, 11), np.float32), np.ones((30, 11), bool)
-    whole = _decide(prob, valid)
+    whole = decide(prob, valid)
     monkeypatch.setattr("vispe.segment.predict._PIXELS", 7)
-    for found, wanted in zip(_decide(prob, valid), whole, strict=True):
+    for found, wanted in zip(decide(prob, valid), whole, strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 

@@ -268,7 +268,7 @@ def _gather_words(words: Sequence[str], several: Sequence[str]) -> list[str]:
 def _fill_bare(words: Sequence[str], bare: Mapping[str, str]) -> list[str]:
     """Give options that may stand alone their value, where the next word is none."""
     result: list[str] = []
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip(words, [*words[1:], ""][: len(words)], strict=True):
         value = bare.get(word.removeprefix("--").replace("-", "_")) if word.startswith("--") else None
         given = after == value or re.fullmatch(r"[-+]?[\d.]+", after)
         result += [word] if value is None or given else [word, value]

@@ -76,8 +76,7 @@ def segment(
         background: words of a further class, background, for everything else; 'none' for no such class.
         classifier: logistic is the fastest and goes best with vispe_micro; forest is better on thin and rare classes
             where there are filters alone; boosting is the slowest.
-        features: filters (26 multi-scale filters), tokens (of --model) or both; default both, and filters for
-            --cluster without --model.
+        features: filters (26 multi-scale filters), tokens (of --model) or both (default).
         filters_3d: for Z stacks, filters of the volume too: they see the slices above and below.
         model: vispe_micro, a small ViT that comes with vispe and does not care how the sample lies (default), or
             a timm model whose patch tokens are features, such as vit_small_patch14_dinov2; for --text a model of
@@ -136,7 +135,7 @@ def segment(
             model or TextConfig.model, weights, pos_embed, readout or TextConfig.readout, tile=tile
         )
     else:
-        kind = features or ("filters" if cluster is not None and model is None else "both")
+        kind = features or "both"
         if kind != "filters":
             model = model or "vispe_micro"
         config = FeatureConfig(

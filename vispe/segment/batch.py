@@ -342,7 +342,7 @@ class Batch:
             return
         strays = []
         for file in files:
-            fitting = [i for i in self.images if _belongs(file.stem, i.path.stem)]
+            fitting = [i for i in self.images if belongs_to(file.stem, i.path.stem)]
             if not fitting:
                 strays.append(file)
                 continue
@@ -384,6 +384,6 @@ def find_files(patterns: Paths) -> list[Path]:
     return find_images(patterns) if patterns else []
 
 
-def _belongs(stem: str, image: str) -> bool:
+def belongs_to(stem: str, image: str) -> bool:
     """Tell whether a file called `stem` goes with the image: the same, or followed by `_`, `-` or `.`."""
     return stem == image or (stem.startswith(image) and stem[len(image)] in "_-.")

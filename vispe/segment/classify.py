@@ -136,6 +136,8 @@ class PixelClassifier:
                 self.linear = _fit_linear(features, classes)
             else:
                 self.estimator.fit(features, classes)
+        if self.kind == "forest":  # threads would add up the trees in the order in which they end
+            self.estimator.set_params(n_jobs=1)
         return self
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
@@ -230,6 +232,6 @@ def _fit_linear(features: np.ndarray, classes: np.ndarray) -> Linear:
     model.fit(scaler.fit_transform(features), classes)
     arrays = scaler.mean_, model.coef_ / scaler.scale_, model.intercept_
     return Linear(
-        *(torch.from_numpy(np.asarray(a, np.float32)) for a in arrays),
+        *(torch.from_numpy(np.ascontiguousarray(a, np.float32)) for a in arrays),
         classes=torch.from_numpy(np.asarray(model.classes_, np.int64)),
     )

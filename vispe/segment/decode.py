@@ -122,7 +122,7 @@ def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None, orient
     order.
     """
     if asked is not None:
-        axes = _checked_axes(path, asked, array.shape)
+        axes = checked_axes(path, asked, array.shape)
     if 0 in array.shape:
         raise InputError(
             f"{path} has no pixels (its array is {_times(array.shape)}); export the image again."
@@ -168,7 +168,8 @@ def _orient(pages: np.ndarray, orientation: int) -> np.ndarray:
     return np.flip(pages, flips) if flips else pages
 
 
-def _checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
+def checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
+    """Return axes in capitals, or say why they do not fit an array of this shape."""
     axes = axes.upper()
     legal = set(axes) <= set("TZCYXSIQ") and len(set(axes)) == len(axes) and {"Y", "X"} <= set(axes)
     if not legal:

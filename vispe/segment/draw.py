@@ -266,7 +266,7 @@ def _compose(
         corner = (w + 3 * gap, gap + head)
     if title:
         title = "".join(c if c.isprintable() else "?" for c in title)  # a file name may hold line ends
-    title = _shortened(page.bold, title, size[0] - 2 * gap)
+        title = _shortened(page.bold, title, size[0] - 2 * gap)
     canvas = Image.new("RGB", size, PAPER)
     canvas.paste(picture, (gap, gap + head))
     pen = ImageDraw.Draw(canvas)

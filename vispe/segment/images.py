@@ -104,12 +104,12 @@ def _read(
 ) -> Micrograph:
     found = decode(path, axes=axes)
     notes = list(found.notes)
-    pages = _pick_pages(path, found.pages, z)
-    page_axes = _picked_axes(found.page_axes, _pick_pages(path, np.arange(len(found.pages)), z))
+    pages = pick_pages(path, found.pages, z)
+    page_axes = _picked_axes(found.page_axes, pick_pages(path, np.arange(len(found.pages)), z))
     pages = _plain_colours(pages, found, notes)
     names = found.channel_names if len(found.channel_names) == pages.shape[-1] else ()
     if channel is not None:
-        chosen = _channels(path, channel, pages.shape[-1], names)
+        chosen = channel_numbers(path, channel, pages.shape[-1], names)
         pages = np.ascontiguousarray(pages[..., chosen])
         names = tuple(names[i] for i in chosen) if names else ()
     image = Micrograph(path, pages, found.pixel_size, found.resolution, names, ())
@@ -168,7 +168,8 @@ def _invert(pages: np.ndarray, bits: int) -> np.ndarray:
     return ~pages if pages.dtype.kind == "i" else -pages
 
 
-def _pick_pages(path: Path, pages: np.ndarray, z: int | str | None) -> np.ndarray:
+def pick_pages(path: Path, pages: np.ndarray, z: int | str | None) -> np.ndarray:
+    """Keep the pages (z, ...) that a number or range asks for; see `read_image`."""
     if z is None:
         return pages
     n, text = len(pages), str(z).strip()
@@ -195,9 +196,10 @@ def _picked_axes(axes: PageAxes, chosen: np.ndarray) -> PageAxes:
     return ((letter if whole else "".join(a for a, _ in axes), len(chosen)),)
 
 
-def _channels(
+def channel_numbers(
     path: Path, asked: int | str | Sequence[int | str], n: int, names: tuple[str, ...]
 ) -> list[int]:
+    """Return the numbers of the channels that are asked for, of `n`; see `read_image`."""
     entries = (
         asked.split(",") if isinstance(asked, str) else [asked] if isinstance(asked, int) else list(asked)
     )
@@ -319,7 +321,7 @@ def normalize(
             limits = _limits(m.pages[group], m.valid[group], clip, where, notes)
             for i in range(*group.indices(m.n_pages)):
                 if limits is not None:
-                    out[i] = _scaled(m.pages[i], m.valid[i], *limits)
+                    out[i] = unit_range(m.pages[i], m.valid[i], *limits)
     return out, notes
 
 
@@ -334,12 +336,12 @@ def _limits(
         values = values.astype(np.float32)
     with np.errstate(
         over="ignore", invalid="ignore"
-    ):  # of a span that no float can hold; `_range` refuses it
+    ):  # of a span that no float can hold; `grey_range` refuses it
         low, high = (float(v) for v in np.percentile(values, clip))
-    return _range(low, high, lambda: (float(values.min()), float(values.max())), clip, where, notes)
+    return grey_range(low, high, lambda: (float(values.min()), float(values.max())), clip, where, notes)
 
 
-def _range(
+def grey_range(
     low: float,
     high: float,
     ends: Callable[[], tuple[float, float]],
@@ -365,7 +367,8 @@ def _range(
     return low, high
 
 
-def _scaled(page: np.ndarray, valid: np.ndarray, low: float, high: float) -> np.ndarray:
+def unit_range(page: np.ndarray, valid: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Bring `low` to 0 and `high` to 1, as float32; what lies beyond is cut, pixels without data become 0."""
     kind = np.float32 if page.dtype.itemsize <= 2 else np.float64
     with np.errstate(invalid="ignore", over="ignore"):
         out = (page.astype(kind) - kind(low)) / kind(high - low)
@@ -384,4 +387,4 @@ def _by_type(m: Micrograph) -> np.ndarray:
             f"{m.path} holds values from {lowest:g} to {highest:g}; normalize=none needs 0 to {top:g}; use "
             "normalize=stack or normalize=image."
         )
-    return np.stack([_scaled(p, v, 0.0, top) for p, v in zip(m.pages, m.valid, strict=True)])
+    return np.stack([unit_range(p, v, 0.0, top) for p, v in zip(m.pages, m.valid, strict=True)])

@@ -160,8 +160,8 @@ def read_truth(
     if zero_is not in ("class", "ignore"):
         raise OptionError(f"zero_is={zero_is!r} must be 'class' or 'ignore'.")
     path = Path(path)
-    found = _decoded(path, shape[1:])
-    codes, is_colour, unlabelled = _codes(path, found, by_index=True)
+    found = decoded_labels(path, shape[1:])
+    codes, is_colour, unlabelled = label_codes(path, found, by_index=True)
     if is_colour:
         raise InputError(f"{path} is a colour image; a truth mask holds one class number per pixel.")
     codes = _placed(path, np.where(unlabelled, -1, codes), shape, page, "truth", fill=-1)
@@ -195,8 +195,8 @@ def _read_levels(
             raise OptionError(f"{path} holds strokes, which cannot label every pixel; leave dense away.")
         strokes = read_strokes(path, naming, 0 if label_page is None and shape[0] == 1 else label_page)
         return draw_strokes(path, strokes, shape)
-    found = _decoded(path, shape[1:])
-    codes, is_colour, unlabelled = _codes(path, found, by_index=False)
+    found = decoded_labels(path, shape[1:])
+    codes, is_colour, unlabelled = label_codes(path, found, by_index=False)
     if not dense:
         unlabelled = unlabelled | (codes == 0)
     codes = _placed(path, np.where(unlabelled, -1, codes), shape, label_page, "labels", fill=-1)
@@ -225,7 +225,8 @@ def _distinct(codes: np.ndarray) -> np.ndarray:
     return present[present >= 0]
 
 
-def _decoded(path: Path, size: tuple[int, int] | None = None) -> Decoded:
+def decoded_labels(path: Path, size: tuple[int, int] | None = None) -> Decoded:
+    """Decode a label file, and refuse one whose values may have changed; `size` is that of the image."""
     found = decode(path, size=size)
     if found.lossy:
         raise InputError(
@@ -234,7 +235,7 @@ def _decoded(path: Path, size: tuple[int, int] | None = None) -> Decoded:
     return found
 
 
-def _codes(path: Path, found: Decoded, *, by_index: bool) -> tuple[np.ndarray, bool, np.ndarray]:
+def label_codes(path: Path, found: Decoded, *, by_index: bool) -> tuple[np.ndarray, bool, np.ndarray]:
     """Whole-number codes (z, h, w) int64, whether they are packed colours, and the transparent pixels."""
     pages = found.pages if found.step == 1 else found.pages // found.step
     clear = np.zeros(pages.shape[:3], bool)

@@ -11,6 +11,7 @@ from vispe.errors import InputError, OptionError
 from vispe.segment.classify import PixelClassifier
 from vispe.segment.cluster import PixelClusters
 from vispe.segment.features import BLOCK, Features, PreparedPage
+from vispe.segment.smooth import smooth
 from vispe.segment.tiles import Blend
 from vispe.segment.workers import in_order
 
@@ -84,7 +85,7 @@ def predict_page(
     def work(number: int) -> np.ndarray:
         return piece_probabilities(prepared, number, valid[pieces[number].slices], classifier)
 
-    for number, found in enumerate(in_order(work, len(pieces), _threads(features, classifier))):
+    for number, found in enumerate(in_order(work, len(pieces), piece_threads(features, classifier))):
         if blend is None:
             prob[(slice(None), *pieces[number].slices)] = found
         else:
@@ -94,17 +95,17 @@ def predict_page(
         prob = blend.result()
         prob[:, ~valid] = 0
     if post.smooth:
-        prob = _smooth(prob, valid, post.smooth)
-    labels, uncertainty = _decide(prob, valid)
+        prob = smooth(prob, valid, post.smooth)
+    labels, uncertainty = decide(prob, valid)
     if post.min_area > 1:
         labels = _drop_small(labels, post.min_area)
     overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
     return Prediction(prob, labels, uncertainty, overlap, disagreeing, prepared.notes)
 
 
-def _threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
+def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
     """Pieces that are worked on at once: one where the device, or scikit-learn, uses all cores by itself."""
-    own = features.device == "cpu" and classifier.kind == "logistic"
+    own = features.device == "cpu" and classifier.kind in ("logistic", "forest")
     return torch.get_num_threads() if own else 1
 
 
@@ -148,7 +149,7 @@ def _planes(features: np.ndarray, classifier: PixelClassifier | PixelClusters) -
     return out
 
 
-def _decide(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def decide(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Give the most probable class of each pixel and its uncertainty; of equal classes the first one."""
     labels = np.empty(valid.shape, np.uint8)
     uncertainty = np.empty(valid.shape, np.float32)
@@ -201,17 +202,6 @@ def _is_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return "allocate memory" in str(error) or "out of memory" in str(error)
-
-
-def _smooth(prob: np.ndarray, valid: np.ndarray, radius: int) -> np.ndarray:
-    """Average probabilities over squares of 2 radius + 1 px, over the pixels with data only."""
-    from scipy.ndimage import uniform_filter
-
-    weight = uniform_filter(valid.astype(np.float32), 2 * radius + 1, mode="reflect")
-    weight = np.maximum(weight, np.finfo(np.float32).tiny)
-    for k in range(len(prob)):
-        prob[k] = np.where(valid, uniform_filter(prob[k], 2 * radius + 1, mode="reflect") / weight, 0)
-    return prob
 
 
 def _drop_small(labels: np.ndarray, least: int) -> np.ndarray:

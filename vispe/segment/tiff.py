@@ -80,7 +80,7 @@ def _read(
     _check_complete(path, tif, first, messages)
     page = first.keyframe
     _check_claim(path, first, size)
-    orientation = _tag(page, "Orientation", 1)
+    orientation = tag_value(page, "Orientation", 1)
     min_is_white = page.bitspersample if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE else 0
     try:
         if page.photometric == tifffile.PHOTOMETRIC.SEPARATED:
@@ -102,19 +102,19 @@ def _read(
     if len(page_axes) > 1 and axes is None:
         sizes = " x ".join(f"{a}={n}" for a, n in page_axes)
         notes.append(f"{path.name}: the axes {sizes} are read as {np.prod([n for _, n in page_axes])} pages.")
-    resolution = _resolution(page)
-    pixel_size = _pixel_size(tif, resolution)
-    turned = _tag(page, "Orientation", 1)
+    resolution = tiff_resolution(page)
+    pixel_size = tiff_pixel_size(tif, resolution)
+    turned = tag_value(page, "Orientation", 1)
     return Decoded(
         pages=pages,
         format="TIFF",
         palette=_palette(page),
-        alpha=_has_alpha(page) and axes is None and "C" not in letters,
+        alpha=has_alpha(page) and axes is None and "C" not in letters,
         min_is_white=min_is_white,
         lossy=getattr(page.compression, "name", "") in LOSSY,
         pixel_size=swap_orientation(turned, pixel_size),
         resolution=swap_orientation(turned, resolution),
-        channel_names=_channel_names(tif),
+        channel_names=tiff_channel_names(tif),
         notes=tuple(notes),
         page_axes=page_axes,
         z_step=_z_step(tif),
@@ -211,19 +211,21 @@ def _palette(page: tifffile.TiffPage) -> np.ndarray | None:
     return colours.astype(np.uint16)
 
 
-def _has_alpha(page: tifffile.TiffPage) -> bool:
+def has_alpha(page: tifffile.TiffPage) -> bool:
+    """Tell whether the last sample of a page is alpha."""
     return page.samplesperpixel in (2, 4) and page.extrasamples[-1:] in ((1,), (2,))
 
 
-def _resolution(page: tifffile.TiffPage) -> Resolution | None:
-    x, y = (_tag(page, name, None) for name in ("XResolution", "YResolution"))
+def tiff_resolution(page: tifffile.TiffPage) -> Resolution | None:
+    """Return the resolution tags (x, y, unit) of a page; None where there are none."""
+    x, y = (tag_value(page, name, None) for name in ("XResolution", "YResolution"))
     if x is None or y is None or 0 in (*x, *y):
         return None
-    unit = UNITS.get(int(_tag(page, "ResolutionUnit", 2)), "none")
+    unit = UNITS.get(int(tag_value(page, "ResolutionUnit", 2)), "none")
     return x[0] / x[1], y[0] / y[1], unit
 
 
-def _pixel_size(tif: tifffile.TiffFile, resolution: Resolution | None) -> tuple[float, float] | None:
+def tiff_pixel_size(tif: tifffile.TiffFile, resolution: Resolution | None) -> tuple[float, float] | None:
     """Microns per pixel (y, x), from the most specific source that the file has."""
     if tif.is_ome:
         found = _ome_pixels(tif)
@@ -273,7 +275,8 @@ def _ome_pixels(tif: tifffile.TiffFile) -> dict[str, str]:
     return next((dict(e.attrib) for e in root.iter() if e.tag.rpartition("}")[2] == "Pixels"), {})
 
 
-def _channel_names(tif: tifffile.TiffFile) -> tuple[str, ...]:
+def tiff_channel_names(tif: tifffile.TiffFile) -> tuple[str, ...]:
+    """Return the channel names of OME metadata; () unless each has one."""
     if not tif.is_ome:
         return ()
     root = ElementTree.fromstring(tif.ome_metadata or "<OME/>")
@@ -283,7 +286,8 @@ def _channel_names(tif: tifffile.TiffFile) -> tuple[str, ...]:
     return names if names and all(names) else ()
 
 
-def _tag(page: tifffile.TiffPage, name: str, default: object) -> object:
+def tag_value(page: tifffile.TiffPage, name: str, default: object) -> object:
+    """Return the value of a tag of a page."""
     tag = page.tags.get(name)
     return default if tag is None else tag.value
 

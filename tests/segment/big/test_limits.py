@@ -18,7 +18,7 @@ DTYPES = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
     st.sampled_from(DTYPES),
     st.tuples(st.floats(0, 100), st.floats(0, 100)).map(sorted),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_percentiles_are_those_of_numpy_in_every_bit(data, dtype, clip):
     elements = hnp.from_dtype(np.dtype(dtype))
     if dtype[0] == "f":  # not the largest numbers, whose differences overflow, in numpy as well
@@ -48,7 +48,7 @@ def test_no_values_have_no_percentiles():
 
 @pytest.mark.parametrize(
     ("mode", "dtype"),
-    [("stack", "u2"), ("stack", "f4"), ("image", "u1"), ("image", "f8"), ("none", "u1"), ("none", "f2")],
+    [("stack", "u2"), ("stack", "f8"), ("image", "f4"), ("none", "u1"), ("none", "f2")],
 )
 def test_limits_scale_as_normalize_does(tmp_path, mode, dtype):
     random = np.random.default_rng(1)

@@ -44,7 +44,7 @@ def test_what_is_no_amount_of_memory(text):
 @pytest.mark.slow
 @pytest.mark.parametrize(("features", "limit", "side"), [("filters", 48, 8000), ("both", 100, 700)])
 def test_the_peak_stays_below_the_memory(tmp_path, features, limit, side):
-    """With filters the image has ten times the memory; with vispe_micro, which is slow, it has many blocks."""
+    """With filters the image has ten times the memory; with vispe_micro, which is slow, it has several blocks."""
     values, phase = scene(128, 128)
     write_store(tmp_path / "small.zarr", values[:32, :32])
     taught = write_store(tmp_path / "taught.zarr", values)

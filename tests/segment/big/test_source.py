@@ -15,10 +15,11 @@ def pages_of(image):
     )
 
 
-@pytest.mark.parametrize("version", ["0.4", "0.5"])
-@pytest.mark.parametrize("axes", ["yx", "cyx", "zyx", "czyx", "tcyx", "tczyx"])
+@pytest.mark.parametrize(
+    ("axes", "version"), [("yx", "0.4"), ("cyx", "0.5"), ("tcyx", "0.4"), ("czyx", "0.5"), ("tczyx", "0.5")]
+)
 def test_every_axis_but_y_x_and_c_counts_pages(tmp_path, axes, version):
-    lengths = {"t": 2, "c": 3, "z": 4, "y": 41, "x": 57}
+    lengths = {"t": 2, "c": 3, "z": 2, "y": 41, "x": 57}
     array = np.random.default_rng(0).integers(0, 999, [lengths[a] for a in axes]).astype(np.uint16)
     image = open_image(write_store(tmp_path / "a.ome.zarr", array, axes, version, chunk=20))
     full = array
@@ -68,6 +69,14 @@ def test_a_plain_array_needs_its_axes(tmp_path):
     np.testing.assert_array_equal(pages_of(image)[0], np.moveaxis(array, 0, -1) * np.uint8(255))
     with pytest.raises(InputError, match="names 2 dimensions"):
         open_image(tmp_path / "a.zarr", axes="YX")
+
+
+def test_a_page_of_absurd_size_is_refused(tmp_path):
+    zarr.create_array(store=str(tmp_path / "a.zarr"), shape=(10**7, 10**6), chunks=(99, 99), dtype="u1")
+    with pytest.raises(
+        InputError, match=r"says that it has 10000000 x 1000000 pixels a page, more than 137 Gpixel"
+    ):
+        open_image(tmp_path / "a.zarr")
 
 
 def test_a_series_of_one_image_is_that_image(tmp_path):

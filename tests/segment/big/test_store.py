@@ -15,7 +15,7 @@ from vispe.segment.pipeline import Labelling
 FILTERS = FeatureConfig(sigmas=(1.0,), tile=64)
 
 
-@pytest.mark.parametrize("version", ["0.4", "0.5"])
+@pytest.mark.parametrize("version", [pytest.param("0.4", marks=pytest.mark.slow), "0.5"])
 def test_ome_zarr_reads_the_result(tmp_path, small_blocks, version):
     from ome_zarr.io import parse_url
     from ome_zarr.reader import Reader

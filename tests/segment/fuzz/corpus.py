@@ -124,9 +124,11 @@ def png(w: int, h: int, bits: int, colour: int, packed: bytes, extra: bytes = b"
 
 
 def zeros(megabytes: int) -> bytes:
-    """So many zeros, a thousandth of their size."""
-    packer = zlib.compressobj(9)
-    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(megabytes)) + packer.flush()
+    """So many zeros, a thousandth of their size: one packed block again and again."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    block = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    check = ((megabytes << 20) % 65521) << 16 | 1
+    return b"\x78\xda" + block * megabytes + b"\x03\x00" + struct.pack(">I", check)
 
 
 def pages(count: int, back: int | None = None, **tags: int) -> bytes:
@@ -169,7 +171,7 @@ def hostile() -> Iterator[tuple[str, bytes, str]]:
     yield "bomb16.png", png(100, 100, 16, 2, bomb), r"more pixels than its header says"
     yield "more.png", png(8, 8, 8, 0, bomb), r"more pixels than its header says"
     yield "fewer.png", png(8, 80, 8, 0, few), r"fewer pixels than its header says"
-    text = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes([65]) * 10**8))
+    text = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes([65]) * 10**7))
     yield "text.png", png(8, 8, 8, 0, few, text), r"Decompressed data too large"
     yield "profile.png", png(8, 8, 8, 0, few, text.replace(b"zTXt", b"iCCP")), r"damaged"
     yield "nothing.png", png(0, 5, 8, 0, few), r"nothing\.png"
@@ -192,7 +194,7 @@ def hostile() -> Iterator[tuple[str, bytes, str]]:
         pages(1, t256=30000, t257=30000, t322=16, t323=16, t324=8, t325=9),
         r"fewer strips or tiles",
     )
-    yield "shared.tif", _shared(600), r"refused: it claims 600 x 2000 x 2000"
+    yield "shared.tif", _shared(300), r"refused: it claims 300 x 2000 x 2000"
     yield "planes.tif", ome("<TiffData/>", 10**9), r"speaks of 1e\+09 planes"
     yield "planes18.tif", ome("<TiffData/>", 10**18), r"speaks of 1e\+18 planes"
     yield "count.tif", ome('<TiffData IFD="0" PlaneCount="1000000000"/>'), r"speaks of 1e\+09 planes"
@@ -248,6 +250,67 @@ def damaged(data: bytes, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
         size = min(int(rng.integers(1, 60)), len(data) - at)
         broken[at : at + size] = rng.bytes(size)
         yield f"block at {at}", bytes(broken)
+
+
+def strange_tags(data: bytes, seed: int) -> bytes:
+    """Change one to three entries of the first page of a little-endian classic TIFF file to numbers that hurt."""
+    rng, out = np.random.default_rng(seed), bytearray(data)
+    at = struct.unpack_from("<I", data, 4)[0]
+    count = struct.unpack_from("<H", data, at)[0]
+    numbers = [
+        0,
+        1,
+        2,
+        3,
+        7,
+        8,
+        16,
+        17,
+        255,
+        256,
+        65535,
+        65536,
+        10**6,
+        2**31 - 1,
+        2**31,
+        2**32 - 1,
+        len(data),
+        at,
+    ]
+    tags = [
+        254,
+        256,
+        257,
+        258,
+        259,
+        262,
+        266,
+        270,
+        273,
+        274,
+        277,
+        278,
+        279,
+        282,
+        284,
+        296,
+        317,
+        320,
+        322,
+        323,
+        324,
+    ]
+    tags += [325, 330, 338, 339, 34675, 37724, 50838, 51123, 65000]
+    for _ in range(int(rng.integers(1, 4))):
+        entry = at + 2 + 12 * int(rng.integers(count))
+        part = int(rng.integers(4))
+        if part == 0:
+            struct.pack_into("<H", out, entry, int(rng.choice(tags)))
+        elif part == 1:
+            struct.pack_into("<H", out, entry + 2, int(rng.integers(0, 19)))
+        else:
+            struct.pack_into("<I", out, entry + (4 if part == 2 else 8), int(rng.choice(numbers)))
+    return bytes(out)
 
 
 def write(folder: Path, files: dict[str, bytes]) -> list[Path]:

@@ -60,7 +60,7 @@ def vispe(capsys, *words):
 
 def test_a_folder_of_bad_files_gives_a_line_for_each_and_the_good_ones_are_done(capsys, model, tmp_path):
     files = dict(corpus.foreign())
-    files |= {n: d for n, d, _ in corpus.hostile() if not n.startswith(("bomb", "more"))}
+    files |= {n: d for n, d, _ in corpus.hostile() if n.startswith(("header", "circle", "planes", "laughs"))}
     g = corpus.grey()
     for seed, (name, data) in enumerate(
         {"png": corpus.encoded(g, "PNG"), "tif": corpus.tiff(g), "jpg": corpus.encoded(g, "JPEG")}.items()

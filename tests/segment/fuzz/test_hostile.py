@@ -26,7 +26,12 @@ unix = pytest.mark.skipif(sys.platform == "win32", reason="limits of memory and 
 def found(tmp_path_factory):
     """What came of each file: kind, text, MB more than before, seconds of CPU."""
     folder = tmp_path_factory.mktemp("hostile")
-    paths = corpus.write(folder, {name: data for name, (data, _) in FILES.items()})
+    return read_alone(folder, {name: data for name, (data, _) in FILES.items()})
+
+
+def read_alone(folder, files):
+    """Read files in a process of its own -> {name: [kind, text, MB, seconds]}."""
+    paths = corpus.write(folder, files)
     root = str(Path(__file__).resolve().parents[3])
     done = subprocess.run(
         [sys.executable, str(ALONE), *map(str, paths)],
@@ -58,6 +63,7 @@ def test_the_limit_is_by_the_file_and_by_the_memory(monkeypatch, tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(bytes(10_000_000))
     large = guards.LARGE
+    monkeypatch.setattr(guards, "machine_memory", lambda: 10**12)
     guards.check_size(path, (large,), 8)
     guards.check_size(path, (1_900_000_000,), 8)
     guards.check_size(path, (8, 1_900_000_000), 1)
@@ -136,3 +142,20 @@ def test_planes_in_a_file_beside_are_read_and_elsewhere_refused(tmp_path):
     (tmp_path / "b.ome.tif").unlink()
     with pytest.raises(InputError, match="lists 2 planes in its OME metadata, but 1 are not in the file"):
         read_image(tmp_path / "a.ome.tif")
+
+
+@unix
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_any_entries_of_a_tiff_file_are_survived(tmp_path, seed):
+    good = [f for f in corpus.good() if f.data[:4] == b"II*\0"]
+    files = {
+        f"{seed}_{n}_{good[n % len(good)].name}": corpus.strange_tags(
+            good[n % len(good)].data, seed * 1000 + n
+        )
+        for n in range(250)
+    }
+    found = read_alone(tmp_path / "in", files)
+    assert len(found) == len(files)
+    bad = {name: rest for name, rest in found.items() if rest[0] not in ("read", "refused") or rest[2] > 500}
+    assert not bad, bad

@@ -78,7 +78,7 @@ def test_a_long_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
         strokes(tmp_path, GOOD)
 
 
-@pytest.mark.parametrize("width", [15, 16, 17, 18, 40, 101, 1024])
+@pytest.mark.parametrize("width", [15, 16, 17, 18, 40, 101, 200])
 def test_wide_pens_draw_what_the_disk_at_every_pixel_of_the_line_draws(tmp_path, width):
     h, w = 61, 83
     points = [[3, 50], [70, 9], [70, 58], [12, 12]]
@@ -137,7 +137,7 @@ def tried(path):
     assert len(np.unique(found.values[found.values > 0])) >= 2
 
 
-@settings(max_examples=60, derandomize=True, **FEW)
+@settings(max_examples=40, derandomize=True, **FEW)
 @given(content=NEAR | JSON)
 def test_any_json_is_strokes_or_refused(tmp_path, content):
     (tmp_path / "s.json").write_text(json.dumps(content))
@@ -145,7 +145,7 @@ def test_any_json_is_strokes_or_refused(tmp_path, content):
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, **FEW)
+@settings(max_examples=1000, **FEW)
 @given(content=NEAR | JSON)
 def test_much_json_is_strokes_or_refused(tmp_path, content):
     (tmp_path / "s.json").write_text(json.dumps(content))
@@ -166,7 +166,7 @@ def legend(path, content):
 KEYS = st.text(max_size=3) | st.integers(0, 300).map(str) | st.sampled_from(["#ff0000", "#00FF00", "#12"])
 
 
-@settings(max_examples=60, derandomize=True, **FEW)
+@settings(max_examples=40, derandomize=True, **FEW)
 @given(
     content=st.dictionaries(KEYS, JSON, max_size=4) | st.lists(st.text(max_size=4) | JSON, max_size=4) | JSON
 )
@@ -175,7 +175,7 @@ def test_any_json_is_a_legend_or_refused(tmp_path, content):
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, **FEW)
+@settings(max_examples=1000, **FEW)
 @given(
     content=st.dictionaries(KEYS, JSON, max_size=4) | st.lists(st.text(max_size=4) | JSON, max_size=4) | JSON
 )

@@ -40,6 +40,8 @@ def fitted(kind):
     made = PixelClassifier(kind, 3, seed=5)
     if kind == "forest":
         made.estimator.set_params(n_estimators=3, n_jobs=1)
+    if kind == "boosting":
+        made.estimator.set_params(max_iter=4)
     return made.fit(X, Y)
 
 
@@ -401,7 +403,7 @@ def test_a_card_that_is_no_card_is_refused(tmp_path, plain):
         refused(path, "not a complete vispe model file|is not a segmentation model")
 
 
-@pytest.mark.parametrize("weights", ["evil.pth", "/dev/zero", "/etc/hostname", "../evil.pth"])
+@pytest.mark.parametrize("weights", ["../evil.pth", "/dev/zero"])
 def test_weights_that_a_model_names_are_read_as_numbers_only(tmp_path, plain, monkeypatch, capsys, weights):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
@@ -431,7 +433,7 @@ def test_damaged_models_are_refused_or_the_same(tmp_path, plain, kind, seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 10**6))
 def test_much_damage_is_refused_or_leaves_the_same(tmp_path, plain, kind, seed):
     damage(tmp_path, plain[kind], seed, 6)

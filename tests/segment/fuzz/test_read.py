@@ -19,7 +19,7 @@ from vispe.segment.images import normalize, read_image
 
 GOOD = {f.name: f for f in corpus.good()}
 PHOTOGRAPHS = {f.name: f for f in corpus.photographs()}
-COUNT = 14
+COUNT = 9
 CHECKED = [n for n in GOOD if n.endswith(".png")]  # formats with a checksum over every byte of the picture
 
 
@@ -60,7 +60,8 @@ def test_damage_is_refused_or_said_where_it_can_be_seen(tmp_path, name):
     for what, data in corpus.damaged(file.data, COUNT, seed=len(name)):
         kind, notes = outcome(tmp_path / name, data, file.pixels)
         if what.startswith("cut"):
-            assert kind == "refused" or (kind == "same" and notes) or name.endswith("bmp"), (what, notes)
+            unused = name.endswith("bmp") or len(file.data) - len(data) <= 16  # bytes that nothing refers to
+            assert kind == "refused" or (kind == "same" and (notes or unused)), (what, notes)
         if name in CHECKED and data != file.data:
             assert kind != "changed", (what, notes)
 
@@ -291,7 +292,7 @@ def test_pictures_of_no_data_are_refused(tmp_path, value):
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(name=st.sampled_from([*GOOD, *PHOTOGRAPHS]), seed=st.integers(0, 10**6))
 def test_any_damage_is_survived(tmp_path, name, seed):
     file = (GOOD | PHOTOGRAPHS)[name]

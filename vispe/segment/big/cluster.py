@@ -40,7 +40,7 @@ def run_on_cluster(
             raise InputError(f"scheduler={address} has no workers; start some with `dask worker {address}`.")
         futures = [client.submit(run_block, job, page, ends, pure=False) for page, ends in tasks]
         try:
-            for future in as_completed(futures):
+            for future in as_completed(futures, loop=client.loop):
                 future.result()
                 yield
         except KilledWorker as error:

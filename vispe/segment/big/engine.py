@@ -1,6 +1,6 @@
 """The computing: one block of the result from the pieces of the page that touch it, in their order on the page.
 
-`_prepare` and `_piece` are the only places that know how `vispe.segment.features` and `vispe.segment.predict` work.
+`prepare_page` and `_piece` are the only places that know how `vispe.segment.features` and `vispe.segment.predict` work.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from vispe.segment.big.page import LazyPage, LazyValid, Window
 from vispe.segment.big.source import open_image
 from vispe.segment.features import FeatureConfig, Features, PreparedPage
 from vispe.segment.modelfile import Model, load_model
-from vispe.segment.predict import _decide, _threads, piece_probabilities
+from vispe.segment.predict import decide, piece_probabilities, piece_threads
 from vispe.segment.smooth import smooth
 from vispe.segment.tiles import Blend, Region
 from vispe.segment.workers import in_order
@@ -136,7 +136,7 @@ class Engine:
         def work(index: int) -> np.ndarray:
             return _piece(prepared, numbers[index], valid, self.model)
 
-        threads = min(self.job.threads, _threads(self.features, classifier))
+        threads = min(self.job.threads, piece_threads(self.features, classifier))
         for number, found in zip(numbers, in_order(work, len(numbers), threads), strict=True):
             piece = prepared.pieces[number]
             inner, outer = _common(piece, grown)
@@ -153,7 +153,7 @@ class Engine:
             prob = smooth(prob, own, radius)
         top, left = region.top - grown.top, region.left - grown.left
         crop = slice(top, top + region.shape[0]), slice(left, left + region.shape[1])
-        labels, uncertainty = _decide(prob[(slice(None), *crop)], own[crop])
+        labels, uncertainty = decide(prob[(slice(None), *crop)], own[crop])
         empty = np.zeros(region.shape, bool)
         twice, differ = (empty, empty) if blend is None else (mark[crop] for mark in blend.marks)
         picture = _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.picture else None
@@ -162,13 +162,13 @@ class Engine:
     def _pages(self, page: int) -> tuple[Window, PreparedPage, np.ndarray]:
         if self._page is None or self._page[0] != page:
             window = Window(self.image, page, self.job.limits[page])
-            prepared = _prepare(self.features, window)
+            prepared = prepare_page(self.features, window)
             ends = np.array([(p.top, p.bottom, p.left, p.right) for p in prepared.pieces])
             self._page = page, window, prepared, ends
         return self._page[1:]
 
 
-def _prepare(features: Features, window: Window) -> PreparedPage:
+def prepare_page(features: Features, window: Window) -> PreparedPage:
     """Prepare a page that is read through a window: its list of pieces is that of the whole page."""
     return features.prepare(LazyPage(window), LazyValid(window))  # type: ignore[arg-type] - indexed like arrays
 

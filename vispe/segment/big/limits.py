@@ -11,7 +11,7 @@ import numpy as np
 
 from vispe.errors import InputError
 from vispe.segment.big.source import BigImage, valid_pixels
-from vispe.segment.images import _range
+from vispe.segment.images import grey_range
 
 _PART = 1 << 16  # values that are counted at once
 _BITS = 16
@@ -66,7 +66,7 @@ def find_limits(
         if mode == "none":
             out += [(0.0, _checked_top(image, lowest, highest))] * len(group)
         else:
-            limits = _range(*(float(c) for c in cuts), lambda s=(lowest, highest): s, clip, where, notes)
+            limits = grey_range(*(float(c) for c in cuts), lambda s=(lowest, highest): s, clip, where, notes)
             out += [limits] * len(group)
     pixels = image.n_pages * image.shape[0] * image.shape[1]
     if not counted[0]:

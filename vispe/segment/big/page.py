@@ -6,7 +6,7 @@ import numpy as np
 
 from vispe.segment.big.limits import Limits
 from vispe.segment.big.source import BigImage, valid_pixels
-from vispe.segment.images import _scaled
+from vispe.segment.images import unit_range
 from vispe.segment.tiles import Region
 
 _ROWS = 64  # rows that are scaled at once
@@ -52,7 +52,7 @@ class Window:
                 rows = slice(top - region.top + start, top - region.top + start + len(part))
                 valid[rows] = valid_pixels(part)
                 if self.limits is not None:
-                    grey[rows] = _scaled(part, valid[rows], *self.limits)
+                    grey[rows] = unit_range(part, valid[rows], *self.limits)
         return grey, valid
 
 

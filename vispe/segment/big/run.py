@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.batch import MODEL_NAME, Reading, Scoring, _belongs, find_files
+from vispe.segment.batch import MODEL_NAME, Reading, Scoring, belongs_to, find_files
 from vispe.segment.big import find_stores, progress
 from vispe.segment.big import stem as stem_of
 from vispe.segment.big.engine import few_at_once, file_digest, refuse_whole
@@ -138,7 +138,7 @@ def _matched(labels: Sequence[Path], images: Sequence[Path], note: Callable[[str
         return {images[0]: labels[0]}
     found: dict[Path, Path] = {}
     for label in labels:
-        fitting = [path for path in images if _belongs(stem_of(label), stem_of(path))]
+        fitting = [path for path in images if belongs_to(stem_of(label), stem_of(path))]
         if not fitting:
             note(f"{label} belongs to no image and is not used.")
             continue

@@ -9,7 +9,7 @@ import numpy as np
 from vispe.errors import InputError, OptionError
 from vispe.segment.big import is_store
 from vispe.segment.big.source import BigImage, open_image
-from vispe.segment.labels import FEW, _codes, _decoded
+from vispe.segment.labels import FEW, decoded_labels, label_codes
 from vispe.segment.levels import Level, Naming, assign, describe, read_names
 from vispe.segment.strokes import overdrawn, placed, read_strokes
 from vispe.segment.tiles import Region
@@ -155,7 +155,7 @@ def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequ
 
 def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
     """Read labels in an image file, which is held as a whole, strip by strip."""
-    decoded = _decoded(path)
+    decoded = decoded_labels(path)
     first, count = _checked(path, decoded.pages.shape[:3], image, page)
 
     def pieces() -> Pieces:
@@ -163,7 +163,7 @@ def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Se
             for top in range(0, image.shape[0], _ROWS):
                 region = Region(top, min(top + _ROWS, image.shape[0]), 0, image.shape[1])
                 strip = decoded.pages[number : number + 1, region.top : region.bottom]
-                codes, colour, unlabelled = _codes(path, replace(decoded, pages=strip), by_index=False)
+                codes, colour, unlabelled = label_codes(path, replace(decoded, pages=strip), by_index=False)
                 yield first + number, region, np.where(unlabelled, -1, codes)[0], colour
 
     return pieces(), decoded.notes, decoded.pages.dtype == np.uint16

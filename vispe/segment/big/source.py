@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,13 @@ import numpy as np
 
 from vispe.errors import InputError, require
 from vispe.segment.big import is_store
-from vispe.segment.decode import _checked_axes, to_pages
-from vispe.segment.images import _channels, _pick_pages
+from vispe.segment.decode import checked_axes, to_pages
+from vispe.segment.images import channel_numbers, pick_pages
 from vispe.segment.tiff import MICRONS
 from vispe.segment.tiles import Region
+
+LARGEST = 1 << 37
+"""Most pixels that a page may have."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,9 @@ class PageAxis:
     unit: str | None
     scale: float
     length: int
+
+
+_MIXED = PageAxis("z", "space", None, 1.0, 0)  # some pages across several axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +88,14 @@ class BigImage:
     @property
     def pixel_size(self) -> tuple[float, float] | None:
         """Microns per pixel (y, x); None where the file does not say."""
-        factor = MICRONS.get(str(self.unit).lower()) or _MORE_UNITS.get(str(self.unit).lower())
+        factor = _factor(self.unit)
         return None if factor is None else (self.scale[0] * factor, self.scale[1] * factor)
+
+    @property
+    def z_step(self) -> float | None:
+        """Microns from one page to the next along Z; None where the file does not say."""
+        found = [(axis.scale, _factor(axis.unit)) for axis in self.page_axes if axis.name.lower() == "z"]
+        return found[0][0] * found[0][1] if found and found[0][1] is not None else None
 
     @cached_property
     def chunk(self) -> tuple[int, int]:
@@ -128,6 +140,12 @@ _MORE_UNITS = {
 }
 
 
+def _factor(unit: str | None) -> float | None:
+    """Microns in a unit of length; None where it is not known."""
+    name = str(unit).lower()
+    return MICRONS.get(name) or _MORE_UNITS.get(name)
+
+
 def valid_pixels(values: np.ndarray) -> np.ndarray:
     """Tell which pixels (rows, columns, c) hold data: finite in every channel -> (rows, columns) bool."""
     if values.dtype.kind != "f":
@@ -153,13 +171,19 @@ def open_image(
     path = Path(path)
     require("zarr", "big", f"reading {path.name} region by region")
     array, facts, notes = _open_store(path) if is_store(path) else _open_tiff(path)
-    asked = _checked_axes(path, axes, array.shape) if axes is not None else facts.get("axes")
+    asked = checked_axes(path, axes, array.shape) if axes is not None else facts.get("axes")
     if asked is None or len(asked) != array.ndim:
         shape = " x ".join(map(str, array.shape))
         raise InputError(f"{path} does not say what its dimensions ({shape}) mean; give --axes, such as ZYX.")
     if 0 in array.shape:
         raise InputError(
             f"{path} has no pixels (its array is {' x '.join(map(str, array.shape))}); export it again."
+        )
+    height, width = (array.shape[asked.index(a)] for a in "YX")
+    if height * width > LARGEST:
+        raise InputError(
+            f"{path} says that it has {height} x {width} pixels a page, more than {LARGEST / 1e9:.0f} Gpixel, and "
+            "its list of tiles would be too long; cut it into parts."
         )
     if np.dtype(array.dtype).kind not in "buif":
         raise InputError(f"{path} holds {array.dtype} values; export real numbers, such as the magnitude.")
@@ -169,15 +193,16 @@ def open_image(
         PageAxis(*known.get(i, (letter.lower(), None, None, 1.0)), array.shape[i]) for i, letter in pages
     )
     count = int(np.prod([axis.length for axis in page_axes], dtype=np.int64))
-    chosen = tuple(int(i) for i in _pick_pages(path, np.arange(count), z))
+    chosen = tuple(int(i) for i in pick_pages(path, np.arange(count), z))
     if len(chosen) != count:
-        page_axes = (PageAxis("z", "space", None, 1.0, len(chosen)),)
+        alone = len(page_axes) == 1
+        page_axes = (replace(page_axes[0] if alone else _MIXED, length=len(chosen)),)
     channels = int(
         np.prod([array.shape[i] for i, letter in enumerate(asked) if letter in "CS"], dtype=np.int64)
     )
     names = tuple(facts.get("names", ()))
     names = names if len(names) == channels else ()
-    kept = tuple(range(channels) if channel is None else _channels(path, channel, channels, names))
+    kept = tuple(range(channels) if channel is None else channel_numbers(path, channel, channels, names))
     y, x = (known.get(asked.index(a), (None, None, None, 1.0)) for a in "YX")
     return BigImage(
         path,
@@ -286,16 +311,19 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     from tifffile import TiffFile, imread
 
     from vispe.segment.decode import BROKEN
-    from vispe.segment.tiff import _channel_names, _has_alpha, _pixel_size, _resolution, _tag
+    from vispe.segment.guards import check_metadata, check_page_list
+    from vispe.segment.tiff import has_alpha, tag_value, tiff_channel_names, tiff_pixel_size, tiff_resolution
 
+    check_page_list(path)
     try:
         with TiffFile(path) as tif:
+            check_metadata(path, tif.pages.first.description)
             page, series = tif.series[0].keyframe, tif.series[0]
             strange = {
-                "a palette": _tag(page, "ColorMap", None) is not None,
+                "a palette": tag_value(page, "ColorMap", None) is not None,
                 "white as 0": page.photometric == 0,
-                "an alpha channel": _has_alpha(page),
-                "an orientation": int(_tag(page, "Orientation", 1)) != 1,
+                "an alpha channel": has_alpha(page),
+                "an orientation": int(tag_value(page, "Orientation", 1)) != 1,
                 "JPEG colours": page.photometric == 6,
             }
             found = [what for what, present in strange.items() if present]
@@ -304,8 +332,8 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
                     f"{path} has {found[0]}, which is not read region by region; leave --memory and --scheduler out, "
                     "or convert it to OME-Zarr."
                 )
-            size = _pixel_size(tif, _resolution(page))
-            names, axes = _channel_names(tif), series.axes
+            size = tiff_pixel_size(tif, tiff_resolution(page))
+            names, axes = tiff_channel_names(tif), series.axes
         opened = imread(path, aszarr=True, series=0, level=0)
         array = zarr.open(opened, mode="r")
         weakref.finalize(array, opened.close)

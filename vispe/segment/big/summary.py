@@ -38,6 +38,8 @@ def summary(
         "width": image.shape[1],
         "channels": image.channels,
         "pixel_size_um": image.pixel_size,
+        "page_axes": {axis.name.upper(): axis.length for axis in image.page_axes if axis.length > 1},
+        "z_step_um": image.z_step,
         "no_data_share": float(1 - data / pixels),
         "fractions": shares,
         "mean_uncertainty": added["unsure"] / total if total else 0.0,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.segment.big.engine import _prepare
+from vispe.segment.big.engine import prepare_page
 from vispe.segment.big.limits import Limits
 from vispe.segment.big.page import LazyValid, Window
 from vispe.segment.big.scribbles import Scribbles
@@ -70,7 +70,7 @@ def train(
                 lost += int((~known).sum())
                 places, wanted = places[known], wanted[known]
             if len(places):
-                found.append(_prepare(features, window).gather_places(places))
+                found.append(prepare_page(features, window).gather_places(places))
                 classes.append(wanted)
         if lost:
             notes.append(f"{lost} labelled pixels of {image.path.name} hold no data and are not used.")

@@ -12,7 +12,7 @@ from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.segment.batch import MODEL_NAME, Reading
 from vispe.segment.big import progress, store
 from vispe.segment.big import stem as stem_of
-from vispe.segment.big.engine import Job, _prepare, engine, file_digest, open_features, run_block
+from vispe.segment.big.engine import Job, engine, file_digest, open_features, prepare_page, run_block
 from vispe.segment.big.limits import Limits, find_limits
 from vispe.segment.big.page import Window
 from vispe.segment.big.plan import DEFAULT, Plan, make_plan, parse_memory
@@ -273,7 +273,7 @@ class BigRun:
         work = progress.partial(self.out, stem_of(path))
         begun = work / "job.json"
         chunk = json.loads(begun.read_text())["chunk"] if begun.is_file() else None
-        prepared = _prepare(features, Window(image, 0, None))
+        prepared = prepare_page(features, Window(image, 0, None))
         parts = 16 if self.scheduler else 1
         plan = make_plan(
             *(image, features, model, prepared.pieces, self.post.smooth, self.memory),
