@@ -550,6 +550,7 @@ COMPILED = [*list_encodings(), "alibi2d(slopes=learned,softplus=true)", SUMS[-1]
 FREE = ["learned", "rpb_cpb", "rope_mixed", "peg", SUMS[-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", COMPILED)
 def test_compiles_in_one_graph_with_two_grids(spec):
     torch._dynamo.reset()

@@ -44,6 +44,7 @@ number = 3
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two micrographs with masks, a Python file, and a saved segmentation model."""
+    from vispe.segment.features import FeatureConfig
     from vispe.segment.pipeline import segment
 
     made = tmp_path_factory.mktemp("rotate")
@@ -55,7 +56,7 @@ def folder(tmp_path_factory):
         Image.fromarray(grey).save(made / "images" / f"a{k}.png")
         Image.fromarray((classes * 255).byte().numpy()).save(made / "masks" / f"a{k}_mask.png")
     (made / "my.py").write_text(PLUGIN)
-    segment([made / "images" / "a0.png"], made / "seg", cluster=2)
+    segment([made / "images" / "a0.png"], made / "seg", cluster=2, features=FeatureConfig("filters"))
     return made
 
 

@@ -273,6 +273,7 @@ def test_half_precision(dtype):
     assert y.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_compiles():
     made = create_encoding("peg(padding=circular,symmetric=true)", dim=6)
 

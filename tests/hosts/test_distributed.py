@@ -41,6 +41,7 @@ def single() -> tuple[dict, torch.Tensor]:
     return wanted, model()(image(4, 3, 32, 24)).detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "ddp checkpointed", "fsdp"])
 def test_every_gradient_equals_that_of_one_process(way, found, single):
     for rank in (0, 1):

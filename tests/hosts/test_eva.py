@@ -269,6 +269,7 @@ def test_wrong_words_and_subclasses_in_the_factory():
         front_door.install()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["alibi2d", "rope+alibi2d(slopes=learned)", "rope_axial"])
 def test_compile_and_export(spec):
     ours = vispe.convert(build("fused qkv"), spec)

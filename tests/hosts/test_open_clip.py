@@ -401,6 +401,7 @@ def test_meta_device_and_assign():
     assert torch.equal(empty(image()), source(image()))
 
 
+@pytest.mark.slow
 def test_compiles_in_one_graph():
     tower = vispe.convert(tiny_tower(), "alibi2d(slopes=learned)+sincos2d")
     compiled = torch.compile(tower, backend="eager", fullgraph=True)

@@ -103,7 +103,7 @@ def test_labelled_pixels_can_be_scored_too(folder):
     assert report.images[0]["scores"]["n_pixels"] == 60 * 83
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest", "boosting"])
+@pytest.mark.parametrize("kind", ["logistic", "forest", pytest.param("boosting", marks=pytest.mark.slow)])
 def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
     run(folder, classifier=kind)
     segment([folder / "a.png"], folder / "second", labels=[folder / "drawn.png"], classifier=kind)

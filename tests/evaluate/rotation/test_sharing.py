@@ -109,6 +109,7 @@ def alone():
     return json.loads(json.dumps(cases(None)))
 
 
+@pytest.mark.slow
 def test_two_processes_find_what_one_finds(apart, alone):
     out, _ = apart
     for rank in (0, 1):
@@ -137,12 +138,14 @@ def test_shares_of_batches_are_whole_batches():
             np.testing.assert_array_equal(first.values, second.values)
 
 
+@pytest.mark.slow
 def test_an_error_of_one_process_reaches_all(apart):
     out, _ = apart
     for rank in (0, 1):
         assert (out / f"error{rank}").read_text() == "an image of 24 px"
 
 
+@pytest.mark.slow
 def test_the_command_speaks_once(apart):
     out, said = apart
     assert [(out / f"code{rank}").read_text() for rank in (0, 1)] == ["2 0", "2 0"]

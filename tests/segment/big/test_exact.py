@@ -100,6 +100,7 @@ def test_pages_and_channels(tmp_path, small_blocks, axes, lengths):
     assert named == [name for name in "tczyx" if name in axes]
 
 
+@pytest.mark.slow
 def test_scribbles_train_the_model_of_an_image_in_memory(tmp_path, small_blocks):
     values, phase = scene(130, 149)
     array = values.astype(np.uint8)

@@ -45,7 +45,7 @@ def test_the_default_names_what_is_missing_and_what_is_there(cache):
     ):
         find_weights(MODEL, None)
     put(cache, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "open_clip_model.safetensors")
-    with pytest.raises(InputError, match=r"on this disk are: ViT-B-32:laion2b_s34b_b79k\."):
+    with pytest.raises(InputError, match=r"on this disk are: ViT-B-32:laion2b_s34b_b79k"):
         find_weights(MODEL, None)
 
 
