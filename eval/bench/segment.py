@@ -57,9 +57,11 @@ def inputs(megapixels: float, folder: Path) -> tuple[Path, Path]:
     rng = np.random.default_rng(0)
     labels = np.zeros(image.shape, np.uint8)
     light = image > np.median(cell)
-    while np.count_nonzero(labels) < image.size / 400:
+    while (drawn := np.bincount(labels.ravel(), minlength=3)[1:]).min() < image.size / 800:
         (y, x), angle = rng.uniform(2, side - 2, 2), rng.uniform(0, 2 * np.pi)
         bright = light[int(y), int(x)]
+        if drawn[int(bright)] >= image.size / 800:
+            continue
         for _ in range(60):
             angle += rng.normal(0, 0.3)
             y, x = y + np.sin(angle), x + np.cos(angle)

@@ -4,7 +4,7 @@ Everything is drawn pixel by pixel with Pillow, so the picture keeps the image's
 state is touched.  Text is set in DejaVu Sans, which Matplotlib brings along.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +33,8 @@ colour blindnesses.
 
 SMALLEST = 480
 """Images with a longer side below this are enlarged by a whole factor, to suit the legend beside them."""
+
+_BAND = 1 << 19  # pixels that are drawn at once
 
 INK, PAPER, FAINT = (32, 32, 32), (255, 255, 255), (210, 210, 210)
 
@@ -86,13 +88,13 @@ def overlay(
     colors = _checked(image, labels, names, colors, alpha)
     h, w = labels.shape
     factor = max(1, -(-SMALLEST // max(h, w)))
-    picture = _blend(_grey_or_rgb(image), labels, colors, alpha, factor)
+    bands = _blended(image, labels, colors, alpha, factor)
     page = _page(max(h, w) * factor)
     if counts is None:
         counts = np.bincount(labels.ravel(), minlength=len(names) + 1)
     rows = _legend_rows(names, colors, counts)
     bar = _scale_bar(page, w * step, factor / step, pixel_size)
-    return _compose(page, Image.fromarray(picture), rows, bar, title)
+    return _compose(page, (w * factor, h * factor), bands, rows, bar, title)
 
 
 def uncertainty_image(unc: np.ndarray) -> np.ndarray:
@@ -168,25 +170,31 @@ def _grey_or_rgb(image: np.ndarray) -> np.ndarray:
     return np.repeat(grey, 3, axis=2) if grey.shape[2] == 1 else grey
 
 
-def _blend(
+def _blended(
     image: np.ndarray, labels: np.ndarray, colors: Sequence[Color], alpha: float, factor: int
-) -> np.ndarray:
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Tint an image by its classes and mark their borders; yield bands of rows with the first row of each."""
+    height, width = labels.shape
+    pen = max(2 if factor > 2 else 1, round(factor * max(height, width) / 1500))
     table = np.array([(0, 0, 0), *colors], np.uint16)
-    share = np.full(len(table), round(alpha * 256), np.uint16)
+    share = np.full(2 * len(table), 256, np.uint16)  # the second half of the tables is for borders
+    share[1 : len(table)] = round(alpha * 256)
     share[0] = 0
-    if factor > 1:
-        image, labels = (a.repeat(factor, 0).repeat(factor, 1) for a in (image, labels))
-    edge = boundaries(labels, max(2 if factor > 2 else 1, round(max(labels.shape) / 1500)))
-    codes = labels.astype(np.uint16)
-    codes[edge] += len(table)  # the second half of the tables is for edges
-    share = np.concatenate([share, np.full(len(table), 256, np.uint16)])
     added = np.concatenate([table, table]) * share[:, None] + 128
-    kept, out = (256 - share)[codes], np.empty_like(image)
-    for channel in range(3):  # one at a time: in place, and without arrays of three 16-bit channels
-        tinted = image[..., channel] * kept
-        tinted += added[:, channel][codes]
-        out[..., channel] = tinted >> 8
-    return out
+    rows, margin = max(_BAND // width, 1), -(-pen // factor)
+    for top in range(0, height, rows):  # band by band: large images in little memory
+        bottom, first = min(top + rows, height), max(top - margin, 0)
+        near = labels[first : bottom + margin].astype(np.uint16).repeat(factor, 0).repeat(factor, 1)
+        own = slice((top - first) * factor, (bottom - first) * factor)
+        codes = near[own]
+        codes[boundaries(near, pen)[own]] += len(table)
+        shown = _grey_or_rgb(image[top:bottom]).repeat(factor, 0).repeat(factor, 1)
+        kept, out = (256 - share)[codes], np.empty_like(shown)
+        for channel in range(3):
+            tinted = shown[..., channel] * kept
+            tinted += added[:, channel][codes]
+            out[..., channel] = tinted >> 8
+        yield top * factor, out
 
 
 def _page(longest: int) -> _Page:
@@ -240,10 +248,15 @@ def _scale_bar(page: _Page, w: int, factor: float, pixel_size: tuple[float, floa
 
 
 def _compose(
-    page: _Page, picture: Image.Image, rows: list[Row], bar: tuple[int, str], title: str | None
+    page: _Page,
+    size: tuple[int, int],
+    bands: Iterable[tuple[int, np.ndarray]],
+    rows: list[Row],
+    bar: tuple[int, str],
+    title: str | None,
 ) -> np.ndarray:
     """Title above, legend to the right of the image (below it when it is wide), scale bar below."""
-    w, h = picture.size
+    w, h = size
     gap, line = page.gap, round(page.text * 1.6)
     limit = max(w - 2 * gap, 12 * page.text)
     rows = [(c, _shortened(page.font, n, limit // 2), p) for c, n, p in rows]
@@ -268,7 +281,8 @@ def _compose(
         title = "".join(c if c.isprintable() else "?" for c in title)  # a file name may hold line ends
         title = _shortened(page.bold, title, size[0] - 2 * gap)
     canvas = Image.new("RGB", size, PAPER)
-    canvas.paste(picture, (gap, gap + head))
+    for top, band in bands:
+        canvas.paste(Image.fromarray(band), (gap, gap + head + top))
     pen = ImageDraw.Draw(canvas)
     if title:
         pen.text((gap, gap + line // 2), title, fill=INK, font=page.bold, anchor="lm")

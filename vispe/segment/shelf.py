@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MEMORY = 256 << 20
+MEMORY = 64 << 20
 """Bytes that are kept in memory."""
 DISK = 4 << 30
 """Bytes that are kept in a temporary file, which is gone when the shelf is."""
