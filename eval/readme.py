@@ -136,14 +136,42 @@ def speed() -> str:
         "",
     ]
     lines += [
-        "| classifier | Mpixel | seconds | Mpixel/s once trained | peak memory, GiB |",
+        "| classifier | Mpixel | seconds | Mpixel/s | peak memory, GiB |",
         "|---|---|---|---|---|",
     ]
     for r in rows:
-        rate = f"{r['megapixels'] / r['prediction_s']:.2f}"
+        rate = r["megapixels_per_second"]
         cells = (r["classifier"], r["megapixels"], r["wall_s"], rate, r["peak_memory_gib"])
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join([*lines, "", peers(), "", interactive()])
+
+
+def peers() -> str:
+    rows = json.loads((RESULTS / "segment_peers.json").read_text())["rows"]
+    names = {
+        "skimage_forest": "filters of scikit-image, forest of scikit-learn",
+        "vispe_filters_forest": "`--features filters --classifier forest`",
+        "vispe_default": "default",
+        "dinov2_s": "features of the size of DINOv2 S",
+    }
+    sizes = list(dict.fromkeys(r["megapixels"] for r in rows))
+    lines = [
+        "The same beside others, on the same images and strokes, in seconds (and GiB at the peak):",
+        "",
+        f"| | {' | '.join(f'{size:g} Mpixel' for size in sizes)} |",
+        f"|---|{'---|' * len(sizes)}",
+    ]
+    for key, name in names.items():
+        own = {r["megapixels"]: r for r in rows if r["name"] == key}
+        cells = [f"{own[size]['wall_s']:.1f} ({own[size]['peak_memory_gib']:.1f})" for size in sizes]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def interactive() -> str:
+    rows = json.loads((RESULTS / "interactive.json").read_text())["rows"]
+    said = " and ".join(f"{r['update_ms']['median']:.0f} ms with {r['classes']} classes" for r in rows)
+    return f"With features kept (napari, `vispe.segment.live`), a changed scribble on 1 Mpixel takes {said}."
 
 
 def updated(text: str) -> str:
