@@ -118,7 +118,7 @@ def refuse(
     }
     for name, given in asked.items():
         if given:
-            then = "" if name in ("truth", "trust") else " and use vispe apply with its model"
+            then = " and use vispe apply with its model" if name == "cluster" else ""
             raise OptionError(
                 f"{name} does not work on images that are read block by block; cut out a part as a TIFF file, try it "
                 f"there{then}."
