@@ -24,6 +24,8 @@ from vispe.attention.call import Call
 from vispe.attention.triton import refuses
 from vispe.errors import BackendUnavailable
 
+pytestmark = pytest.mark.slow
+
 HEADS, WIDTH = 2, 16
 GRID = Grid((3, 4), 1)
 POS = GRID.positions()

@@ -12,6 +12,8 @@ from vispe.evaluate import three_cell
 from vispe.evaluate.three_cell_table import plot_table, read_rows, run_missing, summary, to_markdown
 from vispe.evaluate.three_cell_train import Recipe, ThreeCellViT, _training_cells, logits, train
 
+pytestmark = pytest.mark.slow
+
 TINY = Recipe(grid=5, dim=32, depth=1, num_heads=2, hidden=16, steps=12, batch=8, test=60)
 
 

@@ -34,6 +34,8 @@ from tests.hosts.common import (
     without_table,
 )  # fmt: skip
 
+pytestmark = pytest.mark.slow
+
 FORMS = {
     "class token": {},
     "no class token": {"class_token": False, "global_pool": "avg"},

@@ -13,6 +13,8 @@ import vispe
 from tests.hosts.common import close, shake
 from vispe.errors import UnsupportedCombination
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 5}
 MODELS = {
     "vit": ("vit_tiny_patch16_224", {}),

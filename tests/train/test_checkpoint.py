@@ -59,6 +59,7 @@ def same_run(out, whole):
     assert sorted(p.name for p in (out / "state").iterdir()) == ["000000006", "000000007"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs processes that fork")
 def test_a_run_that_is_killed_anywhere_ends_with_the_same_bits(whole, tmp_path):
     """At a random step, while a state is written, and again after going on; 7 is the end."""

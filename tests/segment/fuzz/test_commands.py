@@ -183,6 +183,9 @@ def test_files_and_folders_that_may_not_be_read_are_named(capsys, model, tmp_pat
             if path.is_relative_to(tempfile.gettempdir()) and path != Path(tempfile.gettempdir()):
                 path.chmod(0o755)
         os.seteuid(65534)
+        if not os.access(np.__file__, os.R_OK, effective_ids=True):
+            os.seteuid(user)
+            pytest.skip("root may read everything, and nobody else may import what is installed here")
     try:
         found = [vispe(capsys, "apply", *w, "-o", "out") for w in words]
     finally:
