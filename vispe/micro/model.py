@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vispe.errors import ShapeError
-from vispe.micro.kernels import SymmetricConv
+from vispe.micro.kernels import Gelu, SymmetricConv
 from vispe.micro.trunk import Trunk
 
 STRIDE = 2  # pixels between the cells of the result
@@ -35,20 +35,19 @@ class Micro(nn.Module):
         super().__init__()
         fine, middle, coarse = _WIDTHS
         self.dim = dim
-        self.front = nn.Sequential(
-            SymmetricConv(3, 16, 8, side=6, stride=2), nn.GELU(), nn.Conv2d(32, fine, 1)
-        )
+        self.front = nn.Sequential(SymmetricConv(3, 16, 8, side=6, stride=2), Gelu(), nn.Conv2d(32, fine, 1))
         self.stem = nn.ModuleList(Block(c) for c in _WIDTHS)
         self.down = nn.ModuleList(
             SymmetricConv(a, b, 0, side=4, stride=2)
             for a, b in ((fine, middle), (middle, coarse), (coarse, width))
         )
         self.trunk = Trunk(width, depth, heads)
+        self.gelu = Gelu()
         self.up = nn.ModuleList(
             nn.Conv2d(a, b, 1) for a, b in ((width, coarse), (coarse, middle), (middle, fine))
         )
         self.back = nn.ModuleList(Block(c) for c in (coarse, middle))
-        self.head = nn.Sequential(nn.GELU(), nn.Conv2d(fine, dim, 1))
+        self.head = nn.Sequential(Gelu(), nn.Conv2d(fine, dim, 1))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features of (b, 3, h, w) in [0, 1]."""
@@ -62,7 +61,7 @@ class Micro(nn.Module):
         for block, down in zip(self.stem, self.down, strict=True):
             x = block(x)
             seen.append(x)
-            x = nn.functional.gelu(down(x))
+            x = self.gelu(down(x))
         x = self.trunk(x)
         for number, up in enumerate(self.up):
             x = up(x)
@@ -81,7 +80,8 @@ class Block(nn.Module):
         edges = channels // 4
         self.conv = SymmetricConv(channels, channels, edges)
         self.mix = nn.Conv2d(channels + 2 * edges, channels, 1)
+        self.gelu = Gelu()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x + mix(gelu(conv(x)))."""
-        return x + self.mix(nn.functional.gelu(self.conv(x)))
+        return x + self.mix(self.gelu(self.conv(x)))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vispe.attention import DistanceBias, attention
 from vispe.grid import Grid, Positions
 from vispe.hosts.cache import PositionCache
+from vispe.micro.kernels import Gelu
 
 REFERENCE = (32, 32)  # grid whose diagonal divides distances, whatever the grid of the picture
 
@@ -54,7 +55,7 @@ class TrunkBlock(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.slope = nn.Parameter(_diagonal() * 2.0 ** torch.linspace(1, -5, heads))
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
-        self.fc1, self.fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.fc1, self.fc2, self.gelu = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim), Gelu()
         for layer in (self.qkv, self.proj, self.fc1, self.fc2):
             nn.init.trunc_normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
@@ -68,7 +69,7 @@ class TrunkBlock(nn.Module):
         )  # masks of fixed slopes are kept with `pos`
         bias = DistanceBias(slopes, pos, wrap=False, normalize="reference", reference=REFERENCE)
         x = x + self.proj(rearrange(attention(q, k, v, bias=bias), "b h n d -> b n (h d)"))
-        return x + self.fc2(nn.functional.gelu(self.fc1(self.norm2(x))))
+        return x + self.fc2(self.gelu(self.fc1(self.norm2(x))))
 
 
 def _diagonal() -> float:
