@@ -121,24 +121,7 @@ class Batch:
     def predict(self, command: str, device: str, **extra: str) -> Report:
         """Segment every image, write its files, renew the report."""
         features, model = self.features, self.model
-        self.report.run = {
-            "command": command,
-            **extra,
-            "model": features.config.model or "filters",
-            "features": {
-                key: list(value) if isinstance(value, tuple) else value
-                for key, value in vars(features.config).items()
-            },
-            "classifier": model.classifier.kind,
-            "classes": list(model.names),
-            "normalize": model.normalize,
-            "clip": list(model.clip),
-            "post": vars(self.post),
-            "training": dict(model.notes),
-            "seed": model.seed,
-            "device": features.device,
-            "versions": versions(),
-        }
+        self.report.run = {"command": command, **extra, **described(features, model, self.post)}
         self.watch.start("segmenting", len(self.images))
         for image in list(self.images):
             try:
@@ -376,6 +359,24 @@ class Batch:
         names = [f"{image.path.stem}{ending}" for image in self.images for ending in endings]
         names += ["report.json", "report.csv", *([MODEL_NAME] if model else [])]
         return [self.out / name for name in names]
+
+
+def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
+    """Say for the report what a run works with; JSON-able."""
+    config = vars(features.config)
+    return {
+        "model": features.config.model or "filters",
+        "features": {key: list(v) if isinstance(v, tuple) else v for key, v in config.items()},
+        "classifier": model.classifier.kind,
+        "classes": list(model.names),
+        "normalize": model.normalize,
+        "clip": list(model.clip),
+        "post": vars(post),
+        "training": dict(model.notes),
+        "seed": model.seed,
+        "device": features.device,
+        "versions": versions(),
+    }
 
 
 def find_files(patterns: Paths) -> list[Path]:

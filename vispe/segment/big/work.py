@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, OptionError, VispeError, require
-from vispe.segment.batch import MODEL_NAME, Reading
+from vispe.segment.batch import MODEL_NAME, Reading, described
 from vispe.segment.big import progress, store
 from vispe.segment.big import stem as stem_of
 from vispe.segment.big.engine import Job, engine, file_digest, open_features, prepare_page, run_block
@@ -162,19 +162,9 @@ class BigRun:
         self.report.run = {
             "command": command,
             **extra,
-            "model": features.config.model or "filters",
-            "features": {**vars(features.config), "sigmas": list(features.config.sigmas)},
-            "classifier": model.classifier.kind,
-            "classes": list(model.names),
-            "normalize": model.normalize,
-            "clip": list(model.clip),
-            "post": vars(self.post),
-            "training": dict(model.notes),
-            "seed": model.seed,
-            "device": features.device,
+            **described(features, model, self.post),
             "memory_bytes": self.memory,
             "scheduler": self.scheduler,
-            "versions": versions(),
         }
         count, complete = len(self.images) + len(self.report.failures), True
         for path in list(self.images):
