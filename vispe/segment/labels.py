@@ -12,7 +12,7 @@ import numpy as np
 
 from vispe.errors import InputError, OptionError
 from vispe.segment.decode import Decoded, decode
-from vispe.segment.levels import Level, Naming, assign, describe, read_names
+from vispe.segment.levels import Level, Naming, describe, named_classes, read_names
 from vispe.segment.strokes import draw_strokes, read_strokes
 
 FEW = 10
@@ -105,19 +105,7 @@ def read_label_set(
     ]
     together = sorted({level for _, levels, _ in parts for level in levels})
     where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
-    if len(together) > max_classes:
-        raise InputError(
-            f"{where}: found {len(together)} distinct classes ({describe(together)}), more than "
-            f"max_classes={max_classes}; draw without smooth edges (a pencil, not a brush) or raise "
-            "max_classes."
-        )
-    classes_of, names, colors, mapping = assign(where, together, naming, dense)
-    drawn = {classes_of[level] for level in together}
-    if len(drawn) < 2:
-        listed = ", ".join(names[c - 1] for c in sorted(drawn)) or "none"
-        raise InputError(
-            f"{where}: need at least 2 labelled classes, found {len(drawn)} ({listed}); draw the others."
-        )
+    classes_of, names, colors, mapping = named_classes(where, together, naming, dense, max_classes)
     out = []
     for path, (index, levels, notes) in zip(paths, parts, strict=True):
         table = np.array([0, *(classes_of[level] for level in levels)], np.int32)

@@ -90,6 +90,29 @@ def _no_number(text: str) -> object:
     raise ValueError(f"it holds {text}, which is no number of JSON")
 
 
+def named_classes(
+    where: str, found: list[Level], naming: Naming, dense: bool, most: int
+) -> tuple[dict[Level, int], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:
+    """Return what `assign` does, for labels to learn from.
+
+    Raises:
+        InputError: more than `most` distinct levels, or fewer than two classes.
+    """
+    if len(found) > most:
+        raise InputError(
+            f"{where}: found {len(found)} distinct classes ({describe(found)}), more than max_classes={most}; draw "
+            "without smooth edges (a pencil, not a brush) or raise max_classes."
+        )
+    classes_of, names, colors, notes = assign(where, found, naming, dense)
+    drawn = {classes_of[level] for level in found}
+    if len(drawn) < 2:
+        listed = ", ".join(names[c - 1] for c in sorted(drawn)) or "none"
+        raise InputError(
+            f"{where}: need at least 2 labelled classes, found {len(drawn)} ({listed}); draw the others."
+        )
+    return classes_of, names, colors, notes
+
+
 def assign(
     where: str, found: list[Level], naming: Naming, dense: bool
 ) -> tuple[dict[Level, int], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:

@@ -10,7 +10,7 @@ from vispe.errors import InputError, OptionError
 from vispe.segment.big import is_store
 from vispe.segment.big.source import BigImage, open_image
 from vispe.segment.labels import FEW, decoded_labels, label_codes
-from vispe.segment.levels import Level, Naming, assign, describe, read_names
+from vispe.segment.levels import Level, Naming, named_classes, read_names
 from vispe.segment.strokes import overdrawn, placed, read_strokes
 from vispe.segment.tiles import Region
 from vispe.segment.train import Labelling
@@ -58,18 +58,7 @@ def read_scribbles(
     parts = [_read(path, image, naming, how) for path, image in zip(paths, images, strict=True)]
     together = sorted({level for _, _, levels, _ in parts for level in levels})
     where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
-    if len(together) > how.max_classes:
-        raise InputError(
-            f"{where}: found {len(together)} distinct classes ({describe(together)}), more than "
-            f"max_classes={how.max_classes}; draw without smooth edges (a pencil, not a brush) or raise max_classes."
-        )
-    classes_of, names, colors, notes = assign(where, together, naming, False)
-    drawn = {classes_of[level] for level in together}
-    if len(drawn) < 2:
-        listed = ", ".join(names[c - 1] for c in sorted(drawn)) or "none"
-        raise InputError(
-            f"{where}: need at least 2 labelled classes, found {len(drawn)} ({listed}); draw the others."
-        )
+    classes_of, names, colors, notes = named_classes(where, together, naming, False, how.max_classes)
     found = []
     for path, (places, index, levels, own) in zip(paths, parts, strict=True):
         table = np.array([classes_of[level] for level in levels], np.int64)
