@@ -58,9 +58,19 @@ def test_values_are_those_of_plain_convolutions():
     lengths = torch.sqrt(raw[:, 3:11] ** 2 + raw[:, 11:] ** 2 + 1e-4)
     expected = torch.cat([raw[:, :3] + layer.bias.view(-1, 1, 1), lengths], 1)
     assert torch.allclose(layer(x), expected, atol=1e-12)
-    with torch.no_grad():
-        assert torch.allclose(layer(x), expected, atol=1e-12)  # in place
+    with torch.no_grad():  # in place
+        assert torch.allclose(layer(x), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(("side", "stride", "edges"), [(3, 1, 2), (6, 2, 3), (4, 2, 0)])
+def test_one_channel_stands_for_all(side, stride, edges):
+    torch.manual_seed(side)
+    layer = SymmetricConv(3, 4, edges, side, stride).double()
+    x = torch.randn(2, 1, 8, 12, dtype=torch.float64)
+    expected = layer(x.expand(-1, 3, -1, -1))
     assert torch.allclose(layer(x), expected, atol=1e-12)
+    with torch.no_grad():
+        assert torch.allclose(layer(x), expected, atol=1e-12)
 
 
 def test_edges_see_what_symmetric_kernels_cannot():

@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 
 from vispe.errors import InputError, ShapeError
 from vispe.micro import PATCH, STRIDE, WEIGHTS, Micro, features, load_micro, patch_features
+from vispe.micro.load import flushed
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,39 @@ def test_second_size_after_the_first(shipped):
     assert patch_features.patch == PATCH
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 40, 32), (1, 3, 32, 8), (3, 32, 32), (1, 1, 32, 32)])
+@pytest.mark.parametrize("size", [(48, 80), (64, 64)])
+def test_grey_is_three_equal_channels(model, size):
+    grey = torch.rand(2, 1, *size, generator=torch.Generator().manual_seed(3))
+    expected = model(grey.expand(-1, 3, -1, -1))
+    for given in (grey, grey.contiguous(memory_format=torch.channels_last)):
+        assert torch.allclose(model(given), expected, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_denormal_numbers_are_zero_inside_and_as_before_after_it(before):
+    inside = []
+
+    def kept() -> bool:
+        return float(torch.tensor(1e-40) * 1) > 0
+
+    @flushed()
+    def fail() -> None:
+        inside.append(kept())
+        raise KeyError
+
+    torch.set_flush_denormal(before)
+    try:
+        with pytest.raises(KeyError):
+            fail()
+        assert inside == [False]
+        assert kept() is not before
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 3, 40, 32), (1, 3, 32, 8), (3, 32, 32), (1, 2, 32, 32), (1, 1, 40, 32)]
+)
 def test_other_sizes_are_refused(shape):
     with pytest.raises(ShapeError, match=r"multiples of 16, got \("):
         Micro(depth=1)(torch.zeros(shape))

@@ -28,7 +28,8 @@ class Micro(nn.Module):
         depth: its blocks.
         heads: its heads.
 
-    Shapes: (b, 3, h, w) in [0, 1] -> (b, dim, h / 2, w / 2), for h and w that are multiples of 16 (ShapeError if not).
+    Shapes: (b, 3, h, w) in [0, 1], or (b, 1, h, w) for grey, which gives what three equal channels give at less cost ->
+    (b, dim, h / 2, w / 2), for h and w that are multiples of 16 (ShapeError if not).
     """
 
     def __init__(self, dim: int = 32, width: int = 192, depth: int = 4, heads: int = 6) -> None:
@@ -50,11 +51,16 @@ class Micro(nn.Module):
         self.head = nn.Sequential(Gelu(), nn.Conv2d(fine, dim, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the features of (b, 3, h, w) in [0, 1]."""
-        if images.ndim != 4 or images.shape[1] != 3 or images.shape[-2] % PATCH or images.shape[-1] % PATCH:
+        """Return the features of (b, 3, h, w) or (b, 1, h, w) in [0, 1]."""
+        if (
+            images.ndim != 4
+            or images.shape[1] not in (1, 3)
+            or images.shape[-2] % PATCH
+            or images.shape[-1] % PATCH
+        ):
             raise ShapeError(
-                f"vispe_micro needs images (b, 3, h, w) with h and w multiples of {PATCH}, got {tuple(images.shape)}; "
-                "pad them by reflection."
+                f"vispe_micro needs images (b, 3, h, w), or (b, 1, h, w) for grey, h and w multiples of {PATCH}, "
+                f"got {tuple(images.shape)}; pad them by reflection."
             )
         x = self.front((images - _MEAN) / _STD)
         seen: list[Tensor] = []

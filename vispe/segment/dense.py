@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vispe.errors import OptionError
 from vispe.micro import PATCH, load_micro
+from vispe.micro.load import flushed
 from vispe.segment.maps import CoarseMaps
 from vispe.segment.shelf import Shelf
 from vispe.segment.tiles import even_tiles, fingerprint, padding
@@ -20,7 +21,7 @@ TILE = 576
 """Largest side of a tile in pixels unless told otherwise."""
 
 _WHOLE = 1400  # patches of a page that is not cut into tiles
-_OVERLAP = 0.125  # attention fades within a few patches, so less is needed than for other models
+_OVERLAP = 2 * PATCH  # attention fades within a few patches: with twice as much, as many pixels change class
 
 
 class DenseModel:
@@ -48,18 +49,18 @@ class DenseModel:
 
     @torch.inference_mode()
     def __call__(self, image: Tensor, again: bool = False) -> Tensor:
-        """Run (3, h, w) in [0, 1], sides multiples of `PATCH` -> (dim, h / 2, w / 2) float32 on the CPU.
+        """Return the features of an image, (dim, h / 2, w / 2) float32 on the CPU.
 
         Args:
-            image: contiguous, on the CPU.
+            image: (3, h, w), or (1, h, w) for grey, in [0, 1]; contiguous, on the CPU, sides multiples of `PATCH`.
             again: the same image will be asked for once more: its features are kept until then, as far as there is
                 room (see `Shelf`).
         """
-        key = hashlib.sha256(image.numpy()).digest()
+        key = hashlib.blake2b(image.numpy(), digest_size=16).digest()
         found = self._shelf.take(key)
         if found is None:
             batch = image[None].to(self.device, memory_format=torch.channels_last)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            with flushed(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 found = self._model(batch)[0].float().contiguous().cpu()
         if again:
             self._shelf.put(key, found)
@@ -82,8 +83,7 @@ class DenseMaps(CoarseMaps):
         padded = height + pads[0] + pads[1], width + pads[2] + pads[3]
         whole = tile is None and padded[0] * padded[1] <= _WHOLE * PATCH * PATCH
         most = max(padded) if whole else max((tile or TILE) // PATCH, 1) * PATCH
-        overlap = min(max(int(most * _OVERLAP) // PATCH, 1) * PATCH, most - PATCH)
-        regions = even_tiles(*padded, most, PATCH, overlap)
+        regions = even_tiles(*padded, most, PATCH, min(_OVERLAP, most - PATCH))
         notes = ()
         if min(height, width) < PATCH:
             notes = (
@@ -91,7 +91,7 @@ class DenseMaps(CoarseMaps):
             )
         super().__init__(regions, (pads[0], pads[2]), (height, width), notes)
         self._model, self._page = model, page
-        self._groups = [range(3)] if channels == 3 else [[c] * 3 for c in range(channels)]
+        self._groups = [range(3)] if channels == 3 else [[c] for c in range(channels)]
         self.width = model.dim * len(self._groups)
 
     def coarse(self, number: int, again: bool = False) -> Tensor:
