@@ -185,18 +185,19 @@ def _read_levels(
         return draw_strokes(path, strokes, shape)
     found = decoded_labels(path, shape[1:])
     codes, is_colour, unlabelled = label_codes(path, found, by_index=False)
-    if not dense:
-        unlabelled = unlabelled | (codes == 0)
-    codes = _placed(path, np.where(unlabelled, -1, codes), shape, label_page, "labels", fill=-1)
-    present = _distinct(codes)
+    codes[unlabelled if dense else unlabelled | (codes == 0)] = -1
+    codes = _placed(path, codes, shape, label_page, "labels", fill=-1)
+    places = np.flatnonzero(codes >= 0)  # few where labels are scribbles
+    drawn = codes.ravel()[places]
+    present = _distinct(drawn)
     if len(present) > max(max_classes, 1000):
         raise InputError(
             f"{path}: found {len(present)} distinct classes, more than max_classes={max_classes}; this "
             "looks like a "
             "photograph or smoothed drawing, not labels; draw without smooth edges (a pencil, not a brush)."
         )
-    index = np.searchsorted(present, codes) + 1
-    index[codes < 0] = 0
+    index = np.zeros(codes.shape, np.int32)
+    index.ravel()[places] = np.searchsorted(present, drawn) + 1
     levels: list[Level] = [
         (v >> 32, v >> 16 & 65535, v & 65535) if is_colour else (v,) for v in map(int, present)
     ]
@@ -291,7 +292,7 @@ def _placed(
 
 
 def _thin_classes(path: Path, values: np.ndarray, names: tuple[str, ...]) -> list[str]:
-    counts = np.bincount(values.ravel(), minlength=len(names) + 1)[1:]
+    counts = np.bincount(values[values > 0], minlength=len(names) + 1)[1:]
     notes = []
     for name, count in zip(names, counts, strict=True):
         if count == 0:
