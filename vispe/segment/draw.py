@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vispe.errors import InputError, ShapeError
+from vispe.segment.workers import in_order
 
 Color = tuple[int, int, int]
 
@@ -182,7 +183,9 @@ def _blended(
     share[0] = 0
     added = np.concatenate([table, table]) * share[:, None] + 128
     rows, margin = max(_BAND // width, 1), -(-pen // factor)
-    for top in range(0, height, rows):  # band by band: large images in little memory
+
+    def band(number: int) -> np.ndarray:
+        top = number * rows
         bottom, first = min(top + rows, height), max(top - margin, 0)
         near = labels[first : bottom + margin].astype(np.uint16).repeat(factor, 0).repeat(factor, 1)
         own = slice((top - first) * factor, (bottom - first) * factor)
@@ -194,7 +197,10 @@ def _blended(
             tinted = shown[..., channel] * kept
             tinted += added[:, channel][codes]
             out[..., channel] = tinted >> 8
-        yield top * factor, out
+        return out
+
+    for number, drawn in enumerate(in_order(band, -(-height // rows), 2)):  # large images in little memory
+        yield number * rows * factor, drawn
 
 
 def _page(longest: int) -> _Page:
