@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
 
 from vispe.errors import OptionError, ShapeError
-from vispe.segment.filters import SIGMAS, Filters
+from vispe.segment.filters import SIGMAS, Filters, together
 from vispe.segment.tiles import Region, blocks
 
 SIZES = [(1, 1), (1, 7), (5, 1), (2, 3), (17, 40), (33, 150), (131, 70)]
@@ -150,3 +150,27 @@ def test_wrong_requests_are_refused():
         Filters()(np.zeros((3, 4), np.float32))
     with pytest.raises(ShapeError, match="at least one pixel"):
         Filters()(np.zeros((0, 4, 1), np.float32))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 300), st.integers(1, 40), st.booleans(), st.integers(0, 99))
+def test_features_of_chosen_pixels_are_those_of_the_page(height, width, count, holes, seed):
+    random, page = np.random.default_rng(seed), image(height, width, channels=2, seed=seed)
+    if holes:
+        page[random.random((height, width)) < 0.1] = np.nan
+    filters = Filters((1.0, 3.0))
+    y, x = random.integers(0, height, count), random.integers(0, width, count)
+    found = filters.at(page, y, x)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, filters.planes(page)[:, y, x].T, atol=1e-6, rtol=0)
+
+
+def test_pixels_far_apart_get_rectangles_of_their_own_and_dense_ones_share_one():
+    y, x = (n.ravel() for n in np.mgrid[:200, :300])
+    assert len(together(y, x, 65)) == 1
+    random = np.random.default_rng(0)
+    middles = np.array([(20, 30), (400, 450), (50, 470)])
+    y, x = (middles[:, None] + random.integers(-8, 9, (3, 50, 2))).reshape(-1, 2).T
+    groups = together(y, x, 65)
+    assert sorted(len(own) for own in groups) == [50, 50, 50]
+    np.testing.assert_array_equal(np.sort(np.concatenate(groups)), np.arange(150))

@@ -105,6 +105,11 @@ class Features:
             config = replace(config, fingerprint=found)
         self.config = config
 
+    @property
+    def learns(self) -> bool:
+        """Whether `fit` has anything to do."""
+        return isinstance(self._model, TokenModel)
+
     def fit(self, pages: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
         """Fit the principal components of the tokens to training pages; filters and vispe_micro need nothing.
 
@@ -256,11 +261,9 @@ class PreparedPage:
         def work(index: int) -> np.ndarray:
             number, own = wanted[index]
             y, x = rows[own], columns[own]
-            part = Region(*map(int, (y[0], y[-1] + 1, x.min(), x.max() + 1)))  # around the chosen pixels
             found = []
             if self._filters is not None:
-                planes = self._filters.planes(self._page, part)
-                found.append(planes[:, y - part.top, x - part.left].T)
+                found.append(self._filters.at(self._page, y, x))
             if self._maps is not None:
                 piece = self.pieces[number]
                 found.append(self._maps.at(number, y - piece.top, x - piece.left))

@@ -27,6 +27,7 @@ SIGMAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _TRUNCATE = 4.0  # kernel radius in units of sigma
 _STRIP = 64  # rows that are smoothed and differentiated at once
 _CHUNK = 1024  # columns likewise
+_RECTANGLE = 4096  # what each rectangle costs beside its size, in pixels
 
 
 class Filters:
@@ -89,6 +90,15 @@ class Filters:
             self._channel(page[..., channel], region, out[channel * count : (channel + 1) * count])
         return out.cpu().numpy()
 
+    def at(self, page: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Compute the features (n, f) of pixels (y, x), each (n,), in rectangles around those that lie together."""
+        out = np.empty((len(y), len(self.names(page.shape[2]))), np.float32)
+        for own in together(y, x, self.reach):
+            rows, columns = y[own], x[own]
+            part = Region(*(int(n) for n in (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1)))
+            out[own] = self.planes(page, part)[:, rows - part.top, columns - part.left].T
+        return out
+
     def _channel(self, grey: np.ndarray, region: Region, out: Tensor) -> None:
         """Fill `out` (1 + 5 scales, rows, columns) with the features of one channel."""
         height, width = grey.shape
@@ -122,6 +132,35 @@ class Filters:
         if not complete:
             lost = torch.from_numpy(~np.isfinite(grey[region.slices])).to(self.device)
             out.masked_fill_(lost, 0)
+
+
+def together(y: np.ndarray, x: np.ndarray, reach: int) -> list[np.ndarray]:
+    """Share out pixels (y, x), each (n,), among rectangles that take less to filter than one around all.
+
+    Args:
+        y: rows.
+        x: columns.
+        reach: pixels around a rectangle that are smoothed with it.
+
+    Returns:
+        The numbers of the pixels of each rectangle.
+    """
+
+    def cost(own: np.ndarray) -> int:
+        return (int(np.ptp(y[own])) + 1 + reach) * (int(np.ptp(x[own])) + 1) + _RECTANGLE
+
+    def split(own: np.ndarray) -> list[np.ndarray]:
+        choices = []
+        for places in (y[own], x[own]):
+            first = places < (int(places.min()) + int(places.max()) + 1) // 2
+            if first.any():
+                choices.append((own[first], own[~first]))
+        best = min(choices, key=lambda halves: sum(map(cost, halves)), default=None)
+        if best is None or sum(map(cost, best)) >= cost(own):
+            return [own]
+        return split(best[0]) + split(best[1])
+
+    return split(np.arange(len(y)))
 
 
 @dataclass(frozen=True)

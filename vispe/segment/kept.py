@@ -168,6 +168,10 @@ class KeptFilters(Filters):
         """Return a view of what `Filters.planes` gives for the page of the constructor; `page` is not read."""
         return self.values if region is None else self.values[(slice(None), *region.slices)]
 
+    def at(self, page: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return the features (n, f) of pixels; `page` is not read."""
+        return self.values[:, y, x].T
+
     def scores(self, linear: Linear) -> Tensor:
         """Return the share of the filters in the scores of a linear classifier, with its bias: (k, h, w)."""
         flat = torch.from_numpy(self.values).flatten(1)

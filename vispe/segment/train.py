@@ -117,7 +117,7 @@ def _gather(
     images = list(images)
     chosen: dict[Path, np.ndarray] = {}
     run.watch.start("computing features", len(images))
-    if run.features.config.kind != "filters":
+    if run.features.learns:
         within_memory(
             run.features, lambda: run.features.fit(list(_chosen_pages(run, images, masks))), run.note
         )
