@@ -132,7 +132,9 @@ def mean_iou(rows: list[dict], name: str, kind: str, place: str) -> str:
 def speed() -> str:
     rows = json.loads((RESULTS / "segment_speed.json").read_text())["rows"]
     lines = [
-        "`vispe segment` with its default features on two CPU cores, the start of Python and training included:",
+        "`vispe segment` with its default features on two CPU cores of a shared machine, the start of Python and "
+        f"training included; the median of {len(rows[0]['walls_s'])} runs, which stand in "
+        "`eval/results/segment_speed.json` beside the speed of the machine before each:",
         "",
     ]
     lines += [
