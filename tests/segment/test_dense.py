@@ -93,6 +93,16 @@ def test_it_is_the_default_and_needs_no_basis():
     assert features.config.fingerprint == DenseModel().fingerprint()
 
 
+def test_pictures_of_the_same_bytes_but_another_shape_are_not_mixed_up(model):
+    flat = torch.full((1, 32, 48), 0.5)
+    found = [model(one.contiguous(), again=True) for one in (flat, flat.mT, flat.view(1, 16, 96))]
+    assert [tuple(f.shape[1:]) for f in found] == [(16, 24), (24, 16), (8, 48)]
+    colour = torch.rand(3, 16, 16)
+    kept = model(colour, again=True)
+    assert model(colour.reshape(1, 16, 48)).shape[1:] == (8, 24)
+    assert torch.equal(model(colour), kept)
+
+
 def test_what_training_computed_is_used_once_more(monkeypatch):
     features = Features(DEFAULT)
     one, valid = page(80, 96), np.ones((80, 96), bool)
