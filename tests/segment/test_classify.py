@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.classify import KINDS, PixelClassifier
+from vispe.segment import classify
+from vispe.segment.classify import KINDS, PixelClassifier, import_early
 from vispe.segment.cluster import PixelClusters
 
 
@@ -140,3 +143,14 @@ def test_wrong_cluster_numbers_are_refused():
         PixelClusters(1)
     with pytest.raises(InputError, match=r"more clusters than there are different pixels \(2\)"):
         PixelClusters(3).fit(np.repeat(np.eye(2, dtype=np.float32), 5, 0), np.zeros(10))
+
+
+def test_what_is_imported_early_is_there_and_what_cannot_be_is_left_to_say_so_later(tmp_path, monkeypatch):
+    (tmp_path / "early_whole.py").write_text("VALUE = 3\n")
+    (tmp_path / "early_broken.py").write_text("raise RuntimeError('broken')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(classify, "_MODULES", {"logistic": "early_whole", "forest": "early_broken"})
+    for kind in ("logistic", "forest", "no such kind"):
+        import_early(kind).join()
+    assert sys.modules.pop("early_whole").VALUE == 3
+    assert "early_broken" not in sys.modules

@@ -13,8 +13,10 @@ Three kinds, all from scikit-learn, seeded, and balanced so that a class does no
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from importlib import import_module
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from vispe.errors import InputError, OptionError, did_you_mean, require
 KINDS = ("logistic", "forest", "boosting")
 """The classifiers that `PixelClassifier` knows, the default first."""
 
+_MODULES = {"logistic": "sklearn.linear_model", "forest": "sklearn.ensemble", "boosting": "sklearn.ensemble"}
 _FEW = 20_000
 _CHUNK = 1 << 17  # pixels per prediction call: bounds the float64 copies that scikit-learn makes
 _CACHED = 1 << 14  # pixels whose standardised features stay in the cache
@@ -71,6 +74,21 @@ class Linear:
         else:
             out[columns] = scores.softmax(0)
         return out
+
+
+def import_early(kind: str) -> Thread:
+    """Begin to import what `PixelClassifier(kind)` is fitted with: over a second, while pictures and features are busy.
+
+    Nothing is raised here: where scikit-learn is missing or broken, `PixelClassifier` says so.
+    """
+
+    def load() -> None:
+        with suppress(Exception):
+            import_module(_MODULES[kind])
+
+    thread = Thread(target=load)
+    thread.start()
+    return thread
 
 
 class PixelClassifier:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vispe.errors import InputError, VispeError
 from vispe.segment.batch import Batch, BatchImage
-from vispe.segment.classify import PixelClassifier
+from vispe.segment.classify import PixelClassifier, import_early
 from vispe.segment.cluster import SAMPLE, PixelClusters
 from vispe.segment.labels import read_label_set
 from vispe.segment.modelfile import Model
@@ -29,6 +29,7 @@ class Labelling:
 
 def train(run: Batch, how: Labelling, kind: str, seed: int) -> Model:
     """Fit one classifier to the labelled pixels of all images."""
+    import_early(kind)
     run.watch.start("reading labels", sum(i.labels is not None for i in run.images))
     shapes: dict[Path, tuple[int, int, int]] = {}
     channels: dict[Path, int] = {}

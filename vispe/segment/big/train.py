@@ -11,7 +11,7 @@ from vispe.segment.big.limits import Limits
 from vispe.segment.big.page import LazyValid, Window
 from vispe.segment.big.scribbles import Scribbles
 from vispe.segment.big.source import BigImage
-from vispe.segment.classify import PixelClassifier
+from vispe.segment.classify import PixelClassifier, import_early
 from vispe.segment.features import Features
 from vispe.segment.modelfile import Model
 from vispe.segment.report import Watcher
@@ -53,6 +53,7 @@ def train(
     Raises:
         InputError: images that differ in their channels; no labelled pixel with data; fewer than two classes.
     """
+    import_early(kind)
     channels = {image.channels for image in images}
     if len(channels) > 1:
         listed = ", ".join(f"{image.path.name}: {image.channels}" for image in images)
