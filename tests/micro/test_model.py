@@ -112,11 +112,24 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(InputError, match="is not a file; give weights"):
         load_micro(tmp_path / "none.safetensors")
     save_file({"front.0.bias": torch.zeros(3)}, tmp_path / "bad.safetensors")
-    with pytest.raises(InputError, match="does not fit vispe_micro"):
+    with pytest.raises(InputError, match=r"does not fit vispe_micro \(no 'head.1.weight'\)"):
         load_micro(tmp_path / "bad.safetensors")
     (tmp_path / "torn.safetensors").write_bytes(b"\x08\x00\x00")
     with pytest.raises(InputError, match="does not fit vispe_micro"):
         load_micro(tmp_path / "torn.safetensors")
+
+
+@pytest.mark.parametrize("fine", [8, 16])  # as many channels as features, and another number
+def test_weights_of_another_size_load(tmp_path, fine):
+    model = Micro(8, (fine, 12, 16), 24, 3, 2)
+    state = {name: value.half() for name, value in model.state_dict().items()}
+    save_file(state, tmp_path / "other.safetensors")
+    model.load_state_dict(state)
+    loaded = load_micro(tmp_path / "other.safetensors")
+    assert [len(block.mix.weight) for block in loaded.stem] == [fine, 12, 16]
+    assert loaded.dim == 8
+    x = torch.rand(1, 3, 32, 48)
+    assert torch.allclose(loaded(x), model(x), atol=1e-5)
 
 
 def test_every_weight_learns():

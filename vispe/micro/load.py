@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,15 +35,27 @@ def load_micro(weights: str | Path | None = None) -> Micro:
         raise InputError(
             f"{path} is not a file; give weights of vispe_micro, or none for those of the package."
         )
-    model = Micro()
     try:
-        model.load_state_dict({name: value.float() for name, value in load_file(path).items()})
-    except (SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        state = {name: value.float() for name, value in load_file(path).items()}
+        model = Micro(**sizes(state))
+        model.load_state_dict(state)
+    except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
         raise InputError(
             f"{path} does not fit vispe_micro ({reason}); leave it out for the shipped ones."
         ) from error
     return model.eval().requires_grad_(False)
+
+
+def sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the arguments of the `Micro` whose weights these are."""
+    return {
+        "dim": len(state["head.1.weight"]),
+        "widths": tuple(len(state[f"stem.{i}.mix.weight"]) for i in range(3)),
+        "width": len(state["trunk.entry.weight"]),
+        "depth": sum(name.endswith(".slope") and name.startswith("trunk.blocks") for name in state),
+        "heads": len(state["trunk.blocks.0.slope"]),
+    }
 
 
 @lru_cache(maxsize=1)

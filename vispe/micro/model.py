@@ -10,7 +10,6 @@ from vispe.micro.trunk import Trunk
 
 STRIDE = 2  # pixels between the cells of the result
 PATCH = 16  # pixels between tokens
-_WIDTHS = (32, 64, 128)  # channels at strides 2, 4, 8
 _MEAN, _STD = 0.5, 0.25
 
 
@@ -24,6 +23,7 @@ class Micro(nn.Module):
 
     Args:
         dim: features.
+        widths: channels at strides 2, 4 and 8.
         width: channels of the transformer.
         depth: its blocks.
         heads: its heads.
@@ -32,12 +32,19 @@ class Micro(nn.Module):
     (b, dim, h / 2, w / 2), for h and w that are multiples of 16 (ShapeError if not).
     """
 
-    def __init__(self, dim: int = 32, width: int = 192, depth: int = 4, heads: int = 6) -> None:
+    def __init__(
+        self,
+        dim: int = 32,
+        widths: tuple[int, int, int] = (16, 48, 96),
+        width: int = 160,
+        depth: int = 4,
+        heads: int = 5,
+    ) -> None:
         super().__init__()
-        fine, middle, coarse = _WIDTHS
+        fine, middle, coarse = widths
         self.dim = dim
         self.front = nn.Sequential(SymmetricConv(3, 16, 8, side=6, stride=2), Gelu(), nn.Conv2d(32, fine, 1))
-        self.stem = nn.ModuleList(Block(c) for c in _WIDTHS)
+        self.stem = nn.ModuleList(Block(c) for c in widths)
         self.down = nn.ModuleList(
             SymmetricConv(a, b, 0, side=4, stride=2)
             for a, b in ((fine, middle), (middle, coarse), (coarse, width))
@@ -45,10 +52,11 @@ class Micro(nn.Module):
         self.trunk = Trunk(width, depth, heads)
         self.gelu = Gelu()
         self.up = nn.ModuleList(
-            nn.Conv2d(a, b, 1) for a, b in ((width, coarse), (coarse, middle), (middle, fine))
+            nn.Conv2d(a, b, 1) for a, b in ((width, coarse), (coarse, middle), (middle, dim))
         )
         self.back = nn.ModuleList(Block(c) for c in (coarse, middle))
-        self.head = nn.Sequential(Gelu(), nn.Conv2d(fine, dim, 1))
+        self.join = nn.Identity() if fine == dim else nn.Conv2d(fine, dim, 1)
+        self.head = nn.Sequential(Gelu(), nn.Conv2d(dim, dim, 1))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features of (b, 3, h, w) or (b, 1, h, w) in [0, 1]."""
@@ -72,10 +80,9 @@ class Micro(nn.Module):
         for number, up in enumerate(self.up):
             x = up(x)
             x = nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
-            x = x + seen[-1 - number]
             if number < len(self.back):
-                x = self.back[number](x)
-        return self.head(x)
+                x = self.back[number](x + seen[-1 - number])
+        return self.head(x + self.join(seen[0]))
 
 
 class Block(nn.Module):

@@ -1,0 +1,79 @@
+"""The training of vispe_micro: it goes on where it was, and a teacher pulls its features to its own."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.micro import train, trainer
+from models.micro.trainer import Recipe, Trainer, distance
+from vispe.micro import Micro, load_micro
+
+PICTURES = torch.rand(3, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Train the smallest network, on few pictures, and validate on nothing."""
+    monkeypatch.setattr(train.data, "installed", PICTURES.unbind)
+    tiny = {"dim": 8, "widths": (8, 8, 8), "width": 16, "depth": 1, "heads": 2}
+    monkeypatch.setitem(trainer.SIZES, "small", tiny)
+    monkeypatch.setattr(Trainer, "validate", lambda *_: {})
+
+
+def run(out, steps, *more):
+    words = [
+        "--out",
+        str(out),
+        "--batch",
+        "2",
+        "--side",
+        "48",
+        "--series",
+        "0.5",
+        "--asked",
+        "100",
+        "--seed",
+        "3",
+    ]
+    train.main([*words, "--steps", str(steps), *more])
+    return load_file(out / "weights.safetensors")
+
+
+def test_stopped_and_gone_on_is_as_in_one_go(tmp_path):
+    whole = run(tmp_path / "whole", 6)
+    run(tmp_path / "parts", 6, "--stop", "4")
+    parts = run(tmp_path / "parts", 6)
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[k], parts[k]) for k in whole)
+    rows = [json.loads(line) for line in (tmp_path / "parts/log.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows if "recipe" in r] == [0, 4]
+    assert json.loads((tmp_path / "parts/card.json").read_text())["steps_done"] == 6
+
+
+def test_a_teacher_of_another_size_adds_its_distance(tmp_path):
+    torch.manual_seed(1)
+    file = tmp_path / "teacher.safetensors"
+    save_file({k: v.half() for k, v in Micro(8, (12, 16, 8), 24, 2, 3).state_dict().items()}, file)
+    teacher, recipe = load_micro(file), Recipe(steps=200, batch=2, side=48, asked=100, near=0.5)
+    alone, taught = (Trainer(recipe, list(PICTURES.numpy()), tmp_path, t) for t in (None, teacher))
+    images = torch.from_numpy(np.stack([alone.task(0, i).image for i in range(2)]))
+    extra = 0.5 * alone.rate() * distance(alone.model(images), teacher(images)).item()
+    assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-4)
+    changed = [
+        n for n, p in taught.model.named_parameters() if not torch.equal(p, alone.model.get_parameter(n))
+    ]
+    assert len(changed) > 40
+    run(tmp_path / "out", 2, "--teacher", str(file))
+    card = json.loads((tmp_path / "out/card.json").read_text())
+    assert card["teacher"] == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_distance_is_in_units_of_the_variance_of_each_channel():
+    target = torch.randn(3, 2, 40, 50) * torch.tensor([2.0, 0.1])[:, None, None] + 5
+    assert float(distance(target, target)) == 0
+    off = target + torch.tensor([2.0, 0.1])[:, None, None]
+    assert float(distance(off, target)) == pytest.approx(1, abs=0.05)
