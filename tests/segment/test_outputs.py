@@ -362,6 +362,25 @@ def test_scale_bars_are_round(pixel_size, length, text):
     assert draw._scale_bar(draw._page(500), 100, 5, pixel_size)[0] <= 125
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_letters_are_the_same_wherever_matplotlib_keeps_them(tmp_path, elsewhere):
+    """Where they lie beside the package it is not imported, which takes long."""
+    code = f"""
+        import importlib.machinery, pathlib, sys
+        import numpy as np
+        from vispe.segment import draw
+        if {elsewhere}:
+            draw.find_spec = lambda name: importlib.machinery.ModuleSpec(name, None, origin="elsewhere/__init__.py")
+        labels = np.ones((60, 80), np.uint8)
+        page = draw.overlay(np.zeros((60, 80, 1), np.float32), labels, ["pore"])
+        np.save(sys.argv[1], np.asarray(page))
+        assert ("matplotlib" in sys.modules) is {elsewhere}
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "page.npy")], check=True)
+    expected = overlay(np.zeros((60, 80, 1), np.float32), np.ones((60, 80), np.uint8), ["pore"])
+    assert np.array_equal(np.load(tmp_path / "page.npy"), np.asarray(expected))
+
+
 def test_boundaries_lie_in_the_higher_class_and_not_at_missing_data():
     labels = np.ones((9, 11), int)
     labels[3:8, 4:9] = 2

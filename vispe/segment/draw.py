@@ -7,6 +7,7 @@ state is touched.  Text is set in DejaVu Sans, which Matplotlib brings along.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -210,10 +211,15 @@ def _page(longest: int) -> _Page:
 
 @lru_cache(maxsize=16)
 def _font(size: int, bold: bool) -> ImageFont.FreeTypeFont:
-    import matplotlib
-
+    """Return DejaVu, which comes with matplotlib; found without importing it, which takes a fifth of a second."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name), size)
+    spec = find_spec("matplotlib")
+    data = Path(spec.origin).parent / "mpl-data" if spec and spec.origin else None
+    if data is None or not data.is_dir():  # some systems keep it elsewhere
+        import matplotlib
+
+        data = Path(matplotlib.get_data_path())
+    return ImageFont.truetype(str(data / "fonts" / "ttf" / name), size)
 
 
 Row = tuple[Color | None, str, str]
