@@ -1,6 +1,7 @@
 """The errors that vispe raises. Each message says what was asked, what was found and what to do."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -45,6 +46,15 @@ class MissingExtra(VispeError, ImportError):
 
 class InputError(VispeError, ValueError):
     """A file or value that the user gave cannot be used."""
+
+
+def is_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: Python's own, or one of torch, on any device."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return (
+        isinstance(error, RuntimeError) and re.search("allocate memory|out of memory", str(error)) is not None
+    )
 
 
 def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:

@@ -16,6 +16,13 @@ from vispe.cli import main as frame
 from vispe.cli.main import COMMANDS, load_command, main, read_docstring
 from vispe.errors import InputError, MissingExtra
 
+LACKS = {
+    "numpy": MemoryError("Unable to allocate 8.00 GiB for an array"),
+    "python": MemoryError(),
+    "torch": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    "other": RuntimeError("a bug"),
+}
+
 
 def toy(
     images: list[str],
@@ -45,6 +52,8 @@ def toy(
         raise InputError("toy needs labels=other, got labels=raise; choose another.")
     if labels == "crash":
         raise ZeroDivisionError("a bug")
+    if labels in LACKS:
+        raise LACKS[labels]
     if labels == "interrupt":
         raise KeyboardInterrupt
     if labels == "file":
@@ -195,9 +204,25 @@ def test_files_and_packages_that_are_missing_are_user_errors(capsys):
     assert "pip install 'vispe[cli]'" in error
 
 
-def test_bugs_are_not_dressed_up_as_user_errors():
-    with pytest.raises(ZeroDivisionError):
-        main(["toy", "a", "-o", "o", "--labels", "crash"])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("numpy", "Unable to allocate 8.00 GiB for an array"),
+        ("python", "no size given"),
+        ("torch", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    ],
+)
+def test_a_lack_of_memory_is_one_line(capsys, kind, said):
+    error = failed(capsys, "toy", "a", "-o", "o", "--labels", kind)
+    assert error == f"memory ran out ({said}); give fewer or smaller files, or close other programs."
+    with pytest.raises(type(LACKS[kind])):
+        main(["--debug", "toy", "a", "-o", "o", "--labels", kind])
+
+
+@pytest.mark.parametrize(("kind", "error"), [("crash", ZeroDivisionError), ("other", RuntimeError)])
+def test_bugs_are_not_dressed_up_as_user_errors(kind, error):
+    with pytest.raises(error):
+        main(["toy", "a", "-o", "o", "--labels", kind])
 
 
 def test_ctrl_c_ends_with_130_and_one_line(capsys):

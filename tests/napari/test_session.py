@@ -135,6 +135,10 @@ def test_what_cannot_be_done_is_one_sentence(change, text):
     ("error", "text"),
     [
         (MemoryError(), "out of memory; close other layers, choose the features 'filters' or cut the image."),
+        (
+            RuntimeError("can't allocate memory"),
+            "out of memory; close other layers, choose the features 'filters' or cut the image.",
+        ),
         (RuntimeError("two\n lines"), "unexpected RuntimeError: two lines."),
         (OSError("no disk"), "no disk"),
     ],

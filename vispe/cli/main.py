@@ -35,7 +35,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, require
+from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, is_memory, require
 from vispe.train.recipe_files import with_recipes
 
 COMMANDS: dict[str, str] = {
@@ -89,6 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug or (isinstance(error, ModuleNotFoundError) and not _is_extra(error)):
             raise
         return _fail(_sentence(error), 2)
+    except (MemoryError, RuntimeError) as error:
+        if debug or not is_memory(error):
+            raise
+        said = _sentence(error).rstrip(".") or "no size given"
+        return _fail(f"memory ran out ({said}); give fewer or smaller files, or close other programs.", 2)
     finally:
         warnings.formatwarning = plain
 

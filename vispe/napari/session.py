@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vispe.errors import VispeError
+from vispe.errors import VispeError, is_memory
 from vispe.segment.draw import Color
 from vispe.segment.features import FeatureConfig
 from vispe.segment.images import Micrograph
@@ -141,14 +141,14 @@ class Session:
             found = self._answer(request, step)
         except (VispeError, OSError) as error:
             return Answer(error=str(error))
-        except MemoryError:
-            self.forget()
-            return Answer(
-                error="out of memory; close other layers, choose the features 'filters' or cut the image."
-            )
         except (
             Exception
         ) as error:  # a viewer must not die of what a plugin did not foresee; the log has it all
+            if is_memory(error):
+                self.forget()
+                return Answer(
+                    error="out of memory; close other layers, choose the features 'filters' or cut the image."
+                )
             _log.exception("the plugin failed")
             return Answer(error=f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:200]}.")
         found.seconds = time.perf_counter() - start

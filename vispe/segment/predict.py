@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, is_memory
 from vispe.segment.classify import PixelClassifier
 from vispe.segment.cluster import PixelClusters
 from vispe.segment.features import BLOCK, Features, PreparedPage
@@ -184,7 +184,7 @@ def within_memory(features: Features, work: Callable[[], _T], tell: Callable[[st
         try:
             return work()
         except (MemoryError, RuntimeError) as error:
-            if not _is_memory(error):
+            if not is_memory(error):
                 raise
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -196,12 +196,6 @@ def within_memory(features: Features, work: Callable[[], _T], tell: Callable[[st
                     "take fewer pages with --z."
                 ) from error
             tell(taken)
-
-
-def _is_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 def _drop_small(labels: np.ndarray, least: int) -> np.ndarray:
