@@ -91,6 +91,7 @@ class Batch:
         self.out = Path(out)
         self.report = Report({})
         self._last: tuple[Path, Micrograph] | None = None
+        self._pages: tuple[Micrograph, tuple[np.ndarray, list[str]]] | None = None
         self.images = self._find(images)
         label_files, truth_files = find_files(labels), find_files(self.scoring.truth)
         self._match("labels", label_files)
@@ -107,7 +108,7 @@ class Batch:
     def read(self, path: Path) -> Micrograph:
         """Read an image; the last one is kept."""
         if self._last is None or self._last[0] != path:
-            how = self.reading
+            how, self._pages = self.reading, None
             self._last = path, read_image(path, channel=how.channel, z=how.z, axes=how.axes)
         return self._last[1]
 
@@ -136,8 +137,10 @@ class Batch:
         return self.report
 
     def pages(self, image: Micrograph) -> tuple[np.ndarray, list[str]]:
-        """Normalise an image -> (z, h, w, c) float32 in [0, 1], and notes."""
-        return normalize(image, self.reading.normalize, self.reading.clip)
+        """Normalise an image -> (z, h, w, c) float32 in [0, 1], and notes; those of the last one are kept."""
+        if self._pages is None or self._pages[0] is not image:
+            self._pages = image, normalize(image, self.reading.normalize, self.reading.clip)
+        return self._pages[1]
 
     def stack(self, image: Micrograph, pages: np.ndarray) -> Stack | None:
         """Find the volumes that the normalised pages make up, for 3D filters; None where there are none.
