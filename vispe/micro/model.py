@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vispe.errors import ShapeError
+from vispe.errors import OptionError, ShapeError
 from vispe.micro.kernels import Gelu, SymmetricConv
 from vispe.micro.trunk import Trunk
 
@@ -26,7 +26,7 @@ class Micro(nn.Module):
         widths: channels at strides 2, 4 and 8.
         width: channels of the transformer.
         depth: its blocks.
-        heads: its heads.
+        heads: its heads, a divisor of `width` (OptionError if not).
 
     Shapes: (b, 3, h, w) in [0, 1], or (b, 1, h, w) for grey, which gives what three equal channels give at less cost ->
     (b, dim, h / 2, w / 2), for h and w that are multiples of 16 (ShapeError if not).
@@ -41,6 +41,10 @@ class Micro(nn.Module):
         heads: int = 5,
     ) -> None:
         super().__init__()
+        if heads < 1 or width % heads:
+            raise OptionError(
+                f"vispe_micro needs heads that divide its width, got width={width}, heads={heads}; choose others."
+            )
         fine, middle, coarse = widths
         self.dim = dim
         self.front = nn.Sequential(SymmetricConv(3, 16, 8, side=6, stride=2), Gelu(), nn.Conv2d(32, fine, 1))
