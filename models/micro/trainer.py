@@ -14,6 +14,8 @@ from torch import Tensor
 
 from models.micro.episode import Episode, intersection_over_union, sample
 from models.micro.tasks import HELD, Task, task
+from vispe.errors import OptionError
+from vispe.micro.load import sizes
 from vispe.micro.model import STRIDE, Micro
 from vispe.segment.filters import Filters
 
@@ -62,10 +64,19 @@ class Trainer:
         self, recipe: Recipe, pictures: Sequence[np.ndarray], out: Path, teacher: Micro | None = None
     ) -> None:
         self.teacher = teacher
+        if teacher is None and recipe.near != Recipe.near:
+            raise OptionError(
+                f"near={recipe.near:g} has no effect without a teacher; give one, or leave it out."
+            )
         self.recipe, self.pictures, self.out, self.step = recipe, pictures, out, 0
         self.seen = [p for i, p in enumerate(pictures) if i % HELD]
         torch.manual_seed(recipe.seed)
         self.model, self.episode, self.filters = Micro(**SIZES[recipe.size]), Episode(), Filters()
+        if teacher is not None and teacher.dim != self.model.dim:
+            raise OptionError(
+                f"the teacher gives {teacher.dim} features, but the network to train {self.model.dim}; "
+                "give another one."
+            )
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         plain = [p for p in self.model.parameters() if p.ndim < 2]
         groups = [
@@ -83,6 +94,11 @@ class Trainer:
                 state = torch.load(self.out / name, weights_only=True)
                 if name == "state.pt" and state["steps"] != self.recipe.steps and state["fallen"]:
                     continue
+                if sizes(state["model"]) != sizes(self.model.state_dict()):
+                    raise OptionError(
+                        f"{self.out / name} holds a network of another size than {self.recipe.size!r}; "
+                        "give its size, or another folder."
+                    )
                 self.model.load_state_dict(state["model"])
                 self.episode.load_state_dict(state["episode"])
                 self.average.load_state_dict(state["average"])

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from models.micro import train, trainer
 from models.micro.trainer import Recipe, Trainer, distance
+from vispe.errors import OptionError
 from vispe.micro import Micro, load_micro
 
 PICTURES = torch.rand(3, 3, 96, 96, generator=torch.Generator().manual_seed(0))
@@ -59,7 +61,8 @@ def test_a_teacher_of_another_size_adds_its_distance(tmp_path):
     file = tmp_path / "teacher.safetensors"
     save_file({k: v.half() for k, v in Micro(8, (12, 16, 8), 24, 2, 3).state_dict().items()}, file)
     teacher, recipe = load_micro(file), Recipe(steps=200, batch=2, side=48, asked=100, near=0.5)
-    alone, taught = (Trainer(recipe, list(PICTURES.numpy()), tmp_path, t) for t in (None, teacher))
+    alone = Trainer(replace(recipe, near=1.0), list(PICTURES.numpy()), tmp_path)
+    taught = Trainer(recipe, list(PICTURES.numpy()), tmp_path, teacher)
     images = torch.from_numpy(np.stack([alone.task(0, i).image for i in range(2)]))
     extra = 0.5 * alone.rate() * distance(alone.model(images), teacher(images)).item()
     assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-4)
@@ -70,6 +73,18 @@ def test_a_teacher_of_another_size_adds_its_distance(tmp_path):
     run(tmp_path / "out", 2, "--teacher", str(file))
     card = json.loads((tmp_path / "out/card.json").read_text())
     assert card["teacher"] == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def test_what_does_not_fit_together_is_refused(tmp_path, monkeypatch):
+    pictures = list(PICTURES.numpy())
+    with pytest.raises(OptionError, match=r"near=0.5 has no effect without a teacher"):
+        Trainer(Recipe(near=0.5), pictures, tmp_path)
+    with pytest.raises(OptionError, match="the teacher gives 12 features, but the network to train 8"):
+        Trainer(Recipe(), pictures, tmp_path, Micro(12, (8, 8, 8), 16, 1, 2))
+    run(tmp_path, 2)
+    monkeypatch.setitem(trainer.SIZES, "large", {**trainer.SIZES["small"], "depth": 2})
+    with pytest.raises(OptionError, match=r"state.pt holds a network of another size than 'large'"):
+        run(tmp_path, 4, "--size", "large")
 
 
 def test_distance_is_in_units_of_the_variance_of_each_channel():
