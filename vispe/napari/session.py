@@ -141,9 +141,8 @@ class Session:
             found = self._answer(request, step)
         except (VispeError, OSError) as error:
             return Answer(error=str(error))
-        except (
-            Exception
-        ) as error:  # a viewer must not die of what a plugin did not foresee; the log has it all
+        except Exception as error:
+            # a viewer must not die of what a plugin did not foresee; the log has it all
             if is_memory(error):
                 self.forget()
                 return Answer(
