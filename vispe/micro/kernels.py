@@ -92,7 +92,7 @@ def patterns(side: int, kind: str) -> Tensor:
         kind: 'same' (alike in all eight poses), 'slope' (odd along columns, even along rows), 'saddle' (even along both
             axes, negated by transposing) or 'twist' (odd along both axes, the same transposed).
     """
-    points = torch.eye(side * side, device="cpu").view(-1, side, side)
+    points = torch.eye(side * side).view(-1, side, side)
     along, down = (-1, -1) if kind == "twist" else (-1 if kind == "slope" else 1, 1)
     found = points + along * points.flip(-1)
     found = found + down * found.flip(-2)

@@ -37,9 +37,8 @@ def load_micro(weights: str | Path | None = None) -> Micro:
         )
     try:
         state = {name: value.float() for name, value in load_file(path).items()}
-        with torch.device("meta"):  # nothing is allocated for sizes that the file only claims
-            model = Micro(**sizes(state))
-        model.load_state_dict(state, assign=True)
+        model = Micro(**sizes(state))
+        model.load_state_dict(state)
     except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
         raise InputError(
