@@ -6,9 +6,9 @@ The image is scikit-image's `cell` micrograph, mirrored to size; strokes 3 pixel
 cent of the pixels.
 `wall_s` is the whole command, start of Python and training included; `prediction_s` the image alone, its files
 included. The smallest image shows what every run costs before the first pixel, mostly imports. Each row is the fastest
-round, for what else runs on a machine only adds time; `walls_s` has all rounds and `median_s` their median, and
-`matmul_gflops` says what the machine did just before each of them: products of float32 matrices of 2048 x 2048 on all
-cores, the median of ten.
+round, for what else runs on a machine only adds time, with the highest peak of memory of all rounds; `walls_s` has the
+times of all and `median_s` their median, and `matmul_gflops` says what the machine did just before each of them:
+products of float32 matrices of 2048 x 2048 on all cores, the median of ten.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def main() -> None:
         "--out", type=Path, default=Path(__file__).parents[1] / "results" / "segment_speed.json"
     )
     args = parser.parse_args()
+    if args.rounds < 1:
+        raise SystemExit(f"--rounds {args.rounds} must be 1 or more.")
     jobs = [(count, classifier) for count in MEGAPIXELS for classifier in args.classifier]
     found: dict[tuple[float, str], list[dict[str, Any]]] = {job: [] for job in jobs}
     with tempfile.TemporaryDirectory() as folder:
@@ -92,6 +94,7 @@ def fastest(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the fastest round, with the times of all."""
     walls = [r["wall_s"] for r in rounds]
     more = {"median_s": statistics.median(walls), "walls_s": walls}
+    more["peak_memory_gib"] = max(r["peak_memory_gib"] for r in rounds)
     speeds = {"matmul_gflops": [r["matmul_gflops"] for r in rounds]}
     return min(rounds, key=lambda r: r["wall_s"]) | more | speeds
 
