@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.golden.__main__ import main
+from tests.golden.adapters._norm import norm_of
+from tests.golden.case import Case
 from tests.golden.runner import NOT_IMPLEMENTED, run_case
 
 HERE = Path(__file__).parent
@@ -53,6 +55,81 @@ def test_golden(path):
         assert result.reason == NOT_IMPLEMENTED
         pytest.skip(f"{path.stem.split('__')[0]} is {NOT_IMPLEMENTED}")
     assert result.status == "PASS", str(result)
+
+
+def changed(path, folder, change):
+    """Write a case again, as `change` leaves its dictionary of arrays."""
+    with np.load(path) as z:
+        arrays = change(dict(z))
+    np.savez(folder / path.name, **arrays)
+    return folder / path.name
+
+
+def with_config(arrays, **config):
+    meta = json.loads(str(arrays["meta"]))
+    meta["config"].update(config)
+    return {**arrays, "meta": np.array(json.dumps(meta))}
+
+
+def has_cotangents(path):
+    with np.load(path) as z:
+        return any(name.startswith("in.cotangent") for name in z.files)
+
+
+@pytest.mark.parametrize("path", [p for p in VECTORS if has_cotangents(p)], ids=lambda p: p.stem)
+def test_a_case_without_cotangents_has_no_gradients_to_compare(path, tmp_path):
+    def plain(arrays):
+        return {n: a for n, a in arrays.items() if not n.startswith(("in.cotangent", "out.grad."))}
+
+    result = run_case(changed(path, tmp_path, plain))
+    assert result.status == "PASS", str(result)
+
+
+def test_gradients_without_their_cotangents_fail(tmp_path):
+    path = HERE / "golden" / "vectors" / "alibi2d__attn_learned_manhattan_norm_4x4.npz"
+    result = run_case(changed(path, tmp_path, lambda z: {n: a for n, a in z.items() if n != "in.cotangent"}))
+    assert result.status == "FAIL"
+    assert "grad.x" in result.reason
+
+
+@pytest.mark.parametrize("text", ["LayerNorm eps 1e-5", "<class 'torch.nn.modules.normalization.LayerNorm'>"])
+def test_a_norm_may_be_named_with_its_eps(text, tmp_path):
+    path = HERE / "golden" / "vectors" / "alibi2d__attn_learned_manhattan_norm_4x4.npz"
+    result = run_case(changed(path, tmp_path, lambda z: with_config(z, qk_norm_layer=text)))
+    assert result.status == "PASS", str(result)
+
+
+def test_norms_are_built_with_the_eps_behind_their_name():
+    assert norm_of("LayerNorm eps 1e-5")(8).eps == 1e-5
+    assert norm_of("RMSNorm(eps=1e-06)")(8).eps == 1e-6
+    assert norm_of("torch.nn.LayerNorm", 1e-3)(8).eps == 1e-3
+    assert norm_of("LayerNorm2d")(8).weight.shape == (8,)
+    with pytest.raises(ValueError, match="unknown norm 'layers'"):
+        norm_of("layers")
+
+
+@pytest.mark.parametrize(
+    ("case", "array"),
+    [
+        ("comrope__rope_2d", "param.exponent_matrix"),
+        ("alibi2d__attn_constant_norm_wrap_cls_reg4_4x6", "param.m"),
+    ],
+)
+def test_values_that_a_case_implies_have_its_tolerance_and_nothing_stricter(case, array, tmp_path):
+    def moved(share):
+        with np.load(HERE / "golden" / "vectors" / f"{case}.npz") as z:
+            rtol = json.loads(str(z["meta"]))["tolerance"]["rtol"]
+        path = HERE / "golden" / "vectors" / f"{case}.npz"
+        return run_case(changed(path, tmp_path, lambda z: z | {array: z[array] * (1 + share * rtol)}))
+
+    assert "are not those of the case" not in moved(0.5).reason
+    assert "are not those of the case" in moved(30).reason
+
+
+def test_an_infinity_is_close_to_itself_alone(sincos):
+    case = Case(sincos())
+    got, want = np.array([-np.inf, 0.0, np.inf, np.nan]), np.array([-np.inf, -np.inf, -np.inf, np.nan])
+    assert case.close(got, want).tolist() == [True, False, False, True]
 
 
 def write(path, meta, **arrays):

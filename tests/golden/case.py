@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,39 @@ class Case:
         """Return a parameter as a tensor of its stored dtype."""
         self._read.add(f"param.{name}")
         return torch.from_numpy(self._param[name].copy())
+
+    def backward(self, **outputs: torch.Tensor) -> bool:
+        """Send the cotangents of a case back, each named beside its output; False if the case has none of them.
+
+        A case without cotangents has no gradients to compare.
+        """
+        given = {name: y for name, y in outputs.items() if name in self._in}
+        if given:
+            torch.autograd.backward(
+                list(given.values()), [self.input(name).to(y).expand_as(y) for name, y in given.items()]
+            )
+        return bool(given)
+
+    def close(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
+        """Return where values agree within the tolerance of the file, with nothing stricter added."""
+        rtol, atol = (float(self.meta.get("tolerance", {}).get(name, 0.0)) for name in ("rtol", "atol"))
+        got, want = got.astype(np.float64), want.astype(np.float64)
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        # a share of infinity is infinity: what is not finite has to be the same
+        with np.errstate(invalid="ignore"):
+            return same | (np.isfinite(want) & (np.abs(got - want) <= atol + rtol * np.abs(want)))
+
+    def agree(self, what: str, got: torch.Tensor, want: torch.Tensor) -> None:
+        """Raise ValueError unless two tensors that a case implies to be equal are so within its tolerance."""
+        if got.shape != want.shape or not self.close(got.detach().numpy(), want.detach().numpy()).all():
+            raise ValueError(f"{what} are not those of the case")
+
+    def usual_scale(self, width: int) -> bool:
+        """Return whether the logits of a case are scaled by one over the square root of the width of a head."""
+        scale = self.config("scale", None)
+        if isinstance(scale, str | None):
+            return scale in (None, "head_dim**-0.5")
+        return math.isclose(scale, width**-0.5, rel_tol=1e-6)
 
     def config(self, key: str, default: Any = _MISSING) -> Any:
         """Return a value of the configuration."""

@@ -80,12 +80,10 @@ def _difference(case: Case, name: str, value: Any) -> tuple[float, str]:
         return float("inf"), f"has shape {got.shape}, expected {want.shape}"
     if want.size == 0:
         return 0.0, ""
-    tolerance = case.meta.get("tolerance", {})
-    rtol, atol = (float(tolerance.get(k, 0.0)) for k in ("rtol", "atol"))
+    close = case.close(got, want)
     got, want = got.astype(np.float64), want.astype(np.float64)
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     error = np.where(same, 0.0, np.abs(got - want))
     scale = max(np.abs(want[np.isfinite(want)]).max(initial=0.0), 1e-12)
     relative = float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max() / scale)
-    close = same | (error <= atol + rtol * np.abs(want))
     return relative, "" if close.all() else f"differs in {int((~close).sum())} of {close.size} values"

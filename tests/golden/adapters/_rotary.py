@@ -20,10 +20,8 @@ def rotated(case, turn):
     q, k = (case.input(name).requires_grad_() for name in "qk")
     found = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
     found["logits"] = found["q_rot"] @ found["k_rot"].transpose(-1, -2) / math.sqrt(q.shape[-1])
-    names = sorted(name for name in case.inputs if name.startswith("cotangent."))
-    for name in names:
-        (found[name.removeprefix("cotangent.")] * case.input(name)).sum().backward(retain_graph=True)
-    return asked(case, found | ({"grad.q": q.grad, "grad.k": k.grad} if names else {}))
+    back = case.backward(**{f"cotangent.{name}": y for name, y in found.items()})
+    return asked(case, found | ({"grad.q": q.grad, "grad.k": k.grad} if back else {}))
 
 
 def asked(case, found):

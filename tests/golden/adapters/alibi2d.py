@@ -4,12 +4,11 @@ Layers run in float64: the gradient of a key bias is exactly 0, and the rounding
 nothing about the method. Speed and rounding in other dtypes are the subject of tests/test_attention.py.
 """
 
-import timm.layers
 import torch
 from timm.models import VisionTransformer
-from torch import nn
 
 import vispe
+from tests.golden.adapters._norm import norm_of, norm_of_blocks
 
 SLOPES = {"constant": "constant", "fixed": "geometric", "learned": "learned"}
 
@@ -55,21 +54,17 @@ def _slopes(case):
 
 
 def _norm(case):
-    if not case.config("qk_norm", False):
+    norm = case.config("qk_norm", False)
+    if not norm:
         case.ignore("qk_norm_layer", "without qk_norm there is no norm to choose")
         return None
-    name = (case.config("qk_norm_layer", None) or "LayerNorm").split(".")[-1].strip("'>")
-    return getattr(nn, name, None) or getattr(timm.layers, name)
+    return norm_of(norm if isinstance(norm, str) else case.config("qk_norm_layer", None) or "LayerNorm")
 
 
 def _attention(case):
     if case.config("jitter_mag", 0.0):
         raise ValueError("the noise of a jittered case is not in the file")
-    if case.config("scale", None) not in (
-        None,
-        "head_dim**-0.5",
-        (case.config("dim") // case.config("num_heads")) ** -0.5,
-    ):
+    if not case.usual_scale(case.config("dim") // case.config("num_heads")):
         raise ValueError(f"unknown scale {case.config('scale')}")
     dim, heads, grid = case.config("dim"), case.config("num_heads"), _grid(case)
     slopes, norm, bias = (
@@ -83,7 +78,7 @@ def _attention(case):
     fixed = vispe.create_encoding(spec, num_heads=heads)
     if slopes != "learned":  # fixed slopes come as a parameter too: ours must be the same
         weights_m = torch.tensor(fixed.head_slopes()).reshape(-1, 1, 1)
-        torch.testing.assert_close(weights_m, case.param("m"))
+        case.agree("the slopes", weights_m, case.param("m"))
     for backend in ("reference", "sdpa"):
         layer = vispe.Attention(dim, heads, spec, qkv_bias=bias, qk_norm=norm, backend=backend)
         layer.load_state_dict({**weights, **{f"pos_enc.{k}": v for k, v in own.items()}})
@@ -103,7 +98,7 @@ def _run_timm(case, spec, weights, own, grid, norm):
         num_heads=heads,
         num_classes=0,
         qkv_bias=case.config("qkv_bias", "qkv.bias" in case.params),
-        qk_norm=case.config("qk_norm", False),
+        qk_norm=norm is not None,
         norm_layer=norm,
         class_token=bool(case.config("add_cls")),
         reg_tokens=case.config("n_reg_tokens"),
@@ -124,8 +119,7 @@ def _run_layer(case, layer, encoding, grid, forward):
     layer.zero_grad()
     x = case.input("x").double().requires_grad_()
     y = forward(x)
-    if "cotangent" in case.inputs:
-        (y * case.input("cotangent").double()).sum().backward()
+    case.backward(cotangent=y)
     heads = case.config("num_heads")
     dense = encoding.bias(grid.positions(), layer=0).dense()[0]
     found = {"y": y, "bias": dense.expand(heads, -1, -1), "grad.x": x.grad}
@@ -153,7 +147,7 @@ def _vit(case):
         no_embed_class=case.config("no_embed_class"),
         init_values=case.config("init_values"),
         dynamic_img_size=case.config("dynamic_img_size"),
-        norm_layer=lambda width, **dd: nn.LayerNorm(width, eps=case.config("norm_eps"), **dd),
+        norm_layer=norm_of_blocks(case),
         global_pool="",
         num_classes=0,
         pos_embed={"name": "alibi2d", **options},

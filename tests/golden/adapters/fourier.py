@@ -94,7 +94,6 @@ def _routes(case, made, flat, grads, more=()):
         pe = made.encode(coords) if route == "encode" else made.table(vispe.Positions(flattened))
         pe = pe.reshape(case.outputs["pe"].shape)
         made.zero_grad()
-        if "cotangent" in case.inputs:
-            pe.backward(case.input("cotangent"))
+        case.backward(cotangent=pe)
         found = {"pe": pe, "grad.positions": given.grad, **grads(), **dict(more)}
         yield route, {name: value for name, value in found.items() if name in case.output_names}

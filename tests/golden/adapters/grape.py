@@ -39,8 +39,7 @@ def _commuting(case):
     transform = made.transform(vispe.Grid((length,)).positions(), 0)
     q_rot = transform.query(q.transpose(1, 2)).transpose(1, 2)
     k_rot = transform.key(k.transpose(1, 2)).transpose(1, 2)
-    if "cotangent_q" in case.inputs:
-        torch.autograd.backward([q_rot, k_rot], [case.input("cotangent_q"), case.input("cotangent_k")])
+    case.backward(cotangent_q=q_rot, cotangent_k=k_rot)
     found = {"log_freq_init": start, "q_rot": q_rot, "k_rot": k_rot}
     found |= {"grad.q": q.grad, "grad.k": k.grad, "grad.log_freq": made.log_freq.grad}
     yield "transform", {name: value for name, value in found.items() if name in case.output_names}
@@ -79,8 +78,7 @@ def _gated(case):
         names = [n.partition(".")[2] for n in case.params if group and n.startswith(f"{group}.")]
         made[output].load_state_dict({n: case.param(f"{group}.{n}") for n in names})
         found[f"bias_{output}"] = made[output].bias(pos, 0).dense(**turned)
-        if f"cotangent_{output}" in case.inputs:
-            found[f"bias_{output}"].backward(case.input(f"cotangent_{output}"))
+        if case.backward(**{f"cotangent_{output}": found[f"bias_{output}"]}):
             for n in names:
                 found[f"grad.{group}.{n}"] = getattr(made[output], n).grad
     found |= {"grad.q": q.grad, "grad.k": k.grad, "slopes": next(iter(made.values())).head_slopes()}
@@ -109,8 +107,7 @@ def _path(case):
         x = case.input("x").double().requires_grad_()
         grid = vispe.Grid((length,))
         y = layer(x, grid, attn_mask=torch.ones(length, length, dtype=torch.bool).tril())
-        if "cotangent" in case.inputs:
-            y.backward(case.input("cotangent").double())
+        case.backward(cotangent=y)
         found = {"y": y, "grad.x": x.grad}
         found["bias_lower"] = layer.pos_enc.bias(grid.positions(), 0, x).dense()
         for mine, theirs in names.items():

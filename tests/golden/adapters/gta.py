@@ -19,7 +19,7 @@ def run(case):
     size = coord.shape[-1]
     if tokens != case.config("views", 1) * math.prod(case.config("grid_hw")) or sum(dims.values()) != width:
         raise ValueError("the tokens or channels of the case do not add up")
-    if case.config("scale", "C^-0.5") != "C^-0.5":
+    if case.config("scale", None) != "C^-0.5" and not case.usual_scale(width):
         raise ValueError(f"unknown scale {case.config('scale')}")
     if dims.get("so2", 0) != 2 * size * freqs and dims.get("so2", 0):
         raise ValueError("the so2 channels do not fit the number of frequencies")
@@ -54,7 +54,7 @@ def _run(case, encoding, pos, backend):
     q, k, v = (case.input(name).double().requires_grad_() for name in "qkv")
     turn = encoding.transform(pos, 0)
     y = vispe.attention(q, k, v, transform=turn, backend=backend)
-    (y * case.input("cotangent").double()).sum().backward()
+    back = case.backward(cotangent=y)
     eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:2], -1, -1)
     found = {
         "q_t": turn.query(q),
@@ -66,6 +66,6 @@ def _run(case, encoding, pos, backend):
         "grad.k": k.grad,
         "grad.v": v.grad,
     }
-    if encoding.se3:
+    if encoding.se3 and back:
         found["grad.trans_coeff"] = encoding.scale.grad.reshape(case.outputs["grad.trans_coeff"].shape)
     return found

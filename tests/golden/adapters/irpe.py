@@ -85,14 +85,14 @@ def _term(case):
     else:  # a term on q is the transpose of what the module returns
         y = encoding.bias(pos, 0).dense(q=x, k=x, scale=1.0)
         y = y if on == "k" else y.transpose(-1, -2)
-    (y * case.input("cotangent").double()).sum().backward()
+    case.backward(cotangent=y)
     found = {"y": y, "grad.x": torch.zeros_like(x) if x.grad is None else x.grad}  # a bias does not read x
     found |= {f"grad.{n.removeprefix(f'rpe_{on}.')}": p.grad for n, p in encoding.named_parameters()}
     return {name: value for name, value in found.items() if name in case.output_names}
 
 
 def _attention(case):
-    if case.config("scale", None) not in (None, "head_dim**-0.5"):
+    if not case.usual_scale(case.config("dim") // case.config("num_heads")):
         raise ValueError(f"unknown scale {case.config('scale')}")
     dim, heads, grid, spec = case.config("dim"), case.config("num_heads"), _grid(case), _spec(case)
     weights = {name: case.param(name) for name in case.params}
@@ -138,7 +138,7 @@ def _run_layer(case, layer, forward):
     layer.zero_grad()
     x = case.input("x").double().requires_grad_()
     y = forward(x)
-    (y * case.input("cotangent").double()).sum().backward()
+    case.backward(cotangent=y)
     found = {"y": y, "grad.x": x.grad}
     found |= {f"grad.{name.replace('pos_enc.', '')}": p.grad for name, p in layer.named_parameters()}
     return {name: value for name, value in found.items() if name in case.output_names}

@@ -71,8 +71,7 @@ def _released(case):
         pos = grid.positions()
         table = made.table(pos, image)
         mean, var = (made.network.norm[f"running_{n}"].clone() for n in ("mean", "var"))
-        if "cotangent" in case.inputs:
-            table.backward(case.input("cotangent").to(table.dtype))
+        case.backward(cotangent=table)
         shift = made.shift(pos, image)
         found = {
             "pos_embed": table,

@@ -73,7 +73,7 @@ def outputs(case, found, delta):
     ids = found.ids.float()  # the references have no other
     turn = rotation(ids, frequencies, axis)
     rotated = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
-    sum((rotated[n] * case.input(f"cotangent.{n}")).sum() for n in rotated).backward()
+    case.backward(**{f"cotangent.{name}": y for name, y in rotated.items()})
     cos, sin = (t.tile(2) for t in tables(ids, frequencies, axis))
     asked = {
         "position_ids": ids.expand(3, -1, -1),

@@ -5,9 +5,9 @@ Modules run in float32 and in float64, ViTs converted and with the encoding call
 
 import torch
 from timm.models import VisionTransformer
-from torch import nn
 
 import vispe
+from tests.golden.adapters._norm import norm_of_blocks
 
 
 def run(case):
@@ -36,8 +36,7 @@ def _module(case):
         x = case.input("x").to(dtype).requires_grad_()
         pos = grid.positions()
         y = made.mix(x, pos, 0) if stride == 1 else made.shrink(x, pos, 0, stride)[0]
-        if "cotangent" in case.inputs:
-            y.backward(case.input("cotangent").to(dtype))
+        case.backward(cotangent=y)
         found = {"y": y, "grad.x": x.grad}
         for name in case.params:
             found[f"grad.{name}"] = getattr(made.proj[0], name.rpartition(".")[2]).grad
@@ -106,7 +105,7 @@ def _model(case, pos_embed):
         no_embed_class=case.config("no_embed_class"),
         dynamic_img_size=case.config("dynamic_img_size"),
         fc_norm=case.config("fc_norm"),
-        norm_layer=lambda width, **dd: nn.LayerNorm(width, eps=case.config("norm_eps"), **dd),
+        norm_layer=norm_of_blocks(case),
         pos_embed=pos_embed,
         global_pool="",
         num_classes=0,

@@ -38,8 +38,7 @@ def _axial(case):
     scores = rotated[0] @ rotated[1].transpose(-1, -2)
     found = {"cos": turn.cos[0, 0, prefix:], "sin": turn.sin[0, 0, prefix:], "scores": scores}
     found |= {"q_rot": rotated[0], "k_rot": rotated[1]}
-    if "cotangent" in case.inputs:
-        (scores * case.input("cotangent")).sum().backward()
+    if case.backward(cotangent=scores):
         found |= {"grad.q": q.grad, "grad.k": k.grad}
     return _asked(case, found)
 
@@ -100,8 +99,7 @@ def _dinov3(case):
         q, k = (case.input(name).requires_grad_() for name in "qk")
         found |= {"q_rot": turn.query(q), "k_rot": turn.key(k)}
         found["scores"] = found["q_rot"] @ found["k_rot"].transpose(-1, -2)
-        if "cotangent" in case.inputs:
-            (found["scores"] * case.input("cotangent")).sum().backward()
+        if case.backward(cotangent=found["scores"]):
             found |= {"grad.q": q.grad, "grad.k": k.grad}
     return _asked(case, found)
 
@@ -111,7 +109,7 @@ def _asked(case, found):
 
 
 def _attention(case, kind):
-    if case.config("scale", None) not in (None, "head_dim**-0.5"):
+    if not case.usual_scale(case.config("dim") // case.config("num_heads")):
         raise ValueError(f"unknown scale {case.config('scale')}")
     dim, heads, bias = (
         case.config("dim"),
@@ -155,8 +153,7 @@ def _run_layer(case, layer, forward):
     x = case.input("x").double().requires_grad_()
     y = forward(x)
     found = {"y": y}
-    if "cotangent" in case.inputs:
-        (y * case.input("cotangent").double()).sum().backward()
+    if case.backward(cotangent=y):
         found["grad.x"] = x.grad
     for name, parameter in layer.named_parameters():
         if parameter.grad is not None:

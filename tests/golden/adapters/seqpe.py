@@ -50,8 +50,7 @@ def _encoder(case):
     positions = positions[:, None] if positions.ndim == 1 else positions
     digits, real = digits_of(positions, count, base)
     pe = encoder(positions)
-    if "cotangent" in case.inputs:
-        pe.backward(case.input("cotangent"))
+    case.backward(cotangent=pe)
     found = {
         "digits": digits,
         "pad_mask": real,
@@ -158,8 +157,7 @@ def _run_layer(case, layer, encoding, forward):
     x, pe = (case.input(n).double().requires_grad_() for n in ("x", "pe"))
     pos = vispe.Grid((1, x.shape[1])).positions().replace(attrs={"seqpe": PerToken(pe, (1,))})
     y = forward(x, pos)
-    if "cotangent" in case.inputs:
-        (y * case.input("cotangent").double()).sum().backward()
+    case.backward(cotangent=y)
     found = {"y": y, "grad.x": x.grad, "grad.pe": pe.grad}
     for name, parameter in (*layer.named_parameters(), *encoding.named_parameters()):
         name = name.removeprefix("pos_enc.").replace("pe_qk.0", "pe_qk")

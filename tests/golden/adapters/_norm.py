@@ -1,0 +1,23 @@
+"""Norm layers that cases name: "LayerNorm", "torch.nn.RMSNorm", "LayerNorm eps 1e-5"."""
+
+import functools
+import re
+
+import timm.layers
+from torch import nn
+
+
+def norm_of(text, eps=None):
+    """Return the class that a case names, or what builds it with the eps that is given or stands behind the name."""
+    name = re.search(r"\w*[Nn]orm\w*", str(text))
+    made = name and (getattr(nn, name[0], None) or getattr(timm.layers, name[0], None))
+    if not made:
+        raise ValueError(f"unknown norm {text!r}")
+    stated = re.search(r"\beps\W*(\d[\d.]*(?:e[-+]?\d+)?)", str(text))
+    eps = float(stated[1]) if stated else eps
+    return made if eps is None else functools.partial(made, eps=eps)
+
+
+def norm_of_blocks(case):
+    """Return what builds the norms of the blocks of a ViT."""
+    return norm_of(case.config("norm_layer", None) or "LayerNorm", case.config("norm_eps", None))
