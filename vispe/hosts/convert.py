@@ -11,6 +11,7 @@ from torch import nn
 from vispe.base import Encoding
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.hosts.context import HostState
+from vispe.hosts.hf_version import check_version
 from vispe.hosts.refusals import refusal
 from vispe.hosts.timm_attention import attentions
 from vispe.hosts.timm_convert import convert_timm, restore_timm
@@ -138,9 +139,15 @@ def _open_clip(model: nn.Module) -> Any:
 
 
 def _transformers(model: nn.Module) -> Any:
-    """Return `vispe.hosts.hf` for what is Hugging Face's, and import it only then; else None."""
-    theirs = any(c.__module__.partition(".")[0] == "transformers" for c in type(model).__mro__)
-    return importlib.import_module("vispe.hosts.hf") if theirs else None
+    """Return `vispe.hosts.hf` for what is Hugging Face's, and import it only then; else None.
+
+    Raises:
+        MissingExtra: the transformers that is installed is too old.
+    """
+    if not any(c.__module__.partition(".")[0] == "transformers" for c in type(model).__mro__):
+        return None
+    check_version()
+    return importlib.import_module("vispe.hosts.hf")
 
 
 def with_options(spec: Spec, keep_abs: bool, options: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:

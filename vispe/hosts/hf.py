@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ from torch import nn
 
 from vispe.errors import OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
 from vispe.hosts.hf_classes import stock_of
-from vispe.hosts.hf_vision import convert_vision, describe_vision, restore_vision, vision_tower_of
 from vispe.hosts.hf_vlm import convert_vlm, describe_vlm, inner_of, is_vlm, restore_vlm
 from vispe.multimodal import Scheme, list_schemes
 from vispe.registry import Spec, list_encodings
@@ -30,7 +30,7 @@ def convert_transformers(
     if not _names_scheme(spec):
         if is_vlm(model):
             _check_names(spec)
-        convert_vision(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
+        _vision().convert_vision(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return
     if keep_abs or keep_rope:
         raise OptionError(
@@ -75,7 +75,7 @@ def restore_transformers(model: nn.Module) -> None:
     if scheme:
         restore_vlm(model)
     try:
-        restore_vision(model)
+        _vision().restore_vision(model)
     except UnsupportedHost:
         if not scheme:
             raise
@@ -85,7 +85,12 @@ def describe_transformers(model: nn.Module) -> str:
     """Return what is attached where, in the language model and in the vision tower."""
     lines = [describe_vlm(model)] if is_vlm(model) else []
     try:
-        vision_tower_of(model)
+        _vision().vision_tower_of(model)
     except UnsupportedHost:
         return "\n".join(lines) or f"{type(model).__name__} without a part that vispe knows."
-    return "\n".join([*lines, describe_vision(model)])
+    return "\n".join([*lines, _vision().describe_vision(model)])
+
+
+def _vision() -> Any:
+    """Return `vispe.hosts.hf_vision`, which a language model alone does not need."""
+    return importlib.import_module("vispe.hosts.hf_vision")

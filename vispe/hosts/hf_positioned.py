@@ -36,6 +36,11 @@ from vispe.multimodal import Coordinates, Scheme, tables
 PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "tile_grids")
 TABLE, SPAN, OFFSET = "vispe_table", "vispe_span", "vispe_offset"  # a prompt by key, while generating
+FOUR_ROWS = (
+    "qwen2_vl_text",
+    "qwen2_5_vl_text",
+    "qwen3_vl_text",
+)  # ordinary ids are the first of four rows there
 ROTATION = "vispe_rotation"  # cosines and sines, from the language model to its layers
 
 
@@ -241,8 +246,8 @@ class PositionedText:
             kwargs[ROTATION] = cos.new_ones(1, 1, 1), cos.new_zeros(1, 1, 1)  # the host turns nothing
         else:
             kwargs[ROTATION] = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
-        three = "mrope_section" in vars(rotary)  # such models take ordinary ids as the first of four rows
-        return super().forward(*args, position_ids=keys.expand(4, *keys.shape) if three else keys, **kwargs)  # type: ignore[misc]
+        four = self.config.model_type in FOUR_ROWS  # type: ignore[attr-defined]
+        return super().forward(*args, position_ids=keys.expand(4, *keys.shape) if four else keys, **kwargs)  # type: ignore[misc]
 
 
 def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
