@@ -15,13 +15,14 @@ from vispe.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
 from vispe.errors import VispeError
 from vispe.evaluate.plots import plot_bias
 from vispe.grid import Grid, Positions
-from vispe.hosts.arrival import await_timm
+from vispe.hosts.arrival import await_hosts
 from vispe.layers import Attention
 from vispe.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
 
 if TYPE_CHECKING:
     from vispe import symmetry as symmetry
     from vispe.hosts.convert import convert, describe, restore
+    from vispe.hosts.hf_loading import from_pretrained
     from vispe.symmetry import symmetrize
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "describe",
     "encoding_info",
     "explain",
+    "from_pretrained",
     "list_encodings",
     "plot_bias",
     "register",
@@ -49,9 +51,10 @@ __all__ = [
     "symmetrize",
 ]
 
-_FROM = {  # names whose modules import timm, which is slow
+_FROM = {  # names whose modules import timm, which is slow, or are seldom needed
     "convert": "vispe.hosts.convert",
     "describe": "vispe.hosts.convert",
+    "from_pretrained": "vispe.hosts.hf_loading",
     "restore": "vispe.hosts.convert",
     "symmetrize": "vispe.symmetry",
 }
@@ -71,4 +74,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_FROM, "symmetry"})
 
 
-await_timm()
+await_hosts()

@@ -85,7 +85,7 @@ def test_under_pytest(tmp_path):
 
 def test_waiting_twice_changes_nothing():
     finders = list(sys.meta_path)
-    arrival.await_timm()
+    arrival.await_hosts()
     assert sys.meta_path == finders
     assert sum(type(f).__name__ == "_Finder" and type(f).__module__ == arrival.__name__ for f in finders) == 1
 
@@ -120,7 +120,7 @@ def test_an_import_that_fails_can_be_tried_again(monkeypatch):
                 raise ImportError("half of it is missing")
 
     own = Own()
-    monkeypatch.setattr(arrival, "_install", lambda: seen.append("door"))
+    monkeypatch.setattr(arrival, "_install", lambda host: seen.append(f"door of {host}"))
     spec = ModuleSpec("timm", arrival._Loader(own))
     module = importlib.util.module_from_spec(spec)
     assert module.__name__ == "timm"
@@ -129,7 +129,7 @@ def test_an_import_that_fails_can_be_tried_again(monkeypatch):
     assert seen == [(own, own)]
     own.broken = False
     arrival._Loader(own).exec_module(module)
-    assert seen == [(own, own), (own, own), "door"]
+    assert seen == [(own, own), (own, own), "door of timm"]
 
 
 def test_vispe_can_be_imported_without_timm():

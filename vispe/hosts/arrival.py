@@ -1,39 +1,42 @@
-"""Sets up the front door of timm in the moment in which timm is imported, before vispe or after it.
+"""Sets up the front doors of timm and transformers in the moment in which these are imported, before vispe or after.
 
-timm is slow to import (it brings torchvision, which brings the compiler of torch), and much of vispe does without.
-A program that imports timm still finds `vispe.hosts.front_door` in place as soon as its ``import timm`` is done.
+Both are slow to import (timm brings torchvision, which brings the compiler of torch), and much of vispe does without.
+A program that imports timm still finds `vispe.hosts.front_door` in place as soon as its ``import timm`` is done, and
+one that imports a model of transformers finds `vispe.hosts.hf_front_door`.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+_DOORS = {"timm": "vispe.hosts.front_door", "transformers.modeling_utils": "vispe.hosts.hf_front_door"}
 
-def await_timm() -> None:
-    """Install the front door now if timm is imported, else as soon as it is; once is enough, more does no harm."""
-    if sys.modules.get("timm") is not None:
-        _install()
+
+def await_hosts() -> None:
+    """Install each front door now if its host is imported, else as soon as it is; once is enough, more does no harm."""
+    for host in _DOORS:
+        if sys.modules.get(host) is not None:
+            _install(host)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
-def _install() -> None:
-    from vispe.hosts import front_door
-
-    front_door.install()
+def _install(host: str) -> None:
+    importlib.import_module(_DOORS[host]).install()
 
 
 class _Finder(MetaPathFinder):
-    """Finds timm where Python's other finders find it, and nothing else."""
+    """Finds the hosts where Python's other finders find them, and nothing else."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "timm":
+        if fullname not in _DOORS:
             return None
         others = [find for f in sys.meta_path if f is not self and (find := getattr(f, "find_spec", None))]
         spec = next((found for find in others if (found := find(fullname, path, target))), None)
@@ -43,7 +46,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Runs timm with its own loader, leaves it as if that had been the only one, and installs the front door.
+    """Runs a host with its own loader, leaves it as if that had been the only one, and installs the front door.
 
     Args:
         own: the loader that Python would have used.
@@ -60,4 +63,4 @@ class _Loader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self.own
         self.own.exec_module(module)
-        _install()
+        _install(module.__name__)

@@ -22,7 +22,9 @@ from vispe.registry import Spec, parse_spec
 M = TypeVar("M", bound=nn.Module)
 
 
-def convert(model: M, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = False, **options: Any) -> M:
+def convert(
+    model: M, spec: Spec | None = None, *, keep_abs: bool = False, keep_rope: bool = False, **options: Any
+) -> M:
     """Exchange the positional encoding of a model, in place; all checks come before the first change.
 
     Weights keep their names, so stock checkpoints load strictly before or after. The spec names everything that the
@@ -38,7 +40,8 @@ def convert(model: M, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = F
         spec: see `vispe.registry`, and `vispe.multimodal.create_scheme` for position schemes; beside encodings, a sum
             may name what stays of the model's own: ``learn`` says the same as `keep_abs`, ``rope`` the same as
             `keep_rope`, and either may stand alone. Weights of an `Encoding` are copied, into every layer where each
-            layer has its own.
+            layer has its own. Without a spec a model of transformers gets what its configuration names; weights of an
+            encoding come by `vispe.from_pretrained` only.
         keep_abs: keep the model's own absolute table in use beside the encoding.
         keep_rope: keep the model's own rotary embedding in use beside the encoding.
         **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, see
@@ -51,7 +54,11 @@ def convert(model: M, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = F
         UnsupportedHost: the model, or one of its attention layers, is not of a kind that vispe knows.
         UnsupportedCombination: the encoding has no place in it.
         UnknownEncoding, OptionError: the spec is not right.
+        InputError: there is no spec, and the configuration of the model names none.
     """
+    if spec is None:
+        _convert_named(model, {**options, "keep_abs": keep_abs, "keep_rope": keep_rope})
+        return model
     if host := _open_clip(model):
         host.convert_image_tower(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return model
@@ -69,6 +76,21 @@ def convert(model: M, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = F
     terms, keep_abs = with_options(spec, keep_abs, options)
     convert_timm(model, terms, keep_abs, sources=finished(spec), keep_rope=keep_rope or kept)
     return model
+
+
+def _convert_named(model: nn.Module, options: dict[str, Any]) -> None:
+    """Convert a model of transformers to what its configuration names; all options come from there, too."""
+    given = [name for name, value in options.items() if value]
+    host = _transformers(model)
+    if host is None or given:
+        why = (
+            f"options were given ({', '.join(given)})" if given else f"a {type(model).__name__} has no config"
+        )
+        raise OptionError(
+            f"vispe.convert was called without an encoding or position scheme, which only the configuration of a model "
+            f"of transformers can name; here {why}. Say which, as in vispe.convert(model, 'alibi2d')."
+        )
+    host.convert_named(model)
 
 
 def restore(model: M) -> M:

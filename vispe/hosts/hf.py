@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
-from vispe.errors import OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
-from vispe.hosts.hf_classes import stock_of
+from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
+from vispe.hosts import hf_record
+from vispe.hosts.hf_classes import positioned, stock_of
+from vispe.hosts.hf_front_door import Named
 from vispe.hosts.hf_vlm import convert_vlm, describe_vlm, inner_of, is_vlm, restore_vlm
 from vispe.multimodal import Scheme, list_schemes
 from vispe.registry import Spec, list_encodings
 from vispe.spec_text import parse_text
 
 KEPT = ("learn", "rope")  # words of a sum that keep what a tower has of its own
+
+
+class Around:
+    """Mixed into the class of a model that has a converted tower inside, so that the class builds such models."""
 
 
 def convert_transformers(
@@ -31,6 +39,7 @@ def convert_transformers(
         if is_vlm(model):
             _check_names(spec)
         _vision().convert_vision(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
+        _finish(model)
         return
     if keep_abs or keep_rope:
         raise OptionError(
@@ -41,7 +50,90 @@ def convert_transformers(
             f"The position scheme {spec!s} goes into a vision-language model; a {type(model).__name__} has no "
             "language model inside."
         )
-    convert_vlm(model, spec, **options)
+    _convert_language(model, spec, **options)
+    _finish(model)
+
+
+def _convert_language(model: nn.Module, spec: Any, **options: Any) -> None:
+    """Put a position scheme into a model, whose class says so from then on."""
+    around = _bare(model)
+    try:
+        convert_vlm(model, spec, **options)
+    except BaseException:
+        model.__class__ = around
+        raise
+
+
+def _finish(model: nn.Module) -> None:
+    """Let configuration and class of a converted model say what it has."""
+    hf_record.write(model)
+    if stock_of(type(model)) is None and hf_record.names(model):
+        model.__class__ = positioned(type(model), Around)
+
+
+def _bare(model: nn.Module) -> type:
+    """Take `Around` off a model and return the class that it had."""
+    had = type(model)
+    if Around in had.__bases__:
+        model.__class__ = stock_of(had)
+    return had
+
+
+def convert_named(model: nn.Module) -> None:
+    """Put into a model what its configuration names and it does not have yet.
+
+    Raises:
+        InputError: the configuration names nothing.
+    """
+    if not hf_record.names(model):
+        raise InputError(
+            f"vispe.convert was given no encoding or position scheme, and the configuration of this "
+            f"{type(model).__name__} names none; say which, as in vispe.convert(model, 'mrope_i')."
+        )
+    made = _put_named(model)
+    if made:
+        warnings.warn(
+            f"{made} weights of the encoding were made anew, not loaded; vispe.from_pretrained loads those that were "
+            "saved.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def complete(model: nn.Module, asked: type) -> None:
+    """Convert a model that was built by calling the class of a converted one, where its configuration says how.
+
+    Raises:
+        InputError: it was to be loaded converted, and its configuration names nothing.
+    """
+    if hf_record.names(model):
+        _put_named(model)
+    elif Named in asked.__bases__:
+        raise InputError(
+            f"The configuration of {model.config.name_or_path or type(model).__name__} names no encoding or position "
+            f"scheme of vispe; load it with {type(model).__name__}.from_pretrained, and convert it then."
+        )
+
+
+def _put_named(model: nn.Module) -> int:
+    """Convert the parts of a model that are not as its configuration names them; return the weights that are new."""
+    new = 0
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # not that of the model which is being built
+    try:
+        with torch.device("cpu"), warnings.catch_warnings():
+            # text is as the model was trained to read it, whatever other models of the class were trained to
+            warnings.filterwarnings("ignore", ".*does not encode text as", UserWarning)
+            for part, entry in list(hf_record.missing(model)):
+                if "scheme" in entry:
+                    whole = model if is_vlm(model) and inner_of(model) is part else part
+                    _convert_language(whole, entry["scheme"], late_rotation=entry["late_rotation"])
+                else:
+                    new += _vision().convert_as_named(part, entry)
+    finally:
+        torch.set_default_dtype(dtype)
+    _finish(model)
+    return new
 
 
 def _names_scheme(spec: Spec) -> bool:
@@ -79,6 +171,8 @@ def restore_transformers(model: nn.Module) -> None:
     except UnsupportedHost:
         if not scheme:
             raise
+    _bare(model)
+    hf_record.erase(model)
 
 
 def describe_transformers(model: nn.Module) -> str:

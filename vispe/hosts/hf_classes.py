@@ -1,12 +1,18 @@
 """Subclasses of transformers' classes, made when they are needed; they keep the names that checkpoints record.
 
-Every class is found again under its name in this module, so converted models can be pickled.
+Every class is found again under its name in this module, so converted models can be pickled. To call such a class
+builds the stock class, and converts it where the configuration that it is built from names an encoding.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
+
+from torch import nn
+
+from vispe.errors import UnsupportedHost
 
 _MADE: dict[
     tuple[type, type], type
@@ -20,6 +26,7 @@ def positioned(stock: type, mixin: type) -> type:
             "__module__": stock.__module__,
             "__qualname__": stock.__qualname__,
             "__doc__": stock.__doc__,
+            "__init__": _building(stock),
             "__reduce_ex__": _reduce,
             "vispe_stock": stock,
         }
@@ -30,6 +37,25 @@ def positioned(stock: type, mixin: type) -> type:
 def stock_of(made: type) -> type | None:
     """Return the class that a subclass was made from, or None if it was not made here."""
     return made.__dict__.get("vispe_stock")
+
+
+def _building(stock: type) -> Any:
+    """Return the constructor of a made class: conversion puts the object into its class once it is complete."""
+
+    @functools.wraps(stock.__init__)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if stock_of(type(self)) is not stock:
+            raise UnsupportedHost(
+                f"{type(self).__qualname__} derives from the class of a converted {stock.__name__}, which only "
+                f"vispe.convert can complete; derive it from {stock.__module__}.{stock.__name__} and convert the model."
+            )
+        asked = type(self)
+        self.__class__ = stock
+        stock.__init__(self, *args, **kwargs)
+        if isinstance(self, nn.Module):
+            importlib.import_module("vispe.hosts.hf").complete(self, asked)
+
+    return __init__
 
 
 def rebuilt(module: str, stock: str, mixin_module: str, mixin: str) -> Any:

@@ -28,6 +28,7 @@ from vispe.hosts.hf_classes import positioned
 from vispe.hosts.hf_vision_family import (
     FAMILIES,
     attentions,
+    check_values,
     family_of,
     put_table,
     reference_of,
@@ -36,8 +37,9 @@ from vispe.hosts.hf_vision_family import (
     take_table,
 )
 from vispe.hosts.hf_vision_tower import HostedTower, swapped
+from vispe.hosts.timm_convert import convert_timm
 from vispe.layers import attend
-from vispe.registry import Spec, create_encoding, encoding_class
+from vispe.registry import Spec, create_encoding, encoding_class, parse_spec
 
 _INSIDE = ("model", "visual", "vision_tower", "vision_model", "timm_model")  # where towers are kept
 
@@ -110,6 +112,19 @@ def convert_vision(
     convert_tower(tower, terms, learn or keep_abs, rope or keep_rope, finished(spec))
 
 
+def convert_as_named(part: nn.Module, entry: dict[str, Any]) -> int:
+    """Convert a tower as `vispe.hosts.hf_record` has it, and return how many weights its encoding has.
+
+    Args:
+        part: the tower, or what holds a tower of timm.
+        entry: of its configuration.
+    """
+    tower = vision_tower_of(part)
+    put = convert_timm if family_of(tower) is None else convert_tower
+    put(tower, parse_spec(entry["encoding"]), keep_abs=entry["keep_abs"], keep_rope=entry["keep_rope"])
+    return sum(p.numel() for name, p in tower.named_parameters() if "pos_enc." in name)
+
+
 def convert_tower(
     tower: nn.Module,
     spec: list[dict[str, Any]],
@@ -140,6 +155,8 @@ def convert_tower(
             )
     keep_rope = family.rope if keep_rope is None else keep_rope
     keep_abs = has_table if keep_abs is None else keep_abs
+    if keep_abs and table is not None:
+        check_values(tower, table)
     plan = _plan(tower, spec, keep_rope, sources)
     if old:
         _strip(tower)
@@ -182,6 +199,7 @@ def restore_vision(model: nn.Module) -> None:
             f"{type(tower).__name__} has no encoding of vispe, so there is nothing to restore."
         )
     table = tower.vispe.table
+    check_values(tower, table)
     _strip(tower)
     put_table(tower, table)
 

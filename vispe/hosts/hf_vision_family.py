@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vispe.base import Encoding
+from vispe.errors import UnsupportedCombination
 from vispe.hosts.hf_classes import stock_of
 
 
@@ -68,7 +69,7 @@ FAMILIES = (
 
 
 class NoTable(nn.Module):
-    """Stands where an absolute table was, and adds nothing.
+    """Stands where an absolute table was, and adds nothing; of its buffer only device and dtype count.
 
     Args:
         table: what was there.
@@ -81,12 +82,12 @@ class NoTable(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Zeros, for those who resample the table."""
-        return self.zero.expand(self.size)
+        """Zeros, new every time: they are resampled, and transformers may initialise them."""
+        return self.zero.new_zeros(self.size)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return zeros (..., d) for ids (...)."""
-        return self.zero.expand(*ids.shape, self.size[1])
+        return self.zero.new_zeros(1).expand(*ids.shape, self.size[1])
 
 
 def family_of(tower: nn.Module) -> Family | None:
@@ -153,6 +154,16 @@ def take_table(tower: nn.Module) -> Any:
     else:
         setattr(where, name, NoTable(table))
     return table
+
+
+def check_values(tower: nn.Module, table: Any) -> None:
+    """Raise when a table that was taken out never got values, as the weights were saved without it."""
+    weight = table if isinstance(table, nn.Parameter | None) else table.weight
+    if weight is not None and weight.is_meta and not next(tower.parameters()).is_meta:
+        raise UnsupportedCombination(
+            f"This {stock_type(tower).__name__} was saved without its absolute table, so there is none to bring back; "
+            "load the stock model that it was made from."
+        )
 
 
 def put_table(tower: nn.Module, table: Any) -> None:
