@@ -1,6 +1,6 @@
-"""Sets up the front doors of timm and transformers in the moment in which these are imported, before vispe or after.
+"""Sets up the front doors of timm, transformers and peft as soon as these are imported, before vispe or after.
 
-Both are slow to import (timm brings torchvision, which brings the compiler of torch), and much of vispe does without.
+They are slow to import (timm brings torchvision, which brings the compiler of torch), and much of vispe does without.
 A program that imports timm still finds `vispe.hosts.front_door` in place as soon as its ``import timm`` is done, and
 one that imports a model of transformers finds `vispe.hosts.hf_front_door`.
 """
@@ -14,7 +14,11 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_DOORS = {"timm": "vispe.hosts.front_door", "transformers.modeling_utils": "vispe.hosts.hf_front_door"}
+_DOORS = {
+    "timm": "vispe.hosts.front_door",
+    "transformers.modeling_utils": "vispe.hosts.hf_front_door",
+    "peft.peft_model": "vispe.hosts.hf_adapters",
+}
 
 
 def await_hosts() -> None:
