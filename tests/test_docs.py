@@ -102,6 +102,9 @@ def test_names_of_encodings_exist():
                 assert parse_spec("+".join(terms)), spec[0]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.* is saved with .* load it with vispe.from_pretrained"
+)  # as the guide says
 @pytest.mark.parametrize("path", GUIDE, ids=lambda p: p.stem)
 def test_code_runs(path):
     pytest.importorskip("matplotlib")
