@@ -7,8 +7,9 @@ Convention for a command (each lives in its own module and has no logic beyond c
   `_` for the space) has a module, options and help of its own.
 - The signature is the interface: a parameter `img_size: int | None = None` is the option `--img-size`;
   without a default it is required. `bool = False` gives `--flag`, `bool = True` gives `--flag / --no-flag`;
-  `list[...]` options are written `--scales 1,2,4` (or as a YAML list in the file of `--config`); `Literal`
-  gives choices. `from_` is the option `--from`, whose name Python does not allow.
+  `list[...]` options are written `--scales 1,2,4` (or as a YAML list in the file of `--config`; texts that hold
+  commas as `'["a,b", "c"]'`, the name of one existing file as it is); `Literal` gives choices. `from_` is the
+  option `--from`, whose name Python does not allow.
 - Module constant `POSITIONALS = ("images",)` names the parameters written without `--`, in this order; one of
   type `list[...]` takes any number (at least one when it has no default).
 - Module constant `SHORT = {"out": "-o"}` gives parameters a one-letter form.
@@ -241,6 +242,8 @@ def _add(parser, key: str, hint, default, text: str | None, positional: bool, sh
         parser.add_argument(*flags, action="store_true", help=text)
     else:
         extra = {"default": default} if given else {"required": True}
+        if hint == str | None and default is None:
+            hint = str  # a text is taken as it is: as `str | None` it would be read as YAML, and '#a.json' be None
         parser.add_argument(*flags, type=hint, help=text, **extra)
 
 
@@ -260,7 +263,7 @@ def _gather_words(words: Sequence[str], several: Sequence[str]) -> list[str]:
     for word in words:
         if taking is not None and (not word.startswith("-") or word == "-"):
             taking += [part for part in map(str.strip, word.split(",")) if part]
-            result[-1] = json.dumps(taking)
+            result[-1] = _list_of_texts(result[-2], taking)
             continue
         result.append(word)
         taking = None
@@ -286,19 +289,33 @@ def _bracket_lists(words: Sequence[str], lists: Mapping[str, type]) -> list[str]
     for word in words:
         option, equals, value = word.partition("=")
         if equals and option in lists:
-            result.append(f"{option}={_bracket(value, lists[option])}")
+            result.append(f"{option}={_bracket(option, value, lists[option])}")
         elif result and result[-1] in lists:
-            result.append(_bracket(word, lists[result[-1]]))
+            result.append(_bracket(result[-1], word, lists[result[-1]]))
         else:
             result.append(word)
     return result
 
 
-def _bracket(value: str, item: type) -> str:
-    if value.startswith("["):
+def _bracket(option: str, value: str, item: type) -> str:
+    """Write the value of a list option as a list; a text that names an existing file is never divided at commas."""
+    named = item is str and os.path.lexists(value)
+    if value.startswith("[") and not named and (item is not str or value.endswith("]")):
         return value
-    parts = [part.strip() for part in value.split(",") if part.strip()]
-    return json.dumps(parts) if item is str else f"[{','.join(parts)}]"
+    parts = [value] if named else [part.strip() for part in value.split(",") if part.strip()]
+    return _list_of_texts(option, parts) if item is str else f"[{','.join(parts)}]"
+
+
+def _list_of_texts(option: str, texts: Sequence[str]) -> str:
+    """Write texts as a list that YAML reads back as they are."""
+    for text in texts:
+        if any("\ud800" <= c <= "\udfff" for c in text):
+            raise OptionError(
+                f"{option} was given the name {text!r}, which is not valid UTF-8; rename the file, or name its folder."
+            )
+    # JSON writes characters beyond U+FFFF as two halves, which YAML refuses
+    quoted = ("".join(c if c > "\uffff" else json.dumps(c)[1:-1] for c in text) for text in texts)
+    return "[" + ", ".join(f'"{text}"' for text in quoted) + "]"
 
 
 def _explain(name: str, message: str, options: Sequence[str]) -> str:

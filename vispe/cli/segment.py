@@ -63,7 +63,8 @@ def segment(
             be larger than memory.
         out: folder for the results.
         labels: label files, 0 or black = unlabelled: label images, colour drawings, or JSON strokes; several
-            are matched to the images by name (a.png with a.png or a_labels.png).
+            are matched to the images by name (a.png with a.png or a_labels.png). They are separated by commas; several
+            whose names hold commas are written as '["a,1.png", "b,1.png"]'.
         cluster: number of clusters, in place of labels; without a number 2 to 8 are tried and the one with the largest
             silhouette is taken. They are numbered from dark to bright.
         cluster_method: kmeans, or spectral, which finds clusters of any shape and takes longer.

@@ -18,6 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from vispe.errors import InputError, require
 from vispe.segment.guards import LARGE, check_size, jpeg_damage, png_damage
+from vispe.segment.paths import check_file
 from vispe.segment.png16 import decode_png16
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
@@ -96,10 +97,7 @@ def decode(path: str | Path, *, axes: str | None = None, size: tuple[int, int] |
             can, or `axes` does not fit; the file is named.
     """
     path = Path(path)
-    if not path.exists():
-        raise InputError(f"{path} does not exist; check the name.")
-    if not path.is_file():
-        raise InputError(f"{path} is not a file; name an image file.")
+    check_file(path)
     try:
         with path.open("rb") as stream:
             magic = stream.read(26)

@@ -18,6 +18,7 @@ import numpy as np
 from vispe.errors import InputError, OptionError, did_you_mean, require
 from vispe.segment.decode import GIGAPIXEL, SUFFIXES, Decoded, PageAxes, Resolution, decode
 from vispe.segment.guards import enough_memory
+from vispe.segment.paths import check_file, expanded
 
 MODES = ("stack", "image", "none")
 
@@ -244,17 +245,17 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
 def _expand(pattern: str | Path) -> list[Path]:
     if str(pattern).startswith("skimage:"):
         return [_installed(str(pattern).removeprefix("skimage:"))]
-    path = Path(pattern).expanduser()
+    path = expanded(pattern)
     endings = " ".join(SUFFIXES)
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113 - never raises, unlike Path.is_file
         return [path]
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112
         matches = _images(path.iterdir())
         if not matches:
             raise InputError(f"the folder {path} holds no image; looked for {endings}.")
         return matches
     if not glob.has_magic(str(path)):
-        raise InputError(f"{path} does not exist; check the name.")
+        check_file(path)
     fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
     matches = _images(Path(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:]))))
     if not matches:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vispe.errors import InputError
+from vispe.segment.paths import check_file
 
 Level = tuple[int, ...]
 """(grey level,) or (red, green, blue) as found in a label file, or (class number,) of a stroke."""
@@ -58,8 +59,7 @@ def read_names(classes: Sequence[str] | None, legend: Path | None) -> Naming:
 
 def load_json(path: Path) -> object:
     """Parse a JSON file; InputError names the file and the place of a mistake."""
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; check the name.")
+    check_file(path)
     if path.stat().st_size > _JSON_BYTES:
         raise InputError(
             f"{path} has more than {_JSON_BYTES // 1_000_000} MB, which is no list of names or strokes."

@@ -25,6 +25,7 @@ from vispe.segment.decode import BROKEN
 from vispe.segment.features import FeatureConfig, Features, TokenBasis
 from vispe.segment.modelcheck import TRUSTED, check_archive, check_card, check_estimator, check_tensors
 from vispe.segment.outputs import atomic_path
+from vispe.segment.paths import check_file
 from vispe.segment.text.config import TextClassifier, TextConfig
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         "versions": versions(),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
     }
-    parts[CARD] = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True).encode()
+    parts[CARD] = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True).encode(
+        errors="backslashreplace"
+    )
     path = Path(path)
     with atomic_path(path, force) as temporary:
         temporary.write_bytes(_zip(dict(sorted(parts.items())), zipfile.ZIP_STORED))
@@ -208,15 +211,12 @@ def versions() -> dict[str, str]:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Read the members and check the card against them."""
+    check_file(path, "give the model.vispe file that vispe segment wrote")
     try:
         check_archive(path)
         with zipfile.ZipFile(path) as archive:
             parts = {n: archive.read(n) for n in (CARD, ESTIMATOR, TENSORS) if n in archive.namelist()}
         card = json.loads(parts.pop(CARD))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path} does not exist; give the model.vispe file that vispe segment wrote."
-        ) from None
     except InputError:
         raise
     except (*BROKEN, zipfile.BadZipFile) as error:

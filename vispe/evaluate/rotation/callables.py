@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vispe.errors import InputError, UnknownName, did_you_mean
 from vispe.evaluate.rotation.group import D4
+from vispe.segment.paths import expanded
 
 
 class D4Segmenter:
@@ -60,7 +61,7 @@ def _module(text: str, place: str) -> ModuleType:
             ) from error
         finally:
             sys.path.remove(here)
-    path = Path(place).expanduser()
+    path = expanded(place)
     if not path.is_file():
         raise InputError(f"{text} names the file {path}, which does not exist; check the path.")
     spec = importlib.util.spec_from_file_location(path.stem, path)

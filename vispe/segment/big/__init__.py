@@ -7,18 +7,20 @@ that was killed goes on where it stopped.
 """
 
 import glob
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from vispe.errors import InputError, OptionError
+from vispe.segment.paths import expanded
 
 _MARKS = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 
 
 def is_store(path: str | Path) -> bool:
     """Tell whether a path is a folder that holds a Zarr array or group."""
-    path = Path(path).expanduser()
-    return path.is_dir() and (
+    path = expanded(path)
+    return os.path.isdir(path) and (  # noqa: PTH112 - never raises, unlike Path.is_dir
         path.suffix.lower() == ".zarr" or any((path / mark).is_file() for mark in _MARKS)
     )
 
@@ -29,15 +31,15 @@ def find_stores(patterns: Sequence[str | Path]) -> tuple[list[Path], list[str | 
     stores: dict[Path, Path] = {}
     rest: list[str | Path] = []
     for pattern in patterns:
-        path = Path(pattern).expanduser()
-        matches = [path]
-        if not path.exists() and glob.has_magic(str(path)):
+        path = expanded(pattern)
+        matches, is_folder = [path], os.path.isdir(path)  # noqa: PTH112
+        if not os.path.lexists(path) and glob.has_magic(str(path)):
             matches = [Path(found) for found in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 - absolute too
-        elif path.is_dir() and not is_store(path):
+        elif is_folder and not is_store(path):
             matches = sorted(path.iterdir())
         found = [match for match in matches if is_store(match)]
         stores |= {match.resolve(): match for match in found}
-        skipped = found and path.is_dir() and not _has_images(matches)
+        skipped = found and is_folder and not _has_images(matches)
         if not matches or (len(found) < len(matches) and not skipped):
             rest.append(pattern)
     return list(stores.values()), rest

@@ -20,6 +20,7 @@ from vispe.segment.big.page import LazyPage, LazyValid, Window
 from vispe.segment.big.source import open_image
 from vispe.segment.features import FeatureConfig, Features, PreparedPage
 from vispe.segment.modelfile import Model, load_model
+from vispe.segment.paths import check_file
 from vispe.segment.predict import decide, piece_probabilities, piece_threads
 from vispe.segment.smooth import smooth
 from vispe.segment.tiles import Blend, Region
@@ -226,8 +227,7 @@ def window_region(ends: np.ndarray, margin: int, height: int, width: int) -> Reg
 def file_digest(path: str | Path) -> str:
     """Return the SHA-256 of a file."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path} does not exist; give the model.vispe file that vispe segment wrote.")
+    check_file(path, "give the model.vispe file that vispe segment wrote")
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,7 +224,7 @@ def _cached(config: dict[str, Any]) -> Path | None:
         if isinstance(found, str):
             return Path(found)
     if config.get("url"):
-        found = Path("~/.cache/clip").expanduser() / Path(config["url"]).name
+        found = Path(os.path.expanduser("~/.cache/clip"), Path(config["url"]).name)  # noqa: PTH111 - never raises
         return found if found.is_file() else None
     return None
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from vispe.errors import InputError
 from vispe.segment.decode import SUFFIXES
 from vispe.segment.images import natural
+from vispe.segment.paths import expanded
 from vispe.train.data.reading import Reading, count_pages, picture
 from vispe.train.data.source import Source, digest, filled, index, some
 
@@ -56,7 +57,7 @@ class FolderSource(Source):
         roots = [folder] if isinstance(folder, str | Path) else list(folder)
         self.reading = Reading(normalize, channel)
         self.licence = licence
-        self.roots = tuple(Path(root).expanduser() for root in roots)
+        self.roots = tuple(expanded(root) for root in roots)
         found = [(root, path) for root in self.roots for path in _below(root, recursive)]
         kept: list[tuple[str, Path, int]] = []
         damaged: list[tuple[Path, str]] = []

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError
 from vispe.evaluate import textures
+from vispe.segment.paths import expanded
 from vispe.train.data.source import Source, digest, index
 
 VERSION = 1  # of the formulas; part of the fingerprint
@@ -42,7 +43,7 @@ class SyntheticSource(Source):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise OptionError(f"{name}={value!r} is not a whole number of at least {least}.")
         self.count, self.seed, self.side = count, seed, side
-        self.cache = None if cache is None else Path(cache).expanduser()
+        self.cache = None if cache is None else expanded(cache)
         self._kept: dict[int, Tensor] = {}
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError
+from vispe.segment.paths import expanded
 from vispe.train.data.folder import hinted, warn_damaged
 from vispe.train.data.reading import Reading, picture
 from vispe.train.data.source import Source, digest, filled, index, some
@@ -57,7 +58,7 @@ class TarSource(Source):
         self.licence = licence
         chosen = [extensions] if isinstance(extensions, str) else extensions
         self.extensions = None if chosen is None else tuple(e.lower().lstrip(".") for e in chosen)
-        folder = None if cache is None else Path(cache).expanduser()
+        folder = None if cache is None else expanded(cache)
         members = [
             (k, m)
             for k, path in enumerate(self.tars)

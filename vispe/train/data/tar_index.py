@@ -15,6 +15,7 @@ from pathlib import Path
 from vispe.errors import InputError
 from vispe.segment.decode import SUFFIXES
 from vispe.segment.images import natural
+from vispe.segment.paths import expanded
 from vispe.train.data.reading import STACKS, Reading, count_pages
 from vispe.train.data.source import digest
 
@@ -66,7 +67,7 @@ def expand(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
             raise InputError(
                 f"tar={str(pattern)!r} is on a network; copy the files here and give their paths."
             )
-        for one in _braces(str(Path(pattern).expanduser())):
+        for one in _braces(str(expanded(pattern))):
             if Path(one).is_file():
                 matches = [one]
             elif glob.has_magic(one):
