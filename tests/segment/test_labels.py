@@ -262,7 +262,10 @@ def test_too_many_classes(tmp_path):
         read_labels(path, SHAPE)
     assert len(read_labels(path, SHAPE, max_classes=22).names) == 22
     photo = RNG.integers(0, 256, (H, W, 3), dtype=np.uint8)
-    with pytest.raises(InputError, match=r"more than max_classes=20; this looks like a photograph"):
+    with pytest.raises(
+        InputError,
+        match=r"on 100 % of the pixels, more than max_classes=20; this looks like a copy of the picture",
+    ):
         read_labels(save(tmp_path / "p.png", photo), SHAPE)
 
 
@@ -434,7 +437,7 @@ def test_truth_conventions(tmp_path):
     np.testing.assert_array_equal(read_truth(ranked, SHAPE, zero_is="ignore", n_classes=2)[0], a)
     with pytest.raises(InputError, match=r"holds the values 0, 255, but with at most 255 classes"):
         read_truth(binary, SHAPE)
-    with pytest.raises(InputError, match=r"the truth are 33 x 47|the truth are"):
+    with pytest.raises(InputError, match=r"the truth is \d+ x \d+ pixels"):
         read_truth(path, (1, 3, 4))
     out = read_truth(path, (2, H, W), page=1)
     assert (out[0] == 0).all()

@@ -60,7 +60,7 @@ def segment(
 
     Args:
         images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP; or OME-Zarr stores, which may
-            be larger than memory.
+            be larger than memory. In folders, labels, masks and results (a_labels.png, a_seg.png) are passed over.
         out: folder for the results.
         labels: label files, 0 or black = unlabelled: label images, colour drawings, or JSON strokes; several
             are matched to the images by name (a.png with a.png or a_labels.png). They are separated by commas; several

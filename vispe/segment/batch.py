@@ -10,9 +10,11 @@ import numpy as np
 
 from vispe.errors import InputError, OptionError, VispeError
 from vispe.segment.cluster import PixelClusters
+from vispe.segment.companions import images_among, is_named, labels_among
 from vispe.segment.draw import overlay, uncertainty_image
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.filters3d import Stack
+from vispe.segment.headers import stored_shape
 from vispe.segment.images import Micrograph, find_images, normalize, read_image
 from vispe.segment.labels import Labels, read_truth
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
@@ -92,8 +94,10 @@ class Batch:
         self.report = Report({})
         self._last: tuple[Path, Micrograph] | None = None
         self._pages: tuple[Micrograph, tuple[np.ndarray, list[str]]] | None = None
-        self.images = self._find(images)
-        label_files, truth_files = find_files(labels), find_files(self.scoring.truth)
+        found = self._find(_listed(images))
+        label_files = labels_among(_listed(labels), list(found))
+        truth_files = labels_among(_listed(self.scoring.truth), list(found))
+        self.images = self._chosen(found, [*label_files, *truth_files])
         self._match("labels", label_files)
         self._match("truth", truth_files)
         inputs = [i.path for i in self.images] + label_files + truth_files + [Path(p) for p in protect]
@@ -279,13 +283,37 @@ class Batch:
         write_labels(files["labels"], labels, micrograph, force)
         return {key: str(path) for key, path in files.items()}
 
+    def check_truth(self, n_classes: int | None) -> None:
+        """Read every ground truth once, before any work; an image whose truth cannot be used is left out.
+
+        Args:
+            n_classes: K; None where clusters are matched to the classes of the truth.
+
+        Raises:
+            InputError: the truth of the only image, or of all images, cannot be used.
+        """
+        for image in list(self.images):
+            if image.truth is None:
+                continue
+            shape = stored_shape(image.path, self.reading.z, self.reading.axes)
+            if shape is None:
+                continue
+            try:
+                self._read_truth(image.truth, shape, n_classes)
+            except (VispeError, OSError) as error:
+                self.fail(image, error)
+        if not self.images:
+            raise InputError("no image is left; see the reasons above.")
+
     def _truth(self, image: BatchImage, micrograph: Micrograph) -> np.ndarray | None:
         if image.truth is None:
             return None
-        how = self.scoring
         count = None if isinstance(self.model.classifier, PixelClusters) else len(self.model.names)
-        shape = micrograph.pages.shape[:3]
-        return read_truth(image.truth, shape, zero_is=how.zero_is, n_classes=count, page=how.page)
+        return self._read_truth(image.truth, micrograph.pages.shape[:3], count)
+
+    def _read_truth(self, path: Path, shape: tuple[int, int, int], n_classes: int | None) -> np.ndarray:
+        how = self.scoring
+        return read_truth(path, shape, zero_is=how.zero_is, n_classes=n_classes, page=how.page)
 
     def _score(self, image: BatchImage, labels: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
         ignore = None
@@ -300,21 +328,35 @@ class Batch:
         found["adjusted_rand"] = adjusted_rand(labels, truth)
         return found
 
-    def _find(self, patterns: Paths) -> list[BatchImage]:
-        """Expand the image patterns; in a batch, one that matches nothing is a failure and not the end."""
-        patterns = [patterns] if isinstance(patterns, str | Path) else list(patterns)
-        if len(patterns) < 2:
-            return [BatchImage(p) for p in find_images(patterns)]
-        found: dict[Path, BatchImage] = {}
-        for pattern in patterns:
+    def _find(self, patterns: Sequence[str | Path]) -> dict[Path, bool]:
+        """Expand the image patterns, and tell which files were named by themselves.
+
+        In a batch, a pattern that matches nothing is a failure and not the end.
+        """
+        found: dict[Path, tuple[Path, bool]] = {}
+        for pattern in patterns or find_images(patterns):
             try:
                 for path in find_images([pattern]):
-                    found.setdefault(path.resolve(), BatchImage(path))
+                    found.setdefault(path.resolve(), (path, is_named(pattern)))
             except InputError as error:
+                if len(patterns) == 1:
+                    raise
                 self._failure(str(pattern), error)
         if not found:
             raise InputError("; ".join(f["reason"] for f in self.report.failures))
-        return list(found.values())
+        return dict(found.values())
+
+    def _chosen(self, found: dict[Path, bool], labels: Sequence[Path]) -> list[BatchImage]:
+        """Set aside what is no image by its name, and say so; results in the folder of this run need no word."""
+        here = self.out.resolve()
+        images, aside = images_among(found, labels, lambda path: path.resolve().parent == here)
+        if aside:
+            listed = ", ".join(path.name for path in aside[:5]) + (" ..." if len(aside) > 5 else "")
+            self.note(
+                f"{len(aside)} file(s) beside the images are labels, masks or results by their names and are not "
+                f"segmented: {listed}; name such a file itself to segment it."
+            )
+        return [BatchImage(path) for path in images]
 
     def _failure(self, path: str, error: BaseException) -> None:
         reason = " ".join(str(error).split())
@@ -380,6 +422,10 @@ def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
         "device": features.device,
         "versions": versions(),
     }
+
+
+def _listed(patterns: Paths) -> list[str | Path]:
+    return [patterns] if isinstance(patterns, str | Path) else list(patterns)
 
 
 def find_files(patterns: Paths) -> list[Path]:

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vispe.errors import InputError, require
+from vispe.segment.foreign import foreign_format
 from vispe.segment.guards import LARGE, check_size, jpeg_damage, png_damage
 from vispe.segment.paths import check_file
 from vispe.segment.png16 import decode_png16
@@ -198,14 +199,14 @@ def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, 
             found = _from_pillow(path, image, axes, magic)
         return replace(found, notes=(*notes, *found.notes))
     except UnidentifiedImageError as error:
-        raise InputError(
-            f"{path} is not a readable PNG, JPEG, TIFF or BMP image; convert it to one of these."
-        ) from error
+        found = foreign_format(path) or "convert it to one of these"
+        raise InputError(f"{path} is not a readable PNG, JPEG, TIFF or BMP image; {found}.") from error
     except InputError:
         raise
     except BROKEN as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} is truncated or damaged ({reason}); copy or export it again.") from error
+        raise InputError(
+            f"{path} is truncated or damaged ({reason_of(error)}); copy or export it again."
+        ) from error
 
 
 def _check_claim(path: Path, image: Image.Image, magic: bytes, size: tuple[int, int] | None) -> None:
@@ -290,6 +291,15 @@ def no_size_limit() -> Iterator[None]:
         yield
     finally:
         Image.MAX_IMAGE_PIXELS = limit
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a decoder said about damage; in words where it said no more than the value that it stumbled over."""
+    text = " ".join(str(error).split())
+    if len(text.split()) > 1:
+        return text
+    value = f", {text.strip(chr(39))}," if text and isinstance(error, KeyError) else ""
+    return f"an entry of its header{value} is missing or impossible"
 
 
 def _times(shape: tuple[int, ...]) -> str:

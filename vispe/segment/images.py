@@ -17,6 +17,7 @@ import numpy as np
 
 from vispe.errors import InputError, OptionError, did_you_mean, require
 from vispe.segment.decode import GIGAPIXEL, SUFFIXES, Decoded, PageAxes, Resolution, decode
+from vispe.segment.foreign import foreign_format
 from vispe.segment.guards import enough_memory
 from vispe.segment.paths import check_file, expanded
 
@@ -252,7 +253,9 @@ def _expand(pattern: str | Path) -> list[Path]:
     if os.path.isdir(path):  # noqa: PTH112
         matches = _images(path.iterdir())
         if not matches:
-            raise InputError(f"the folder {path} holds no image; looked for {endings}.")
+            kinds = {foreign_format(p): p for p in sorted(path.iterdir()) if p.is_file()}
+            others = [f" {p.name} is there, but {kind}." for kind, p in kinds.items() if kind]
+            raise InputError(f"the folder {path} holds no image; looked for {endings}.{''.join(others[:2])}")
         return matches
     if not glob.has_magic(str(path)):
         check_file(path)

@@ -18,6 +18,8 @@ from vispe.segment.strokes import draw_strokes, read_strokes
 FEW = 10
 """A class with fewer labelled pixels than this gets a note."""
 
+_PAINTED = 0.5  # share of labelled pixels above which too many values are those of a picture
+
 
 @dataclass(frozen=True, eq=False)
 class Labels:
@@ -190,6 +192,14 @@ def _read_levels(
     places = np.flatnonzero(codes >= 0)  # few where labels are scribbles
     drawn = codes.ravel()[places]
     present = _distinct(drawn)
+    share = len(places) / max(codes.size, 1)
+    if len(present) > max_classes and share > _PAINTED and not dense:
+        raise InputError(
+            f"{path}: found {len(present)} distinct values on {100 * share:.0f} % of the pixels, more than "
+            f"max_classes={max_classes}; this looks like a copy of the picture with labels painted onto it: draw them "
+            "on an empty layer (black or transparent) of the same size, and save that layer alone (or, if these are "
+            "labels, raise max_classes)."
+        )
     if len(present) > max(max_classes, 1000):
         raise InputError(
             f"{path}: found {len(present)} distinct classes, more than max_classes={max_classes}; this "
@@ -261,10 +271,11 @@ def _placed(
 ) -> np.ndarray:
     """Check size and page count, and put a single page where it belongs."""
     z, h, w = shape
+    verb, plural = ("is", "has") if what == "truth" else ("are", "have")
     if codes.shape[1:] != (h, w):
         turned = " (height and width are exchanged)" if codes.shape[1:] == (w, h) else ""
         raise InputError(
-            f"{path}: the {what} are {codes.shape[1]} x {codes.shape[2]} pixels (height x width), but the "
+            f"{path}: the {what} {verb} {codes.shape[1]} x {codes.shape[2]} pixels (height x width), but the "
             "image is "
             f"{h} x {w}{turned}; they must have the same size and are never resized."
         )
@@ -272,14 +283,14 @@ def _placed(
     if len(codes) != 1:
         if len(codes) != z:
             raise InputError(
-                f"{path}: the {what} have {len(codes)} pages, but the image has {z}; give as many."
+                f"{path}: the {what} {plural} {len(codes)} pages, but the image has {z}; give as many."
             )
         if page is not None:
             raise OptionError(f"{option}={page} was given, but {path} has a page for each of the {z} pages.")
         return codes
     if page is None and z > 1:
         raise InputError(
-            f"{path}: the {what} have 1 page, but the image has {z}; say which page they belong to with "
+            f"{path}: the {what} {plural} 1 page, but the image has {z}; say which page they belong to with "
             f"{option}."
         )
     if page is not None and not 0 <= page < z:

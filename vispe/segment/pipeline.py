@@ -130,6 +130,7 @@ def segment(
         )
     run = Batch(images, out, reading, scoring, post, force, watch, labels=labels, model=True, trust=trust)
     if text is not None:
+        run.check_truth(len(text.names))
         from vispe.segment.text.zero_shot import text_model  # brings open_clip along
 
         run.features, run.model = text_model(run, text, features or TextConfig(), seed, device)
@@ -209,6 +210,7 @@ def apply(
         config = replace(config, weights=weights)
     if tile is not None:
         config = replace(config, tile=tile)
+    run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else len(loaded.names))
     run.features = open_features(loaded, device, config)
     run.model = loaded
     return run.predict("apply", device, model_file=str(model))

@@ -97,10 +97,15 @@ def predict_page(
     if post.smooth:
         prob = smooth(prob, valid, post.smooth)
     labels, uncertainty = decide(prob, valid)
+    notes = prepared.notes
     if post.min_area > 1:
-        labels = _drop_small(labels, post.min_area)
+        labels, left = _drop_small(labels, post.min_area)
+        if not left:
+            notes += (
+                f"no patch of one class has min_area={post.min_area} pixels: min_area changed nothing.",
+            )
     overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
-    return Prediction(prob, labels, uncertainty, overlap, disagreeing, prepared.notes)
+    return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes)
 
 
 def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
@@ -198,8 +203,12 @@ def within_memory(features: Features, work: Callable[[], _T], tell: Callable[[st
             tell(taken)
 
 
-def _drop_small(labels: np.ndarray, least: int) -> np.ndarray:
-    """Give patches (8-connected) below `least` pixels the class of the nearest pixel of a larger patch."""
+def _drop_small(labels: np.ndarray, least: int) -> tuple[np.ndarray, bool]:
+    """Give patches (8-connected) below `least` pixels the class of the nearest pixel of a larger patch.
+
+    Returns:
+        The labels, and whether there is a larger patch; they are left as they are where there is none.
+    """
     from scipy.ndimage import distance_transform_edt
     from skimage.measure import label
 
@@ -208,6 +217,6 @@ def _drop_small(labels: np.ndarray, least: int) -> np.ndarray:
     small = (counts[patches] < least) & (labels > 0)
     keep = (labels > 0) & ~small
     if not small.any() or not keep.any():
-        return labels
+        return labels, bool(keep.any()) or not labels.any()
     nearest = distance_transform_edt(~keep, return_distances=False, return_indices=True)
-    return np.where(small, labels[tuple(nearest)], labels)
+    return np.where(small, labels[tuple(nearest)], labels), True

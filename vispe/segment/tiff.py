@@ -19,6 +19,7 @@ from vispe.segment.decode import (
     count_axes,
     no_size_limit,
     physical,
+    reason_of,
     swap_orientation,
     to_pages,
 )
@@ -43,7 +44,7 @@ def decode_tiff(path: Path, axes: str | None, size: tuple[int, int] | None = Non
     """
     try:
         notes = check_page_list(path)
-        with _log() as messages, tifffile.TiffFile(path) as tif:
+        with quiet() as messages, tifffile.TiffFile(path) as tif:
             check_metadata(path, tif.pages.first.description)
             found = _read(path, tif, axes, messages, size)
         return replace(found, notes=(*notes, *found.notes)) if notes else found
@@ -51,7 +52,7 @@ def decode_tiff(path: Path, axes: str | None, size: tuple[int, int] | None = Non
         raise
     except BROKEN as error:
         raise InputError(
-            f"{path} is truncated or damaged ({_reason(error)}); copy or export it again."
+            f"{path} is truncated or damaged ({reason_of(error)}); copy or export it again."
         ) from error
 
 
@@ -292,12 +293,8 @@ def tag_value(page: tifffile.TiffPage, name: str, default: object) -> object:
     return default if tag is None else tag.value
 
 
-def _reason(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
 @contextmanager
-def _log() -> Iterator[list[str]]:
+def quiet() -> Iterator[list[str]]:
     """Collect what tifffile logs, which is all that it says about some damage."""
     messages: list[str] = []
 

@@ -60,6 +60,7 @@ def train(run: Batch, how: Labelling, kind: str, seed: int) -> Model:
         image.drawn = labels
         for text in labels.notes:
             run.note(text)
+    run.check_truth(len(drawn[0].names))
     masks = {i.path: i.drawn.values > 0 for i in taught if i.drawn is not None}
     found, where = _gather(run, taught, masks)
     classes = np.concatenate(
@@ -79,6 +80,7 @@ def train(run: Batch, how: Labelling, kind: str, seed: int) -> Model:
 
 def train_clusters(run: Batch, classifier: PixelClusters, seed: int) -> Model:
     """Fit clusters to pixels drawn at random from all images."""
+    run.check_truth(None)
     random = np.random.default_rng(seed)
     masks: dict[Path, np.ndarray] = {}
     channels: dict[Path, int] = {}

@@ -140,3 +140,16 @@ def test_stores_are_told_from_files(tmp_path):
     with pytest.raises(OptionError, match=r"scheduler has no effect on .*c\.png, which is read as a whole"):
         large_images([tmp_path / "c.png"], None, "tcp://x:1")
     assert [stem(p) for p in (a, b, "x/y.ome.tif", "z.tiff", "q.r")] == ["a", "b", "y", "z", "q.r"]
+
+
+def test_results_beside_stores_are_no_images(tmp_path):
+    values = np.zeros((60, 70), np.uint8)
+    for name in ("a.zarr", "a_seg.ome.zarr", "b.zarr", "c_seg.zarr"):
+        write_store(tmp_path / name, values)
+    with pytest.warns(
+        UserWarning, match=r"1 store\(s\) beside the images .*: a_seg\.ome\.zarr; name such a store"
+    ):
+        found = large_images([tmp_path], None, None)
+    assert [path.name for path in found] == ["a.zarr", "b.zarr", "c_seg.zarr"]
+    named = large_images([tmp_path / "a.zarr", tmp_path / "a_seg.ome.zarr"], None, None)
+    assert [path.name for path in named] == ["a.zarr", "a_seg.ome.zarr"]

@@ -8,6 +8,7 @@ that was killed goes on where it stopped.
 
 import glob
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def large_images(patterns: Sequence[str | Path], memory: str | None, scheduler: 
         OptionError: `memory` or `scheduler` for images that are read as a whole.
     """
     stores, rest = find_stores(patterns)
+    stores = _without_companions(stores, patterns)
     if memory is None and scheduler is None:
         if stores and rest:
             raise InputError(
@@ -78,6 +80,25 @@ def large_images(patterns: Sequence[str | Path], memory: str | None, scheduler: 
             )
         stores += files
     return stores
+
+
+def _without_companions(stores: list[Path], patterns: Sequence[str | Path]) -> list[Path]:
+    """Leave out stores that belong to another one by name, such as results, unless they are named by themselves."""
+    from vispe.segment.companions import companions
+
+    beside = companions(map(stem, stores))
+    named = {
+        str(pattern).rstrip("/") for pattern in ([patterns] if isinstance(patterns, str | Path) else patterns)
+    }
+    aside = [path for path in stores if stem(path) in beside and str(path) not in named]
+    if aside:
+        listed = ", ".join(path.name for path in aside[:5]) + (" ..." if len(aside) > 5 else "")
+        warnings.warn(
+            f"{len(aside)} store(s) beside the images are labels or results by their names and are not segmented: "
+            f"{listed}; name such a store itself to segment it.",
+            stacklevel=2,
+        )
+    return [path for path in stores if path not in aside]
 
 
 def stem(path: str | Path) -> str:

@@ -1,0 +1,73 @@
+"""What lies beside images in a folder and is none: labels, masks, and the results of earlier runs."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from vispe.errors import InputError
+from vispe.segment.images import find_images
+from vispe.segment.paths import expanded
+
+_MADE = "seg|prob|uncertainty|overlay|trust|disagreement"
+_DRAWN = "labels?|scribbles?|masks?|truth|gt|ground_truth|annotations?"
+_COMPANION = re.compile(rf"(.+)[_\-. ](?:{_MADE}|{_DRAWN})", re.IGNORECASE | re.DOTALL)
+
+
+def companions(stems: Iterable[str]) -> set[str]:
+    """Return the stems that are another one with an ending of labels, masks or results, such as a_labels beside a."""
+    known = set(stems)
+    return {stem for stem in known if (found := _COMPANION.fullmatch(stem)) and found[1] in known}
+
+
+def is_named(pattern: str | Path) -> bool:
+    """Tell whether a pattern is the name of one file, and no folder or glob."""
+    return str(pattern).startswith("skimage:") or os.path.isfile(expanded(pattern))  # noqa: PTH113 - never raises
+
+
+def labels_among(patterns: Sequence[str | Path], found: Iterable[Path]) -> list[Path]:
+    """Find files of labels or truth; where a folder or glob gives images of the run too, these are left out.
+
+    Args:
+        patterns: files, folders and globs of labels; none gives none.
+        found: what was found for images.
+    """
+    beside = companions(path.stem for path in found)
+    images = {path.resolve() for path in found if path.stem not in beside}
+    labels: dict[Path, Path] = {}
+    for pattern in patterns:
+        paths = find_images([pattern])
+        drawn = [path for path in paths if path.resolve() not in images]
+        labels |= {path.resolve(): path for path in (paths if is_named(pattern) or not drawn else drawn)}
+    return list(labels.values())
+
+
+def images_among(
+    found: dict[Path, bool], labels: Iterable[Path], made: Callable[[Path], bool]
+) -> tuple[list[Path], list[Path]]:
+    """Divide what was found for images into images and files that belong to one.
+
+    Args:
+        found: files, and whether the user named each of them by itself.
+        labels: files of labels or truth, which are no images.
+        made: tells whether a file is a result of this very run.
+
+    Returns:
+        The images, and the files that are set aside, without those that are `made`.
+
+    Raises:
+        InputError: no image is left.
+    """
+    beside, others = companions(path.stem for path in found), {path.resolve() for path in labels}
+    alone = len(found) == 1
+    images, aside = [], []
+    for path, named in found.items():
+        if (path.resolve() in others and not alone) or (path.stem in beside and not named):
+            aside.append(path)
+        else:
+            images.append(path)
+    if not images:
+        raise InputError(
+            f"{aside[0]} and all other images are given as labels or truth too; give images beside them."
+        )
+    return images, [path for path in aside if not made(path)]

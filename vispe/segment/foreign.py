@@ -1,0 +1,62 @@
+"""Files of other programs, recognised by their first bytes or their name, and how to make images of them."""
+
+from pathlib import Path
+
+_BIOFORMATS = "convert it to OME-TIFF with bfconvert (Bio-Formats) or Fiji"
+_EM = "export it as TIFF from the microscope's program or with Fiji or ImageJ"
+
+_BEGINS = (
+    (b"ZISRAWFILE", "Zeiss CZI", _BIOFORMATS),
+    (b"p\0\0\0", "Leica LIF", _BIOFORMATS),
+    (b"\xda\xce\xbe\x0a", "Nikon ND2", _BIOFORMATS),
+    (b"OLYMPUSRAWFORMAT", "Olympus OIR", _BIOFORMATS),
+    (b"\0\0\0\x03\0\0", "Gatan DM3", _EM),
+    (b"\0\0\0\x04\0\0", "Gatan DM4", _EM),
+    (b"II\x97\x01", "FEI SER", _EM),
+    (b"\x93NUMPY", "NumPy", "save the array with tifffile.imwrite"),
+    (b"\x89HDF\r\n\x1a\n", "HDF5 (EMD, IMS, H5, MAT)", "save the array that you need as TIFF, with Fiji or h5py"),
+    (b"\0\0\0\x0cjP", "JPEG 2000", "convert it to TIFF or PNG"),
+    (b"\xd0\xcf\x11\xe0", "OLE (Olympus OIB, Zeiss ZVI)", _BIOFORMATS),
+    (b"GIF8", "GIF", "convert it to PNG"),
+    (b"8BPS", "Photoshop", "save a flat copy as TIFF or PNG"),
+    (b"gimp xcf", "GIMP", "export it as TIFF or PNG"),
+    (b"%PDF", "PDF", "export its pictures as TIFF or PNG"),
+    (b"PK\x03\x04", "ZIP", "unpack it; ImageJ's RoiSet.zip becomes a label image in Fiji (LOCI, ROI Map)"),
+    (b"\x1f\x8b", "gzip", "unpack it with gunzip"),
+    (b"Iout", "ImageJ ROI", "open it on its image in Fiji and save a mask or label image"),
+    (b"<svg", "SVG", "export it as PNG"),
+)  # fmt: skip
+_INSIDE = (
+    (8, b"WEBP", "WebP", "convert it to PNG"),
+    (4, b"ftyp", "HEIF or AVIF", "convert it to PNG"),
+    (128, b"DICM", "DICOM", "convert it to TIFF, for example with Fiji"),
+    (208, b"MAP ", "MRC", "convert it to TIFF with mrc2tif (IMOD) or Fiji"),
+    (344, b"n+1\0", "NIfTI", "convert it to TIFF, for example with Fiji"),
+)
+_NAMES = {
+    **dict.fromkeys((".vsi", ".mrxs", ".oif", ".lof", ".xlef"), ("a file of a microscope", _BIOFORMATS)),
+    **dict.fromkeys((".spm", ".sxm", ".ibw", ".gwy", ".nid"), ("a probe microscope's", "export TIFF with Gwyddion")),
+    **dict.fromkeys((".raw", ".dat", ".bin"), ("raw numbers", "import it in Fiji (File, Import, Raw), save TIFF")),
+    ".geojson": ("QuPath GeoJSON", "export the annotations as a label image from QuPath"),
+}  # fmt: skip
+
+
+def foreign_format(path: Path) -> str | None:
+    """Say what a file that is no image for vispe holds, and how to convert it; None where it is not known.
+
+    Args:
+        path: a file.
+    """
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(352)
+    except OSError:
+        return None
+    for begin, name, how in _BEGINS:
+        if head.startswith(begin):
+            return f"it looks like {name}: {how}"
+    for at, mark, name, how in _INSIDE:
+        if head[at : at + len(mark)] == mark:
+            return f"it looks like {name}: {how}"
+    name, how = _NAMES.get(path.suffix.lower(), ("", ""))
+    return f"it looks like {name}: {how}" if name else None
