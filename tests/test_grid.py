@@ -158,6 +158,33 @@ def test_spaced_positions_are_kept():
         pos.spaced((1.0,))
 
 
+def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
+    pos = Grid((3, 4), prefix=1).positions()
+    meta = Grid((3, 4), prefix=1).positions("meta")
+    for same in (pos, meta, pos.replace(attrs={"x": 1}), copy.deepcopy(pos), pickle.loads(pickle.dumps(pos))):
+        assert same.in_place
+        assert same.regular
+    dropped = pos.gather(torch.tensor([[0, 5, 3]]))
+    assert dropped.in_place
+    assert not dropped.regular
+    fields = ("coords", "spatial", "extent", "cell", "index", "grid")
+    elsewhere = [pos.replace(**{name: getattr(pos, name)}) for name in fields]
+    elsewhere += [
+        pos.spaced((2.0, 1.0)),
+        dropped.spaced((2.0, 1.0)),
+        Positions(pos.coords, pos.spatial, grid=pos.grid),
+    ]
+    elsewhere += [
+        copy.deepcopy(elsewhere[0]),
+        elsewhere[0].replace(attrs={}),
+        elsewhere[0].gather(torch.tensor([[0]])),
+    ]
+    for other in elsewhere:
+        assert not other.in_place
+        assert not other.regular
+    assert pos.in_place
+
+
 def test_what_is_remembered():
     pos = Grid((2, 3)).positions()
     made = []

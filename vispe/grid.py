@@ -81,13 +81,18 @@ class Grid:
         if self.prefix:
             coords = torch.cat([coords.new_zeros(self.prefix, self.axes), coords])
             spatial = torch.cat([spatial.new_zeros(self.prefix), spatial])
-        return Positions(coords[None], spatial[None], extent[None], cell=cell[None], grid=self)
+        pos = Positions(coords[None], spatial[None], extent[None], cell=cell[None], grid=self)
+        pos.in_place = True
+        return pos
 
 
 class Positions:
     """Coordinates of the tokens of a batch, prefix tokens included.
 
-    A plain object on purpose: sharded training casts tensors that it finds in tuples and dataclasses.
+    A plain object on purpose: sharded training casts tensors that it finds in tuples and dataclasses. Fields are not
+    assigned to: `replace`, `spaced` and `gather` make new positions. `in_place` says whether every token is known to be
+    where `grid` has its cell: True of what `Grid.positions` returns and of what is gathered from it, until anything but
+    `attrs` is replaced.
 
     Args:
         coords: (b or 1, n, a) floating point, axes slow to fast; 0 for tokens without a place. May require grad.
@@ -101,7 +106,18 @@ class Positions:
         attrs: what particular encodings need beside coordinates, such as camera poses or random draws.
     """
 
-    __slots__ = ("__weakref__", "attrs", "cell", "coords", "extent", "grid", "index", "memo", "spatial")
+    __slots__ = (
+        "__weakref__",
+        "attrs",
+        "cell",
+        "coords",
+        "extent",
+        "grid",
+        "in_place",
+        "index",
+        "memo",
+        "spatial",
+    )
 
     def __init__(
         self,
@@ -129,6 +145,8 @@ class Positions:
         self.grid = grid
         self.attrs = attrs or {}
         self.memo: dict[Any, Any] | None = {}  # None: nothing is kept, see `remember`
+        # whether each token is known to be where `grid` has its cell: no tensor is asked, so compiled programs agree
+        self.in_place = False
         self._check(extent)
         self.extent = _extent(coords, self.spatial, self.cell) if extent is None else extent
 
@@ -174,13 +192,20 @@ class Positions:
 
     @property
     def regular(self) -> bool:
-        """Whether the tokens are a full grid in order, so that translation-invariant biases are tables."""
-        return self.grid is not None and self.index is None
+        """Whether the tokens are a full grid, in order and in place: what translation-invariant tables need."""
+        return self.in_place and self.index is None
 
     @property
     def static(self) -> bool:
         """Whether what is computed from these positions alone may be kept (no gradient flows to them)."""
         return not (self.coords.requires_grad or self.extent.requires_grad or self.cell.requires_grad)
+
+    def numbers(self) -> Tensor:
+        """Return which cell of the grid each token is, (b or 1, n) int64; below 0 for prefix tokens of a full grid."""
+        if self.index is not None:
+            return self.index
+        prefix = self.grid.prefix if self.grid else 0
+        return torch.arange(self.tokens, device=self.coords.device)[None] - prefix
 
     def cells(self) -> Tensor:
         """Return the integer cell of every token, (b or 1, n, a) int64; 0 for prefix tokens.
@@ -192,12 +217,10 @@ class Positions:
             raise ShapeError(
                 "A table bias needs tokens of a Grid, got free coordinates; use grid.positions()."
             )
-        shape, prefix = self.grid.shape, self.grid.prefix
+        shape = self.grid.shape
 
         def make() -> Tensor:
-            rest = self.index
-            if rest is None:
-                rest = torch.arange(self.tokens, device=self.coords.device)[None] - prefix
+            rest = self.numbers()
             cells: list[Tensor] = []
             for n in reversed(shape):
                 cells.insert(0, rest % n)
@@ -215,23 +238,24 @@ class Positions:
         """
         if keep.ndim != 2:
             raise ShapeError(f"gather needs token numbers of shape (b, kept), got {tuple(keep.shape)}.")
-        b, n = keep.shape[0], self.tokens
+        b = keep.shape[0]
         coords = self.coords.expand(b, -1, -1).gather(1, keep[..., None].expand(-1, -1, self.axes))
         spatial = self.spatial.expand(b, -1).gather(1, keep)
-        prefix = self.grid.prefix if self.grid else 0
-        index = self.index if self.index is not None else torch.arange(n, device=keep.device)[None] - prefix
-        index = index.expand(b, -1).gather(1, keep)
+        index = self.numbers().expand(b, -1).gather(1, keep)
         attrs = {k: v.gather(keep) if isinstance(v, PerToken) else v for k, v in self.attrs.items()}
-        return Positions(
+        kept = Positions(
             coords, spatial, self.extent, cell=self.cell, index=index, grid=self.grid, attrs=attrs
         )
+        kept.in_place = self.in_place
+        return kept
 
     def replace(self, **changes: Any) -> Positions:
-        """Return a copy with some fields exchanged; what was remembered goes along when only `attrs` change."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("__weakref__", "memo")}
+        """Return a copy with some fields exchanged; what is known of the tokens goes along when only `attrs` change."""
+        own = ("__weakref__", "in_place", "memo")
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in own}
         copy = Positions(**{**fields, **changes})
         if set(changes) <= {"attrs"}:
-            copy.memo = self.memo
+            copy.memo, copy.in_place = self.memo, self.in_place
         return copy
 
     def spaced(self, spacing: Sequence[float]) -> Positions:

@@ -28,8 +28,8 @@ def refuses(call: Call) -> str | None:
         return "columns given as tensors would be rounded in half precision" if half else sdpa.refuses(call)
     if not isinstance(bias, DistanceBias) or bias.metric != "squared" or bias.wrap:
         return "only squared distance without wrap, and LowRankBias, have few columns"
-    if bias.pos is None or bias.pos.grid is None or not bias.pos.static:
-        return "free coordinates cannot be split exactly; only tokens of a grid"
+    if bias.pos is None or bias.pos.grid is None or not bias.pos.in_place or not bias.pos.static:
+        return "coordinates cannot be split exactly unless tokens are where their grid has them"
     dtype = call.dtype
     if dtype == torch.float16:
         return "squared distances in cells overflow float16"

@@ -149,9 +149,9 @@ class SeqPEBase(Encoding):
             first = table.new_zeros(1, table.shape[-1])
         else:
             first = self.prefix_vector[None].to(table.dtype)
-        if pos.index is None:
+        if pos.regular:
             return torch.cat([first.expand(pos.grid.prefix, -1), table])[None]
-        row = torch.where(pos.spatial, pos.index + 1, 0)
+        row = torch.where(pos.spatial, pos.numbers() + 1, 0)
         return torch.cat([first, table]).index_select(0, row.flatten()).reshape(*row.shape, -1)
 
     def _encoded(self, pos: Positions) -> Tensor:

@@ -62,9 +62,9 @@ class Learned(Additive):
         table = at_least_float32(resample(self.weight, self.grid, pos.grid.shape))
         prefix = table.new_zeros(1, pos.grid.prefix, self.dim)
         table = torch.cat([prefix, table], 1)
-        if pos.index is None:
+        if pos.regular:
             return table
-        token = (pos.index + pos.grid.prefix).clamp(min=0)  # tokens without a place are masked below
+        token = (pos.numbers() + pos.grid.prefix).clamp(min=0)  # tokens without a place are masked below
         kept = table[0].index_select(0, token.flatten()).unflatten(0, token.shape)
         return kept * pos.spatial[..., None]
 

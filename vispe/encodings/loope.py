@@ -224,10 +224,11 @@ class Loope(Additive):
         """Return the waves of the tokens that `pos` has, from the angles of all cells (1 or b, h w, d / 2)."""
         waves = _waves(angle)
         prefix = pos.grid.prefix if pos.grid else 0
-        if pos.index is None:
+        if pos.regular:
             return F.pad(waves, (0, 0, prefix, 0))
-        b = max(len(waves), len(pos.index), len(pos.spatial))
-        index = torch.where(pos.spatial, pos.index, 0).expand(b, -1)
+        numbers = pos.numbers()
+        b = max(len(waves), len(numbers), len(pos.spatial))
+        index = torch.where(pos.spatial, numbers, 0).expand(b, -1)
         kept = waves.expand(b, -1, -1).gather(1, index[..., None].expand(-1, -1, self.dim))
         return kept * pos.spatial[..., None]
 

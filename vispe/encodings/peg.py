@@ -118,11 +118,11 @@ class Peg(Mixing):
         shape, prefix = self._grid(pos)
         if layer not in self.blocks:
             return x
-        if pos.index is None:
+        if pos.regular:
             patches = x[:, prefix:]
             return torch.cat([x[:, :prefix], patches + self._conv(patches, shape, layer)], 1)
         cells = shape[0] * shape[1]
-        index = torch.where(pos.spatial, pos.index, cells).expand(
+        index = torch.where(pos.spatial, pos.numbers(), cells).expand(
             x.shape[0], -1
         )  # a bin for all without a place
         index = index[..., None].expand_as(x)

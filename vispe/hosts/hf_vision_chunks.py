@@ -174,9 +174,4 @@ def _positions(cells: Tensor, grid: Grid, device: torch.device) -> Positions:
         whole = whole[:1]
     index = whole[..., 0] * grid.shape[1] + whole[..., 1]
     with torch.inference_mode(False):
-        return Positions(
-            whole.to(device, torch.float32),
-            extent=size[None].to(device, torch.float32),
-            index=index.to(device),
-            grid=grid,
-        )
+        return grid.positions(device).gather(index.to(device))

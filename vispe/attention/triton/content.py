@@ -36,7 +36,7 @@ def not_decomposed(bias: Bias) -> str | None:
             )
         if not isinstance(term, DecomposedBias):
             return f"the sum of {type(term).__name__} and of what tokens read is not fused"
-        if term.pos is None or not term.pos.regular or term.pos.coords.shape[0] > 1:
+        if term.pos is None or not term.pos.regular:
             return "the tokens are not a full grid in order"
     fields = {(term.pos.grid.shape, term.pos.grid.prefix) for term in terms if term.pos and term.pos.grid}
     return "the terms of the bias are on different grids" if len(fields) > 1 else None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from vispe.attention.bias import Bias, SumBias
 from vispe.attention.precision import at_least_float32
 from vispe.attention.table import TableBias
-from vispe.grid import Grid, Positions
+from vispe.grid import Grid
 
 
 def not_a_table(bias: Bias) -> str | None:
@@ -20,13 +19,11 @@ def not_a_table(bias: Bias) -> str | None:
     if not bias.invariant and not isinstance(bias, TableBias):
         return f"{type(bias).__name__} depends on more than the offset between two tokens"
     pos = bias.pos
-    if pos is None or pos.grid is None or not pos.regular:
+    if pos is None or pos.grid is None or pos.index is not None:
         return "the tokens are not a full grid in order"
     if not pos.static:
         return "positions with a gradient have no table"
-    if pos.coords.shape[0] > 1 or not _in_place(pos, pos.grid):
-        return "the tokens are not where their grid has them"
-    return None
+    return None if pos.regular else "the tokens are not where their grid has them"
 
 
 def table_of(bias: Bias) -> tuple[Tensor, Tensor | None]:
@@ -46,15 +43,3 @@ def _grid(bias: Bias) -> Grid:
     if bias.pos is None or bias.pos.grid is None:
         return Grid((1,))  # not reached: such a bias is refused
     return bias.pos.grid
-
-
-def _in_place(pos: Positions, grid: Grid) -> bool:
-    """Whether the coordinates are those of the grid; compilers are told that they are."""
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        return True
-
-    def same() -> bool:
-        there = grid.positions(pos.coords.device)
-        return torch.equal(there.coords, pos.coords.float()) and torch.equal(there.extent, pos.extent.float())
-
-    return pos.remember("in place", same)

@@ -15,7 +15,7 @@ from vispe.attention.bias import Bias, DistanceBias, SumBias
 from vispe.attention.call import Call
 from vispe.attention.distance import largest
 from vispe.attention.precision import no_autocast
-from vispe.attention.table import TableBias
+from vispe.attention.table import ProfileBias, TableBias
 from vispe.attention.triton.lower import table_of
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -27,8 +27,12 @@ def not_placed(bias: Bias) -> str | None:
     """Return why `bias` is not a table at offsets of cells, a distance, or the sum of both; or None."""
     pos, (distances, tables) = bias.pos, _terms(bias)
     for term in tables:
-        if not term.invariant and not isinstance(term, TableBias):
+        if isinstance(term, TableBias | ProfileBias):  # cells decide, wherever they are
+            continue
+        if not term.invariant:
             return f"{type(term).__name__} depends on more than the offset between two tokens"
+        if term.pos is not None and not term.pos.in_place:
+            return f"the tokens are not where their grid has them, and only there {type(term).__name__} is a table"
     if pos is None:
         return "the bias is not bound to positions"
     if not pos.static:

@@ -1,0 +1,71 @@
+"""What converted models pass to attention is a table: fused kernels take their fastest form, called and compiled."""
+
+import sys
+
+import pytest
+import torch
+from timm.models import Eva, VisionTransformer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import vispe
+from tests.hosts.common import close, image, tiny
+from tests.hosts.packed import naflex
+from vispe.attention.triton.lower import not_a_table
+
+SPECS = ["alibi2d", "alibi2d(slopes=learned)", "rpb", "alibi2d+rope_axial"]
+HOSTS = {
+    "vit": lambda: tiny(VisionTransformer),
+    "vit of any size": lambda: tiny(VisionTransformer, dynamic_img_size=True),
+    "eva": lambda: tiny(Eva, use_rot_pos_emb=False),
+    "naflex": naflex,
+}
+
+
+@pytest.fixture
+def reasons(monkeypatch):
+    """Why each call of attention was not one of a table, None where it was."""
+    module, found = sys.modules["vispe.attention"], []
+    choose = module._choose
+
+    def chosen(call, backend):
+        found.append(not_a_table(call.bias))
+        return choose(call, backend)
+
+    monkeypatch.setattr(module, "_choose", chosen)
+    monkeypatch.setattr(module.sdpa, "known", lambda *_: None)
+    monkeypatch.setattr("vispe.hosts.context.Context.plain_mask", lambda *_: None)
+    return found
+
+
+class Comparisons(TorchDispatchMode):
+    """Counts what looks at the values of tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket in (
+            torch.ops.aten.equal, torch.ops.aten._local_scalar_dense, torch.ops.aten.is_nonzero,
+        )  # fmt: skip
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("host", HOSTS)
+def test_called(host, spec, reasons):
+    model = vispe.convert(HOSTS[host](), spec).eval()
+    with Comparisons() as first:
+        model(image())
+    assert reasons == [None] * len(model.blocks)
+    assert first.count == 0
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_compiled(host, reasons):
+    torch._dynamo.reset()
+    model = vispe.convert(HOSTS[host](), "alibi2d(slopes=learned)+rpb").eval()
+    wanted = model(image())
+    reasons.clear()
+    close(torch.compile(model, backend="eager", fullgraph=True)(image()), wanted)
+    assert reasons == [None] * len(model.blocks)
