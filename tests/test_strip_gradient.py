@@ -193,3 +193,16 @@ def test_explain_says_when_blocks_are_taken():
         True: "blocks of a mask, from which a learned bias gets its gradient",
         False: "one dense mask, made in each call",
     }
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1e-4, 1e-6])
+def test_half_precision_at_tiny_scales(scale, calls):
+    pos = Grid((6, 7), 1).positions()
+    leaves, cotangent = inputs(pos, dtype=torch.float16)
+    leaves[0] = (leaves[0].detach() * min(0.25 / scale, 16.0)).requires_grad_()
+    wanted = exact(leaves, cotangent, pos, scale=scale)
+    found = results(leaves, cotangent, pos, "sdpa", scale=scale)
+    assert len(calls) == 1
+    for mine, other in zip(found, wanted, strict=True):
+        rounding = 2**-25 * mine.numel() ** 0.5  # gradients may be below what float16 holds
+        assert (mine.double() - other).norm() <= 2e-3 * other.norm() + rounding

@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.bias import DistanceBias
 from vispe.attention.call import Call
 from vispe.attention.precision import no_autocast
 from vispe.attention.triton import content
@@ -19,7 +18,7 @@ from vispe.attention.triton.content import not_decomposed, reads_content
 from vispe.attention.triton.device import no_device as _no_device
 from vispe.attention.triton.lower import not_a_table, table_of
 from vispe.attention.triton.places import not_placed, placed_attention
-from vispe.attention.triton.strip import Layout, build, layout_of, pack
+from vispe.attention.triton.strip import Layout, build, fits_half, layout_of, pack
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -88,11 +87,10 @@ def _anywhere(call: Call) -> bool:
 def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return the packed bias, and what it was made from where that has a gradient."""
     bias, heads = call.bias, call.q.shape[1]
-    # half precision is exact enough where large biases are those that hardly count, as with distances
-    narrow = call.dtype != torch.float32 and isinstance(bias, DistanceBias)
-    stored = torch.float16 if narrow else torch.float32
-    if bias is None or bias.pos is None:
+    if bias is None or bias.pos is None or bias.pos.grid is None:
         raise ShapeError("A bias without positions was given to the kernels; bind it to positions.")
+    narrow = call.dtype != torch.float32 and fits_half(bias, bias.pos.grid, call.factor)
+    stored = torch.float16 if narrow else torch.float32
 
     def made() -> tuple[Tensor, Tensor]:
         with no_autocast(call.q.device):
