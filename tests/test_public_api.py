@@ -32,6 +32,7 @@ PUBLIC = [
     "register",
     "restore",
     "symmetrize",
+    "use_backend",
 ]
 
 

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from vispe import encodings as encodings
-from vispe.attention import attention, explain
+from vispe.attention import attention, explain, use_backend
 from vispe.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
 from vispe.errors import VispeError
 from vispe.evaluate.plots import plot_bias
@@ -49,6 +49,7 @@ __all__ = [
     "register",
     "restore",
     "symmetrize",
+    "use_backend",
 ]
 
 _FROM = {  # names whose modules import timm, which is slow, or are seldom needed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ from vispe.attention.bias import Bias, DenseBias, DistanceBias, LowRankBias, Sum
 from vispe.attention.call import Call
 from vispe.attention.content import ContextBias, GatedBias, ValueTerm
 from vispe.attention.rotation import Affine, BlockTransform, Expand, PairRotation, Transform
+from vispe.attention.selection import Backend, Selected, selected, use_backend
 from vispe.attention.table import ProfileBias, TableBias
-from vispe.errors import BackendUnavailable, UnknownName, did_you_mean
+from vispe.attention.triton.device import KernelsFailed, say_once
+from vispe.errors import BackendUnavailable
 
 __all__ = [
     "Affine",
@@ -42,9 +44,9 @@ __all__ = [
     "ValueTerm",
     "attention",
     "explain",
+    "use_backend",
 ]
 
-Backend = Literal["auto", "reference", "sdpa", "lowrank", "triton", "flex"]
 _Entry = tuple[Callable[[Call], str | None], Callable[[Call], Tensor]]
 _BACKENDS: dict[str, _Entry] = {
     "reference": (reference.refuses, reference.run),
@@ -103,7 +105,8 @@ def attention(
         scale: factor of the logits, ``d ** -0.5`` by default.
         dropout_p: dropout of the attention weights.
         enable_gqa: repeat key and value heads for groups of query heads.
-        backend: 'auto' takes the fastest that serves the call; a named one is obeyed or refused.
+        backend: 'auto' takes what `use_backend` or the environment variable VISPE_BACKEND names, else the fastest that
+            serves the call; a named one is obeyed or refused.
         deterministic: True takes an SDPA kernel with a reproducible backward pass on CUDA (CPU kernels all are).
             Gradients of tables on CUDA follow `torch.use_deterministic_algorithms`, whatever is said here.
 
@@ -114,8 +117,9 @@ def attention(
         BackendUnavailable: the named backend cannot serve the call.
         UnknownName: there is no such backend.
     """
+    named = selected(backend)
     nothing = transform is value_term is attn_mask is key_padding_mask is cu_seqlens is None
-    alone = nothing and not is_causal and dropout_p == 0.0 and backend == "auto"
+    alone = nothing and not is_causal and dropout_p == 0.0 and named.backend == "auto"
     if alone and bias is not None:
         mask = sdpa.known(q, k, v, bias)
         if mask is not None:
@@ -124,8 +128,7 @@ def attention(
         q, k, v, bias, transform, value_term, attn_mask, key_padding_mask, is_causal, cu_seqlens, scale, dropout_p,
         enable_gqa, deterministic,
     )  # fmt: skip
-    name = _choose(call, backend)[0]
-    out = _BACKENDS[name][1](call)
+    name, out = _run(call, named)
     if alone and name == "sdpa":
         sdpa.know(call)
     return out
@@ -141,29 +144,43 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
         backend: see `attention`.
         **arguments: the other arguments of `attention`.
     """
-    call = Call(q, k, v, **arguments)
-    name, reason = _choose(call, backend)
+    named, call = selected(backend), Call(q, k, v, **arguments)
+    name, reason = _choose(call, named)
     if name == "sdpa" and strip_gradient.taken(call):
         reason = "blocks of a mask, from which a learned bias gets its gradient"
     refused = {other: refuses(call) for other, (refuses, _) in _BACKENDS.items() if other != name}
-    return Explanation(
-        name, reason, {other: why or "not faster here, or less exact" for other, why in refused.items()}
-    )
+    other_why = "not faster here, or less exact" if named.backend == "auto" else "not the one that is named"
+    return Explanation(name, reason, {other: why or other_why for other, why in refused.items()})
 
 
-def _choose(call: Call, backend: str) -> tuple[str, str]:
-    if backend != "auto":
-        if backend not in _BACKENDS:
-            raise UnknownName(
-                f"There is no backend {backend!r}.{did_you_mean(backend, _BACKENDS)} "
-                f"Choose auto, {', '.join(_BACKENDS)}."
+def _run(call: Call, named: Selected) -> tuple[str, Tensor]:
+    """Return the backend that served a call, and the output."""
+    name = _choose(call, named)[0]
+    try:
+        out = _BACKENDS[name][1](call)
+    except KernelsFailed:
+        if named.backend == name and name in ("triton", "flex"):
+            raise
+        return _run(call, named)  # without these kernels, which are refused from now on
+    if named.backend == "auto":
+        say_once(call.q)
+    return name, out
+
+
+def _choose(call: Call, named: Selected) -> tuple[str, str]:
+    """Return a backend and why it is taken."""
+    if named.backend != "auto":
+        refusal = _BACKENDS[named.backend][0](call)
+        if refusal and named.by == "name":
+            raise BackendUnavailable(
+                f"backend={named.backend!r} cannot serve this call: {refusal}; use backend='auto'."
             )
-        refusal = _BACKENDS[backend][0](call)
         if refusal:
             raise BackendUnavailable(
-                f"backend={backend!r} cannot serve this call: {refusal}; use backend='auto'."
+                f"The backend {named.backend!r}, chosen by {named.by}, cannot serve this call: {refusal}; choose "
+                "'auto' there, or name another backend for this call."
             )
-        return backend, "asked for by name"
+        return named.backend, f"asked for by {named.by}"
     refusal = sdpa.refuses(call)
     if refusal:
         return "reference", refusal

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vispe.attention.call import Call
 from vispe.attention.precision import no_autocast
-from vispe.attention.triton.device import no_device
+from vispe.attention.triton.device import failed, no_device, watched
 from vispe.attention.triton.lower import not_a_table, table_of
 from vispe.attention.triton.places import cell_numbers, extended, segments
 from vispe.errors import BackendUnavailable, ShapeError
@@ -50,8 +50,9 @@ def refuses(call: Call) -> str | None:
     ):
         if given:
             return why
-    if q.is_cuda and no_device(q):
-        return no_device(q)
+    missing = (no_device(q) if q.is_cuda else None) or failed(q, "flex")
+    if missing:
+        return missing
     refusal = None if call.bias is None else not_a_table(call.bias)
     if refusal or not _learned(call):
         return refusal
@@ -71,6 +72,8 @@ def discourages(call: Call) -> str | None:
         return "FlexAttention is slower than a dense mask on CPU"
     if _learned(call):
         return "FlexAttention adds the gradient of a learned bias score by score"
+    if failed(call.q):
+        return "kernels that Triton compiles failed here before"
     return None
 
 
@@ -155,6 +158,7 @@ def _compiled(*structure: object) -> _Attend:
     code = _attend.__code__.replace(co_name=f"attend_{_compiled.cache_info().misses}")
     compiled = torch.compile(FunctionType(code, _attend.__globals__), fullgraph=True)  # no graph, no result
 
+    @watched("flex")
     def attend(*arguments: Any) -> Tensor:
         try:
             return compiled(*arguments)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.precision import exact_product
+from vispe.attention.selection import environment
 from vispe.errors import ShapeError
 
 Layout = Literal["half", "interleaved"]
@@ -99,10 +100,10 @@ class PairRotation(Transform):
         """Whether a fused kernel rotates `x`: on CUDA, with tables in float32 that fit it as they are."""
         if x.device.type == "cpu" and not INTERPRETED:
             return False
-        from vispe.attention.triton.device import no_device
+        from vispe.attention.triton.device import failed, no_device, say_once
 
         fields, tables, n, pairs = self.cos.shape
-        return (
+        fits = (
             self.cos.dtype == self.sin.dtype == torch.float32
             and x.dtype in (torch.float16, torch.bfloat16, torch.float32)
             and x.device == self.cos.device == self.sin.device
@@ -111,8 +112,12 @@ class PairRotation(Transform):
             and n == x.shape[2]
             and 0 < 2 * pairs <= x.shape[3]
             and all(x.shape)
-            and no_device(x) is None
+            and environment() in ("auto", "triton")
         )
+        if not fits or (no_device(x) or failed(x, "rotation")) is None:
+            return fits
+        say_once(x)
+        return False
 
     def _rotate(self, x: Tensor, sign: int = 1) -> Tensor:
         pairs = self.cos.shape[-1]

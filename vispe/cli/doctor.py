@@ -16,7 +16,8 @@ def doctor(
 ) -> None:
     """Show what this installation has; with a model, which attention path its layers take and why.
 
-    Without a model: versions, devices, the attention backend of each bias, weights on disk, missing extras.
+    Without a model: versions, devices, the attention backend that is chosen and by whom, whether the Triton kernels run
+    (one is launched on each GPU), the backend of each bias, weights on disk, missing extras.
 
     Args:
         model: name of a timm model; it is built with random weights and run once.
@@ -41,6 +42,7 @@ def doctor(
     report = {
         "versions": _versions(),
         "devices": _devices(),
+        "choice": _choice(),
         "attention": _backends(),
         "weights": _weights(),
         "extras": _extras(),
@@ -51,6 +53,7 @@ def doctor(
     titles = {
         "versions": "versions",
         "devices": "devices",
+        "choice": "choice of the attention backend",
         "attention": "attention backend of each bias (37x37 patches, 6 heads of 64 channels)",
         "weights": "pretrained weights on disk",
         "extras": "extras",
@@ -178,6 +181,24 @@ def _devices() -> dict[str, str]:
     return found
 
 
+def _choice() -> dict[str, str]:
+    """Return which backend is named and by whom, and on which devices the Triton kernels run."""
+    import torch
+
+    from vispe.attention.selection import VARIABLE, selected
+    from vispe.attention.triton.device import no_device
+
+    backend, by = selected()
+    found = {
+        "backend": f"{backend}, chosen by {by}" if by else f"{backend} (set {VARIABLE} to choose another)"
+    }
+    for i in range(torch.cuda.device_count()):
+        found[f"triton on cuda:{i}"] = no_device(torch.zeros(1, device=f"cuda:{i}")) or "its kernels run"
+    if not torch.cuda.device_count():
+        found["triton"] = no_device(torch.zeros(1)) or "its kernels run, interpreted"
+    return found
+
+
 _GRIDS = {1: (37 * 37,), 2: (37, 37), 3: (37, 37, 1)}
 
 
@@ -186,6 +207,7 @@ def _backends() -> dict[str, str]:
 
     import vispe
     from vispe.base import bias_of
+    from vispe.errors import BackendUnavailable
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     grids = {axes: vispe.Grid(shape, reference=shape) for axes, shape in _GRIDS.items()}
@@ -196,7 +218,10 @@ def _backends() -> dict[str, str]:
         grid = grids[2 if 2 in axes else axes[0]]
         encoding = vispe.create_encoding(name, dim=384, num_heads=6, depth=12, grid=grid.shape).to(device)
         bias = bias_of(encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
-        found[name] = str(vispe.explain(q, q, q, bias=bias))
+        try:
+            found[name] = str(vispe.explain(q, q, q, bias=bias))
+        except BackendUnavailable as error:  # the backend that the environment names
+            found[name] = str(error)
     return found
 
 

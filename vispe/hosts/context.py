@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vispe.attention import LONG
 from vispe.attention.precision import compute_dtype
+from vispe.attention.selection import selected
 from vispe.attention.table import has_grid_table
 from vispe.base import Encoding, Mixing, Rotary, bias_of, value_term_of
 from vispe.errors import ShapeError
@@ -24,10 +25,11 @@ class Context:
 
     It is handed through the blocks as their `attn_mask`, the only explicit channel that every block has; so
     recomputation under checkpointing sees what the first pass saw. It is a plain object, because sharded
-    training casts the tensors that it finds in tuples and dataclasses, and it is never changed.
+    training casts the tensors that it finds in tuples and dataclasses, and it is never changed. The backend that
+    `vispe.use_backend` named when it was made stays that of its layers.
     """
 
-    __slots__ = ("encodings", "is_causal", "mask", "mixed", "positions", "rope")
+    __slots__ = ("encodings", "is_causal", "mask", "mixed", "positions", "rope", "selected")
 
     def __init__(
         self,
@@ -40,6 +42,13 @@ class Context:
     ) -> None:
         self.positions, self.encodings, self.mask = positions, tuple(encodings), mask
         self.is_causal, self.rope, self.mixed = is_causal, rope, mixed
+        self.selected = selected()
+
+    def masked(self, mask: Tensor) -> Context:
+        """Return the same context with another mask of the user, for one layer."""
+        other = Context(self.positions, self.encodings, mask, False)
+        other.selected = self.selected
+        return other
 
     def mix(self, x: Tensor, layer: int) -> Tensor:
         """Return the tokens (b, n, d) that left block `layer` after the encodings that mix there."""
@@ -61,7 +70,10 @@ class Context:
         alone = module.pos_enc is None and self.mask is None and not self.is_causal and module.fused_attn
         if not alone or self.positions.tokens >= LONG or torch.compiler.is_compiling():
             return None
-        if any(isinstance(e, Rotary) for e in self.encodings):
+        if any(isinstance(e, Rotary) for e in self.encodings) or self.selected.backend not in (
+            "auto",
+            "sdpa",
+        ):
             return None
         layer = module.vispe_layer
         bias = bias_of(self.encodings, self.positions, layer, x)
@@ -108,10 +120,23 @@ class Context:
             attn_mask=self.mask,
             is_causal=self.is_causal,
             dropout_p=dropout_p,
-            backend="auto" if module.fused_attn else "reference",
+            backend=self.selected if module.fused_attn else "reference",
         )
         # kernels differ in the strides of their output; an exported graph must not depend on them
         return out.clone(memory_format=torch.contiguous_format) if torch.compiler.is_exporting() else out
+
+
+def backend_in_words(fused: bool, off: str) -> str:
+    """Return which backend swapped layers take, for `describe`.
+
+    Args:
+        fused: whether fused attention is on in all of them.
+        off: why it is not, in words.
+    """
+    if not fused:
+        return f"reference ({off})"
+    backend, by = selected()
+    return f"{backend} (chosen by {by})" if by else backend
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from torch import nn
 
 from vispe.base import Encoding
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.hosts.context import HostState
+from vispe.hosts.context import HostState, backend_in_words
 from vispe.hosts.hf_version import check_version
 from vispe.hosts.refusals import refusal
 from vispe.hosts.timm_attention import attentions
@@ -144,8 +144,7 @@ def _describe(model: HostedTimm) -> str:
     if own:
         lines.append(f"  {len(own)} attention layers with their own: {own[0].name}, {_count(own)} parameters")
     if layers:
-        fused = all(m.fused_attn for m in layers)
-        backend = "auto" if fused else "reference (fused attention is off)"
+        backend = backend_in_words(all(m.fused_attn for m in layers), "fused attention is off")
         lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vispe.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
-from vispe.hosts.context import HostState
+from vispe.hosts.context import HostState, backend_in_words
 from vispe.hosts.convert import convert, describe, finished, restore, timm_terms, with_options
 from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over
 from vispe.hosts.hf_classes import positioned
@@ -228,8 +228,7 @@ def describe_vision(model: nn.Module) -> str:
     own = [m.pos_enc for m in layers if m.pos_enc is not None]
     if own:
         lines.append(f"  {len(own)} attention layers with their own: {own[0].name}, {_count(own)} parameters")
-    fused = all(m.fused_attn for m in layers)
-    backend = "auto" if fused else "reference (the attention implementation is eager)"
+    backend = backend_in_words(all(m.fused_attn for m in layers), "the attention implementation is eager")
     lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
     return "\n".join(lines)
 

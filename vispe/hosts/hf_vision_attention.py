@@ -130,7 +130,7 @@ def _attended(
 ) -> tuple[Tensor, Tensor | None]:
     """Return attention (b, n, d) and, where it is eager, its weights."""
     if mask is not None:
-        context = Context(context.positions, context.encodings, mask, False)
+        context = context.masked(mask)
     q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=module.num_heads) for t in (q, k, module.v_proj(x)))
     out = context.attend(module, q, k, v, x, dropout_p if module.training else 0.0)
     weights = None if module.fused_attn else _weights(module, context, q, k, v, x)

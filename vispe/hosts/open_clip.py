@@ -23,6 +23,7 @@ from torch import nn
 
 from vispe.base import Biased, Encoding, Mixing, Rotary
 from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.hosts.context import backend_in_words
 from vispe.hosts.convert import convert, finished, restore, timm_terms, with_options
 from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over
 from vispe.hosts.open_clip_attention import SWAPS, attentions, encodings_of, stock_type
@@ -177,7 +178,7 @@ def describe_tower(tower: HostedTower) -> str:
     if own:
         lines.append(f"  {len(own)} attention layers with their own: {own[0].name}, {_count(own)} parameters")
     if layers:
-        backend = "auto" if all(m.fused_attn for m in layers) else "reference (fused attention is off)"
+        backend = backend_in_words(all(m.fused_attn for m in layers), "fused attention is off")
         lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
     return "\n".join(lines)
 

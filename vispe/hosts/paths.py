@@ -47,14 +47,18 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
 
     def note(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
         told = explain(q, k, v, **arguments)
-        found[names[-1]] = Path(names[-1], told.backend, told.reason, told.refused)
+        off = arguments.get("backend") == "reference"  # what converted models ask for then
+        reason = "fused attention of this layer is switched off" if off else told.reason
+        found[names[-1]] = Path(names[-1], told.backend, reason, told.refused)
         return attend(q, k, v, **arguments)
 
     def enter(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             names.append(name)
-            given = [a for a in (*args, *kwargs.values()) if isinstance(a, Context)]
-            masked = bool(given) and given[0].plain_mask(module, args[0]) is not None
+            handed = (*args, *kwargs.values())  # some hosts name even their tokens
+            tokens = next(a for a in handed if isinstance(a, Tensor))
+            given = [a for a in handed if isinstance(a, Context)]
+            masked = bool(given) and given[0].plain_mask(module, tokens) is not None
             why = (
                 "one fixed bias on a small grid, as a mask that is kept with its positions"
                 if masked

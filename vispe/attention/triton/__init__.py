@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from vispe.attention.call import Call
+from vispe.attention.content import GatedBias
 from vispe.attention.precision import no_autocast
 from vispe.attention.triton import content
 from vispe.attention.triton.content import not_decomposed, reads_content
+from vispe.attention.triton.device import failed
 from vispe.attention.triton.device import no_device as _no_device
 from vispe.attention.triton.lower import not_a_table, table_of
 from vispe.attention.triton.places import not_placed, placed_attention
@@ -45,12 +47,13 @@ def refuses(call: Call) -> str | None:
     ):
         if given:
             return why
-    if call.bias is None:
-        return None
-    if reads_content(call.bias):
+    if call.bias is not None and reads_content(call.bias):
         packed = "packed sequences are not fused with a bias that reads content"
-        return not_decomposed(call.bias) if call.cu_seqlens is None else packed
-    return not_placed(call.bias) if _anywhere(call) else None
+        kernels = "gated" if isinstance(call.bias, GatedBias) else "decomposed"
+        return (not_decomposed(call.bias) if call.cu_seqlens is None else packed) or failed(q, kernels)
+    if _anywhere(call):
+        return (None if call.bias is None else not_placed(call.bias)) or failed(q, "coords")
+    return failed(q, "table")
 
 
 def run(call: Call) -> Tensor:

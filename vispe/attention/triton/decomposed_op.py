@@ -11,6 +11,7 @@ from triton import cdiv
 from vispe.attention.triton.backward import row_sums
 from vispe.attention.triton.decomposed import decomposed_forward
 from vispe.attention.triton.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
+from vispe.attention.triton.device import watched
 from vispe.attention.triton.launch import LOG2E, choose, constants, strides, tokens_first
 from vispe.attention.triton.slots import Slots, rows_of, slots_of
 from vispe.attention.triton.tiles import Tiles
@@ -23,6 +24,7 @@ def slots_for(q: Tensor, v: Tensor, shape: tuple[int, int], prefix: int) -> Slot
 
 
 @torch.library.custom_op("vispe::decomposed_attention", mutates_args=())
+@watched("decomposed")
 def decomposed_attention(
     q: Tensor, k: Tensor, v: Tensor, by_query: Tensor | None, by_key: Tensor | None, keep: Tensor | None, gh: int,
     gw: int, prefix: int, width: int, high: int, scale: float,
@@ -63,6 +65,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("vispe::decomposed_attention_grad", mutates_args=())
+@watched("decomposed")
 def decomposed_attention_grad(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, by_query: Tensor | None,
     by_key: Tensor | None, keep: Tensor | None, gh: int, gw: int, prefix: int, width: int, high: int, scale: float,

@@ -9,6 +9,7 @@ from torch import Tensor
 from triton import cdiv
 
 from vispe.attention.triton.backward import row_sums
+from vispe.attention.triton.device import watched
 from vispe.attention.triton.gated import gated_forward, gated_grad_kv, gated_grad_profile, gated_grad_q
 from vispe.attention.triton.launch import LOG2E, bias_strides, choose, constants, strides, tokens_first
 from vispe.attention.triton.launch_backward import unit_of
@@ -16,6 +17,7 @@ from vispe.attention.triton.tiles import Tiles
 
 
 @torch.library.custom_op("vispe::gated_attention", mutates_args=())
+@watched("gated")
 def gated_attention(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, col: Tensor, packed: Tensor, address: Tensor, edge: Tensor,
     base: Tensor, keep: Tensor | None, runs: Tensor | None, ends: Tensor | None, prefix: int, scale: float,
@@ -60,6 +62,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("vispe::gated_attention_grad", mutates_args=())
+@watched("gated")
 def gated_attention_grad(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, row: Tensor, col: Tensor, packed: Tensor,
     address: Tensor, edge: Tensor, base: Tensor, keep: Tensor | None, prefix: int, scale: float, length: int,

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vispe.attention.triton.device import watched
 from vispe.attention.triton.launch import run_forward, tokens_first
 from vispe.attention.triton.launch_backward import run_backward, run_bias
 
 
 @torch.library.custom_op("vispe::table_attention", mutates_args=())
+@watched("table")
 def table_attention(
     q: Tensor, k: Tensor, v: Tensor, packed: Tensor | None, address: Tensor | None, edge: Tensor | None,
     base: Tensor | None, keep: Tensor | None, runs: Tensor | None, ends: Tensor | None, prefix: int, scale: float,
@@ -32,6 +34,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("vispe::table_attention_grad", mutates_args=())
+@watched("table")
 def table_attention_grad(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
     address: Tensor | None, edge: Tensor | None, base: Tensor | None, keep: Tensor | None, prefix: int, scale: float,

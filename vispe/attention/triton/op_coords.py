@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vispe.attention.triton.device import watched
 from vispe.attention.triton.launch import tokens_first
 from vispe.attention.triton.launch_coords import Operands, run_backward, run_forward, run_table
 
 
 @torch.library.custom_op("vispe::coords_attention", mutates_args=())
+@watched("coords")
 def coords_attention(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, cells: Tensor | None, slopes: Tensor | None,
     places: Tensor | None, period: Tensor | None, segment: Tensor | None, keep: Tensor | None, metric: int,
@@ -29,6 +31,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("vispe::coords_attention_grad", mutates_args=())
+@watched("coords")
 def coords_attention_grad(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, table: Tensor | None,
     cells: Tensor | None, slopes: Tensor | None, places: Tensor | None, period: Tensor | None,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
+from vispe.attention.triton.device import watched
 from vispe.attention.triton.launch import tokens_first
 from vispe.attention.triton.rotary import grad_tables, rotate
 
@@ -17,6 +18,7 @@ PROGRAMS = 1024  # about as many keep a GPU busy
 
 
 @torch.library.custom_op("vispe::rotate_pairs", mutates_args=())
+@watched("rotation")
 def rotate_pairs(
     x: Tensor, y: Tensor | None, z: Tensor | None, cos: Tensor, sin: Tensor, half: bool, back: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,6 +57,7 @@ def _(
 
 
 @torch.library.custom_op("vispe::rotate_pairs_grad", mutates_args=())
+@watched("rotation")
 def rotate_pairs_grad(
     x: Tensor, y: Tensor | None, z: Tensor | None, gx: Tensor, gy: Tensor, gz: Tensor, fields: int, tables: int,
     pairs: int, half: bool, back: bool,

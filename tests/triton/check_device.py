@@ -1,0 +1,93 @@
+"""The first launch on a device, and launches that fail, in Triton's interpreter: kernels really run."""
+
+import importlib
+
+import pytest
+import torch
+
+from vispe import Grid, attention, explain, use_backend
+from vispe.attention import DistanceBias, PairRotation
+from vispe.attention.triton import device
+from vispe.errors import BackendUnavailable
+
+POS = Grid((3, 4), 1).positions()
+BIAS = DistanceBias((0.5, 0.2, 0.1), POS)
+launch = importlib.import_module("vispe.attention.triton.launch")
+
+
+def tensors():
+    return [torch.randn(2, 3, POS.tokens, 16, requires_grad=True) for _ in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known(monkeypatch):
+    for name, empty in (("_TRIED", set()), ("_SAID", set()), ("_FAILED", {})):
+        monkeypatch.setattr(device, name, empty)
+
+
+def test_the_first_launch_runs_the_forward_kernel():
+    assert device.no_device(torch.zeros(2)) is None
+    assert {("cpu", None)} == device._TRIED
+    assert device._FAILED == {}
+
+
+def test_a_kernel_that_cannot_be_made_is_refused(monkeypatch):
+    class Broken:
+        def __getitem__(self, grid):
+            raise RuntimeError("Failed to find C compiler.")
+
+    q, k, v = tensors()
+    monkeypatch.setattr(launch, "forward", Broken())
+    for _ in range(2):
+        with pytest.raises(
+            BackendUnavailable, match="cannot serve this call: Triton kernels of vispe failed on cpu"
+        ):
+            attention(q, k, v, bias=BIAS, backend="triton")
+    angle = torch.randn(1, 1, POS.tokens, 4)
+    with pytest.warns(UserWarning, match="C compiler"):  # rotations would have taken a kernel of their own
+        turned = attention(q, k, v, transform=PairRotation(angle.cos(), angle.sin(), "half"))
+    monkeypatch.undo()
+    whole = attention(q, k, v, transform=PairRotation(angle.cos(), angle.sin(), "half"), backend="reference")
+    torch.testing.assert_close(turned, whole)
+
+
+def test_a_backward_pass_that_fails_is_an_error_and_the_next_step_goes_on(monkeypatch):
+    op = importlib.import_module("vispe.attention.triton.op")
+
+    def broken(*arguments):
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr(op, "run_backward", broken)
+    q, k, v = tensors()
+    with use_backend("triton"):
+        out = attention(q, k, v, bias=BIAS)
+        with pytest.raises(BackendUnavailable, match=r"\(table: RuntimeError: out of resource.*from now on"):
+            out.sum().backward()
+        with pytest.raises(BackendUnavailable, match=r"chosen by vispe\.use_backend"):
+            attention(q, k, v, bias=BIAS)
+    with pytest.warns(UserWarning, match="out of resource"):
+        attention(q, k, v, bias=BIAS).sum().backward()
+    assert q.grad.isfinite().all()
+    assert "out of resource" in explain(q, k, v, bias=BIAS).refused["triton"]
+
+
+def test_a_context_runs_the_kernels_also_in_a_compiled_function():
+    q, k, v = tensors()
+    wanted = attention(q, k, v, bias=BIAS, backend="reference")
+    ran = []
+    op = importlib.import_module("vispe.attention.triton.op")
+    with pytest.MonkeyPatch.context() as patch:
+        forward = op.run_forward
+        patch.setattr(op, "run_forward", lambda *a: ran.append(1) or forward(*a))
+        compiled = torch.compile(
+            lambda q, k, v: attention(q, k, v, bias=BIAS), backend="eager", fullgraph=True
+        )
+        with torch.no_grad():
+            plain = compiled(q, k, v)
+            assert ran == []
+            with use_backend("triton"):
+                fused = compiled(q, k, v)
+            assert ran == [1]
+    for out in (plain, fused):
+        torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()

@@ -1,0 +1,282 @@
+"""What happens where kernels cannot run after all: told once, remembered, and served by something else.
+
+There is no GPU here: tensors on the CPU say that they are on one, and what launches kernels is exchanged.
+"""
+
+import importlib
+import re
+import sys
+import warnings
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import vispe
+from vispe import Grid, attention, explain, use_backend
+from vispe.attention import DistanceBias, PairRotation, flex, rotation, selection
+from vispe.attention.triton import device
+from vispe.errors import BackendUnavailable, ShapeError
+
+GRID = Grid((3, 4), 1)
+BIAS = DistanceBias((0.5, 0.2, 0.1), GRID.positions())
+COMPILER = RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+MEMORY = type("OutOfResources", (Exception,), {})(
+    "out of resource: shared memory, Required: 147456, Limit: 65536."
+)
+
+
+def tensors(**options):
+    return [torch.randn(1, 3, GRID.tokens, 16, **options) for _ in range(3)]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """As if tensors were on a GPU on which nothing was launched yet; yields the launches, made by `launch`."""
+
+    class Gpu:
+        launched = 0
+        error = None
+
+        def launch(self, device):
+            self.launched += 1
+            if self.error is not None:
+                raise self.error
+
+    made = Gpu()
+    for name in ("_TRIED", "_SAID"):
+        monkeypatch.setattr(device, name, set())
+    monkeypatch.setattr(device, "_FAILED", {})
+    monkeypatch.setattr(device, "_INSTALLED", True)
+    monkeypatch.setattr(device, "_launch", made.launch)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda x: False))
+    monkeypatch.setattr(device, "_INTERPRETED", True)  # compilers ask the device itself, the CPU
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda x: warnings.catch_warnings())
+    return made
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """What launches the attention kernels is this: a function that can be exchanged in the dict."""
+    made = {}
+
+    def run(call):
+        return made["run"](call.q)
+
+    refuses = backends()["triton"][0]
+    monkeypatch.setitem(backends(), "triton", (refuses, run))
+    return made
+
+
+def backends():
+    return sys.modules["vispe.attention"]._BACKENDS
+
+
+def plain(q, k, v, **arguments):
+    return attention(q, k, v, bias=BIAS, backend="reference", **arguments)
+
+
+# the first launch
+
+
+@pytest.mark.parametrize("error", [COMPILER, MEMORY, OSError(8, "gcc")], ids=repr)
+def test_a_failed_first_launch_is_said_once_and_sdpa_serves(gpu, error):
+    gpu.error = error
+    q, k, v = tensors()
+    match = rf"^Triton kernels of vispe failed on cpu \(all kernels: {type(error).__name__}: "
+    with pytest.warns(UserWarning, match=match) as told:
+        out = attention(q, k, v, bias=BIAS)
+    assert len(told) == 1
+    text = str(told[0].message)
+    assert "use_backend('sdpa')" in text
+    assert told[0].filename == __file__
+    torch.testing.assert_close(out, plain(q, k, v))
+    attention(q, k, v, bias=BIAS)  # a second warning would be an error
+    attention(*tensors(dtype=torch.float16), bias=BIAS)
+    assert gpu.launched == 1
+    found = explain(q, k, v, bias=BIAS)
+    assert (found.backend, found.reason) == ("sdpa", "one dense mask, kept with its positions")
+    assert type(error).__name__ in found.refused["triton"]
+    assert type(error).__name__ in found.refused["flex"]
+
+
+def test_named_it_is_an_error_with_the_reason_and_no_warning(gpu):
+    gpu.error = COMPILER
+    q, k, v = tensors()
+    for function in (attention, explain):
+        with pytest.raises(
+            BackendUnavailable, match=r"backend='triton' cannot serve this call: .*Failed to find C compil"
+        ):
+            function(q, k, v, bias=BIAS, backend="triton")
+    with (
+        use_backend("triton"),
+        pytest.raises(BackendUnavailable, match=r"chosen by vispe.use_backend, .*C compiler"),
+    ):
+        attention(q, k, v, bias=BIAS)
+    with use_backend("sdpa"):
+        attention(q, k, v, bias=BIAS)  # without a warning
+    with pytest.warns(UserWarning, match="C compiler"):
+        attention(q, k, v, bias=BIAS)
+
+
+def test_a_launch_that_works_is_made_once(gpu):
+    for _ in range(2):
+        assert explain(*tensors(), bias=BIAS).backend == "triton"
+    assert gpu.launched == 1
+
+
+def test_a_launch_without_memory_says_nothing(gpu):
+    gpu.error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+    q = tensors()[0]
+    assert device.no_device(q) is None
+    gpu.error = None
+    assert device.no_device(q) is None
+    assert device.no_device(q) is None
+    assert gpu.launched == 2
+
+
+def test_nothing_is_launched_to_find_out_while_programs_are_made(gpu, monkeypatch):
+    q = tensors()[0]
+    assert device.no_device(torch.nn.Parameter(q).as_subclass(type("Other", (torch.Tensor,), {}))) is None
+    with FakeTensorMode():
+        assert device.no_device(torch.empty(2)) is None
+        assert device.no_device(q) is None
+    assert torch.vmap(lambda x: x + (device.no_device(x) is None))(q).shape == q.shape
+    compiled = torch.compile(lambda x: x + (device.no_device(x) is None), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(q), q + 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert device.no_device(q) is None
+    assert gpu.launched == 0
+    gpu.error = COMPILER
+    assert "C compiler" in device.no_device(q)
+    assert torch.equal(compiled(q), q)  # compiled anew: what is known now decides
+    with FakeTensorMode():
+        assert "C compiler" in device.no_device(torch.empty(2))
+    torch._dynamo.reset()
+
+
+def test_wrong_numbers_are_a_failure(gpu, monkeypatch):
+    monkeypatch.undo()
+    launch = importlib.import_module("vispe.attention.triton.launch")
+    monkeypatch.setattr(launch, "run_forward", lambda q, *rest: (q * 0.5, None))
+    with pytest.raises(RuntimeError, match="wrong numbers"):
+        device._launch(torch.device("cpu"))
+
+
+def test_rocm_is_refused_with_the_reason(gpu, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    found = explain(*tensors(), bias=BIAS)
+    assert found.backend == "sdpa"
+    assert "not for ROCm" in found.refused["triton"]
+    assert gpu.launched == 0
+
+
+# later launches
+
+
+def test_kernels_that_fail_later_are_refused_and_the_call_is_served(gpu, kernels):
+    @device.watched("table")
+    def launch(q):
+        raise MEMORY
+
+    kernels["run"] = launch
+    q, k, v = tensors()
+    with pytest.warns(
+        UserWarning, match=r"failed on cpu \(table: OutOfResources: out of resource: shared memory"
+    ) as told:
+        out = attention(q, k, v, bias=BIAS)
+    assert len(told) == 1
+    torch.testing.assert_close(out, plain(q, k, v))
+    attention(q, k, v, bias=BIAS)
+    assert "OutOfResources" in explain(q, k, v, bias=BIAS).refused["triton"]
+    anywhere = DistanceBias((0.5, 0.2, 0.1), GRID.positions().gather(torch.arange(GRID.tokens)[None]))
+    assert explain(q, k, v, bias=anywhere).backend == "triton"  # other kernels
+    assert explain(q, k, v, bias=BIAS, is_causal=True).backend == "sdpa"
+
+
+def test_named_kernels_that_fail_later_are_an_error(gpu, kernels):
+    @device.watched("table")
+    def launch(q):
+        raise MEMORY
+
+    kernels["run"] = launch
+    with pytest.raises(
+        BackendUnavailable, match=r"out of resource.*without them from now on. Name another"
+    ) as failed:
+        attention(*tensors(), bias=BIAS, backend="triton")
+    assert failed.value.__cause__ is MEMORY
+    with pytest.raises(BackendUnavailable, match="cannot serve this call: Triton kernels of vispe failed"):
+        attention(*tensors(), bias=BIAS, backend="triton")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ShapeError("of the user"), torch.OutOfMemoryError("CUDA out of memory."), MemoryError("no")],
+    ids=repr,
+)
+def test_errors_that_say_nothing_about_kernels_pass(gpu, kernels, error):
+    @device.watched("table")
+    def launch(q):
+        raise error
+
+    kernels["run"] = launch
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        attention(*tensors(), bias=BIAS)
+    assert explain(*tensors(), bias=BIAS).backend == "triton"
+
+
+def test_flex_that_cannot_be_compiled_is_refused_from_then_on(gpu, monkeypatch):
+    def compile_(function, **options):
+        def run(*arguments):
+            raise COMPILER
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    flex._compiled.cache_clear()
+    q, k, v = tensors()
+    with pytest.warns(UserWarning, match=r"\(flex: RuntimeError: Failed to find C compiler") as told:
+        out = attention(q, k, v, bias=BIAS, is_causal=True)
+    flex._compiled.cache_clear()
+    assert len(told) == 1
+    torch.testing.assert_close(out, plain(q, k, v, is_causal=True))
+    assert "C compiler" in explain(q, k, v, bias=BIAS, is_causal=True).refused["flex"]
+    assert explain(q, k, v, bias=BIAS).backend == "triton"
+
+
+# rotations
+
+
+def test_rotations_do_without_kernels_too(gpu, monkeypatch):
+    gpu.error = COMPILER
+    monkeypatch.setattr(rotation, "INTERPRETED", True)  # which look at the CPU
+    angle = torch.randn(1, 1, GRID.tokens, 4)
+    turned = PairRotation(angle.cos(), angle.sin(), "half")
+    q, k, v = tensors()
+    with pytest.warns(UserWarning, match="C compiler") as told:
+        out = attention(q, k, v, transform=turned)
+    assert len(told) == 1
+    assert torch.equal(attention(q, k, v, transform=turned), out)
+
+
+def test_with_another_backend_for_the_process_nothing_is_ever_launched(gpu, monkeypatch):
+    gpu.error = COMPILER
+    monkeypatch.setattr(rotation, "INTERPRETED", True)
+    monkeypatch.setattr(selection, "_ENVIRONMENT", "sdpa")
+    angle = torch.randn(1, 1, GRID.tokens, 4)
+    attention(*tensors(), bias=BIAS, transform=PairRotation(angle.cos(), angle.sin(), "half"))
+    assert gpu.launched == 0
+
+
+def test_a_model_goes_on_with_one_warning(gpu):
+    gpu.error = COMPILER
+    layer = vispe.Attention(48, 3, "alibi2d(slopes=learned)")
+    x = torch.randn(1, GRID.tokens, 48)
+    with pytest.warns(UserWarning, match="C compiler") as told:
+        layer(x, GRID).sum().backward()
+    assert len(told) == 1
+    layer(x, GRID).sum().backward()
