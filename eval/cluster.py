@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
 from vispe.micro import WEIGHTS

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import checkout  # noqa: F401  (finds vispe)
 import torch
 
 import vispe

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import checkout  # noqa: F401  (finds vispe)
 import matplotlib
 import numpy as np
 import timm

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 import torch
 from matplotlib.axes import Axes

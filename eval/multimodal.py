@@ -9,6 +9,8 @@ import re
 import sys
 from pathlib import Path
 
+import checkout  # noqa: F401  (finds vispe)
+
 from vispe.multimodal import list_schemes
 from vispe.multimodal.properties import SchemeProperties, properties
 

@@ -13,6 +13,7 @@ import os
 import time
 from pathlib import Path
 
+import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from PIL import Image
 

@@ -10,6 +10,8 @@ import re
 import sys
 from pathlib import Path
 
+import checkout  # noqa: F401  (finds vispe)
+
 import vispe
 
 ROOT = Path(__file__).parents[1]

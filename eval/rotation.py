@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file

@@ -13,6 +13,8 @@ import json
 import sys
 from pathlib import Path
 
+import checkout  # noqa: F401  (finds vispe)
+
 import vispe
 from vispe.evaluate.three_cell_table import plot_table, read_rows, run_missing, to_markdown
 

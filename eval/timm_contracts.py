@@ -20,6 +20,8 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
+import checkout  # noqa: F401  (finds vispe)
+
 import vispe
 
 OUT = Path(__file__).parent / "results" / "timm_contracts.json"
@@ -62,7 +64,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="folder with timm's tests/")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    versions = {p: metadata.version(p) for p in ("timm", "torch", "vispe")}
+    versions = {p: metadata.version(p) for p in ("timm", "torch")} | {"vispe": vispe.__version__}
     kept = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     rows = {r["encoding"]: r for r in kept}
     with tempfile.TemporaryDirectory() as folder:

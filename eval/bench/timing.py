@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+import checkout  # noqa: F401  (finds vispe, for programs that import this module first)
 
 
 def compare(
@@ -45,18 +49,36 @@ def compare(
 
 def environment(*packages: str) -> dict[str, Any]:
     """Return what a number depends on: versions, machine, commit."""
-    root = Path(__file__).parents[2]
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False
-    )
+    import vispe
+
     return {
-        "versions": {p: metadata.version(p) for p in ("vispe", "torch", "timm", *packages)},
+        "versions": {"vispe": vispe.__version__} | {p: version(p) for p in ("torch", "timm", *packages)},
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
     }
+
+
+def version(package: str) -> str:
+    """Return the version of a package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    """Return the commit of the checkout; nothing where there is no repository or no git."""
+    root = Path(__file__).parents[2]
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
 
 
 def _cpu() -> str:

@@ -18,12 +18,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from timing import version
 
 from vispe import Grid
 from vispe.attention.triton import strip, tiles
@@ -75,7 +75,7 @@ def main() -> int:
     device = "cpu" if args.dry else "cuda"
     older = not args.dry and torch.cuda.get_device_capability() < (9, 0)
     gpu = "the interpreter" if args.dry else torch.cuda.get_device_name()
-    origin = f"{gpu}, triton {metadata.version('triton')}"
+    origin = f"{gpu}, triton {version('triton')}"
     rows = json.loads((args.out if args.out.exists() else tiles.FILE).read_text())
     for dtype, width, tokens, kernel in product(args.dtypes, args.widths, args.tokens, args.kernels):
         key = {"sm": 80 if older else 90, "width": width, "dtype": dtype, "tokens": tokens, "kernel": kernel}

@@ -258,7 +258,11 @@ def _extras() -> dict[str, Any]:
     from packaging.requirements import Requirement
 
     found = {}
-    for extra in metadata.metadata("vispe").get_all("Provides-Extra") or ():
+    try:
+        extras = metadata.metadata("vispe").get_all("Provides-Extra") or ()
+    except metadata.PackageNotFoundError:
+        return {"all": "not known, because vispe is not installed: this is a plain checkout"}
+    for extra in extras:
         missing = []
         for text in metadata.requires("vispe") or ():
             need = Requirement(text)
