@@ -6,9 +6,8 @@ It serves schemes with an axis for each head, and caches whose tokens may get ot
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +23,8 @@ BASES = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attentio
 LATE = "vispe_late"  # the keyword that carries the tables of queries and keys to the attention
 
 
-@dataclass(frozen=True, eq=False)
-class LateRotation:
-    """Tables of queries and of all keys up to them.
+class LateRotation(NamedTuple):
+    """Tables of queries and of all keys up to them; a tuple, so that hooks move it to the device of a layer.
 
     Attributes:
         query: cosines and sines (b, h_kv or 1, s, pairs).
@@ -63,11 +61,21 @@ def switch_on(text: Any) -> None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     check(text)
-    base = text.config._attn_implementation
+    base = str(text.config._attn_implementation).removeprefix(PREFIX)
     name = PREFIX + base
     AttentionInterface.register(name, partial(attend, base=base))
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[base])
     text.config._attn_implementation = name
+
+
+def keep_on(text: Any) -> None:
+    """Go on turning inside the attention where the model has been given another implementation since.
+
+    Raises:
+        UnsupportedHost: that implementation is of another kind.
+    """
+    if not str(text.config._attn_implementation).startswith(PREFIX):
+        switch_on(text)
 
 
 def check(text: Any) -> None:

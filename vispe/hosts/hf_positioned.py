@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError
+from vispe.hosts import hf_late
 from vispe.hosts.hf_late import LATE, LateRotation
 from vispe.hosts.hf_pictures import stream_of, token_types
 from vispe.hosts.hf_state import (
@@ -227,6 +228,8 @@ class PositionedText:
 
     def forward(self, *args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
         """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""
+        if self.vispe_late:
+            hf_late.keep_on(self)
         keys, ids = position_ids[0].long(), position_ids[1:]
         rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
         dtype = kwargs["inputs_embeds"].dtype

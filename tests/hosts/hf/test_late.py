@@ -48,6 +48,33 @@ def test_every_attention_of_the_host(implementation):
     assert model.model.language_model.config._attn_implementation == implementation
 
 
+@pytest.mark.parametrize("where", ["model", "model.model", "model.model.language_model", "config"])
+@pytest.mark.parametrize("spec", ["mhrope(sections=[1,0,1])", "v2pe(stride=4)"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+def test_another_attention_chosen_after_the_conversion(family, spec, where):
+    given = batch(family, *ROWS)
+    model = vispe.convert(copy_of(family, 2), spec, late_rotation=True)
+    text = model.model.language_model
+    with torch.no_grad():
+        wanted = model(**given.inputs).logits
+        if where == "config":
+            text.config._attn_implementation = "eager"
+        else:
+            {"model": model, "model.model": model.model}.get(where, text).set_attn_implementation("eager")
+        found = model(**given.inputs, output_attentions=True)
+    mask = given.stream.mask
+    torch.testing.assert_close(found.logits[mask], wanted[mask], rtol=1e-5, atol=1e-5)
+    assert all(a is not None for a in found.attentions)  # those of eager: sdpa gives none
+    same(generated(model, given, 3, cache_implementation="static"), recomputed(model, given, 3))
+    text.config._attn_implementation = "paged|sdpa"
+    with pytest.raises(UnsupportedHost, match=r"the model uses 'paged\|sdpa'"):
+        model(**given.inputs)
+    model.set_attn_implementation("sdpa")
+    vispe.restore(model)
+    assert text.config._attn_implementation == "sdpa"
+    assert torch.equal(model(**given.inputs).logits, copy_of(family, 2)(**given.inputs).logits)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cached_tokens_get_other_positions(family):
     """With one layer what is cached depends on tokens alone, so another stride is as if it had been there before."""
