@@ -22,11 +22,25 @@ def token_types(
     if tuple(input_ids.shape) != shape:
         raise InputError(f"input_ids has the shape {tuple(input_ids.shape)}, but the tokens are {shape}.")
     types = torch.zeros_like(input_ids)
-    for kind, name in ((IMAGE, "image_token_id"), (VIDEO, "video_token_id")):
-        token = getattr(config, name, None)
-        if token is not None:
-            types = types.masked_fill(input_ids == token, kind)
+    for kind, token in _placeholders(config):
+        types = types.masked_fill(input_ids == token, kind)
     return types
+
+
+def types_by_embedding(model: Any, embeds: Tensor) -> Tensor:
+    """Return the type of every token (b, s), by the embedding (b, s, width) that a placeholder has."""
+    types = torch.zeros(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+    with torch.no_grad():
+        for kind, token in _placeholders(model.config):
+            wanted = model.get_input_embeddings()(torch.tensor(token, device=embeds.device)).to(embeds.device)
+            types = types.masked_fill((embeds == wanted).all(-1), kind)
+    return types
+
+
+def _placeholders(config: Any) -> list[tuple[int, int]]:
+    """Return the tokens that stand for pictures, each with its type."""
+    named = ((IMAGE, "image_token_id"), (VIDEO, "video_token_id"))
+    return [(kind, token) for kind, name in named if (token := getattr(config, name, None)) is not None]
 
 
 def stream_of(model: Any, types: Tensor, mask: Tensor, documents: Tensor, given: dict[str, Any]) -> Stream:
@@ -44,7 +58,12 @@ def stream_of(model: Any, types: Tensor, mask: Tensor, documents: Tensor, given:
             **common,
         )
     if config.model_type == "llava_onevision":
+        _check_sizes(given)
+        if given.get("pixel_values_videos") is None:  # as the host has it, their token is then like any other
+            types = types.masked_fill(types == VIDEO, 0)
         return Stream.from_ids(types, _any_resolution(config, given), _frames(config, given), **common)
+    if config.vision_config.model_type == "pixtral":
+        _check_sizes(given)
     side = _side(model, given)
     if given.get("image_sizes") is not None and config.model_type == "llava":
         patch = model.vision_tower.patch_size
@@ -57,6 +76,17 @@ def stream_of(model: Any, types: Tensor, mask: Tensor, documents: Tensor, given:
     return Stream.from_ids(
         types, torch.tensor([[1, side, side]] * tiles, dtype=torch.long).reshape(-1, 3), **common
     )
+
+
+def _check_sizes(given: dict[str, Any]) -> None:
+    """Raise `InputError` where images were encoded before the call, which then does not say how large they are."""
+    encoded = given.get("mm_encoder_outputs") or {}
+    if encoded.get("image") is not None and given.get("image_sizes") is None:
+        raise InputError(
+            "mm_encoder_outputs came without image_sizes, so nothing says where in their images the tokens are; give "
+            "image_sizes. If this came from generate(), only the model inside was converted: call vispe.convert with "
+            "the whole model, head included."
+        )
 
 
 def _tiled(side: int, rows: int, cols: int) -> Image:

@@ -13,35 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError
 from vispe.hosts import hf_late
+from vispe.hosts.hf_call import GRIDS, OFFSET, PIXELS, SPAN, TABLE, Call, Placed, given, place
 from vispe.hosts.hf_late import LATE, LateRotation
-from vispe.hosts.hf_pictures import stream_of, token_types
+from vispe.hosts.hf_signature import like_stock
 from vispe.hosts.hf_state import (
     SequenceState,
     by_key,
     check_filled_here,
-    documents,
-    look_up,
-    next_keys,
-    prompt_keys,
     remember,
     settled,
-    split_ids,
     state_after,
-    text_coordinates,
     valid_tokens,
 )
-from vispe.multimodal import Coordinates, Scheme, tables
+from vispe.multimodal import Scheme, tables
 
-PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
-GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "tile_grids")
-TABLE, SPAN, OFFSET = "vispe_table", "vispe_span", "vispe_offset"  # a prompt by key, while generating
-FOUR_ROWS = (
-    "qwen2_vl_text",
-    "qwen2_5_vl_text",
-    "qwen3_vl_text",
-)  # ordinary ids are the first of four rows there
+# language models that take ordinary ids as the first of four rows
+FOUR_ROWS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
 ROTATION = "vispe_rotation"  # cosines and sines, from the language model to its layers
 
 
@@ -54,37 +42,45 @@ class PositionedGeneration:
         from transformers import GenerationMixin
 
         keys = GenerationMixin._prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs)  # type: ignore[arg-type]
-        if not _given(model_kwargs, *PIXELS, *GRIDS):
+        if not given(model_kwargs, *PIXELS, *GRIDS):
             return keys
-        inner: Any = self.model  # type: ignore[attr-defined]
-        cache = model_kwargs.get("past_key_values")
+        cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
         state: SequenceState | None = getattr(cache, "vispe_state", None)
         if state is None:
             check_filled_here(cache)
         seen = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
-        given = {
-            k: v
-            for k, v in model_kwargs.items()
-            if k not in ("attention_mask", "input_ids", "mm_token_type_ids")
-        }
-        ids = inputs_tensor if inputs_tensor.ndim == 2 else None
-        if ids is None and (named := model_kwargs.get("input_ids")) is not None and named.shape[1]:
-            ids = named
-        mask, types = model_kwargs.get("attention_mask"), model_kwargs.get("mm_token_type_ids")
         new = keys.expand(len(inputs_tensor), -1)[:, seen:]
+        call = self._call_of(inputs_tensor, model_kwargs, seen, new.shape[1])
+        if seen and not given(model_kwargs, *PIXELS) and not call.types_of(new).any():
+            return keys  # grids of pictures that the cache holds already
         valid = valid_tokens(new, mask)
-        made = inner.vispe_prompt(
-            None if ids is None else ids[:, -new.shape[1] :],
-            None if types is None else types[:, seen:],
-            new,
-            valid,
-            state,
-            given,
-        )
+        made = call.coordinates(new, valid, state)
         table, span = by_key(made, new, valid)
         model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(made, new, valid).offset})
         model_kwargs.pop("tile_grids", None)
         return keys
+
+    def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], seen: int, length: int) -> Call:
+        """Return the call that generation starts with: the last tokens, `length` of them."""
+        ids, embeds = (inputs, None) if inputs.ndim == 2 else (None, inputs)
+        if embeds is not None and (named := model_kwargs.get("input_ids")) is not None and named.shape[1]:
+            ids = named
+        types, mask = (model_kwargs.get(name) for name in ("mm_token_type_ids", "attention_mask"))
+        return Call(
+            self.model,  # type: ignore[attr-defined]
+            None if ids is None else ids[:, -length:],
+            None if embeds is None else embeds[:, -length:],
+            None if types is None else types[:, seen:],
+            mask,
+            model_kwargs.get("past_key_values"),
+            model_kwargs,
+        )
+
+    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the prompt by key from an assistant: it has its own model, and reads tokens and grids itself."""
+        own = (TABLE, SPAN, OFFSET)
+        kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in own}
+        return super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
 
 
 class PositionedModel:
@@ -92,30 +88,11 @@ class PositionedModel:
 
     vispe_scheme: Scheme
 
-    def vispe_prompt(
-        self,
-        input_ids: Tensor | None,
-        types: Tensor | None,
-        keys: Tensor,
-        valid: Tensor,
-        state: SequenceState | None,
-        given: dict[str, Any],
-    ) -> Coordinates:
-        """Return the coordinates of tokens (b, s) that may contain pictures."""
-        types = token_types(self.config, input_ids, types, (keys.shape[0], keys.shape[1]))  # type: ignore[attr-defined]
-        if types is None:
-            if found := _given(given, *PIXELS, *GRIDS):
-                raise InputError(
-                    f"inputs_embeds came with {found[0]} but without mm_token_type_ids, so nothing says which tokens "
-                    "are pictures; give mm_token_type_ids (b, s)."
-                )
-            types = torch.zeros_like(keys)
-        stream = stream_of(self, types, valid, documents(keys, valid), given)
-        start = None
-        if state is not None:
-            first = torch.where(valid, keys, keys.max()).amin(1)
-            start = state.offset + self.vispe_scheme.step * first
-        return self.vispe_scheme.coordinates(stream, start=start, training=self.training)  # type: ignore[attr-defined]
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the signature of the class that is replaced."""
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "vispe_stock"):
+            like_stock(cls, "forward", mm_token_type_ids=Tensor | None, tile_grids=Tensor | None)
 
     def forward(
         self,
@@ -133,87 +110,41 @@ class PositionedModel:
             input_ids: tokens (b, s), or `inputs_embeds` in their place.
             attention_mask: (b, s), 0 where there is padding, or a mask that is ready for the layers.
             position_ids: ordinary ids (b, s), where one that does not go on by 1 starts a packed sample; or
-                coordinates (axes, b, s), or both (1 + axes, b, s).
+                coordinates (axes, b, s), as `get_rope_index` gives them, or both (1 + axes, b, s).
             past_key_values: cache of what came before; it remembers where the sequences stand.
             inputs_embeds: (b, s, width).
-            mm_token_type_ids: (b, s), 0 text, 1 image, 2 video; only read where there are no `input_ids`.
+            mm_token_type_ids: (b, s), 0 text, 1 image, 2 video; only read where there are no `input_ids`. Without
+                both, pictures are where `inputs_embeds` has the embedding of their token.
             **kwargs: what else the model of before takes; and `tile_grids`, rows and columns of the tiles of each image
                 (n, 2), for models that cut images into tiles.
         """
-        tokens = inputs_embeds if input_ids is None else input_ids
-        if tokens is None:
-            raise InputError("The model needs input_ids or inputs_embeds; got neither.")
-        rows, length = tokens.shape[:2]
-        scheme = self.vispe_scheme
         mask = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 else None
-        keys, ids = (None, None) if position_ids is None else split_ids(position_ids, scheme.axes)
-        state: SequenceState | None = getattr(past_key_values, "vispe_state", None)
-        following = state
-        if state is None:
-            check_filled_here(past_key_values)
-        table, span, offset = (kwargs.pop(name, None) for name in (TABLE, SPAN, OFFSET))
-        pictures = bool(_given(kwargs, *PIXELS, *(GRIDS if state is None else ())))
-        pictures |= input_ids is None and mm_token_type_ids is not None
-        given = keys is not None
-        if keys is None and state is not None:
-            keys = next_keys(length, past_key_values, state, mask)
-            given = mask is not None and state.by_mask
-        elif keys is None:  # text alone is counted with its padding, as the model of before does
-            keys = prompt_keys(length, rows, mask if pictures else None, tokens.device)
-        keys = keys.expand(rows, length)
-        if ids is not None:
-            if state is None:
-                last = ids[0, :, -1] - scheme.step * keys[:, -1]
-                following = SequenceState(last, (~valid_tokens(keys, mask)).sum(1))
-        elif table is not None:
-            ids = look_up(scheme, keys, table, span, offset)
-            if state is None:
-                following = SequenceState(offset, (~valid_tokens(keys, mask)).sum(1))
-        elif not pictures:
-            if state is None:
-                padding = (~valid_tokens(keys, mask)).sum(1) if given else keys.new_zeros(rows)
-                following = SequenceState(
-                    torch.zeros_like(padding, dtype=torch.float64), padding, by_mask=given
-                )
-            elif given and length > 1:  # another turn
-                padding = state.padding + (~valid_tokens(keys, mask)).sum(1)
-                following = replace(state, padding=padding)
-            ids = text_coordinates(scheme, keys, following)
-        else:
-            valid = valid_tokens(keys, mask)
-            made = self.vispe_prompt(input_ids, mm_token_type_ids, keys, valid, state, kwargs)
-            ids, following = made.ids, state_after(made, keys, valid)
-            if state is not None:
-                padding = following.padding * given + state.padding  # else keys were counted with padding
-                following = replace(following, padding=padding, by_mask=state.by_mask)
-        kwargs.pop("tile_grids", None)
+        call = Call(self, input_ids, inputs_embeds, mm_token_type_ids, mask, past_key_values, kwargs)
+        placed = place(call, position_ids)
         if mm_token_type_ids is not None and hasattr(self, "get_rope_index"):
             kwargs["mm_token_type_ids"] = mm_token_type_ids
         outputs = super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=attention_mask,
-            position_ids=torch.cat([keys[None].to(ids), ids]),
+            position_ids=torch.cat([placed.keys[None].to(placed.ids), placed.ids]),
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
-        if following is not None and self.language_model.vispe_late:  # type: ignore[attr-defined]
-            before = None if state is None else state.ids
-            seen = ids if before is None else torch.cat([before, ids], 2)
-            following = replace(following, ids=seen)
-        if following is not state and following is not None:
-            cache = past_key_values if past_key_values is not None else _cache_of(outputs)
-            if cache is not None:
-                if following.settled is None:
-                    following.settled = settled(following, cache, keys, ids, scheme.step)
-                remember(cache, following)
+        self._remember(past_key_values if past_key_values is not None else _cache_of(outputs), placed)
         return outputs
 
-
-def _given(kwargs: dict[str, Any], *names: str) -> list[str]:
-    """Return which of these arguments say something; `generate` passes an empty dict where there are no pictures."""
-    values = ((name, kwargs.get(name)) for name in names)
-    return [name for name, v in values if v is not None and not (isinstance(v, dict) and not v)]
+    def _remember(self, cache: Any, placed: Placed) -> None:
+        """Put where the sequences stand onto the cache, where it has changed."""
+        after = placed.after
+        if self.language_model.vispe_late:  # type: ignore[attr-defined]
+            before = None if placed.before is None else placed.before.ids
+            after = replace(after, ids=placed.ids if before is None else torch.cat([before, placed.ids], 2))
+        if cache is None or after is placed.before:
+            return
+        if after.settled is None:
+            after.settled = settled(after, cache, placed.keys, placed.ids, self.vispe_scheme.step)
+        remember(cache, after)
 
 
 def _cache_of(outputs: Any) -> Any:
@@ -225,6 +156,11 @@ class PositionedText:
 
     vispe_axis_of_pair: Tensor
     vispe_late: bool
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the signature of the class that is replaced."""
+        super().__init_subclass__(**kwargs)
+        like_stock(cls, "forward")
 
     def forward(self, *args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
         """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""
@@ -259,6 +195,11 @@ def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 class PositionedLayer:
     """A decoder layer: it turns queries and keys by what the language model hands down."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the signature of the class that is replaced."""
+        super().__init_subclass__(**kwargs)
+        like_stock(cls, "forward")
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the layer with the rotation of the scheme."""

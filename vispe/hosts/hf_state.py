@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, ShapeError
+from vispe.errors import InputError
 from vispe.multimodal import Coordinates, Scheme
 
 
@@ -170,24 +170,6 @@ def look_up(scheme: Scheme, keys: Tensor, table: Tensor, span: Tensor, offset: T
         2, slot.clamp(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
     ).movedim(1, 0)
     return torch.where(inside, found, scheme.text(keys.double() * scheme.step + offset[:, None]))
-
-
-def split_ids(position_ids: Tensor, axes: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return the keys (b, s) and the coordinates (axes, b, s) that a user gave, either or both.
-
-    Raises:
-        ShapeError: the shape is neither (b, s), (axes, b, s) nor (1 + axes, b, s).
-    """
-    if position_ids.ndim == 2:
-        return position_ids, None
-    if position_ids.ndim == 3 and len(position_ids) == axes:
-        return None, position_ids.double()
-    if position_ids.ndim == 3 and len(position_ids) == axes + 1:
-        return position_ids[0].long(), position_ids[1:].double()
-    raise ShapeError(
-        f"position_ids needs the shape (b, s) of ordinary ids, ({axes}, b, s) of coordinates or ({axes + 1}, b, s) of "
-        f"both, got {tuple(position_ids.shape)}; leave it out to have it computed."
-    )
 
 
 def check_filled_here(cache: Any) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from vispe.errors import UnsupportedHost
 from vispe.hosts import hf_late
 from vispe.hosts.hf_classes import positioned, stock_of
+from vispe.hosts.hf_index import PositionedIndex
 from vispe.hosts.hf_positioned import PositionedGeneration, PositionedLayer, PositionedModel, PositionedText
 from vispe.multimodal import Scheme, create_scheme
 from vispe.multimodal.properties import keeps_text
@@ -71,7 +72,8 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
         restore_vlm(model)
     if model is not inner:
         model.__class__ = positioned(type(model), PositionedGeneration)
-    inner.__class__ = positioned(type(inner), PositionedModel)
+    indexed = hasattr(inner, "get_rope_index")
+    inner.__class__ = positioned(type(inner), PositionedIndex if indexed else PositionedModel)
     inner.vispe_scheme = scheme
     device = text.rotary_emb.inv_freq.device
     text.__class__ = positioned(type(text), PositionedText)

@@ -115,7 +115,7 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
         scheme=str(rule),
         axes=rule.axes,
         text_exact=keeps_text(rule),
-        whole=all(bool((ids == ids.round()).all()) for ids in _samples(rule)),
+        whole=is_whole(rule),
         decode_safe=all(_decode_safe(rule, picture) for picture in (Image(5, 7), Image(1, 9), _LONG)),
         image=_formula(images),
         video=_formula(videos),
@@ -134,6 +134,11 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
         timed=not torch.equal(_inside(rule, Video(4, 2, 3, 0.5)), _inside(rule, Video(4, 2, 3, 3.0))),
         random=_random(rule),
     )
+
+
+def is_whole(scheme: Scheme) -> bool:
+    """Whether all coordinates that a scheme gives are whole numbers."""
+    return all(bool((ids == ids.round()).all()) for ids in _samples(scheme))
 
 
 def keeps_text(scheme: Scheme, pairs: int = PAIRS, kv_heads: int = KV_HEADS) -> bool:

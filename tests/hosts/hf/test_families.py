@@ -133,15 +133,27 @@ def test_tiles_and_thumbnails_can_be_named():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings_instead_of_tokens(family):
+    """Pictures are where the types say, or where the embedding is that of their token."""
     given = everything(family)
     model = converted(family, "mrope_i")
     types = (given["input_ids"] == IMAGE).long() + 2 * (given["input_ids"] == VIDEO).long()
     embeddings = model.get_input_embeddings()(given["input_ids"])
     inputs = given.without("input_ids", "mm_token_type_ids")
-    found = model(**inputs, inputs_embeds=embeddings, mm_token_type_ids=types).logits
-    assert torch.equal(found, model(**given.inputs).logits)
-    with pytest.raises(InputError, match="without mm_token_type_ids"):
-        model(**inputs, inputs_embeds=embeddings)
+    wanted = model(**given.inputs).logits
+    assert torch.equal(model(**inputs, inputs_embeds=embeddings, mm_token_type_ids=types).logits, wanted)
+    assert torch.equal(model(**inputs, inputs_embeds=embeddings).logits, wanted)
+    with pytest.raises(InputError, match=r"no token has the embedding of .* give mm_token_type_ids"):
+        model(**inputs, inputs_embeds=torch.zeros_like(embeddings))
+
+
+def test_a_token_of_videos_without_a_video_is_text():
+    """As in the model of before, whose vocabulary has it like any other."""
+    given = batch("llava_onevision", [3, "image", 4])
+    model = converted("llava_onevision", "mrope_i")
+    with torch.no_grad():
+        at_word = model(**given.inputs).logits[:, :-1]
+        given["input_ids"][0, -1] = VIDEO
+        assert torch.equal(model(**given.inputs).logits[:, :-1], at_word)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
