@@ -6,6 +6,7 @@ position ids; that turns them into cosines and sines for its layers. Nothing abo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -155,12 +156,30 @@ class PositionedText:
     """The language model: it hands its layers the rotation of the scheme."""
 
     vispe_axis_of_pair: Tensor
+    vispe_allocation: list[Any]  # the same in plain numbers
     vispe_late: bool
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep the signature of the class that is replaced."""
         super().__init_subclass__(**kwargs)
         like_stock(cls, "forward")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move the model, and write the allocation anew: `to_empty` leaves buffers without values."""
+        moved = super()._apply(fn, recurse)  # type: ignore[misc]
+        self._fill()
+        return moved
+
+    def _init_weights(self, module: Any) -> None:
+        """Initialise a module; of this one, what is no weight, as the host does for its own buffers."""
+        super()._init_weights(module)  # type: ignore[misc]
+        if module is self:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Write the allocation into its buffer."""
+        if not self.vispe_axis_of_pair.is_meta:
+            self.vispe_axis_of_pair.copy_(torch.tensor(self.vispe_allocation, device="cpu"))
 
     def forward(self, *args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
         """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""

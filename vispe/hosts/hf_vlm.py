@@ -12,12 +12,13 @@ from torch import nn
 from vispe.errors import UnsupportedHost
 from vispe.hosts import hf_late
 from vispe.hosts.hf_classes import positioned, stock_of
-from vispe.hosts.hf_index import PositionedIndex
+from vispe.hosts.hf_index import INDEX, PositionedIndex
 from vispe.hosts.hf_positioned import PositionedGeneration, PositionedLayer, PositionedModel, PositionedText
 from vispe.multimodal import Scheme, create_scheme
 from vispe.multimodal.properties import keeps_text
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
+GENERATION = ("_prepare_position_ids_for_generation", "_get_candidate_generator")
 STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depend on the length of a call
 
 
@@ -48,6 +49,7 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
     """
     scheme = create_scheme(spec, **options)
     inner = inner_of(model)
+    _refuse_hooked(model)
     kind = getattr(inner.config, "model_type", "")
     if kind not in FAMILIES:
         raise UnsupportedHost(
@@ -57,11 +59,13 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
     text = inner.language_model
     pairs, heads = _check_text(text)
     scheme = _with_host_sections(scheme, text, pairs)
-    axis_of_pair = scheme.allocation(pairs, heads)
+    with torch.device("cpu"):  # under the meta device there would be no numbers to look at
+        axis_of_pair = scheme.allocation(pairs, heads)
+        text_kept = keeps_text(scheme, pairs, heads)
     late_rotation = late_rotation or axis_of_pair.ndim == 2
     if late_rotation:
         hf_late.check(text)
-    if not keeps_text(scheme, pairs, heads):
+    if not text_kept:
         warnings.warn(
             f"{scheme} does not encode text as {type(model).__name__} was trained to: its text abilities change until "
             "it is fine-tuned.",
@@ -80,6 +84,7 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
     text.vispe_late = late_rotation
     if late_rotation:
         hf_late.switch_on(text)
+    text.vispe_allocation = axis_of_pair.tolist()
     text.register_buffer("vispe_axis_of_pair", axis_of_pair.to(device), persistent=False)
     for layer in text.layers:
         layer.__class__ = positioned(type(layer), PositionedLayer)
@@ -116,6 +121,33 @@ def _with_host_sections(scheme: Scheme, text: Any, pairs: int) -> Scheme:
     return create_scheme(scheme, sections=tuple(host))
 
 
+def _refuse_hooked(model: Any) -> None:
+    """Raise when a part whose class is exchanged carries methods of its own, which would hide those of the class.
+
+    Hooks that were taken off leave the method of the class behind on the instance; that is taken away.
+    """
+    inner = inner_of(model)
+    text = inner.language_model
+    parts = {text: ("forward",), inner: ("forward", *INDEX)}
+    parts |= {} if model is inner else {model: GENERATION}
+    parts |= dict.fromkeys(getattr(text, "layers", ()), ("forward",))
+    carried = [
+        (name, module, method)
+        for name, module in model.named_modules()
+        for method in parts.get(module, ())
+        if method in vars(module)
+    ]
+    for name, module, method in carried:
+        if getattr(vars(module)[method], "__func__", None) is not getattr(type(module), method):
+            raise UnsupportedHost(
+                f"{name or type(model).__name__} has {method} replaced on the instance, as device_map does with "
+                "several devices, which hides what the class does; load the model without device_map, convert it, and "
+                "call accelerate.dispatch_model then. accelerate.hooks.remove_hook_from_submodules takes hooks off."
+            )
+    for _, module, method in carried:
+        delattr(module, method)
+
+
 def restore_vlm(model: nn.Module) -> None:
     """Give a converted model its own classes back, in place.
 
@@ -127,11 +159,12 @@ def restore_vlm(model: nn.Module) -> None:
         raise UnsupportedHost(
             f"This {type(model).__name__} has its own position scheme; there is nothing to restore."
         )
+    _refuse_hooked(model)
     text = inner.language_model
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
     hf_late.switch_off(text)
-    del inner.vispe_scheme, text.vispe_axis_of_pair, text.vispe_late
+    del inner.vispe_scheme, text.vispe_axis_of_pair, text.vispe_allocation, text.vispe_late
 
 
 def describe_vlm(model: nn.Module) -> str:
