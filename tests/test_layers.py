@@ -61,7 +61,7 @@ def test_options():
     layers = [Attention(8, 2, own, layer=i) for i in (0, 1)]
     layers[1].load_state_dict(layers[0].state_dict())
     bare = Attention(8, 2)
-    bare.load_state_dict(layers[0].state_dict())
+    bare.load_state_dict(dict(layers[0].state_dict()))
     assert torch.equal(layers[0](x, (2, 3)), bare(x, (2, 3)))
     assert not torch.allclose(layers[1](x, (2, 3)), bare(x, (2, 3)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from vispe.attention.content import ValueTerm
 from vispe.attention.rotation import Transform
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
+from vispe.saved_spec import keep, refuse_other, saved_grid
 
 HOST_FACTS = ("dim", "num_heads", "depth", "grid")
 
@@ -90,6 +91,40 @@ class Encoding(nn.Module):
             beside: prefix of the module that holds this encoding.
             own: prefix of this encoding.
         """
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Resample entries that are for another grid to that of this module, in place; here there are none.
+
+        Args:
+            state_dict: what is being loaded.
+            own: prefix of this encoding.
+            grid: shape of the grid that they are for; None where it is not known, so that their sizes must tell.
+
+        Raises:
+            EncodingMismatch: they cannot be resampled.
+        """
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        cast(Any, super())._save_to_state_dict(destination, prefix, keep_vars)
+        keep(destination, prefix, self._terms(), getattr(self, "grid", None))
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        refuse_other(local_metadata, self._terms(), f"module {prefix.removesuffix('.') or self.name}")
+        self.regrid(state_dict, prefix, saved_grid(local_metadata))
+        reports = (missing_keys, unexpected_keys, error_msgs)
+        cast(Any, super())._load_from_state_dict(state_dict, prefix, local_metadata, strict, *reports)
+
+    def _terms(self) -> list[dict[str, Any]]:
+        return [self.spec]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -196,6 +231,9 @@ class Compose(Additive, Rotary, Biased, Mixing):
     @property
     def spec(self) -> Any:
         """The specs of the members."""
+        return self._terms()
+
+    def _terms(self) -> list[dict[str, Any]]:
         return [e.spec for e in self.parts()]
 
     def extra_repr(self) -> str:

@@ -36,6 +36,10 @@ class UnsupportedCombination(VispeError, ValueError):
     """The parts are fine alone but not together."""
 
 
+class EncodingMismatch(VispeError, RuntimeError):
+    """Weights belong to another encoding than the model has; as all errors of loading, a RuntimeError too."""
+
+
 class BackendUnavailable(VispeError, RuntimeError):
     """The named attention backend cannot serve the request."""
 

@@ -12,7 +12,8 @@ from vispe.attention import attention
 from vispe.base import Additive, Encoding, Mixing, bias_of, transform_of, value_term_of
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions, as_positions
-from vispe.registry import Spec, create_encoding, encoding_class, parse_spec
+from vispe.registry import Spec, create_encoding, encoding_class, parse_spec, plain_terms
+from vispe.saved_spec import keep, refuse_other
 
 
 class Attention(nn.Module):
@@ -66,6 +67,19 @@ class Attention(nn.Module):
         if encoding is not None:
             _works_inside(encoding)
             self.pos_enc = create_encoding(encoding, dim=dim, num_heads=num_heads)
+
+    def _terms(self) -> list[dict[str, Any]]:
+        return [] if self.pos_enc is None else plain_terms(self.pos_enc)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        keep(destination, prefix, self._terms())
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        refuse_other(local_metadata, self._terms(), f"attention {prefix.removesuffix('.')}".rstrip())
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _encodings(self) -> Sequence[Encoding]:
         return self.pos_enc.parts() if self.pos_enc is not None else ()

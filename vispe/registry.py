@@ -187,6 +187,30 @@ def parse_spec(spec: Spec) -> list[dict[str, Any]]:
     raise OptionError(f"An encoding is a name, a dict, a list of these or an Encoding, got {spec!r}.")
 
 
+def plain_terms(spec: Spec) -> list[dict[str, Any]]:
+    """Return a spec as `parse_spec` does, without options at their defaults and without what the host supplies.
+
+    Specs that mean the same give the same, so these are what is compared and kept with weights.
+
+    Raises:
+        UnknownEncoding, OptionError: see `parse_spec`.
+    """
+    return [_plain(term) for term in parse_spec(spec)]
+
+
+def _plain(term: dict[str, Any]) -> dict[str, Any]:
+    defaults = {
+        p.name: _json(p.default) for p in inspect.signature(encoding_class(term["name"])).parameters.values()
+    }
+    given = {k: _json(v) for k, v in term.items() if k not in HOST_FACTS}
+    return {k: v for k, v in given.items() if k == "name" or v != defaults[k]}
+
+
+def _json(value: Any) -> Any:
+    """Return a value with lists for tuples, as it comes back from a file."""
+    return [_json(v) for v in cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else value
+
+
 def create_encoding(spec: Spec, **options: Any) -> Encoding:
     """Build an encoding.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from vispe.errors import OptionError
 
@@ -20,6 +21,24 @@ def parse_text(text: str) -> list[tuple[str, dict[str, Any]]]:
         OptionError: the text cannot be read.
     """
     return [_term(term) for term in _split(text, "+")]
+
+
+def as_text(terms: Iterable[Mapping[str, Any]]) -> str:
+    """Return terms, dicts with 'name' and options, as one text that `parse_text` reads."""
+    return "+".join(_term_text(term) for term in terms)
+
+
+def _term_text(term: Mapping[str, Any]) -> str:
+    options = ",".join(f"{k}={_value_text(v)}" for k, v in term.items() if k != "name")
+    return str(term["name"]) + (f"({options})" if options else "")
+
+
+def _value_text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_value_text, cast('Sequence[Any]', value)))}]"
+    return str(value)
 
 
 def _term(term: str) -> tuple[str, dict[str, Any]]:

@@ -60,7 +60,7 @@ def test_free_coordinates_and_normalize(name, options, axes):
     close(made.table(Positions(coords)), wanted)
     field = torch.full((1, axes), 4.0)
     scaled = create_encoding(made.config | {"normalize": True})
-    scaled.load_state_dict(made.state_dict())
+    scaled.load_state_dict(dict(made.state_dict()))
     other = coords / 4 * 2 - 1 if name == "spder" else coords / 4
     close(
         scaled.table(Positions(coords, extent=field)),

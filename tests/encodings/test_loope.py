@@ -341,7 +341,7 @@ def test_rounded_shifts_rescaled_with_gradient():
     cotangent = torch.randn_like(table)
     (grad,) = torch.autograd.grad((table * cotangent).sum(), made.offset)
     other = loope(6, (4, 5), torch.float32, context="cells", rescale=True, temperature=50.0)
-    other.load_state_dict(made.state_dict())
+    other.load_state_dict(dict(made.state_dict()))
     (wanted,) = torch.autograd.grad((other.table(pos)[0] * cotangent).sum(), other.offset)
     torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5)
 

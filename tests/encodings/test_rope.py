@@ -326,7 +326,7 @@ def test_augmentation_takes_given_draws(name, per_block):
     encoding = build(f"{name}({AUGMENTED},per_block={str(per_block).lower()})", depth=3)
     plain = build(name)
     if name == "rope_mixed":
-        plain.load_state_dict(encoding.state_dict())
+        plain.load_state_dict(dict(encoding.state_dict()))
     blocks = 3 if per_block else 1
     draws = {
         "shift_coords": torch.rand(blocks, 2) - 0.5,

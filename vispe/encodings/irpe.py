@@ -157,7 +157,7 @@ class IRPE(Biased):
                 if method == "cross"
                 else _Table(mode, shape)
             )
-            self.register_module(f"rpe_{letter}", made)
+            setattr(self, f"rpe_{letter}", made)  # a registered None would swallow entries of checkpoints
 
     @property
     def _heads(self) -> int:

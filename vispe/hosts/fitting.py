@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -85,25 +85,15 @@ def taken_blocks(depth: int, indices: int | list[int] | None, host: str = "model
     return set(take), max(take)
 
 
-def adopted(encodings: Iterable[tuple[str, Encoding]], state_dict: dict[str, Any], prefix: str) -> bool:
-    """Give the entries of released checkpoints the names of vispe, in place; where there are none, fill in our own.
+def attach(module: nn.Module, encoding: Encoding | None) -> None:
+    """Give a module its encoding, or None for none.
 
-    Args:
-        encodings: path and encoding of every encoding of the model.
-        state_dict: what is being loaded.
-        prefix: of the model in it.
-
-    Returns:
-        whether it holds no weights of encodings, so that it is of the stock model.
+    None stays out of the registered modules: torch takes whatever a checkpoint has below a registered None for known.
     """
-    encodings = list(encodings)
-    for path, encoding in encodings:
-        encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
-    ours = {f"{prefix}{path}.{name}": p for path, e in encodings for name, p in e.state_dict().items()}
-    stock = not any(name in state_dict for name in ours)
-    if stock:
-        state_dict.update(ours)
-    return stock
+    if encoding is None:
+        module.__dict__["pos_enc"] = None
+    else:
+        module.register_module("pos_enc", encoding)
 
 
 def joined(encodings: list[Encoding]) -> Encoding | None:
@@ -124,13 +114,13 @@ def with_training_grid(
         grid: the grid of the training resolution.
     """
     return [
-        {**term, "reference": list(grid)} if _uses_reference(part, grid) else term
+        {**term, "reference": list(grid)} if uses_reference(part, grid) else term
         for term, part in zip(spec, parts, strict=True)
     ]
 
 
-def _uses_reference(encoding: Encoding, grid: tuple[int, ...]) -> bool:
-    """Whether the training grid is left to the host; encodings refuse one that has no effect."""
+def uses_reference(encoding: Encoding, grid: tuple[int, ...]) -> bool:
+    """Return whether the training grid is left to the host; encodings refuse one that has no effect."""
     accepted = inspect.signature(type(encoding)).parameters
     if "reference" not in accepted or getattr(encoding, "reference", None) is not None:
         return False

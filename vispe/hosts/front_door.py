@@ -15,6 +15,7 @@ import functools
 import inspect
 import pkgutil
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,8 @@ def install() -> None:
     for module in _FILTERS:
         if not hasattr(module.checkpoint_filter_fn, "vispe_original"):
             module.checkpoint_filter_fn = _without_table(module.checkpoint_filter_fn)
+    if not hasattr(_helpers().clean_state_dict, "vispe_original"):
+        _helpers().clean_state_dict = _with_metadata(_helpers().clean_state_dict)
     for module in _builders():
         original = getattr(module, _BUILDER)
         if not hasattr(original, "vispe_original"):
@@ -61,6 +64,8 @@ def uninstall() -> None:
     for module in _FILTERS:
         original = module.checkpoint_filter_fn
         module.checkpoint_filter_fn = getattr(original, "vispe_original", original)
+    original = _helpers().clean_state_dict
+    _helpers().clean_state_dict = getattr(original, "vispe_original", original)
     for module in _builders():
         original = getattr(module, _BUILDER)
         setattr(module, _BUILDER, getattr(original, "vispe_original", original))
@@ -70,6 +75,11 @@ def _builders() -> list[Any]:
     """Return timm's modules of models, each of which has imported the shared builder by name."""
     names = [f"timm.models.{m.name}" for m in pkgutil.iter_modules(timm.models.__path__)]
     return [sys.modules[n] for n in names if hasattr(sys.modules.get(n), _BUILDER)]
+
+
+def _helpers() -> Any:
+    """Return timm's module that reads checkpoints."""
+    return sys.modules[timm.models.load_checkpoint.__module__]
 
 
 def _vit(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
@@ -188,3 +198,21 @@ def _without_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dic
 
     checkpoint_filter_fn.vispe_original = original
     return checkpoint_filter_fn
+
+
+def _with_metadata(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return timm's function that drops prefixes of wrappers, which also keeps what torch keeps beside the weights."""
+
+    @functools.wraps(original)
+    def clean_state_dict(state_dict: dict[str, Any]) -> dict[str, Any]:
+        cleaned = OrderedDict(original(state_dict))
+        metadata = getattr(state_dict, "_metadata", None)
+        if metadata is not None:
+            cleaned._metadata = {
+                next(iter(original({f"{name}.": None}))).removesuffix("."): kept
+                for name, kept in metadata.items()
+            }
+        return cleaned
+
+    clean_state_dict.vispe_original = original
+    return clean_state_dict

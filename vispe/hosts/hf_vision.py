@@ -23,7 +23,7 @@ from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
 from vispe.hosts.context import HostState, backend_in_words
 from vispe.hosts.convert import convert, describe, finished, restore, timm_terms, with_options
-from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over
+from vispe.hosts.fitting import attach, check_axes, joined, refuse_patched, take_over
 from vispe.hosts.hf_classes import positioned
 from vispe.hosts.hf_vision_family import (
     FAMILIES,
@@ -178,10 +178,10 @@ def convert_tower(
     )
     for module, mixin in swapped(tower):
         module.__class__ = positioned(type(module), mixin)
-    tower.register_module("pos_enc", plan.shared)
+    attach(tower, plan.shared)
     for (layer, _, module), encoding in zip(attentions(tower), plan.own, strict=True):
         module.vispe_layer = layer
-        module.register_module("pos_enc", encoding)
+        attach(module, encoding)
 
 
 def restore_vision(model: nn.Module) -> None:

@@ -5,9 +5,8 @@ Conversion itself is in `vispe.hosts.hf_vision`.
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,8 +20,7 @@ from transformers.vision_utils import (
 
 from vispe.base import Encoding
 from vispe.grid import Grid, Positions
-from vispe.hosts.context import Context, HostState
-from vispe.hosts.fitting import adopted
+from vispe.hosts.context import Context
 from vispe.hosts.hf_vision_attention import (
     ClipAttention,
     InternAttention,
@@ -32,19 +30,16 @@ from vispe.hosts.hf_vision_attention import (
 )
 from vispe.hosts.hf_vision_chunks import PackedContext, chunks_of, prepared_alike
 from vispe.hosts.hf_vision_family import attentions, encodings_of, family_of, pair
+from vispe.hosts.loading import LoadsWeights
 
-_logger = logging.getLogger(__name__)
 
-
-class HostedTower(nn.Module):
+class HostedTower(LoadsWeights):
     """What every converted vision tower has.
 
     Attributes:
-        vispe: what it remembers.
         pos_enc: the encodings that its blocks share.
     """
 
-    vispe: HostState
     pos_enc: Encoding | None
 
     def _vispe_shared(self) -> tuple[Encoding, ...]:
@@ -54,16 +49,12 @@ class HostedTower(nn.Module):
         """Return the encodings that prepare positions: those of layers too, of which one of each kind counts."""
         return tuple(e for _, encoding in encodings_of(self) for e in encoding.parts())
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _vispe_paths(self) -> Iterable[tuple[str, Encoding]]:
+        return encodings_of(self)
+
+    def _vispe_table_names(self) -> tuple[str, ...]:
         table = family_of(self).table
-        if adopted(encodings_of(self), state_dict, prefix) and table and not self.vispe.keep_abs:
-            found = [name for name in (f"{prefix}{table}", f"{prefix}{table}.weight") if name in state_dict]
-            for name in found:  # a checkpoint of the stock tower
-                del state_dict[name]
-                _logger.info(
-                    "The checkpoint's absolute table is not used: this tower has %s.", self.vispe.spec
-                )
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        return () if table is None else (table, f"{table}.weight")
 
 
 class PackedTower(HostedTower):

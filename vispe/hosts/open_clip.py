@@ -25,7 +25,7 @@ from vispe.base import Biased, Encoding, Mixing, Rotary
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.context import backend_in_words
 from vispe.hosts.convert import convert, finished, restore, timm_terms, with_options
-from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over
+from vispe.hosts.fitting import attach, check_axes, joined, refuse_patched, take_over
 from vispe.hosts.open_clip_attention import SWAPS, attentions, encodings_of, stock_type
 from vispe.hosts.open_clip_tower import OVERRIDDEN, HostedTower, TowerState, hosted, resampled
 from vispe.registry import Spec, create_encoding
@@ -128,12 +128,12 @@ def convert_tower(
         layered=plan.layered,
     )
     tower.__class__ = plan.cls
-    tower.register_module("pos_enc", plan.shared)
+    attach(tower, plan.shared)
     if plan.inside:
         for (layer, _, module), encoding in zip(attentions(tower), plan.own, strict=True):
             module.__class__ = SWAPS[stock_type(module)]
             module.vispe_layer = layer
-            module.register_module("pos_enc", encoding)
+            attach(module, encoding)
         for block in tower.transformer.resblocks:
             block.__class__ = SWAPS[stock_type(block)]
     tower.vispe.fixed = tuple(

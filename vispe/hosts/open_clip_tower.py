@@ -5,7 +5,7 @@ Conversion itself is in `vispe.hosts.open_clip`.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,10 +20,10 @@ from vispe.base import Additive, Encoding
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.grid import Grid, Positions
 from vispe.hosts.context import Context, HostState
-from vispe.hosts.fitting import adopted, taken_blocks
+from vispe.hosts.fitting import taken_blocks
+from vispe.hosts.loading import LoadsWeights
 from vispe.hosts.open_clip_attention import attentions, encodings_of
 
-_logger = logging.getLogger(__name__)
 OVERRIDDEN = ("forward", "_embeds", "forward_intermediates", "lock", "_load_from_state_dict")
 
 
@@ -38,7 +38,7 @@ class TowerState(HostState):
     fixed: tuple[str, ...] = ()
 
 
-class HostedTower(VisionTransformer):
+class HostedTower(LoadsWeights, VisionTransformer):
     """The parts of open_clip's `VisionTransformer` that change when it is converted."""
 
     vispe: TowerState
@@ -159,14 +159,11 @@ class HostedTower(VisionTransformer):
             f"{path}.{name}" for path, e in encodings_of(self) for name in e.no_weight_decay()
         }
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if adopted(encodings_of(self), state_dict, prefix):  # a checkpoint of the stock model
-            table = f"{prefix}positional_embedding"
-            if self.positional_embedding is None and state_dict.pop(table, None) is not None:
-                _logger.info(
-                    "The checkpoint's absolute table is not used: this tower has %s.", self.vispe.spec
-                )
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _vispe_paths(self) -> Iterable[tuple[str, Encoding]]:
+        return encodings_of(self)
+
+    def _vispe_table_names(self) -> tuple[str, ...]:
+        return ("positional_embedding",)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _new_hosted, (self.vispe.stock,), self.__getstate__()

@@ -17,6 +17,7 @@ from torch import Tensor
 from vispe.base import Encoding
 from vispe.errors import InputError, OptionError, VispeError, did_you_mean
 from vispe.registry import Spec, create_encoding, encoding_class, parse_spec
+from vispe.spec_text import as_text
 
 _QKV = r"blocks\.(\d+)\.attn\.qkv\.weight"
 
@@ -249,14 +250,7 @@ def _check(encoding: Encoding, state: Mapping[str, Tensor], new: Sequence[str], 
 
 def _text(spec: dict[str, Any], keep_abs: bool) -> str:
     """Return a spec as it is written for `pos_embed`."""
-    options = ",".join(f"{k}={_value(v)}" for k, v in spec.items() if k != "name")
-    return "learn+" * keep_abs + spec["name"] + (f"({options})" if options else "")
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+    return "learn+" * keep_abs + as_text([spec])
 
 
 def _slopes(found: dict[str, Tensor], dim: int) -> int:

@@ -21,7 +21,7 @@ from vispe.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid, Positions
 from vispe.hosts.context import HostState
-from vispe.hosts.fitting import check_axes, joined, refuse_patched, take_over, with_training_grid
+from vispe.hosts.fitting import attach, check_axes, joined, refuse_patched, take_over, with_training_grid
 from vispe.hosts.refusals import refusal
 from vispe.hosts.timm_attention import SWAPS, attentions, stock_type
 from vispe.hosts.timm_family import NAFLEX, Family, family_of, has_rope, put_rope, take_rope
@@ -101,12 +101,12 @@ def convert_timm(
         rope=rope,
     )
     model.__class__ = plan.cls
-    model.register_module("pos_enc", plan.shared)
+    attach(model, plan.shared)
     if plan.inside:
         for (layer, _, module), encoding in zip(attentions(model), plan.own, strict=True):
             module.__class__ = SWAPS[stock_type(module)]
             module.vispe_layer = layer
-            module.register_module("pos_enc", encoding)
+            attach(module, encoding)
     if family is NAFLEX:
         model.embeds.pos_drop.__class__ = LaterDropout
     model._model_args = getattr(model, "_model_args", {})

@@ -5,8 +5,7 @@ The families are in `vispe.hosts.timm_vit`, `timm_eva` and `timm_naflex`; conver
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -17,17 +16,15 @@ from torch import Tensor, nn
 from vispe.base import Additive, Encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.grid import Grid, Positions
-from vispe.hosts.context import Context, HostState
-from vispe.hosts.fitting import adopted, taken_blocks
+from vispe.hosts.context import Context
+from vispe.hosts.fitting import taken_blocks
+from vispe.hosts.loading import LoadsWeights
 from vispe.hosts.timm_attention import attentions, encodings_of, shared_encodings
 
-_logger = logging.getLogger(__name__)
 
-
-class HostedTimm(nn.Module):
+class HostedTimm(LoadsWeights):
     """What changes in every timm model when it is converted."""
 
-    vispe: HostState
     vispe_make: ClassVar[Callable[[type[nn.Module]], type[nn.Module]]]  # the `hosted` of its family
     vispe_tables: ClassVar[tuple[str, ...]] = ("pos_embed",)  # state of the absolute table
 
@@ -69,20 +66,15 @@ class HostedTimm(nn.Module):
         groups = super().group_matcher(coarse=coarse)
         return {**groups, "stem": rf"{groups['stem']}|^pos_enc"}
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if adopted(encodings_of(self), state_dict, prefix):  # a checkpoint of the stock model
-            for name in self._vispe_unused(state_dict, prefix):
-                del state_dict[name]
-                what = "own rotary embedding" if ".rope." in f".{name}" else "absolute table"
-                _logger.info("The checkpoint's %s is not used: this model has %s.", what, self.vispe.spec)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def _vispe_paths(self) -> Iterable[tuple[str, Encoding]]:
+        return encodings_of(self)
 
-    def _vispe_unused(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Return the entries that belong to position information which was taken out."""
-        found: list[str] = []
-        if not self.vispe.keep_abs:
-            found += [f"{prefix}{t}" for t in self.vispe_tables if f"{prefix}{t}" in state_dict]
-        if getattr(self, "rope", None) is None:
+    def _vispe_table_names(self) -> tuple[str, ...]:
+        return self.vispe_tables
+
+    def _vispe_unused(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
+        found = super()._vispe_unused(state_dict, prefix)
+        if self.vispe.rope is not None or "rotary embedding" in self.vispe.lost:
             found += [name for name in state_dict if name.startswith(f"{prefix}rope.")]
         return found
 
