@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.base import Additive
+from vispe.encodings._regrid import trained_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.registry import register
@@ -52,6 +56,15 @@ class Learned(Additive):
         from timm.layers.weight_init import trunc_normal_  # here: `import vispe` leaves timm alone
 
         trunc_normal_(self.weight, std=self.std)
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Resample a table of another grid as `table` would read it; without a known grid it must be square."""
+        table = state_dict.get(f"{own}weight")
+        if table is None or table.ndim != 3:
+            return
+        old = trained_grid(f"{own}weight", grid, table.shape[1], self.grid, math.prod)
+        if old != self.grid:
+            state_dict[f"{own}weight"] = resample(table, old, self.grid)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the table for the grid of `pos`, (1 or b, n, d), 0 for prefix tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, get_args
@@ -15,10 +16,11 @@ from vispe.base import Additive
 from vispe.encodings._fourier import with_first
 from vispe.encodings._loope import START, ImageShift, ReleasedShift, curve_places
 from vispe.encodings._options import check_flag, is_positive, is_whole, training_grid
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import EncodingMismatch, OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.registry import register
 
+_logger = logging.getLogger(__name__)
 Order = Literal["gilbert", "raster"]
 Start = Literal["width", "longer", "even"]
 Context = Literal["image", "released", "cells", "none"]
@@ -157,6 +159,25 @@ class Loope(Additive):
             state_dict[f"{own}{names[module]}.{last}"] = state_dict.pop(name)
         if self.vector is not None and f"{own}cls_token" in state_dict:
             state_dict[f"{own}vector"] = state_dict.pop(f"{own}cls_token").reshape(1, -1)
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Resample the shifts of cells of another grid as `shift` would read them; a matrix of cells cannot be."""
+        offset, ours = state_dict.get(f"{own}offset"), self.offset
+        if offset is not None and ours is not None and offset.ndim == 2 and offset.shape != ours.shape:
+            exact = at_least_float32(offset)[None, None]
+            made = F.interpolate(exact, size=ours.shape, mode="bilinear", align_corners=False)
+            state_dict[f"{own}offset"] = made[0, 0].to(offset.dtype)
+            _logger.info("%soffset is resampled from the grid %s to %s.", own, tuple(offset.shape), self.grid)
+        matrix = state_dict.get(f"{own}network.linear.weight")
+        if self.grid is None or not isinstance(self.network, ReleasedShift) or matrix is None:
+            return
+        if matrix.shape[0] != self.grid[0] * self.grid[1] or (grid is not None and grid != self.grid):
+            trained = f" {grid}" if grid else ""
+            raise EncodingMismatch(
+                f"{own}network.linear.weight is a matrix over the {matrix.shape[0]} cells of the grid{trained} that "
+                f"loope was trained on, and the model has {self.grid}; a matrix cannot be resampled. Give loope that "
+                "grid as grid=[h,w]: it then resamples what the matrix gives."
+            )
 
     def static(self, pos: Positions) -> Tensor:
         """Return the number of each cell along the order, from 1, (h w,) float64 where that exists."""

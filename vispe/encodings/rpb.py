@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, get_args
 
@@ -12,6 +13,7 @@ from vispe.attention.bias import Bias
 from vispe.attention.table import TableBias
 from vispe.base import Biased
 from vispe.encodings import _rpb
+from vispe.encodings._regrid import trained_grid
 from vispe.encodings._rpb import Resample
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -89,9 +91,7 @@ class TableOfOffsets(Biased):
         self.std = _rpb.check_number("std", std, 0.0, float("inf"), "a standard deviation of 0 or more")
         self.resample: Resample = resample
         self.__dict__["ndim"] = (len(self.grid),)  # what this instance accepts
-        rows = 1
-        for n in self.table_grid:
-            rows *= 2 * n - 1
+        rows = _offsets(self.table_grid)
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows + 3 * prefix_values, num_heads))
         self.reset_parameters()
 
@@ -117,6 +117,19 @@ class TableOfOffsets(Biased):
         _rpb.take(state_dict, beside, own, {holder + TABLE: TABLE for holder in HOLDERS})
         _rpb.drop_index(state_dict, beside, HOLDERS)
 
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Resample a table of another grid as `bias` would read it; without a known grid it must be square."""
+        table = state_dict.get(own + TABLE)
+        if table is None or table.ndim != 2 or self.window is not None:
+            return
+        rows = table.shape[0] - 3 * self.prefix_values
+        old = trained_grid(own + TABLE, grid, rows, self.grid, _offsets)
+        if old == self.grid:
+            return
+        values = table[:rows].t().reshape(table.shape[1], *(2 * n - 1 for n in old))
+        made = _rpb.resample_table(values, old, self.grid, self.resample).flatten(1).t().to(table.dtype)
+        state_dict[own + TABLE] = torch.cat([made, table[rows:]])
+
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias, the same for every block that has this table."""
         grid = _rpb.grid_of(self.name, self.ndim[0], pos)
@@ -125,3 +138,8 @@ class TableOfOffsets(Biased):
         table = table[:, :-3] if self.prefix_values else table
         values = table.reshape(self.num_heads, *(2 * n - 1 for n in self.table_grid))
         return TableBias(_rpb.resample_table(values, self.table_grid, grid.shape, self.resample), pos, prefix)
+
+
+def _offsets(grid: Sequence[int]) -> int:
+    """Return how many offsets two cells of a grid can have."""
+    return math.prod(2 * n - 1 for n in grid)
