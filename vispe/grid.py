@@ -223,8 +223,9 @@ class Positions:
             rest = self.numbers()
             cells: list[Tensor] = []
             for n in reversed(shape):
-                cells.insert(0, rest % n)
-                rest = rest.div(n, rounding_mode="floor")
+                rows = rest.div(n, rounding_mode="floor")
+                cells.insert(0, rest - n * rows)  # no remainder: ONNX has none of a size that is free
+                rest = rows
             return torch.stack(cells, -1) * self.spatial[..., None]
 
         return self.remember("cells", make)
@@ -318,6 +319,9 @@ def _extent(coords: Tensor, spatial: Tensor, cell: Tensor) -> Tensor:
 
 def _as_shape(shape: Iterable[Any], name: str) -> tuple[int, ...]:
     given = tuple(shape)
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        # sizes are tensors there; torch warns that the trace keeps those it saw
+        given = tuple(int(n) if isinstance(n, Tensor) else n for n in given)
     if not 1 <= len(given) <= 3 or not all(_is_whole(n) for n in given):
         raise ShapeError(f"Grid needs 1 to 3 whole numbers as {name}, got {name}={given}.")
     if any(n < 1 for n in given):

@@ -18,19 +18,31 @@ def refuses(call: Call) -> str | None:
 
 def run(call: Call) -> Tensor:
     """Return attention (b, h, n, d_v) in `Call.dtype`; the attention matrix is materialised."""
-    dtype = call.dtype
+    attn = weights(call)
+    return weighted(call, F.dropout(attn, call.dropout_p) if call.dropout_p else attn)
+
+
+def weights(call: Call) -> Tensor:
+    """Return the attention weights (b, h, n, m) before dropout, float32 or better; rows without a key are 0."""
     with no_autocast(call.q.device):
-        q, k, v = call.transformed()
+        q, k, _ = call.transformed()
         wide = torch.promote_types(q.dtype, torch.float32)
         logits = (q.to(wide) * call.factor) @ k.to(wide).transpose(-1, -2)
         mask, dead = combine(call.dense_bias(), call.added(), call.allowed(), call.finite)
         if mask is not None:
             logits = logits + mask
         attn = logits.softmax(-1)
-        if dead is not None:
-            attn = attn.masked_fill(dead, 0.0)
-        attn = F.dropout(attn, call.dropout_p) if call.dropout_p else attn
-        out = attn @ v.to(wide)
+        return attn if dead is None else attn.masked_fill(dead, 0.0)
+
+
+def weighted(call: Call, attn: Tensor) -> Tensor:
+    """Return what attention weights (b, h, n, m) make of the values of a call, (b, h, n, d_v) in `Call.dtype`."""
+    with no_autocast(call.q.device):
+        v = call.v if call.transform is None else call.transform.value(call.v)
+        groups = call.q.shape[1] // call.k.shape[1]
+        if groups > 1:  # each key head serves a run of query heads
+            v = v.repeat_interleave(groups, 1)
+        out = attn @ v.to(attn.dtype)
         if call.value_term is not None:
             out = out + call.value_term.apply(attn)
-        return call.finish(out.to(dtype))
+        return call.finish(out.to(call.dtype))

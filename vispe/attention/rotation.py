@@ -247,8 +247,10 @@ def _widened(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _complex_viewable(x: Tensor) -> bool:
-    """Whether pairs of neighbouring channels can be read as complex numbers; compilers do without."""
+    """Whether pairs of neighbouring channels can be read as complex numbers; compilers and traces do without."""
     if torch.compiler.is_compiling() or x.device.type not in ("cpu", "cuda"):
+        return False
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return False
     *outer, inner = x.stride()
     return bool(inner == 1 and x.storage_offset() % 2 == 0 and all(step % 2 == 0 for step in outer))
@@ -256,8 +258,10 @@ def _complex_viewable(x: Tensor) -> bool:
 
 def _for_heads(table: Tensor, x: Tensor) -> Tensor:
     """Return a table of key heads repeated for the groups of query heads that share them."""
-    groups, rest = divmod(x.shape[1], table.shape[1])
-    return table.repeat_interleave(groups, 1) if table.shape[1] > 1 and groups > 1 and not rest else table
+    heads, tables = x.shape[1], table.shape[1]
+    return (
+        table.repeat_interleave(heads // tables, 1) if heads > tables > 1 and heads % tables == 0 else table
+    )
 
 
 def _blocks(matrices: Tensor | None, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from vispe.attention.precision import at_least_float32
 from vispe.base import Additive
 from vispe.encodings._fourier import with_first
-from vispe.encodings._loope import START, ImageShift, ReleasedShift, curve_places
+from vispe.encodings._loope import START, ImageShift, ReleasedShift, curve_order, curve_places
 from vispe.encodings._options import check_flag, is_positive, is_whole, training_grid
 from vispe.errors import EncodingMismatch, OptionError, ShapeError
 from vispe.grid import Positions
@@ -187,6 +187,8 @@ class Loope(Additive):
             device = torch.device("cpu") if pos.coords.device.type == "mps" else pos.coords.device
             if self.order == "raster":
                 return torch.arange(1, h * w + 1, dtype=torch.float64, device=device)
+            if torch.jit.is_tracing():  # the operation takes a device, which a trace cannot hold
+                return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
             return curve_places(h, w, self.start, device)
 
         return pos.remember((self.name, self.order, self.start), make)

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 
 from vispe.attention import LONG
 from vispe.attention.precision import compute_dtype
 from vispe.attention.selection import selected
-from vispe.attention.table import has_grid_table
 from vispe.base import Encoding, Mixing, Rotary, bias_of, value_term_of
-from vispe.errors import ShapeError
 from vispe.grid import Positions
+from vispe.hosts import traced
 from vispe.hosts.cache import PositionCache
-from vispe.layers import attend
+from vispe.hosts.traced import Scores
 
 
 class Context:
@@ -27,6 +27,9 @@ class Context:
     recomputation under checkpointing sees what the first pass saw. It is a plain object, because sharded
     training casts the tensors that it finds in tuples and dataclasses, and it is never changed. The backend that
     `vispe.use_backend` named when it was made stays that of its layers.
+
+    While torch.fx traces a model, positions, mask and tokens are proxies; what is computed with them is in
+    `vispe.hosts.traced`, and a backend is chosen when the graph runs.
     """
 
     __slots__ = ("encodings", "is_causal", "mask", "mixed", "positions", "rope", "selected")
@@ -54,7 +57,7 @@ class Context:
         """Return the tokens (b, n, d) that left block `layer` after the encodings that mix there."""
         for encoding in self.encodings:
             if isinstance(encoding, Mixing) and encoding.active(layer):
-                x = encoding.mix(x, self.positions, layer)
+                x = traced.mix(encoding, x, self.positions, layer)
         return x
 
     def plain_mask(self, module: nn.Module, x: Tensor) -> Tensor | None:
@@ -67,6 +70,8 @@ class Context:
             module: see `attend`.
             x: see `attend`.
         """
+        if isinstance(x, torch.fx.Proxy):
+            return None
         alone = module.pos_enc is None and self.mask is None and not self.is_causal and module.fused_attn
         if not alone or self.positions.tokens >= LONG or torch.compiler.is_compiling():
             return None
@@ -88,6 +93,8 @@ class Context:
     ) -> Tensor:
         """Return attention as the swapped attention layer `module` computes it.
 
+        Where it is not fused, its weights pass through the layer's `attn_drop`, if it has one.
+
         Args:
             module: the layer; its `vispe_layer`, `pos_enc` and `fused_attn` are read.
             q: queries (b, h, n, d_h) after qk-norm.
@@ -99,31 +106,52 @@ class Context:
         Raises:
             ShapeError: samples of different grids are mixed, and the bias is a table that belongs to one grid.
         """
-        own = module.pos_enc
-        encodings = self.encodings if own is None else (*self.encodings, *own.parts())
-        if self.mixed:
-            bias = bias_of(encodings, self.positions, module.vispe_layer, x)
-            if has_grid_table(bias):
-                names = " + ".join(e.name for e in encodings)
-                raise ShapeError(
-                    f"The batch packs samples of different grids, but {names} makes its table for one grid at a time; "
-                    "pack samples of equal grids, or choose another encoding."
-                )
-        out = attend(
+        drop = getattr(module, "attn_drop", None)
+        # without fused attention the weights are there to be seen and changed by hooks
+        if not module.fused_attn and drop is not None:
+            scores = self.scores(module, (q,), (k,), v, x)
+            (out,) = scores.weigh(drop(scores.softmax()))
+            return out
+        chosen = "auto" if isinstance(q, torch.fx.Proxy) else self.selected
+        out = traced.attend(
             q,
             k,
             v,
-            encodings,
+            self._encodings(module),
             self.positions,
             module.vispe_layer,
             x,
+            self.mixed,
             attn_mask=self.mask,
             is_causal=self.is_causal,
             dropout_p=dropout_p,
-            backend=self.selected if module.fused_attn else "reference",
+            backend=chosen if module.fused_attn else "reference",
         )
         # kernels differ in the strides of their output; an exported graph must not depend on them
         return out.clone(memory_format=torch.contiguous_format) if torch.compiler.is_exporting() else out
+
+    def scores(
+        self, module: nn.Module, queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, x: Tensor
+    ) -> Scores:
+        """Return attention in two steps, for layers whose weights pass through a module of their own.
+
+        Args:
+            module: see `attend`.
+            queries: one tensor (b, h, n, d_h), or one for each map that a head has.
+            keys: likewise.
+            v: see `attend`.
+            x: see `attend`.
+
+        Raises:
+            ShapeError: see `attend`.
+        """
+        encodings = self._encodings(module)
+        where = (encodings, self.positions, module.vispe_layer, x, self.mixed)
+        return traced.scores(queries, keys, v, *where, attn_mask=self.mask, is_causal=self.is_causal)
+
+    def _encodings(self, module: nn.Module) -> tuple[Encoding, ...]:
+        own = module.pos_enc
+        return self.encodings if own is None else (*self.encodings, *own.parts())
 
 
 def backend_in_words(fused: bool, off: str) -> str:

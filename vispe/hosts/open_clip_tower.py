@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from vispe.base import Additive, Encoding
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.grid import Grid, Positions
+from vispe.hosts import traced
 from vispe.hosts.context import Context, HostState
 from vispe.hosts.fitting import taken_blocks
 from vispe.hosts.loading import LoadsWeights
@@ -87,6 +88,7 @@ class HostedTower(LoadsWeights, VisionTransformer):
 
     def _vispe_embed(self, image: Tensor) -> tuple[Tensor, Context, tuple[int, int]]:
         """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
+        image = traced.one_size(image)
         x = self.conv1(image)
         shape = (x.shape[2], x.shape[3])
         x = x.flatten(2).transpose(1, 2)

@@ -14,6 +14,7 @@ from vispe.attention import explain
 from vispe.hosts.context import Context
 
 STOCK = "the model's own attention"
+OFF = "fused attention of this layer is switched off"
 
 
 class Path(NamedTuple):
@@ -48,7 +49,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
     def note(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
         told = explain(q, k, v, **arguments)
         off = arguments.get("backend") == "reference"  # what converted models ask for then
-        reason = "fused attention of this layer is switched off" if off else told.reason
+        reason = OFF if off else told.reason
         found[names[-1]] = Path(names[-1], told.backend, reason, told.refused)
         return attend(q, k, v, **arguments)
 
@@ -58,6 +59,9 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
             handed = (*args, *kwargs.values())  # some hosts name even their tokens
             tokens = next(a for a in handed if isinstance(a, Tensor))
             given = [a for a in handed if isinstance(a, Context)]
+            if given and not module.fused_attn:
+                found[name] = Path(name, "reference", OFF, {})
+                return
             masked = bool(given) and given[0].plain_mask(module, tokens) is not None
             why = (
                 "one fixed bias on a small grid, as a mask that is kept with its positions"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from einops import rearrange
 from timm.layers import Attention, AttentionRope, DiffAttention, apply_rot_embed_cat
 from timm.models.eva import EvaAttention
 from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock
@@ -32,10 +31,8 @@ class VispeAttention(Attention):
         plain = attn_mask.plain_mask(self, x)
         if plain is not None:
             return super().forward(x, attn_mask=plain)
-        q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.num_heads)
-        dropout = self.attn_drop.p if self.training else 0.0
-        out = attn_mask.attend(self, self.q_norm(q), self.k_norm(k), v, x, dropout)
-        out = self.norm(rearrange(out, "b h n d -> b n (h d)"))
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        out = self.norm(_attended(self, attn_mask, self.q_norm(q), self.k_norm(k), v, x))
         gate = getattr(self, "gate", None)  # newer timm only
         if gate is not None:
             out = out * gate(x).sigmoid()
@@ -105,10 +102,8 @@ class VispeParallelScalingBlock(ParallelScalingBlock):
             return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
         y = self.in_norm(x)
         mlp, q, k, v = self.in_proj(y).split(self.in_split, dim=-1)
-        q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=self.num_heads) for t in (q, k, v))
-        dropout = self.attn_drop.p if self.training else 0.0
-        out = attn_mask.attend(self, self.q_norm(q), self.k_norm(k), v, y, dropout)
-        return _side_by_side(self, x, rearrange(out, "b h n d -> b n (h d)"), mlp)
+        q, k, v = (_split(t, self.num_heads) for t in (q, k, v))
+        return _side_by_side(self, x, _attended(self, attn_mask, self.q_norm(q), self.k_norm(k), v, y), mlp)
 
 
 class VispeDiffParallelScalingBlock(DiffParallelScalingBlock):
@@ -125,16 +120,35 @@ class VispeDiffParallelScalingBlock(DiffParallelScalingBlock):
         return _side_by_side(self, x, _differential(self, attn_mask, q, k, v, y), mlp)
 
 
+def _split(x: Tensor, heads: int) -> Tensor:
+    """Return tokens (b, n, h * d_h) as (b, h, n, d_h)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """Return heads (b, h, n, d_h) as tokens (b, n, h * d_h)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _attended(module: nn.Module, context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+    """Return attention on heads (b, h, n, d_h) as tokens (b, n, h * d_h)."""
+    dropout = module.attn_drop.p if module.training else 0.0
+    return _joined(context.attend(module, q, k, v, x, dropout))
+
+
 def _differential(module: nn.Module, context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
     """Return the difference of two attention maps per head on the values, normed and joined (b, n, d)."""
-    maps = "b n (h two d) -> two b h n d"
-    q, k = (rearrange(t, maps, h=module.num_heads, two=2) for t in (q, k))
-    v = rearrange(v, "b n (h d) -> b h n d", h=module.num_heads)
-    q, k = module.q_norm(q), module.k_norm(k)
-    dropout = module.attn_drop_p if module.training else 0.0
-    first, second = (context.attend(module, q[i], k[i], v, x, dropout) for i in (0, 1))
+    q, k = (t.unflatten(-1, (module.num_heads, 2, -1)).permute(3, 0, 2, 1, 4) for t in (q, k))
+    v = _split(v, module.num_heads)
+    queries, keys = module.q_norm(q).unbind(0), module.k_norm(k).unbind(0)
+    if module.fused_attn:
+        dropout = module.attn_drop_p if module.training else 0.0
+        first, second = (context.attend(module, queries[i], keys[i], v, x, dropout) for i in (0, 1))
+    else:
+        scores = context.scores(module, queries, keys, v, x)
+        first, second = scores.weigh(module.attn_drop(scores.softmax()))
     out = module.sub_norm(first - module._compute_lambda().type_as(q) * second)
-    return rearrange(out * (1 - module.lambda_init), "b h n d -> b n (h d)")
+    return _joined(out * (1 - module.lambda_init))
 
 
 def _rotated(module: nn.Module, context: Context, x: Tensor, rope: Tensor | None) -> Tensor:
@@ -148,7 +162,7 @@ def _rotated(module: nn.Module, context: Context, x: Tensor, rope: Tensor | None
         q, k, v = qkv.chunk(3, dim=-1)
     else:
         q, k, v = module.q_proj(x), module.k_proj(x), module.v_proj(x)
-    q, k, v = (rearrange(t, "b n (h d) -> b h n d", d=module.head_dim) for t in (q, k, v))
+    q, k, v = (t.unflatten(-1, (-1, module.head_dim)).transpose(1, 2) for t in (q, k, v))
     q, k = module.q_norm(q), module.k_norm(k)
     if rope is not None:
         n, half = module.num_prefix_tokens, module.rotate_half
@@ -159,8 +173,7 @@ def _rotated(module: nn.Module, context: Context, x: Tensor, rope: Tensor | None
     groups = getattr(module, "num_kv_groups", 1)
     if groups > 1:  # each key head serves a run of query heads
         k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
-    dropout = module.attn_drop.p if module.training else 0.0
-    out = module.norm(rearrange(context.attend(module, q, k, v, x, dropout), "b h n d -> b n (h d)"))
+    out = module.norm(_attended(module, context, q, k, v, x))
     gate = getattr(module, "gate", None)
     if gate is not None:
         out = out * gate(x).sigmoid()

@@ -14,8 +14,9 @@ from timm.models import Eva
 from torch import Tensor
 
 from vispe.grid import Positions
+from vispe.hosts import traced
 from vispe.hosts.context import Context
-from vispe.hosts.timm_hosted import HostedTokens, after_dropping, hosted_class
+from vispe.hosts.timm_hosted import HostedTokens, hosted_class
 
 OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
 
@@ -47,7 +48,7 @@ class HostedEva(HostedTokens, Eva):
         if rope is not None:  # a batch axis comes in front of the tokens; depth stays first
             rope = apply_keep_indices_nlc(x, rope, keep)
             rope = rope.transpose(0, 1) if self.rope_mixed else rope.unsqueeze(1)
-        return x, after_dropping(pos, keep), rope
+        return x, traced.gather(pos, keep), rope
 
     def _vispe_arguments(self, context: Context, layer: int) -> tuple[Any, ...]:
         rope = context.rope

@@ -9,17 +9,23 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from timm.layers import resample_abs_pos_embed
+import torch.fx
+from timm.layers import register_notrace_function, resample_abs_pos_embed
 from timm.models import checkpoint
 from torch import Tensor, nn
 
 from vispe.base import Additive, Encoding
-from vispe.errors import OptionError, ShapeError, UnsupportedHost
-from vispe.grid import Grid, Positions
+from vispe.errors import OptionError, UnsupportedHost
+from vispe.grid import Positions
+from vispe.hosts import traced
 from vispe.hosts.context import Context
 from vispe.hosts.fitting import taken_blocks
 from vispe.hosts.loading import LoadsWeights
 from vispe.hosts.timm_attention import attentions, encodings_of, shared_encodings
+
+torch.fx.wrap("resample_abs_pos_embed")  # timm says the same of its own calls
+for _node in traced.NODES:
+    register_notrace_function(_node)
 
 
 class HostedTimm(LoadsWeights):
@@ -132,24 +138,27 @@ class HostedTokens(HostedTimm):
         self, image: Tensor, mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Context, tuple[int, int]]:
         """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
+        image = traced.one_size(image)
+        if not isinstance(is_causal, torch.fx.Proxy):
+            is_causal = bool(is_causal)  # a legacy ONNX export makes a tensor of it
         x = self.patch_embed(image)
-        flat = x.ndim == 3
-        if not flat:
+        if self.dynamic_img_size:
             shape = (x.shape[1], x.shape[2])
             x = x.flatten(1, 2)
         else:
             shape = tuple(self.patch_embed.grid_size)
-        grid = Grid(shape, prefix=self.num_prefix_tokens, reference=self.vispe.reference)
-        if x.shape[1] != grid.patches:
-            raise ShapeError(
-                f"The patch embedding gave {x.shape[1]} tokens for an image of {tuple(image.shape[-2:])} pixels but "
-                f"its grid is {shape}; build the model with dynamic_img_size=True or call set_input_size."
-            )
-        if flat and not getattr(self.patch_embed, "strict_img_size", True):
-            self._vispe_check_size(image, shape)
-        pos = self.vispe.cache(grid, image)
         encodings = shared_encodings(self)
-        pos = self._vispe_prepared(pos)
+        any_size = not (self.dynamic_img_size or getattr(self.patch_embed, "strict_img_size", True))
+        pos = traced.positions(
+            image,
+            x.shape[1],
+            shape,
+            self.num_prefix_tokens,
+            self.vispe.reference,
+            (*encodings, *self._vispe_layered()),
+            None if isinstance(image, torch.fx.Proxy) else self.vispe.cache,
+            self.patch_embed if any_size else None,
+        )
         prefix = [t for t in (self.cls_token, self._vispe_second_token()) if t is not None]
         if prefix:
             x = torch.cat([*(t.expand(x.shape[0], -1, -1) for t in prefix), x], dim=1)
@@ -157,21 +166,12 @@ class HostedTokens(HostedTimm):
             x = x + self._vispe_abs_table(shape)
         for encoding in encodings:
             if isinstance(encoding, Additive):
-                x = x + encoding.table(pos, image).to(x.dtype)
+                x = traced.add(encoding, x, pos, image)
         x = self.pos_drop(x)
         x, pos, rope = self._vispe_drop(x, pos, self._vispe_rope(shape))
         if self.grad_checkpointing and torch.compiler.is_compiling():
             pos.memo = None  # fresh while compiling, so no other forward pass loses it
         return self.norm_pre(x), Context(pos, encodings, mask, is_causal, rope), shape
-
-    def _vispe_check_size(self, image: Tensor, shape: tuple[int, ...]) -> None:
-        """Raise when the patches of an image are as many as, but in another grid than, those of the model."""
-        found = tuple(self.patch_embed.dynamic_feat_size(image.shape[-2:]))
-        if found != shape:
-            raise ShapeError(
-                f"The image of {tuple(image.shape[-2:])} pixels has {found} patches but its grid is {shape}; build the "
-                "model with dynamic_img_size=True or call set_input_size."
-            )
 
     def _vispe_second_token(self) -> Tensor | None:
         """Return the tokens (1, m, d) that follow the class token, if any."""
@@ -210,13 +210,6 @@ class HostedTokens(HostedTimm):
         if context.mask is None and not context.is_causal:
             return ()
         return (context.mask, context.is_causal)  # stock attention takes plain masks only
-
-
-def after_dropping(pos: Positions, keep: Tensor) -> Positions:
-    """Return the positions of what patch dropout kept, (b, m) patch numbers; prefix tokens always remain."""
-    prefix = pos.grid.prefix if pos.grid else pos.tokens - int(pos.spatial[0].sum())
-    first = torch.arange(prefix, device=keep.device).expand(keep.shape[0], -1)
-    return pos.gather(torch.cat([first, keep + prefix], 1))
 
 
 def _new_hosted(make: Callable[[type[nn.Module]], type[nn.Module]], stock: type[nn.Module]) -> nn.Module:

@@ -14,7 +14,8 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from vispe.grid import Positions
-from vispe.hosts.timm_hosted import HostedTokens, after_dropping, hosted_class
+from vispe.hosts import traced
+from vispe.hosts.timm_hosted import HostedTokens, hosted_class
 
 OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
 
@@ -45,7 +46,7 @@ class HostedViT(HostedTokens, VisionTransformer):
         if isinstance(drop, nn.Identity):
             return x, pos, rope
         x, keep = patch_dropout_forward(x, drop.prob, drop.num_prefix_tokens, drop.ordered, drop.training)
-        return x, pos if keep is None else after_dropping(pos, keep), rope
+        return x, pos if keep is None else traced.gather(pos, keep), rope
 
 
 VispeVisionTransformer = hosted(VisionTransformer)

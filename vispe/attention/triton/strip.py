@@ -108,10 +108,11 @@ def layout_of(shape: tuple[int, ...], prefix: int) -> Layout:
 def fits_half(bias: Bias, grid: Grid, scale: float) -> bool:
     """Return whether float16 holds what `pack` makes of a bias with an error that attention does not feel.
 
-    Stored is (bias - largest) / scale, with a relative error of 2^-11. So logits are off by 2^-11 of how far a bias lies
-    below the largest, whatever the scale, and that is nothing only where such keys hardly count: for distances with
-    slopes of 0 or more, where each token is its own nearest key. The range must hold the farthest key, and below 2^-14
-    the error is 2^-25 scales. All that is decided by plain numbers, so slopes and tables that are tensors never fit.
+    Stored is (bias - largest) / scale, with a relative error of 2^-11. So logits are off by 2^-11 of how far a bias
+    lies below the largest, whatever the scale, and that is nothing only where such keys hardly count: for distances
+    with slopes of 0 or more, where each token is its own nearest key. The range must hold the farthest key, and below
+    2^-14 the error is 2^-25 scales. All that is decided by plain numbers, so slopes and tables that are tensors never
+    fit.
     """
     if not isinstance(bias, DistanceBias) or isinstance(bias.slopes, Tensor) or torch.compiler.is_exporting():
         return False
