@@ -6,10 +6,12 @@ import pickle
 import pytest
 import timm
 import torch
-from timm.models import VisionTransformer
+from timm.models import Eva, VisionTransformer
+from timm.models.deit import VisionTransformerDistilled
 
 import vispe
 from tests.hosts.common import SHAPE, close, image, tiny
+from tests.hosts.open_clip_common import TOWER, tiny_tower
 from vispe.errors import UnsupportedHost
 
 
@@ -83,3 +85,32 @@ def test_other_models_raise():
         vispe.convert(torch.nn.Linear(2, 2), "alibi2d")
     with pytest.raises(UnsupportedHost, match="Linear has no encoding of vispe"):
         vispe.restore(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("cls", [VisionTransformer, VisionTransformerDistilled, Eva, Plain])
+def test_the_class_of_a_converted_model_builds_whole_models(cls):
+    model = vispe.convert(tiny(cls), "alibi2d(slopes=learned)")
+    x, made = image(), type(model)
+    plain = made(**SHAPE).eval()
+    assert type(plain) is cls
+    plain.load_state_dict(vispe.restore(copy.deepcopy(model)).state_dict())
+    close(plain(x), vispe.restore(copy.deepcopy(model))(x), 0)
+    if cls is not Plain:  # whose constructor cannot say when it is complete
+        again = made(**SHAPE, pos_embed=model.vispe.saved).eval()
+        assert type(again) is made
+        again.load_state_dict(model.state_dict())
+        assert torch.equal(again(x), model(x))
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+    derived = type("Mine", (made,), {})
+    with pytest.raises(UnsupportedHost, match=f"Mine derives from the class of a converted {cls.__name__}"):
+        derived(**SHAPE)
+
+
+def test_the_class_of_a_converted_tower_builds_a_stock_one():
+    tower = tiny_tower()
+    plain = copy.deepcopy(tower)
+    made = type(vispe.convert(tower, "alibi2d"))
+    again = made(**TOWER).eval()
+    assert type(again) is type(plain)
+    again.load_state_dict(plain.state_dict())
+    assert torch.equal(again(image()), plain(image()))

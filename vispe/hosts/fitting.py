@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,26 @@ def refuse_patched(module: nn.Module, where: str, names: Sequence[str]) -> None:
             f"{where} has {', '.join(patched)} replaced on the instance, which would hide the encoding; convert the "
             "model first and patch it then."
         )
+
+
+def constructor_of(stock: type[nn.Module]) -> Callable[..., None]:
+    """Return the constructor of a converted class: it builds the stock class, which only `convert` can change.
+
+    Args:
+        stock: the class that was converted; its own constructor may convert what it builds.
+    """
+
+    @functools.wraps(stock.__init__, updated=())
+    def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if vars(type(self)).get("__init__") is not __init__:
+            raise UnsupportedHost(
+                f"{type(self).__name__} derives from the class of a converted {stock.__name__}, which only "
+                f"vispe.convert can complete; derive it from {stock.__name__} and convert the model."
+            )
+        self.__class__ = stock
+        self.__init__(*args, **kwargs)
+
+    return __init__
 
 
 def take_over(encoding: Encoding, source: Encoding, host: str) -> None:

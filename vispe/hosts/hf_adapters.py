@@ -8,20 +8,22 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from peft.peft_model import PeftModel
-
 
 def install() -> None:
     """Wrap `PeftModel.save_pretrained`; once is enough, more often does no harm."""
-    if not hasattr(PeftModel.save_pretrained, "vispe_original"):
-        PeftModel.save_pretrained = _saving(PeftModel.save_pretrained)
+    base = _base()
+    if not hasattr(base.save_pretrained, "vispe_original"):
+        base.save_pretrained = _saving(base.save_pretrained)
 
 
 def uninstall() -> None:
     """Take the wrapper away again."""
-    PeftModel.save_pretrained = getattr(
-        PeftModel.save_pretrained, "vispe_original", PeftModel.save_pretrained
-    )
+    base = _base()
+    base.save_pretrained = getattr(base.save_pretrained, "vispe_original", base.save_pretrained)
+
+
+def _base() -> type[Any]:
+    return importlib.import_module("peft.peft_model").PeftModel
 
 
 def _saving(original: Callable[..., None]) -> Callable[..., None]:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from transformers.modeling_utils import PreTrainedModel
 
 from vispe.errors import InputError
 from vispe.hosts.hf_classes import positioned, stock_of
@@ -30,17 +29,24 @@ class Named:
 
 def install() -> None:
     """Wrap the two methods; once is enough, more often does no harm."""
+    base = _base()
     for name, wrap in zip(_NAMES, (_loading, _saving), strict=True):
-        original = vars(PreTrainedModel)[name]
+        original = vars(base)[name]
         if not hasattr(original, "vispe_original"):
-            setattr(PreTrainedModel, name, wrap(original))
+            setattr(base, name, wrap(original))
 
 
 def uninstall() -> None:
     """Take the wrappers away again."""
+    base = _base()
     for name in _NAMES:
-        method = vars(PreTrainedModel)[name]
-        setattr(PreTrainedModel, name, getattr(method, "vispe_original", method))
+        method = vars(base)[name]
+        setattr(base, name, getattr(method, "vispe_original", method))
+
+
+def _base() -> type[Any]:
+    """Return the class that all models of transformers derive from; to import it installs the wrappers, too."""
+    return importlib.import_module("transformers.modeling_utils").PreTrainedModel
 
 
 def _record() -> Any:

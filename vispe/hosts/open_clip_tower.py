@@ -21,7 +21,7 @@ from vispe.errors import OptionError, UnsupportedHost
 from vispe.grid import Grid, Positions
 from vispe.hosts import traced
 from vispe.hosts.context import Context, HostState
-from vispe.hosts.fitting import taken_blocks
+from vispe.hosts.fitting import constructor_of, taken_blocks
 from vispe.hosts.loading import LoadsWeights
 from vispe.hosts.open_clip_attention import attentions, encodings_of
 
@@ -196,9 +196,8 @@ def hosted(stock: type[VisionTransformer]) -> type[HostedTower]:
             f"{stock.__name__} is a subclass of open_clip's VisionTransformer with its own {', '.join(changed)}, which "
             "vispe would replace; convert a plain tower, or use vispe.Attention in your own blocks."
         )
-    return type(
-        f"Vispe{stock.__name__}", (HostedTower, stock), {"__module__": __name__, "__doc__": stock.__doc__}
-    )
+    inside = {"__module__": __name__, "__doc__": stock.__doc__, "__init__": constructor_of(stock)}
+    return type(f"Vispe{stock.__name__}", (HostedTower, stock), inside)
 
 
 VispeVisionTransformer = hosted(VisionTransformer)

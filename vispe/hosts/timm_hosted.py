@@ -19,7 +19,7 @@ from vispe.errors import OptionError, UnsupportedHost
 from vispe.grid import Positions
 from vispe.hosts import traced
 from vispe.hosts.context import Context
-from vispe.hosts.fitting import taken_blocks
+from vispe.hosts.fitting import constructor_of, taken_blocks
 from vispe.hosts.loading import LoadsWeights
 from vispe.hosts.timm_attention import attentions, encodings_of, shared_encodings
 
@@ -231,6 +231,9 @@ def hosted_class(
             f"{stock.__name__} is a subclass of timm's {family.__name__} with its own {', '.join(changed)}, which "
             f"vispe would replace; convert a plain timm {family.__name__}, or use vispe.Attention in your own blocks."
         )
-    return type(
-        f"Vispe{stock.__name__}", (mixin, stock), {"__module__": mixin.__module__, "__doc__": stock.__doc__}
-    )
+    inside = {
+        "__module__": mixin.__module__,
+        "__doc__": stock.__doc__,
+        "__init__": constructor_of(stock),
+    }
+    return type(f"Vispe{stock.__name__}", (mixin, stock), inside)
