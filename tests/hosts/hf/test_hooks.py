@@ -7,6 +7,7 @@ import vispe
 from tests.hosts.hf.reference import converted, copy_of, stock
 from tests.hosts.hf.tiny import FAMILIES, QWEN, batch
 from vispe.errors import UnsupportedHost
+from vispe.hosts.hf_late import LateRotation
 
 accelerate = pytest.importorskip("accelerate", reason="vispe[train] is not installed")
 pytestmark = [  # LLaVA-OneVision has a parameter beside its modules, and the CPU is no device to be offloaded to
@@ -76,3 +77,11 @@ def test_hooks_that_hide_nothing_stay(family, tmp_path):
     model = accelerate.disk_offload(copy_of(family), tmp_path, execution_device="cpu")
     found = logits(vispe.convert(model, SPEC), given)
     torch.testing.assert_close(found, logits(converted(family, SPEC), given))
+
+
+def test_tables_follow_a_layer_to_its_device():
+    """Hooks of several devices move what they find in tuples."""
+    tables = torch.ones(1, 1, 2, 3), torch.zeros(1, 1, 2, 3)
+    moved = accelerate.utils.send_to_device(LateRotation(tables, tables), "meta")
+    assert isinstance(moved, LateRotation)
+    assert all(t.is_meta and t.shape == (1, 1, 2, 3) for pair in moved for t in pair)

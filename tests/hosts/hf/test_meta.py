@@ -53,6 +53,24 @@ def test_weights_can_come_later(family):
         assert torch.equal(model(**given.inputs).logits, wanted(**given.inputs).logits)
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_axial", "irpe", "grape_alibi"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_towers_can_be_converted_without_values(family, spec, inside):
+    """What stands where the absolute table was adds nothing, whatever memory its buffer got."""
+    given = batch(family, [3, "image", 4, "wide", 2])
+    wanted = vispe.convert(copy.deepcopy(stock(family, 2)), spec)
+    model = on_meta(family, spec, inside)
+    model.to_empty(device="cpu")
+    model.init_weights()
+    for name, buffer in model.named_buffers():
+        if name.endswith(".zero"):
+            buffer.fill_(torch.nan)
+    model.load_state_dict(wanted.state_dict())
+    with torch.no_grad():
+        assert torch.equal(model(**given.inputs).logits, wanted(**given.inputs).logits)
+
+
 def test_an_allocation_moves_with_its_model():
     model = vispe.convert(copy.deepcopy(stock("llava", 2)), "vrope")
     wanted = allocated(model).clone()
