@@ -269,3 +269,20 @@ def test_fixed_biases_are_packed_once_per_scale_and_dtype(strips):
 def test_no_bias(dtype):
     grid = Grid((5, 7), 1)
     compare(inputs(grid, dtype), [], lambda: None, lambda: None, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("closed", ["head", "rows"])
+def test_a_table_may_close_rows(monkeypatch, strips, closed, padded, dtype):
+    grid = Grid((5, 4))
+    values = table(grid)
+    with torch.no_grad():
+        values[0 if closed == "head" else slice(None), : None if closed == "head" else 5] = float("-inf")
+    keep = torch.rand(2, 20) > 0.4 if padded else None
+    pos = grid.positions()
+    out = compare(
+        inputs(grid, dtype), [values], lambda t: TableBias(t, pos), lambda t: oracle.table_matrix(t, grid)[None], dtype,
+        keep,
+    )  # fmt: skip
+    assert (out[:, 0, 0 if closed == "rows" else slice(None)] == 0).all()

@@ -9,6 +9,7 @@ unless a bias carries `prefix` values. Content-dependent members are in `vispe.a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.distance import Metric, Normalize, Reference, check_rule, distances, offsets
-from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.precision import at_least_float32, exact_product, no_infinity, rounded
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
 
@@ -105,8 +106,13 @@ class Bias:
 
     @property
     def finite(self) -> bool:
-        """Whether no entry can be -inf, so that every query has a key."""
-        return True
+        """Whether no entry is -inf, so that every query has a key.
+
+        It is derived, and False where nothing is known. The numbers that a bias was made from are looked at where that
+        costs nothing: on the CPU, called and not compiled. Elsewhere a look would wait for the device or break the
+        graph, so there tensors count as not known, and attention takes care of rows that may be closed.
+        """
+        return False
 
     def table(self, grid: Grid) -> Tensor:
         """Return the table T (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) of this bias on `grid`, differentiable.
@@ -128,7 +134,7 @@ class Bias:
             )
         ask = Request(None, None, None, None, None, heads, keep=False)
         span = (heads.start, heads.stop)
-        return self.pos.remember(("mask", key, dtype, span), lambda: self._dense(ask).to(dtype))
+        return self.pos.remember(("mask", key, dtype, span), lambda: rounded(self._dense(ask), dtype))
 
 
 class DistanceBias(Bias):
@@ -195,6 +201,13 @@ class DistanceBias(Bias):
         """See `Bias.per_head`."""
         return isinstance(self.slopes, Tensor) or len(set(self.slopes)) > 1
 
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        if isinstance(self.slopes, Tensor):
+            return no_infinity(self.slopes)
+        return all(map(math.isfinite, self.slopes))
+
     def slope(self, like: Tensor) -> Tensor:
         """Return the slopes (h,), in the dtype of `like` or better, or (1,) when all heads share one."""
         if isinstance(self.slopes, Tensor):
@@ -248,6 +261,11 @@ class LowRankBias(Bias):
         """See `Bias.per_sample`."""
         return self.row.shape[0] > 1 or self.col.shape[0] > 1
 
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return no_infinity(self.row, self.col)
+
     def _dense(self, ask: Request) -> Tensor:
         return exact_product(ask.pick(self.row, 1), ask.pick(self.col, 1).transpose(-1, -2))
 
@@ -272,11 +290,6 @@ class DenseBias(Bias):
     def per_sample(self) -> bool:
         """See `Bias.per_sample`."""
         return self.values.shape[0] > 1
-
-    @property
-    def finite(self) -> bool:
-        """See `Bias.finite`; nothing is known about the values."""
-        return False
 
     def _dense(self, ask: Request) -> Tensor:
         return at_least_float32(ask.pick(self.values, 1))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.attention.bias import ALL, Bias
 from vispe.attention.content import ValueTerm
-from vispe.attention.precision import autocast_on, compute_dtype, no_autocast
+from vispe.attention.precision import autocast_on, compute_dtype, no_autocast, readable
 from vispe.attention.rotation import Transform
 from vispe.errors import OptionError, ShapeError
 
@@ -97,7 +97,7 @@ class Call:
             raise ShapeError(
                 f"cu_seqlens must be int32 or int64 (sequences + 1,), got {ends.dtype} {tuple(ends.shape)}."
             )
-        values = [int(end) for end in ends] if ends is not None and _readable(ends) else None
+        values = [int(end) for end in ends] if ends is not None and readable(ends) else None
         if values is not None and not _rises(values, q.shape[2]):
             raise ShapeError(f"cu_seqlens must rise from 0 to {q.shape[2]} tokens, got {values}.")
         for name, given in (("attn_mask", mask), ("key_padding_mask", keep)):
@@ -179,7 +179,7 @@ class Call:
 
     @property
     def finite(self) -> bool:
-        """Whether neither bias nor additive mask can hold -inf."""
+        """Whether neither bias nor additive mask holds -inf, as far as is known without a cost."""
         return self.added() is None and (self.bias is None or self.bias.finite)
 
     def added(self) -> Tensor | None:
@@ -210,13 +210,6 @@ def combine(
     return total.masked_fill(~(keep | dead), float("-inf")), dead
 
 
-def _readable(x: Tensor) -> bool:
-    """Whether looking at the values costs nothing: not while compiling or tracing, and not on another device."""
-    if x.device.type != "cpu" or type(x) is not Tensor or torch.compiler.is_compiling():
-        return False
-    return not (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())  # pyright: ignore
-
-
 def _rises(ends: list[int], tokens: int) -> bool:
     return len(ends) > 1 and ends[0] == 0 and ends[-1] == tokens and ends == sorted(ends)
 
@@ -231,7 +224,7 @@ def _padding(mask: Tensor, batch: int, keys: int) -> Tensor | None:
     if four.shape[1] != 1 or four.shape[2] != 1:
         return None
     if mask.dtype != torch.bool:
-        if mask.requires_grad or not _readable(mask):
+        if mask.requires_grad or not readable(mask):
             return None
         open_ = mask == 0
         if not bool((open_ | (mask == float("-inf"))).all()):

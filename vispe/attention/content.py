@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias import Bias, Request
-from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.precision import at_least_float32, exact_product, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -38,7 +38,7 @@ class GatedBias(Bias):
     @property
     def finite(self) -> bool:
         """See `Bias.finite`."""
-        return self.profile.finite
+        return self.profile.finite and no_infinity(self.row, self.col)
 
     def gates(self, ask: Request) -> tuple[Tensor | None, Tensor | None]:
         """Return the gates of rows and columns of the asked heads, None for 0."""
@@ -86,6 +86,11 @@ class ContextBias(Bias):
     def per_sample(self) -> bool:
         """See `Bias.per_sample`."""
         return True
+
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return no_infinity(self.weights)
 
     def _dense(self, ask: Request) -> Tensor:
         x = ask.q if self.dot == "query" else ask.k
@@ -136,6 +141,11 @@ class DecomposedBias(Bias):
     def per_sample(self) -> bool:
         """See `Bias.per_sample`."""
         return True
+
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return no_infinity(self.rows, self.cols)
 
     def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
         """Return rows and cols of the asked heads, in float32 or better, scaled as the logits are."""

@@ -17,6 +17,7 @@ from vispe.attention import sdpa
 from vispe.attention.bias import Bias, DistanceBias, LowRankBias
 from vispe.attention.call import Call
 from vispe.attention.distance import largest
+from vispe.attention.precision import readable
 from vispe.errors import BackendUnavailable
 
 
@@ -24,12 +25,14 @@ def refuses(call: Call) -> str | None:
     """Return why this backend cannot serve `call`, or None."""
     bias = call.bias
     if isinstance(bias, LowRankBias):
+        if readable(bias.row) and not bias.finite:
+            return "columns that hold an infinity cannot be multiplied with others"
         half = call.dtype in (torch.float16, torch.bfloat16)
         return "columns given as tensors would be rounded in half precision" if half else sdpa.refuses(call)
     if not isinstance(bias, DistanceBias) or bias.metric != "squared" or bias.wrap:
         return "only squared distance without wrap, and LowRankBias, have few columns"
     if bias.pos is None or bias.pos.grid is None or not bias.pos.in_place or not bias.pos.static:
-        return "coordinates cannot be split exactly unless tokens are where their grid has them"
+        return "free coordinates cannot be split exactly; only those of tokens that are where their grid has them"
     dtype = call.dtype
     if dtype == torch.float16:
         return "squared distances in cells overflow float16"

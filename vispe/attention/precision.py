@@ -25,6 +25,26 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
 
 
+def readable(x: Tensor) -> bool:
+    """Whether looking at the values costs nothing: not while compiling or tracing, and not on another device."""
+    if x.device.type != "cpu" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+        return False
+    return not (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())  # pyright: ignore
+
+
+def no_infinity(*tensors: Tensor | None) -> bool:
+    """Whether all tensors are known to hold no infinity; False where a look at them would cost, see `readable`."""
+    return all(t is None or (readable(t) and not bool(t.detach().isinf().any())) for t in tensors)
+
+
+def rounded(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an additive mask in `dtype`, in which large finite numbers stay finite and -inf remains."""
+    if mask.dtype == dtype:
+        return mask
+    top = torch.finfo(dtype).max
+    return torch.where(mask == float("-inf"), mask, mask.clamp(-top, top)).to(dtype)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Return `x` in float32 or, if it is that already, in float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

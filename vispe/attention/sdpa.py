@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from vispe.attention import strip_gradient
 from vispe.attention.bias import Bias
 from vispe.attention.call import Call, combine
-from vispe.attention.precision import autocast_on
+from vispe.attention.precision import autocast_on, rounded
 
 MASK_LIMIT = 1 << 30  # bytes
 # Keys from which swapped axes pay. Forward relative to SDPA without mask, one thread, b 2 and 8, d 64, float32, as they
@@ -111,11 +111,10 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> Tensor
         t[:, heads] if t is not None and t.shape[1] > 1 else t for t in (call.added(), call.allowed())
     )
     mask, dead = combine(dense, added, keep, call.finite)
-    if mask is not None and mask.dtype != call.dtype:
-        if added is not None:  # large finite numbers stay finite
-            top = torch.finfo(call.dtype).max
-            mask = torch.where(mask == float("-inf"), mask, mask.clamp(-top, top))
-        mask = mask.to(call.dtype)
+    if mask is not None:
+        # only float16 has a smaller range than the float32 of biases; an additive mask may be anything
+        narrow = added is not None or call.dtype == torch.float16
+        mask = rounded(mask, call.dtype) if narrow else mask.to(call.dtype)
     if mask is not None and _swap(q, mask):
         turned = (t.transpose(0, 1) for t in (q, k, v))
         out = _sdpa(call, *turned, mask=mask.transpose(0, 1)).transpose(0, 1)

@@ -282,4 +282,6 @@ def _by_definition(
     bias = torch.where(prefix, ends[:, prefix.long()][:, :, None], bias)
     if keep is not None:
         bias = torch.where(keep[:, None, None], bias, float("-inf"))
-    return ((q * scale) @ k.transpose(-1, -2) + bias).softmax(-1) @ v
+    dead = (bias == float("-inf")).all(-1, keepdim=True)
+    weights = ((q * scale) @ k.transpose(-1, -2) + bias.masked_fill(dead, 0.0)).softmax(-1)
+    return weights.masked_fill(dead, 0.0) @ v

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias import Bias, Request, SumBias
-from vispe.attention.precision import at_least_float32
+from vispe.attention.precision import at_least_float32, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
@@ -46,6 +46,11 @@ class TableBias(Bias):
     def per_head(self) -> bool:
         """See `Bias.per_head`."""
         return self.values.shape[0] > 1 or (self.prefix is not None and self.prefix.shape[0] > 1)
+
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return no_infinity(self.values, self.prefix)
 
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)
@@ -88,6 +93,11 @@ class ProfileBias(Bias):
     def invariant(self) -> bool:
         """See `Bias.invariant`."""
         return True
+
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return no_infinity(self.slopes, self.profile.values)
 
     def _dense(self, ask: Request) -> Tensor:
         shared = self.profile.dense(ask.pos_q, ask.pos_k)

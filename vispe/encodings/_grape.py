@@ -69,6 +69,11 @@ class OneSidedBias(Bias):
         super().__init__(pos)
         self.slopes = slopes
 
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return True
+
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)
         step = (pos_q.coords[:, :, None, 0] - pos_k.coords[:, None, :, 0]).clamp(min=0)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vispe.attention.bias import Request
 from vispe.attention.content import DecomposedBias, ValueTerm, line_of
-from vispe.attention.precision import exact_product
+from vispe.attention.precision import exact_product, no_infinity
 from vispe.attention.table import table_index
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
@@ -142,6 +142,11 @@ class CrossBias(DecomposedBias):
     ) -> None:
         super().__init__(None, None, dot, pos)
         self.weights, self.lines = weights, lines
+
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return no_infinity(*self.weights)
 
     def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
         """See `DecomposedBias.lookups`."""

@@ -52,6 +52,11 @@ class GaussianBias(Bias):
         free = self.pos is None or self.pos.static
         return ("gaussian", self.sigma, self.amplitude, self.wrap, self.spacing) if free else None
 
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return True
+
     def _dense(self, ask: Request) -> Tensor:
         spacing = self.spacing
         pos_q, pos_k = (p if spacing is None else p.spaced(spacing) for p in ask.where(self.pos))

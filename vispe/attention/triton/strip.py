@@ -111,8 +111,7 @@ def fits_half(bias: Bias, grid: Grid, scale: float) -> bool:
     Stored is (bias - largest) / scale, with a relative error of 2^-11. So logits are off by 2^-11 of how far a bias
     lies below the largest, whatever the scale, and that is nothing only where such keys hardly count: for distances
     with slopes of 0 or more, where each token is its own nearest key. The range must hold the farthest key, and below
-    2^-14 the error is 2^-25 scales. All that is decided by plain numbers, so slopes and tables that are tensors never
-    fit.
+    2^-14 the error is 2^-25 scales. Plain numbers decide, so slopes and tables that are tensors never fit.
     """
     if not isinstance(bias, DistanceBias) or isinstance(bias.slopes, Tensor) or torch.compiler.is_exporting():
         return False
