@@ -99,7 +99,7 @@ def attention(
         transform: what an encoding's `transform()` returned; applied to q, k, v and the output.
         value_term: relative values, added to the output.
         attn_mask: bool (True = attend) or additive float, broadcastable to (b, h, n, m).
-        key_padding_mask: bool (b, m), True = a real key.
+        key_padding_mask: bool (b, m), True = a real key. What padded keys and values hold is never read, NaN included.
         is_causal: key j is visible to query i when j <= i.
         cu_seqlens: (s + 1,) integer ends of sequences packed along n, starting with 0; needs b = 1.
         scale: factor of the logits, ``d ** -0.5`` by default.

@@ -121,9 +121,14 @@ class Call:
         """The factor of the logits."""
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
+    def real(self, x: Tensor) -> Tensor:
+        """Return `x` of keys (b, h, m, d) with 0 where they are padding: what is there, NaN too, is never read."""
+        keep = self.key_padding_mask
+        return x if keep is None else x.masked_fill(~keep[:, None, :, None], 0.0)
+
     def transformed(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, k, v after the transform, grouped keys and values repeated for their query heads."""
-        q, k, v = self.q, self.k, self.v
+        q, k, v = self.q, self.real(self.k), self.real(self.v)
         if self.transform is not None:
             q, k, v = self.transform.inputs(q, k, v)
         groups = q.shape[1] // k.shape[1]
@@ -143,7 +148,8 @@ class Call:
             dense = self.bias.mask(kept)
         else:
             groups = self.q.shape[1] // self.k.shape[1]
-            k = self.k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else self.k
+            k = self.real(self.k) if self.bias.per_sample else self.k
+            k = k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else k
             with no_autocast(self.q.device):
                 dense = self.bias.dense(q=self.q, k=k, scale=self.factor, heads=heads)
         self._check_shape("The bias", dense.shape, len(range(self.q.shape[1])[heads]))

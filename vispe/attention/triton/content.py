@@ -48,7 +48,8 @@ def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
     bias = call.bias
     groups = call.q.shape[1] // call.k.shape[1]
-    content = call.k.repeat_interleave(groups, 1) if groups > 1 else call.k
+    content = call.real(call.k)
+    content = content.repeat_interleave(groups, 1) if groups > 1 else content
     ask = Request(None, None, call.q, content, call.factor, ALL)
     if isinstance(bias, GatedBias):
         return call.finish(_gated(call, bias, ask, q, k, v))
