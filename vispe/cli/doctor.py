@@ -9,6 +9,7 @@ def doctor(
     model: str = "",
     encoding: str = "",
     image_size: list[int] | None = None,
+    weights: str | None = None,
     batch: int = 1,
     dtype: Literal["float32", "float16", "bfloat16"] = "float32",
     device: Literal["auto", "cuda", "cpu"] = "auto",
@@ -20,9 +21,10 @@ def doctor(
     (one is launched on each GPU), the backend of each bias, weights on disk, missing extras.
 
     Args:
-        model: name of a timm model; it is built with random weights and run once.
+        model: name of a timm model; it is built, with random weights unless some are given, and run once.
         encoding: spec of an encoding for the model; its own position information without one.
         image_size: side of the images in pixels, or height,width; what the model is built for by default.
+        weights: checkpoint file, which must fit the model; attention paths do not depend on what is in it.
         batch: images at once.
         dtype: of the model and the images.
         device: auto takes the GPU if there is one.
@@ -31,14 +33,15 @@ def doctor(
     Examples:
         vispe doctor
         vispe doctor vit_small_patch14_dinov2 --encoding alibi2d --image-size 518
+        vispe doctor vit_small_patch14_dinov2 --weights own.pth --image-size 224
         vispe doctor --json
     """
     from json import dumps
 
     if model:
-        _model(model, encoding, image_size, batch, dtype, device, json)
+        _model(model, encoding, image_size, weights, batch, dtype, device, json)
         return
-    _refuse_lone(encoding=encoding, image_size=image_size)
+    _refuse_lone(encoding=encoding, image_size=image_size, weights=weights)
     report = {
         "versions": _versions(),
         "devices": _devices(),
@@ -81,7 +84,14 @@ def _refuse_lone(**options: Any) -> None:
 
 
 def _model(
-    name: str, encoding: str, image_size: list[int] | None, batch: int, dtype: str, device: str, json: bool
+    name: str,
+    encoding: str,
+    image_size: list[int] | None,
+    weights: str | None,
+    batch: int,
+    dtype: str,
+    device: str,
+    json: bool,
 ) -> None:
     """Print the attention paths of a model, layers with the same path together."""
     from json import dumps
@@ -101,8 +111,12 @@ def _model(
         raise OptionError("doctor was given --device cuda, but torch finds no GPU; use --device cpu.")
     size = [image_size[0], image_size[-1]] if image_size else None
     where = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    net = load_backbone(name, weights="random", img_size=size).to(where, getattr(torch, dtype))
-    if encoding:
+    # weights of a model with the encoding need it before they are loaded
+    net = load_backbone(
+        name, pos_embed=encoding if weights else None, weights=weights or "random", img_size=size
+    )
+    net = net.to(where, getattr(torch, dtype))
+    if encoding and not weights:
         vispe.convert(net, encoding)
     height, width = size or _pixels(net)
     image = torch.zeros(batch, 3, height, width, device=where, dtype=getattr(torch, dtype))
@@ -116,8 +130,9 @@ def _model(
             {"layers": layers, "backend": b, "reason": why, "refused": dict(refused)}
             for (b, why, refused), layers in groups.items()
         ]
-        print(dumps({"model": name, "encoding": encoding, "device": where, "dtype": dtype, "batch": batch,
-                     "image_size": [height, width], "paths": found}, indent=2))  # fmt: skip
+        report = {"model": name, "encoding": encoding, "weights": weights or "random", "device": where}
+        report |= {"dtype": dtype, "batch": batch, "image_size": [height, width], "paths": found}
+        print(dumps(report, indent=2))
         return
     print(title)
     for (backend, reason, refused), layers in groups.items():

@@ -10,6 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.weights import built_with
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost, did_you_mean
 
 _WEIGHT_FILES = (
@@ -36,7 +37,7 @@ def load_backbone(
         name: timm model name, with or without a tag.
         pos_embed: spec of a positional encoding that replaces the model's own.
         weights: `None` for the pretrained weights, from disk or else downloaded; `random` for a seeded random
-            initialisation; else a checkpoint file that fits the model exactly (its classifier is left out).
+            initialisation; else a checkpoint file, see `vispe.backbones.weights`.
         img_size: side of the images in pixels, for models that are built for one size.
         any_size: build it so that it takes images of any size, where its class can (`dynamic_img_size`).
         options: more arguments for `timm.create_model`.
@@ -57,9 +58,6 @@ def load_backbone(
             f"timm has no weights {tag!r} for {plain}.{did_you_mean(name, tags)} "
             f"It has {', '.join(tags) or 'none'}."
         )
-    file = None if weights in (None, "random") else Path(weights)
-    if file is not None and not file.is_file():
-        raise InputError(f"The weights {weights} are not a file; give a checkpoint, or 'random'.")
     if weights is None:
         _check_obtainable(name)
     extra = {"pos_embed": pos_embed} if pos_embed else {}
@@ -67,13 +65,15 @@ def load_backbone(
     extra |= options or {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            model = _created(name, weights is None, extra, any_size)
-        except (TypeError, AssertionError) as error:
-            asked = ", ".join(f"{key}={value}" for key, value in extra.items()) or "no options"
-            raise OptionError(f"{name} cannot be built with {asked}: {error}.") from error
-    if file is not None:
-        _load_file(model, name, file)
+
+        def make() -> nn.Module:
+            try:
+                return _created(name, weights is None, extra, any_size)
+            except (TypeError, AssertionError) as error:
+                asked = ", ".join(f"{key}={value}" for key, value in extra.items()) or "no options"
+                raise OptionError(f"{name} cannot be built with {asked}: {error}.") from error
+
+        model = make() if weights in (None, "random") else built_with(weights, name, make)
     return model.eval()
 
 
@@ -211,19 +211,3 @@ def _check_obtainable(name: str) -> None:
             f"The weights of {name} are not on disk, and {url.split('/')[2]} cannot be reached "
             f"({' '.join(str(error).split())}); {hint}."
         ) from error
-
-
-def _load_file(model: nn.Module, name: str, file: Path) -> None:
-    """Load a checkpoint strictly, except for the classifier, which features do not need."""
-    heads = model.pretrained_cfg.get("classifier") or ()
-    heads = (heads,) if isinstance(heads, str) else tuple(heads)
-    try:
-        state = timm.models.load_state_dict(str(file))
-        state = {
-            key: value for key, value in state.items() if not key.startswith(tuple(f"{h}." for h in heads))
-        }
-        model.load_state_dict(state, strict=True)
-    except Exception as error:  # a damaged file raises what its format likes
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = " ".join(lines[:3])[:300]
-        raise InputError(f"{file} cannot be loaded into {name}: {reason}") from error

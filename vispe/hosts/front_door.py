@@ -16,8 +16,10 @@ import inspect
 import pkgutil
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import timm
 import timm.models
@@ -39,6 +41,34 @@ _RELEASE = tuple(int(part) for part in timm.__version__.split(".")[:3] if part.i
 # before 1.0.31 the filter of checkpoints asks for the shape of the model's table, also when there is none
 _FILTERS = (vision_transformer, deit) if _RELEASE < (1, 0, 31) else ()
 _BUILDER = "build_model_with_cfg"
+
+
+class Recipe(NamedTuple):
+    """How timm loads the weights of an architecture.
+
+    Attributes:
+        adapt: makes of a state dict in its authors' layout one of the model; None where nothing is to do.
+        strict: whether entries that the model has not are errors.
+    """
+
+    adapt: Callable[..., dict[str, Any]] | None
+    strict: bool
+
+
+Noted = list[tuple[nn.Module, Recipe]]
+_noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noted_recipes() -> Iterator[Noted]:
+    """Note how timm would load the weights of each model that it builds meanwhile."""
+    install()
+    recipes: Noted = []
+    token = _noted.set(recipes)
+    try:
+        yield recipes
+    finally:
+        _noted.reset(token)
 
 
 def install() -> None:
@@ -172,7 +202,11 @@ def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
         if spec is not None and not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
             raise UnsupportedHost(f"pos_embed={spec!r} was asked. {refusal(model_cls)}")
-        return original(model_cls, *args, **kwargs)
+        made = original(model_cls, *args, **kwargs)
+        if (noted := _noted.get()) is not None:
+            recipe = Recipe(kwargs.get("pretrained_filter_fn"), kwargs.get("pretrained_strict", True))
+            noted.append((made, recipe))
+        return made
 
     build_model_with_cfg.vispe_original = original
     return build_model_with_cfg

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,21 @@ def read_weights(path: str | Path, key: str | None = None) -> tuple[dict[str, Te
         raise InputError(
             f"{path} is no file of weights that is known: the name must end in {', '.join(SUFFIXES)}."
         )
+    return _state_dict(path, read_file(path), key)
+
+
+def read_file(path: str | Path) -> Any:
+    """Return what a file of safetensors or torch holds; from the latter, only tensors and plain values are read.
+
+    Raises:
+        InputError: the file is damaged, or holds objects that would run code.
+    """
+    path = Path(path)
     try:
         if path.suffix == ".safetensors":
-            content: Any = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return load_file(path)
+        with torch.serialization.safe_globals([Namespace]):  # plain values, which timm's train.py saves
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path} holds more than tensors and plain values, which could run code, or is no file of torch "
@@ -49,7 +60,6 @@ def read_weights(path: str | Path, key: str | None = None) -> tuple[dict[str, Te
         raise InputError(
             f"{path} cannot be read: {str(error).splitlines()[0]}; it may be incomplete."
         ) from error
-    return _state_dict(path, content, key)
 
 
 def write_weights(path: str | Path, weights: Mapping[str, Tensor], note: str = "") -> None:

@@ -5,14 +5,12 @@ final-norm patch tokens (class and register tokens left out). Their first princi
 training images, are what a classifier sees; bilinear upsampling brings them to pixels.
 """
 
-import pickle
 import threading
 import urllib.error
 import urllib.request
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -228,12 +226,11 @@ def _create(name: str, pos_embed: str | None, weights: str | None) -> Any:
             _check_hub(name)
             return _build(name, pretrained=True, **options)
         weights = str(found)
-    elif weights != "random" and not Path(weights).is_file():
-        raise InputError(f"weights={weights} is not a file; give a checkpoint, or 'random' for a trial run.")
-    model = _build(name, pretrained=False, **options)
-    if weights != "random":
-        _load(model, weights)
-    return model
+    if weights == "random":
+        return _build(name, pretrained=False, **options)
+    from vispe.backbones.weights import built_with  # brings timm
+
+    return built_with(weights, name, lambda: _build(name, pretrained=False, **options))
 
 
 def _build(name: str, **options: Any) -> Any:
@@ -249,31 +246,6 @@ def _build(name: str, **options: Any) -> Any:
         return timm.create_model(name, **options)
     except TypeError as error:
         raise UnsupportedHost(f"timm cannot build {name} with {sorted(options)}: {error}.") from error
-
-
-def _load(model: Any, path: str) -> None:
-    """Load a checkpoint of timm's or the author's layout; every weight of the model must be in it."""
-    from timm.models import load_checkpoint
-
-    home = next(
-        (c.__module__ for c in type(model).__mro__ if c.__module__.startswith("timm.models.")), "timm"
-    )
-    adapt = getattr(__import__(home, fromlist=["_"]), "checkpoint_filter_fn", None)
-    try:
-        found = load_checkpoint(model, path, strict=False, filter_fn=adapt, weights_only=True)  # no code runs
-    except (
-        *(RuntimeError, KeyError, ValueError, TypeError, OSError, AttributeError, EOFError, IndexError),
-        pickle.UnpicklingError,
-    ) as error:
-        raise InputError(f"{path} does not fit the model ({' '.join(str(error).split())[:300]}).") from error
-    found = found or SimpleNamespace(missing_keys=[], unexpected_keys=[])
-    heads = tuple(model.pretrained_cfg.get("classifier") or ()) or ("head", "fc")
-    heads = (heads,) if isinstance(heads, str) else heads
-    strange = [k for k in found.unexpected_keys if not k.startswith(("head", "fc.", "fc_norm", *heads))]
-    for what, keys in (("lacks", found.missing_keys), ("has the unknown", strange)):
-        if keys:
-            listed = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-            raise InputError(f"{path} does not fit the model: it {what} weights {listed}; check --model.")
 
 
 def _cached(config: Any) -> Path | None:

@@ -1,0 +1,1 @@
+"""Frozen vision models: where their weights come from."""
