@@ -96,6 +96,12 @@ def health(
         "versions": {"vispe": vispe.__version__, "torch": torch.__version__, "timm": timm.__version__},
         **result.to_dict(),
     }
+    if files:
+        figure = plot_health(result, title)
+        with atomic_path(files[1], force) as temporary:
+            figure.savefig(temporary, format="png")
+        health_page(result, title, figure).write(files[2], force)
+        write_json(files[0], report, force)
     if json:
         print(dumps(report, indent=2, allow_nan=False))
     else:
@@ -107,9 +113,4 @@ def health(
         )
         print("the offset explains.")
     if files:
-        figure = plot_health(result, title)
-        with atomic_path(files[1], force) as temporary:
-            figure.savefig(temporary, format="png")
-        health_page(result, title, figure).write(files[2], force)
-        write_json(files[0], report, force)
         print(f"written: {', '.join(map(str, reversed(files)))}", file=sys.stderr)

@@ -26,9 +26,7 @@ Convention for a command (each lives in its own module and has no logic beyond c
 import importlib
 import inspect
 import json
-import os
 import re
-import signal
 import sys
 import types
 import typing
@@ -36,6 +34,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from vispe.cli.streams import outlasting_readers
 from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, is_memory, require
 from vispe.train.recipe_files import with_recipes
 
@@ -67,21 +66,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: words after `vispe`; `None` takes them from the process.
 
     Returns:
-        0 on success; 2 after bad input (one line on stderr); 130 after Ctrl-C; 141 when the reader of stdout
-        went away; otherwise what the command returned.
+        0 on success, also where the reader of stdout went away before the end; 2 after bad input (one line on
+        stderr); 130 after Ctrl-C; otherwise what the command returned.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    with outlasting_readers():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(words: list[str]) -> int:
+    """Run the command line `words` and return its exit code."""
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     plain = warnings.formatwarning
     warnings.formatwarning = _format_warning
     try:
-        code = _dispatch(words)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1
+        return _dispatch(words)
     except KeyboardInterrupt:
         if debug:
             raise

@@ -129,19 +129,19 @@ def probe(
         "versions": {"vispe": vispe.__version__, "torch": torch.__version__, "timm": timm.__version__},
         "results": {source: result.to_dict() for source, result in results.items()},
     }
-    if json:
-        print(dumps(report, indent=2, allow_nan=False))
-    for source, result in results.items():
-        title = f"{subject}, {heading(source, result.probe)}"
-        for words, part in ((title, result.probe), *result.parts()):
-            if not json:
-                print(f"{words}: {part.verdict}")
-                print("".join(f"  {note}\n" for note in part.notes), end="")
-                print(f"\n{part.to_markdown()}\n")
-        if out is not None:
-            with atomic_path(pictures[source], force) as temporary:
-                plot_probe(result.probe, title).savefig(temporary, format="png")
+    titles = {s: f"{subject}, {heading(s, result.probe)}" for s, result in results.items()}
     if out is not None:
+        for source, result in results.items():
+            with atomic_path(pictures[source], force) as temporary:
+                plot_probe(result.probe, titles[source]).savefig(temporary, format="png")
         write_json(files[0], report, force)
         probe_page(subject, results).write(files[1], force)
+    if json:
+        print(dumps(report, indent=2, allow_nan=False))
+    for source, result in () if json else results.items():
+        for words, part in ((titles[source], result.probe), *result.parts()):
+            print(f"{words}: {part.verdict}")
+            print("".join(f"  {note}\n" for note in part.notes), end="")
+            print(f"\n{part.to_markdown()}\n")
+    if out is not None:
         print(f"written: {', '.join(str(p) for p in (*pictures.values(), *files))}", file=sys.stderr)

@@ -186,6 +186,11 @@ def rotate(
         )
     if not first:
         return
+    if files:
+        from vispe.evaluate.rotation.page import rotation_page
+
+        report.write_json(files[0], force)
+        rotation_page(report).write(files[1], force)
     if json:
         print(dumps(report.to_dict(), indent=2, allow_nan=False))
     else:
@@ -200,8 +205,4 @@ def rotate(
             )
         print("".join(f"note: {note}\n" for note in report.result.notes), end="")
     if files:
-        from vispe.evaluate.rotation.page import rotation_page
-
-        report.write_json(files[0], force)
-        rotation_page(report).write(files[1], force)
         print(f"written: {files[1]}, {files[0]}", file=sys.stderr)

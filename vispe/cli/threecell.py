@@ -85,9 +85,10 @@ def threecell(
                 bar.advance(task, recipe.steps)
     if file is not None:
         rows = [r for r in read_rows(file, recipe) if r["encoding"] in encodings and r["seed"] < seeds]
-    print(dumps(rows, indent=1) if json else to_markdown(rows))
     if file is not None:
         with atomic_path(file.with_suffix(".png"), force=True) as temporary:
             plot_table(read_rows(file, recipe)).savefig(temporary, format="png")
         page = report(read_rows(file, recipe)).write(file.with_name("report.html"), force=True)
+    print(dumps(rows, indent=1) if json else to_markdown(rows))
+    if file is not None:
         print(f"written: {file}, {file.with_suffix('.png')}, {page}", file=sys.stderr)
