@@ -51,7 +51,7 @@ def apply(
         device: auto, cpu, cuda, ...
         memory: what the work on an OME-Zarr store, or a large TIFF file, may take besides the libraries; default 2 GiB.
         scheduler: address of a dask scheduler, such as tcp://host:8786, whose workers segment the blocks of a store.
-        force: overwrite existing results.
+        force: overwrite existing results, and begin a run anew that did not end (without it the same command goes on).
         json: print the report as JSON instead of one line for each image.
 
     Examples:

@@ -1,7 +1,8 @@
 """A batch of images on its way to results: checks first, then image by image, each file complete or not there."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +10,10 @@ from typing import Any, Literal
 import numpy as np
 
 from vispe.errors import InputError, OptionError, VispeError
+from vispe.segment.claim import claimed
 from vispe.segment.cluster import PixelClusters
 from vispe.segment.companions import images_among, is_named, labels_among
+from vispe.segment.disk import DiskFull, room
 from vispe.segment.draw import overlay, uncertainty_image
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.filters3d import Stack
@@ -18,13 +21,16 @@ from vispe.segment.headers import stored_shape
 from vispe.segment.images import Micrograph, find_images, normalize, read_image
 from vispe.segment.labels import Labels, read_truth
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
-from vispe.segment.modelfile import Model, versions
+from vispe.segment.modelfile import Model, load_model, save_model, versions
 from vispe.segment.outputs import check_writable, label_suffix, write_labels, write_png, write_probabilities
 from vispe.segment.predict import Post, Prediction, predict_page, within_memory
 from vispe.segment.report import Clock, Report, Watcher, fractions
+from vispe.segment.resume import State, digest, plain, state_of
+from vispe.segment.staging import staged
 
 Paths = Sequence[str | Path]
 MODEL_NAME = "model.vispe"
+_OTHERS = 16  # bytes per pixel of the other files at most, roughly: labels, uncertainty, overlay
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,8 @@ class Batch:
 
     features: Features
     model: Model
+    state: State
+    place: Path
 
     def __init__(
         self,
@@ -100,14 +108,67 @@ class Batch:
         self.images = self._chosen(found, [*label_files, *truth_files])
         self._match("labels", label_files)
         self._match("truth", truth_files)
-        inputs = [i.path for i in self.images] + label_files + truth_files + [Path(p) for p in protect]
-        check_writable(self._targets(model), force, protect=inputs)
+        self._files = [*label_files, *truth_files]
+        self._inputs = [*(i.path for i in self.images), *self._files, *(Path(p) for p in protect)]
+        self._writes_model = model
 
     def note(self, text: str) -> None:
         """Keep and announce something about the whole run, once."""
         if text not in self.report.notes:
             self.report.notes.append(text)
             self.watch.note(text)
+
+    @contextmanager
+    def begun(self, asked: Mapping[str, Any]) -> Iterator[None]:
+        """Claim the folder of the results, and go on with an unfinished run that was asked for the same.
+
+        Args:
+            asked: everything that decides the results, besides the files that the run has found.
+
+        Raises:
+            InputError: results that exist, an unfinished run of another kind, or another process at work there.
+        """
+        found = plain(
+            {
+                **asked,
+                "images": {str(image.path): state_of(image.path) for image in self.images},
+                "files": {str(path): state_of(path) for path in self._files},
+                "versions": versions(),
+            }
+        )
+        targets = self._targets(self._writes_model)
+        self._check(targets, State(self.out, found, self.force).goes_on)
+        with claimed(self.out):
+            self.state = State(self.out, found, self.force)
+            self._check(targets, self.state.goes_on)
+            if self.state.goes_on:
+                self.force = True
+                self.report.notes = list(self.state.notes)
+                self.watch.note(f"going on with the unfinished run in {self.out}.")
+            try:
+                yield
+            except VispeError as error:
+                if self.state.empty and not isinstance(error, DiskFull):
+                    self.state.discard(self.out / MODEL_NAME)
+                raise
+
+    def _check(self, targets: Sequence[Path], goes_on: bool) -> None:
+        check_writable(targets, self.force or goes_on, protect=self._inputs)
+
+    def kept_model(self) -> Model | None:
+        """Return the model of the unfinished run that goes on; None if it has none."""
+        path = self.out / MODEL_NAME
+        if self.state.model is None or not path.is_file() or digest(path) != self.state.model:
+            return None
+        return load_model(path)
+
+    def keep_model(self) -> None:
+        """Write the model file."""
+        self.state.start(self._targets(True), self._inputs)
+        path = self.out / MODEL_NAME
+        with room(self.out, MODEL_NAME):
+            save_model(path, self.model, self.force)
+            self.state.trained(digest(path), self.report.notes)
 
     def read(self, path: Path) -> Micrograph:
         """Read an image; the last one is kept."""
@@ -128,16 +189,24 @@ class Batch:
         features, model = self.features, self.model
         self.report.run = {"command": command, **extra, **described(features, model, self.post)}
         self.watch.start("segmenting", len(self.images))
+        self.state.start(self._targets(self._writes_model), self._inputs)
         for image in list(self.images):
+            record = self.state.record(image.path)
             try:
-                record = self._one(image)
+                if record is None:
+                    record = self._whole(image)
+            except DiskFull:
+                raise
             except (VispeError, OSError) as error:
                 self.fail(image, error)
             else:
                 self.report.images.append(record)
                 self.watch.done(record)
             self.report.run["device"] = features.device
-            self.report.write(self.out)
+            with room(self.out, "report.json"):
+                self.report.write(self.out)
+        if not self.report.failures:
+            self.state.end()
         return self.report
 
     def pages(self, image: Micrograph) -> tuple[np.ndarray, list[str]]:
@@ -161,6 +230,16 @@ class Batch:
                 "--filters-3d."
             )
         return Stack(image, pages)
+
+    def _whole(self, image: BatchImage) -> dict[str, Any]:
+        """Segment an image; all its files are put in place, or none of them."""
+        values = self.read(image.path).valid.size
+        least = 4 * values * self.model.classifier.n_classes  # probabilities; the others are smaller
+        with room(self.out, f"the result of {image.path.name}", least, least + _OTHERS * values):
+            with staged(self.out, image.path.stem, self.force) as self.place:
+                record = self._one(image)
+            self.state.finished(image.path, record, self.report.notes)
+        return record
 
     def _one(self, image: BatchImage) -> dict[str, Any]:
         clock = Clock()
@@ -193,6 +272,7 @@ class Batch:
         if self.trust:
             trust, extra = trust_image(self, image.path, micrograph, pages, results, notes, total)
         files = self._write(image, micrograph, pages, results, labels, notes) | extra
+        files = {kind: str(self.out / Path(name).name) for kind, name in files.items()}
         overlap = sum(r.overlap for r in results)
         unsure = np.stack([r.uncertainty for r in results])
         seconds = clock()
@@ -251,10 +331,10 @@ class Batch:
         stem, count = image.path.stem, len(pages)
         ending = label_suffix(count)
         files = {
-            "probabilities": self.out / f"{stem}_prob.tif",
-            "uncertainty": self.out / f"{stem}_uncertainty{ending}",
-            "overlay": self.out / f"{stem}_overlay.png",
-            "labels": self.out / f"{stem}_seg{ending}",
+            "probabilities": self.place / f"{stem}_prob.tif",
+            "uncertainty": self.place / f"{stem}_uncertainty{ending}",
+            "overlay": self.place / f"{stem}_overlay.png",
+            "labels": self.place / f"{stem}_seg{ending}",
         }
         names, force = self.model.names, self.force
         middle = count // 2

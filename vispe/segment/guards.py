@@ -60,14 +60,14 @@ def check_size(
     size = " x ".join(map(str, shape))
     if raw > max(free, RATIO * stored) and not trusted:
         raise InputError(
-            f"{path} was refused: it claims {size} values, {_amount(raw)}, in a file of {_amount(stored)}, which looks "
-            f"like a decompression bomb (limit {RATIO} to 1 above {_amount(free)}); if it is genuine, save it "
+            f"{path} was refused: it claims {size} values, {amount(raw)}, in a file of {amount(stored)}, which looks "
+            f"like a decompression bomb (limit {RATIO} to 1 above {amount(free)}); if it is genuine, save it "
             "uncompressed or in parts."
         )
     memory = machine_memory()
     if memory is not None and held > memory // 2:
         raise InputError(
-            f"{path} holds {size} values, {_amount(held)}, but only half of the {_amount(memory)} of memory here can "
+            f"{path} holds {size} values, {amount(held)}, but only half of the {amount(memory)} of memory here can "
             "be used for an image; cut it into parts, or convert it to OME-Zarr, which is read piece by piece."
         )
 
@@ -333,7 +333,8 @@ def _beside(path: Path, name: str) -> bool:
     return other is not None and (other.is_file() or not other.exists())
 
 
-def _amount(size: int) -> str:
+def amount(size: int) -> str:
+    """Write a number of bytes for a message."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if size < 1000 or unit == "TB":
             return f"{size:.4g} {unit}"

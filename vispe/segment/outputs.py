@@ -45,7 +45,7 @@ def atomic_path(path: str | Path, force: bool = False) -> Iterator[Path]:
         if force:
             temporary.replace(path)
         else:
-            _rename_new(temporary, path)
+            rename_new(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -194,7 +194,7 @@ def write_json(path: str | Path, obj: Any, force: bool = False) -> Path:
     Raises:
         InputError: NaN, infinity or an object that JSON cannot say; its place in `obj` is named.
     """
-    text = json.dumps(_plain(obj, "value"), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(jsonable(obj, "value"), indent=2, ensure_ascii=False, allow_nan=False)
     path = Path(path)
     with atomic_path(path, force) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
@@ -212,7 +212,7 @@ def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], force: bool =
     """
     if not rows:
         raise InputError(f"{path}: there are no rows to write.")
-    flat = [_flat(_plain(row, f"row {i}")) for i, row in enumerate(rows)]
+    flat = [_flat(jsonable(row, f"row {i}")) for i, row in enumerate(rows)]
     columns = list(dict.fromkeys(key for row in flat for key in row))
     path = Path(path)
     with (
@@ -225,8 +225,8 @@ def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], force: bool =
     return path
 
 
-def _rename_new(temporary: Path, path: Path) -> None:
-    """Rename, failing if `path` has appeared meanwhile, where the file system can tell."""
+def rename_new(temporary: Path, path: Path) -> None:
+    """Rename, or raise InputError if `path` has appeared meanwhile, where the file system can tell."""
     try:
         os.link(temporary, path)
     except FileExistsError as error:
@@ -340,12 +340,12 @@ def _per_inch(micrograph: Micrograph | None) -> tuple[float, float] | None:
     return dots if max(dots) / 0.0254 < 2**31 else None  # PNG stores pixels per metre in 31 bits
 
 
-def _plain(obj: Any, where: str) -> Any:
-    """Only dicts, lists, text, finite numbers, bool and None."""
+def jsonable(obj: Any, where: str) -> Any:
+    """Return only dicts, lists, text, finite numbers, bool and None; InputError names the place of anything else."""
     if obj is None or isinstance(obj, bool | str | int):
         return obj
     if isinstance(obj, np.generic):
-        return _plain(obj.item(), where)
+        return jsonable(obj.item(), where)
     if isinstance(obj, float):
         if not np.isfinite(obj):
             raise InputError(f"{where} is {obj}, which a report cannot hold; leave it out or use None.")
@@ -353,11 +353,11 @@ def _plain(obj: Any, where: str) -> Any:
     if isinstance(obj, Path):
         return str(obj)
     if isinstance(obj, Mapping):
-        return {str(key): _plain(value, f"{where}.{key}") for key, value in obj.items()}
+        return {str(key): jsonable(value, f"{where}.{key}") for key, value in obj.items()}
     if isinstance(obj, np.ndarray):
-        return _plain(obj.tolist(), where)
+        return jsonable(obj.tolist(), where)
     if isinstance(obj, Sequence):
-        return [_plain(value, f"{where}[{i}]") for i, value in enumerate(obj)]
+        return [jsonable(value, f"{where}[{i}]") for i, value in enumerate(obj)]
     raise InputError(f"{where} is a {type(obj).__name__}, which a report cannot hold.")
 
 

@@ -3,12 +3,13 @@
 `segment` trains one classifier on all labelled images together (or finds clusters), then predicts image by
 image; `apply` does the second half with a saved model. Each file is written under a temporary name and
 renamed, the model comes first and the report is renewed after every image: a run that is killed leaves only
-complete files.
+complete files, and the same call goes on where it stopped; see `vispe.segment.resume`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vispe.errors import OptionError, did_you_mean
 from vispe.segment.batch import MODEL_NAME, Batch, Paths, Reading, Scoring
@@ -16,15 +17,18 @@ from vispe.segment.big import large_images
 from vispe.segment.classify import KINDS
 from vispe.segment.cluster import METHODS, PixelClusters
 from vispe.segment.dense import NAME
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.modelfile import load_model, open_features, save_model
+from vispe.segment.features import FeatureConfig, Features, choose_device
+from vispe.segment.modelfile import Model, load_model, open_features
 from vispe.segment.predict import Post
 from vispe.segment.report import Report, Watcher
+from vispe.segment.resume import state_of
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
-from vispe.segment.train import Labelling, train, train_clusters
+from vispe.segment.train import Labelling, read_drawn, train, train_clusters
 
 __all__ = ["DEFAULT", "MODEL_NAME", "Labelling", "Post", "Reading", "Scoring", "apply", "segment"]
+
+_NOT_DECISIVE = frozenset({"images", "out", "labels", "force", "watch", "memory", "scheduler"})
 
 DEFAULT = FeatureConfig("both", model=NAME)
 """Features of `segment` unless told otherwise: vispe_micro beside filters.
@@ -89,6 +93,7 @@ def segment(
             any reason why it cannot be used. In a batch such an image is listed in `failures` and the rest
             goes on.
     """
+    arguments = dict(locals())
     ways = {"labels": bool(labels), "cluster": cluster is not None, "text": text is not None}
     if sum(ways.values()) != 1:
         found = " and ".join(name for name, given in ways.items() if given) or "none of them"
@@ -129,26 +134,50 @@ def segment(
             scheduler=scheduler,
         )
     run = Batch(images, out, reading, scoring, post, force, watch, labels=labels, model=True, trust=trust)
-    if text is not None:
-        run.check_truth(len(text.names))
-        from vispe.segment.text.zero_shot import text_model  # brings open_clip along
+    with run.begun(_decisive("segment", arguments)):
+        if (kept := run.kept_model()) is not None:
+            run.model, run.features = kept, open_features(kept, device)
+            if labels:
+                read_drawn(run, labelling or Labelling())  # labelled pixels are left out of scores
+            run.check_truth(None if cluster is not None else len(kept.names))
+        elif text is not None:
+            run.check_truth(len(text.names))
+            from vispe.segment.text.zero_shot import text_model  # brings open_clip along
 
-        run.features, run.model = text_model(run, text, features or TextConfig(), seed, device)
-        save_model(run.out / MODEL_NAME, run.model, force)
+            run.features, run.model = text_model(run, text, features or TextConfig(), seed, device)
+        else:
+            run.features = Features(features or DEFAULT, seed=seed, device=device)
+            if cluster is not None:
+                run.model = _clustered(run, PixelClusters(cluster, cluster_method, seed=seed), seed)
+            else:
+                run.model = train(run, labelling or Labelling(), classifier, seed)
+        if kept is None:
+            run.keep_model()
         return run.predict("segment", device)
-    unfitted = None if cluster is None else PixelClusters(cluster, cluster_method, seed=seed)
-    features = features or DEFAULT
-    run.features = Features(features, seed=seed, device=device)
-    labelling = labelling or Labelling()
-    if unfitted is not None:
-        found = train_clusters(run, unfitted, seed)
-        run.model = replace(found, notes={**found.notes, **unfitted.facts()})
-        if said := unfitted.note():
-            run.note(said)
-    else:
-        run.model = train(run, labelling, classifier, seed)
-    save_model(run.out / MODEL_NAME, run.model, force)
-    return run.predict("segment", device)
+
+
+def _clustered(run: Batch, unfitted: PixelClusters, seed: int) -> Model:
+    """Find clusters, and say what their user should know."""
+    found = train_clusters(run, unfitted, seed)
+    if said := unfitted.note():
+        run.note(said)
+    return replace(found, notes={**found.notes, **unfitted.facts()})
+
+
+def _decisive(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose from the arguments of a function those that decide the results, with fingerprints of the files they name.
+
+    The images, labels and truth that a run has found are left to it.
+    """
+    kept = {key: value for key, value in given.items() if key not in _NOT_DECISIVE}
+    named = [
+        getattr(given.get("labelling"), "legend", None),
+        getattr(given.get("features"), "weights", None),
+        given.get("weights"),
+        given.get("model"),
+    ]
+    states = {str(name): state_of(Path(name)) for name in named if name is not None and Path(name).is_file()}
+    return {"command": command, **kept, "device": choose_device(given["device"]), "named_files": states}
 
 
 def apply(
@@ -189,6 +218,7 @@ def apply(
     Raises:
         InputError: as `segment`; a model file that cannot be used.
     """
+    arguments = dict(locals())
     if stores := large_images(images, memory, scheduler):
         from vispe.segment.big import run as large
 
@@ -210,7 +240,8 @@ def apply(
         config = replace(config, weights=weights)
     if tile is not None:
         config = replace(config, tile=tile)
-    run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else len(loaded.names))
-    run.features = open_features(loaded, device, config)
-    run.model = loaded
-    return run.predict("apply", device, model_file=str(model))
+    with run.begun(_decisive("apply", arguments)):
+        run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else len(loaded.names))
+        run.features = open_features(loaded, device, config)
+        run.model = loaded
+        return run.predict("apply", device, model_file=str(model))

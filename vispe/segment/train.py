@@ -11,7 +11,7 @@ from vispe.errors import InputError, VispeError
 from vispe.segment.batch import Batch, BatchImage
 from vispe.segment.classify import PixelClassifier, import_early
 from vispe.segment.cluster import SAMPLE, PixelClusters
-from vispe.segment.labels import read_label_set
+from vispe.segment.labels import Labels, read_label_set
 from vispe.segment.modelfile import Model
 from vispe.segment.predict import within_memory
 
@@ -30,6 +30,31 @@ class Labelling:
 def train(run: Batch, how: Labelling, kind: str, seed: int) -> Model:
     """Fit one classifier to the labelled pixels of all images."""
     import_early(kind)
+    taught, drawn, channels = read_drawn(run, how)
+    run.check_truth(len(drawn[0].names))
+    masks = {i.path: i.drawn.values > 0 for i in taught if i.drawn is not None}
+    found, where = _gather(run, taught, masks)
+    classes = np.concatenate(
+        [i.drawn.values[where[i.path]] for i in taught if i.drawn is not None and i.path in where]
+    )
+    names = drawn[0].names
+    classifier = PixelClassifier(kind, len(names), seed=seed)
+    classifier.fit(found, classes, names)
+    counts = np.bincount(classes, minlength=len(names) + 1)[1:]
+    notes = {
+        "images": [str(i.path) for i in taught],
+        "labels": [str(i.labels) for i in taught],
+        "labelled_pixels": {name: int(n) for name, n in zip(names, counts, strict=True)},
+    }
+    return _model(run, classifier, names, drawn[0].colors, channels, seed, notes)
+
+
+def read_drawn(run: Batch, how: Labelling) -> tuple[list[BatchImage], list[Labels], int]:
+    """Read the labels of a run, with one numbering of the classes.
+
+    Returns:
+        The images that have labels, these labels, and the number of channels that the images have.
+    """
     run.watch.start("reading labels", sum(i.labels is not None for i in run.images))
     shapes: dict[Path, tuple[int, int, int]] = {}
     channels: dict[Path, int] = {}
@@ -60,22 +85,7 @@ def train(run: Batch, how: Labelling, kind: str, seed: int) -> Model:
         image.drawn = labels
         for text in labels.notes:
             run.note(text)
-    run.check_truth(len(drawn[0].names))
-    masks = {i.path: i.drawn.values > 0 for i in taught if i.drawn is not None}
-    found, where = _gather(run, taught, masks)
-    classes = np.concatenate(
-        [i.drawn.values[where[i.path]] for i in taught if i.drawn is not None and i.path in where]
-    )
-    names = drawn[0].names
-    classifier = PixelClassifier(kind, len(names), seed=seed)
-    classifier.fit(found, classes, names)
-    counts = np.bincount(classes, minlength=len(names) + 1)[1:]
-    notes = {
-        "images": [str(i.path) for i in taught],
-        "labels": [str(i.labels) for i in taught],
-        "labelled_pixels": {name: int(n) for name, n in zip(names, counts, strict=True)},
-    }
-    return _model(run, classifier, names, drawn[0].colors, next(iter(channels.values())), seed, notes)
+    return taught, drawn, next(iter(channels.values()))
 
 
 def train_clusters(run: Batch, classifier: PixelClusters, seed: int) -> Model:

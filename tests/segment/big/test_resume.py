@@ -1,5 +1,6 @@
 """A run that was killed goes on; nothing that is finished is overwritten unasked."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,7 +14,9 @@ import pytest
 from tests.segment.big.stores import scene, scribbled, write_store
 from vispe.errors import InputError, OptionError
 from vispe.segment import pipeline
-from vispe.segment.big import work
+from vispe.segment.big import progress, work
+from vispe.segment.claim import claimed
+from vispe.segment.disk import DiskFull
 from vispe.segment.features import FeatureConfig
 from vispe.segment.pipeline import Labelling, Post, Reading, Scoring
 
@@ -219,4 +222,76 @@ def test_a_process_that_is_killed_goes_on_byte_for_byte(tmp_path):
     assert 3 <= left < 6 * 8
     again = subprocess.run(command(out), check=True, capture_output=True, text=True)
     assert "blocks are done already" in again.stderr
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("command", ["segment", "apply"])
+def test_a_refused_run_leaves_nothing(tmp_path, task, command):
+    out = tmp_path / "deep" / "out"
+    if command == "segment":
+        with pytest.raises(InputError, match=r"memory=1 MiB is too little for a\.zarr"):
+            pipeline.segment(
+                [tmp_path / "a.zarr"], out, labels=[tmp_path / "a.png"], features=FILTERS, memory="1 MB"
+            )
+    else:
+        task(tmp_path / "first")
+        with pytest.raises(InputError, match=r"memory=1 MiB is too little for b\.zarr"):
+            pipeline.apply(tmp_path / "first" / "model.vispe", [tmp_path / "b.zarr"], out, memory="1 MB")
+    assert not out.parent.exists()
+
+
+def test_a_model_of_an_earlier_run_is_not_taken_for_that_of_a_run_that_was_killed(
+    tmp_path, task, monkeypatch
+):
+    task(tmp_path / "whole")
+    out = tmp_path / "out"
+    task(out, features=FeatureConfig(sigmas=(2.0,), tile=48))
+    with monkeypatch.context() as patched:
+        patched.setattr("vispe.segment.big.run.train", None)
+        with pytest.raises(TypeError):  # ends while training
+            task(out, force=True)
+    task(out)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_two_runs_in_one_folder(tmp_path, task):
+    with (
+        claimed(tmp_path / "out"),
+        pytest.raises(InputError, match="another vispe is at work in"),
+    ):
+        task(tmp_path / "out")
+    task(tmp_path / "out")
+
+
+def test_force_removes_what_an_unfinished_run_has_left(tmp_path, task, monkeypatch):
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        task(out, monkeypatch, 6)
+    (out / "z_seg.partial").mkdir()
+    (out / "z_seg.ome.zarr").mkdir()
+    model = tmp_path / "model.vispe"
+    model.write_bytes((out / "model.vispe").read_bytes())
+    lone = write_store(tmp_path / "c.zarr", scene(90, 120)[0].astype(np.uint8))
+    pipeline.apply(model, [lone], out, force=True)
+    left = {path.name for path in out.iterdir()}
+    assert left == {
+        *("c_seg.ome.zarr", "c_overlay.png", "report.json", "report.csv", "model.vispe"),
+        *("z_seg.partial", "z_seg.ome.zarr"),
+    }
+
+
+def test_a_full_disk_stops_at_the_first_image_and_the_same_call_goes_on(tmp_path, task, monkeypatch):
+    task(tmp_path / "whole")
+    out = tmp_path / "out"
+    original = progress.write_block
+
+    def full(*args):
+        original(*args)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(progress, "write_block", full)
+        with pytest.raises(DiskFull, match=r"^disk full: the result of a\.zarr does not fit, .*out has "):
+            task(out)
+    task(out)
     assert contents(out) == contents(tmp_path / "whole")

@@ -5,7 +5,6 @@ after its pixels), `picture` and `job.json`. `unfinished.json` beside it says wh
 is asked for the same goes on.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,23 +15,13 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.segment.big import store
+from vispe.segment.big import stem, store
 from vispe.segment.big.engine import Block, Job
 from vispe.segment.big.source import BigImage
 from vispe.segment.outputs import write_json
 from vispe.segment.tiles import Region, blocks
 
 RUN = "unfinished.json"
-
-
-def state_of(path: Path) -> str:
-    """Return a fingerprint of a file or folder: names, sizes and times of change of all files."""
-    digest = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    for file in files:
-        found = file.stat()
-        digest.update(f"{file.relative_to(path)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
-    return digest.hexdigest()
 
 
 def can_go_on(out: Path, asked: Mapping[str, Any], force: bool) -> list[dict[str, Any]] | None:
@@ -59,9 +48,39 @@ def can_go_on(out: Path, asked: Mapping[str, Any], force: bool) -> list[dict[str
     return None
 
 
-def note_run(out: Path, asked: Mapping[str, Any], finished: Sequence[Mapping[str, Any]]) -> None:
-    """Keep what a run was asked to do and the records of its finished images, until `forget_run`."""
-    write_json(out / RUN, {"asked": asked, "finished": finished}, force=True)
+def note_run(
+    out: Path, asked: Mapping[str, Any], finished: Sequence[Mapping[str, Any]], model: str | None
+) -> None:
+    """Keep what a run was asked to do, the SHA-256 of its model and the records of its images, until `forget_run`."""
+    write_json(out / RUN, {"asked": asked, "finished": finished, "model": model}, force=True)
+
+
+def trained_model(out: Path) -> str | None:
+    """Return the SHA-256 of the model file of an unfinished run; None as long as it has none."""
+    try:
+        return json.loads((out / RUN).read_text(encoding="utf-8")).get("model")
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def sweep(out: Path, inputs: Sequence[Path]) -> None:
+    """Remove what a run that did not end has left: unfinished results, and those of its images that were finished.
+
+    Args:
+        out: folder of the results.
+        inputs: files and stores that are never removed.
+    """
+    try:
+        found = json.loads((out / RUN).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return
+    kept = {path.resolve() for path in inputs}
+    for name in found["asked"].get("images", {}):
+        remove(partial(out, stem(name)))
+    for record in found.get("finished", ()):
+        for path in [out / Path(name).name for name in record["files"].values()]:
+            if path.resolve() not in kept:
+                remove(path)
 
 
 def forget_run(out: Path) -> None:
@@ -134,14 +153,12 @@ def remove(path: Path) -> None:
 
 def put_in_place(path: Path, target: Path) -> None:
     """Rename a folder, in place of one that is there."""
+    old = target.with_name(f"{target.name}.old")
     if target.exists():
-        old = target.with_name(f"{target.name}.old")
         remove(old)
         target.rename(old)
-        path.rename(target)
-        remove(old)
-    else:
-        path.rename(target)
+    path.rename(target)
+    remove(old)
 
 
 def _done(work: Path, page: int, row: int, column: int) -> Path:

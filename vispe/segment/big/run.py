@@ -12,10 +12,12 @@ from vispe.segment.big.engine import few_at_once, file_digest, refuse_whole
 from vispe.segment.big.scribbles import read_scribbles
 from vispe.segment.big.train import train
 from vispe.segment.big.work import BigRun
+from vispe.segment.disk import room
 from vispe.segment.features import FeatureConfig, Features, choose_device
 from vispe.segment.modelfile import load_model, save_model
 from vispe.segment.predict import Post
 from vispe.segment.report import Report, Watcher
+from vispe.segment.resume import state_of
 from vispe.segment.train import Labelling
 
 
@@ -50,8 +52,9 @@ def apply(
         "tile": tile,
         "device": device,
     }
-    run.begin(asked)
-    return run.predict("apply", loaded, weights, tile, device, model_file=str(model))
+    with run.held():
+        run.begin(asked)
+        return run.predict("apply", loaded, weights, tile, device, model_file=str(model))
 
 
 @few_at_once()
@@ -80,30 +83,35 @@ def segment(
     device = choose_device(device)
     asked = {
         "command": "segment",
-        "labels": {str(path.resolve()): progress.state_of(path) for path in found},
+        "labels": {str(path.resolve()): state_of(path) for path in found},
         "labelling": {**asdict(how), "legend": None if how.legend is None else str(how.legend)},
         "classifier": classifier,
         "features": asdict(features),
         "seed": seed,
         "device": device,
     }
-    goes_on = run.begin(asked)
-    run.model_file = run.out / MODEL_NAME
-    if not (goes_on and run.model_file.is_file()):
-        taught = [path for path in run.images if path in pairs]
-        label_files, opened = [pairs[path] for path in taught], [run.images[path] for path in taught]
-        drawn, names, colors, notes = read_scribbles(label_files, opened, how)
-        limits = [run.limits(path, run.reading)[0] for path in taught]
-        fresh = Features(features, seed=seed, device=device)
-        model = train(
-            *(opened, label_files, limits, drawn, names, colors, fresh, classifier),
-            *(run.reading.normalize, run.reading.clip, seed, run.watch, notes),
-        )
-        for text in dict.fromkeys(notes):
-            run.note(text)
-        save_model(run.model_file, model, force or goes_on)
-    loaded = load_model(run.model_file)
-    return run.predict("segment", loaded, features.weights, features.tile, device)
+    with run.held():
+        goes_on = run.begin(asked)
+        run.model_file = run.out / MODEL_NAME
+        kept = progress.trained_model(run.out) if goes_on and run.model_file.is_file() else None
+        if kept is None or kept != file_digest(run.model_file):
+            taught = [path for path in run.images if path in pairs]
+            label_files, opened = [pairs[path] for path in taught], [run.images[path] for path in taught]
+            drawn, names, colors, notes = read_scribbles(label_files, opened, how)
+            limits = [run.limits(path, run.reading)[0] for path in taught]
+            fresh = Features(features, seed=seed, device=device)
+            model = train(
+                *(opened, label_files, limits, drawn, names, colors, fresh, classifier),
+                *(run.reading.normalize, run.reading.clip, seed, run.watch, notes),
+            )
+            for text in dict.fromkeys(notes):
+                run.note(text)
+            with room(run.out, MODEL_NAME):
+                save_model(run.model_file, model, force or goes_on)
+                progress.note_run(run.out, run.asked, run.records, file_digest(run.model_file))
+            run.wrote_model = True
+        loaded = load_model(run.model_file)
+        return run.predict("segment", loaded, features.weights, features.tile, device)
 
 
 def refuse(

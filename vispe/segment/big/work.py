@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from vispe.segment.big.page import Window
 from vispe.segment.big.plan import DEFAULT, Plan, make_plan, parse_memory
 from vispe.segment.big.source import BigImage, open_image
 from vispe.segment.big.summary import draw, summary
+from vispe.segment.claim import claimed
+from vispe.segment.disk import DiskFull, room
 from vispe.segment.features import Features
 from vispe.segment.modelfile import Model, versions
 from vispe.segment.outputs import check_writable
 from vispe.segment.predict import Post
 from vispe.segment.report import Clock, Report, Watcher
+from vispe.segment.resume import state_of
 from vispe.segment.tiles import Region, blocks
 
 _ROWS = 1024  # side of the pieces in which an image is read for its grey limits
@@ -67,6 +71,7 @@ class BigRun:
         self.report = Report({})
         self.records: list[dict[str, Any]] = []
         self.labels_of = {}
+        self._fresh = self.wrote_model = False
         if self.post.min_area > 1:
             raise OptionError(
                 f"min_area={self.post.min_area} needs whole patches, which can be larger than memory; leave it out for "
@@ -86,10 +91,35 @@ class BigRun:
             twice = next(s for s in stems if stems.count(s) > 1)
             raise InputError(f"two images are called {twice}; rename one or use separate folders.")
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Claim the folder of the results; a new run that is refused before it has any result leaves nothing there."""
+        with claimed(self.out):
+            try:
+                yield
+            except VispeError as error:
+                if self._fresh and not isinstance(error, DiskFull) and not self.report.images:
+                    self._discard()
+                raise
+
+    def _discard(self) -> None:
+        """Remove what a run without a finished block has written."""
+        works = [progress.partial(self.out, stem_of(path)) for path in self.images]
+        if any(next((work / "done").glob("*.json"), None) for work in works):
+            return
+        for work in works:
+            progress.remove(work)
+        progress.forget_run(self.out)
+        if self.wrote_model:
+            self.model_file.unlink(missing_ok=True)
+
     def fail(self, path: Path, error: VispeError | OSError, count: int) -> None:
         """Leave an image out, unless it is the only one."""
         if count == 1:
             raise error
+        work = progress.partial(self.out, stem_of(path))
+        if self._fresh and not next((work / "done").glob("*.json"), None):
+            progress.remove(work)
         self.images.pop(path, None)
         reason = " ".join(str(error).split())
         self.report.failures.append({"image": str(path), "reason": reason})
@@ -105,7 +135,7 @@ class BigRun:
         """Check the outputs and note what was asked; return whether an unfinished run goes on."""
         how = {
             **asked,
-            "images": {str(path.resolve()): progress.state_of(path) for path in self.images},
+            "images": {str(path.resolve()): state_of(path) for path in self.images},
             "reading": asdict(self.reading),
             "post": asdict(self.post),
             "versions": versions(),
@@ -127,10 +157,11 @@ class BigRun:
                 raise InputError(
                     f"{same[0]} is an input and would be overwritten; choose another output folder."
                 )
+            progress.sweep(self.out, inputs=[*self.images, *inputs])
             for path in self.images:
                 progress.remove(progress.partial(self.out, stem_of(path)))
-            self.out.mkdir(parents=True, exist_ok=True)
-            progress.note_run(self.out, how, ())
+            progress.note_run(self.out, how, (), None)
+            self._fresh = True
             return False
         self.records = finished
         self.note(f"going on with the unfinished run in {self.out}.")
@@ -169,18 +200,23 @@ class BigRun:
         count, complete = len(self.images) + len(self.report.failures), True
         for path in list(self.images):
             try:
-                record = self._one(path, model, features, reading, weights, tile)
+                with room(self.out, f"the result of {path.name}"):
+                    record = self._one(path, model, features, reading, weights, tile)
+            except DiskFull:
+                raise
             except (VispeError, OSError) as error:
                 self.fail(path, error, count)
                 complete = False
             else:
                 self.report.images.append(record)
                 self.watch.done(record)
-                progress.note_run(self.out, self.asked, self.report.images)
+                progress.note_run(self.out, self.asked, self.report.images, progress.trained_model(self.out))
                 progress.remove(progress.partial(self.out, stem_of(path)))
             self.report.write(self.out)
         if complete:
             progress.forget_run(self.out)
+        elif self._fresh and not self.report.images:
+            self._discard()
         return self.report
 
     def _one(
@@ -272,7 +308,7 @@ class BigRun:
         )
         job = Job(
             image=str(path.resolve()),
-            state=progress.state_of(path),
+            state=state_of(path),
             channel=self.reading.channel,
             z=self.reading.z,
             axes=self.reading.axes,

@@ -35,7 +35,7 @@ def trust_image(
     """Measure the middle page of an image in every pose, and write the figure and the map of disagreement.
 
     Args:
-        run: the batch, for its model, its settings and its folder.
+        run: the batch, for its model, its settings and the folder of this image's files.
         path: the image file.
         micrograph: its contents.
         pages: (z, h, w, c) float32, normalised.
@@ -63,7 +63,7 @@ def trust_image(
             f"the trust report of {path.name} is that of page {middle} of {len(pages)} (counted from 0)."
         )
     notes += found.notes
-    files = {kind: run.out / f"{path.stem}_{kind}.png" for kind in ("trust", "disagreement")}
+    files = {kind: run.place / f"{path.stem}_{kind}.png" for kind in ("trust", "disagreement")}
     shown = uncertainty_image(found.disagreement)
     write_png(files["disagreement"], shown, run.force, micrograph=micrograph)
     write_png(files["trust"], rendered(plot_trust(found, page, run.model.colors, title)), run.force)

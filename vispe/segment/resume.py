@@ -1,0 +1,194 @@
+"""A run on image files that can be stopped at any moment and goes on: what it was asked, and what is done already.
+
+`unfinished.jsonl` in the folder of results has a line for what the run was asked to do, one for the trained model and
+one for each finished image, each written after the files that it speaks of. A line that breaks off does not count.
+The file is gone when the run is complete.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vispe.errors import InputError
+from vispe.segment.outputs import MARK, jsonable
+
+NAME = "unfinished.jsonl"
+_TEMPORARY = re.compile(rf"\.(.+){re.escape(MARK)}[0-9a-f]{{12}}(?:\.\w+)?", re.DOTALL)
+
+
+def state_of(path: Path) -> str:
+    """Return a fingerprint of a file or folder: names, sizes and times of change of all files."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    for file in files:
+        found = file.stat()
+        digest.update(
+            f"{file.relative_to(path)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode(errors="replace")
+        )
+    return digest.hexdigest()
+
+
+def plain(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run was asked to do as JSON gives it back."""
+
+    def fields(value: Any) -> Any:
+        return vars(value) if dataclasses.is_dataclass(value) else str(value)
+
+    return json.loads(json.dumps(asked, default=fields))
+
+
+class State:
+    """What is done of a run; only the process that has claimed the folder may have one.
+
+    Args:
+        out: folder of the results.
+        asked: everything that decides the results, from `plain`.
+        force: begin anew, whatever is there.
+
+    Attributes:
+        goes_on: whether an unfinished run with the same `asked` is there.
+        model: SHA-256 of its model file; None as long as there is none.
+        notes: of the whole run, so far.
+
+    Raises:
+        InputError: an unfinished run that was asked for something else, and not `force`.
+    """
+
+    def __init__(self, out: Path, asked: dict[str, Any], force: bool) -> None:
+        self.path, self._asked = out / NAME, asked
+        self.model: str | None = None
+        self.notes: list[str] = []
+        self._records: dict[str, dict[str, Any]] = {}
+        self._earlier, self._length = _read(self.path)
+        begun = self._earlier[0] if self._earlier else {}
+        self.goes_on = not force and begun.get("asked") == asked
+        if self.goes_on:
+            for line in self._earlier[1:]:
+                self._take(line)
+        elif not force and len(self._earlier) > 1:
+            other = [key for key in {**asked, **begun["asked"]} if asked.get(key) != begun["asked"].get(key)]
+            raise InputError(
+                f"{out} holds an unfinished run with other {', '.join(k.replace('_', ' ') for k in other)}; repeat "
+                "that command to go on, add --force to begin anew, or choose another folder."
+            )
+        self._started = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether no image is finished."""
+        return not self._records
+
+    def start(self, targets: Sequence[Path], protect: Iterable[Path]) -> None:
+        """Get ready to write results: leftovers go, and from now on the run can go on.
+
+        Args:
+            targets: every file that may be written.
+            protect: files that are never removed.
+        """
+        if self._started:
+            return
+        self._started = True
+        kept = {os.path.realpath(path) for path in protect}
+        names = {path.stem[:100] for path in targets} | {
+            path.stem.rpartition("_")[0][:100] for path in targets
+        }
+        if not self.goes_on:
+            names |= self._sweep(kept)
+        for path in self.path.parent.iterdir():
+            found = _TEMPORARY.fullmatch(path.name)
+            if found and found[1] in names:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if self.goes_on:
+            with self.path.open("r+b") as stream:
+                stream.truncate(self._length)
+            return
+        self.path.unlink(missing_ok=True)
+        there = [path.name for path in targets if path.exists()]
+        names = [path.name for path in targets]
+        self._append({"asked": self._asked, "targets": names, "before": there})
+
+    def trained(self, digest: str, notes: Sequence[str]) -> None:
+        """The model file is complete."""
+        self._append({"model": digest, "notes": list(notes)})
+
+    def finished(self, image: Path, record: Mapping[str, Any], notes: Sequence[str]) -> None:
+        """An image and all its files are complete."""
+        self._append({"image": str(image), "record": record, "notes": list(notes)})
+
+    def record(self, image: Path) -> dict[str, Any] | None:
+        """Return the record of an image whose files are complete and still there."""
+        found = self._records.get(str(image))
+        if found is None:
+            return None
+        files = {kind: str(self.path.parent / Path(name).name) for kind, name in found["files"].items()}
+        return {**found, "files": files} if all(map(os.path.isfile, files.values())) else None
+
+    def end(self) -> None:
+        """The run is complete."""
+        self.path.unlink(missing_ok=True)
+
+    def discard(self, model: Path) -> None:
+        """Give up a run that has no results: what it has written goes, with its model file."""
+        if not self._started:
+            return
+        if self.model is not None and model.is_file() and digest(model) == self.model:
+            model.unlink()
+        self.end()
+
+    def _sweep(self, kept: set[str]) -> set[str]:
+        """Remove what an earlier run that did not end has written; returns the beginnings of its temporary names."""
+        if not self._earlier:
+            return set()
+        folder, begun = self.path.parent, self._earlier[0]
+        own = set(begun["targets"]) - set(begun["before"])
+        for line in self._earlier[1:]:
+            own |= {Path(name).name for name in line.get("record", {}).get("files", {}).values()}
+        for path in [folder / name for name in own]:
+            if os.path.realpath(path) not in kept and path.is_file():
+                path.unlink()
+        stems = [Path(name).stem for name in begun["targets"]]
+        return {stem[:100] for stem in stems} | {stem.rpartition("_")[0][:100] for stem in stems}
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(jsonable(line, "line"), allow_nan=False) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._take(line)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self.model = line.get("model", self.model)
+        self.notes = list(line.get("notes", self.notes))
+        if "record" in line:
+            self._records[line["image"]] = line["record"]
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the complete lines of a file of this module, and how many bytes they are."""
+    lines, length = [], 0
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return lines, length
+    for raw in data.splitlines(keepends=True):
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            break
+        if not raw.endswith(b"\n") or not isinstance(line, dict) or (not lines and "asked" not in line):
+            break
+        lines.append(line)
+        length += len(raw)
+    return lines, length
