@@ -38,7 +38,8 @@ def weights(call: Call) -> Tensor:
 def weighted(call: Call, attn: Tensor) -> Tensor:
     """Return what attention weights (b, h, n, m) make of the values of a call, (b, h, n, d_v) in `Call.dtype`."""
     with no_autocast(call.q.device):
-        v = call.v if call.transform is None else call.transform.value(call.v)
+        v = call.real(call.v)
+        v = v if call.transform is None else call.transform.value(v)
         groups = call.q.shape[1] // call.k.shape[1]
         if groups > 1:  # each key head serves a run of query heads
             v = v.repeat_interleave(groups, 1)

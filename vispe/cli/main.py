@@ -26,6 +26,7 @@ Convention for a command (each lives in its own module and has no logic beyond c
 import importlib
 import inspect
 import json
+import os
 import re
 import sys
 import types
