@@ -221,7 +221,7 @@ def test_errors_are_one_sentence(folder, capsys, words, text):
 def test_the_help_says_what_the_numbers_mean(capsys):
     assert main(["rotate", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "0 means that nothing changed, about 1.41 that the two have nothing in common" in said
+    assert "nothing changed, about 1.41 is what unrelated features give, and there is no upper limit" in said
     assert "vispe rotate seg/model.vispe images/ --masks masks/ -o out" in said
 
 

@@ -38,10 +38,11 @@ def rotate(
 
     A sample under a microscope mostly has no up, so a model should see the same in it however it lies. Here each
     image is turned, mirrored and shifted, what the model makes of it is moved back, and both are compared: 0 means
-    that nothing changed, about 1.41 that the two have nothing in common. With masks it is also measured how accurate
-    a segmentation is in each orientation, and how much the area of each phase depends on it. OUT then holds
-    report.html, to be read, and report.json with the number of every image. Images are not resized; 5 or more of
-    them give error bars. The same command under torchrun spreads images over processes and finds the same numbers.
+    that nothing changed, about 1.41 is what unrelated features give, and there is no upper limit. With masks it is
+    also measured how accurate a segmentation is in each orientation, and how much the area of each phase depends
+    on it. OUT then holds report.html, to be read, and report.json with the number of every image. Images are not
+    resized; 5 or more of them give error bars. The same command under torchrun spreads images over processes and
+    finds the same numbers.
 
     Args:
         model: what to measure: a timm model (vit_small_patch14_dinov2); an open_clip model

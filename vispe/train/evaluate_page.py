@@ -9,6 +9,7 @@ import numpy as np
 
 from vispe.evaluate.report import Page
 from vispe.evaluate.rotation.report import HEADLINES
+from vispe.evaluate.rotation.verdict import SCALE
 from vispe.train.evaluate_criteria import Criterion, tone
 from vispe.train.evaluate_masks import mean_known
 from vispe.train.evaluate_plots import fingerprint_figure, kept_figure, masks_figure, position_figure
@@ -38,8 +39,8 @@ _PATTERN = (
     "with what chance leaves: 1 means no pattern."
 )
 _TURNED = (
-    "The image was turned by quarters and mirrored, the features were turned back and compared: 0 means that nothing "
-    "changed, 1.41 that the two have nothing in common. The encoding is one cause, the patch kernel another: a "
+    "The image was turned by quarters and mirrored, the features were turned back and compared. "
+    f"{SCALE} The encoding is one cause, the patch kernel another: a "
     "retrofit removes the first alone, unless its patch kernel was made symmetric."
 )
 _KEPT = (

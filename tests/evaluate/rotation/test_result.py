@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from tests.evaluate.rotation.cases import noise, vit
 from vispe.errors import OptionError, ShapeError, UnknownName
@@ -16,8 +17,10 @@ from vispe.evaluate.rotation import (
     relabelled,
     summarise,
 )
+from vispe.evaluate.rotation.compare import error
+from vispe.evaluate.rotation.measure import measure
 from vispe.evaluate.rotation.statistics import bootstrap_interval
-from vispe.evaluate.rotation.verdict import remedy, verdict
+from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
 
 
 def test_summary_of_known_values():
@@ -146,3 +149,57 @@ def test_shares_of_the_images_are_joined():
     named = relabelled(whole, "raw intensity", control=True)
     assert all(r.control and r.part == "raw intensity" for r in named)
     assert not any(r.control for r in relabelled(whole, "other"))
+
+
+# what the centred error ranges over
+
+
+@pytest.mark.parametrize("mean", [0.0, 3.0])
+@pytest.mark.parametrize("spread", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("correlation", [-1.0, 0.0, 0.6, 1.0])
+def test_the_error_is_made_of_correlation_spread_and_mean(correlation, spread, mean):
+    d, h, w = 3, 5, 7
+    basis = torch.randn(h * w, 2, dtype=torch.float64)
+    constant = torch.ones(h * w, 1, dtype=torch.float64)
+    basis = torch.linalg.qr(torch.cat([constant, basis], 1))[0][:, 1:]  # without a mean, orthonormal
+    z, other = (torch.zeros(d, h * w, dtype=torch.float64) for _ in range(2))
+    z[0], other[0] = basis[:, 0], basis[:, 1]
+    y = spread * (correlation * z + (1 - correlation**2) ** 0.5 * other)
+    step = torch.zeros(d, 1, dtype=torch.float64)
+    step[2] = mean / (h * w) ** 0.5  # m, for maps whose squares sum to 1
+    first, second = (t.reshape(d, h, w) for t in (z + 2.0, y + 2.0 + step))
+    wanted = (1 + spread**2 - 2 * spread * correlation + mean**2) ** 0.5
+    assert error(first, second) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_parts_that_cancel_leave_less_than_one_of_them():
+    turned, kernel = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    still = torch.randn(4, 6, 6, dtype=torch.float64)
+    whole = (
+        still + turned - 0.8 * turned + 0.1 * kernel
+    )  # what the kernel changes undoes what the code changed
+    assert error(still, whole) < error(still, still + turned)
+
+
+def test_notes_say_what_exceeds_the_scale():
+    assert scale_notes([0.2, 1.42, np.nan], 0.8, 0.3) == ()
+    (note,) = scale_notes([0.2, 2.1], 1.27)
+    assert note.startswith("An error of up to 2.1 was found, above 1.41")
+    (note,) = scale_notes([1.3], 1.27, 1.43)
+    assert note.startswith("The error due to the position code alone (1.43) is above the whole one (1.27)")
+
+
+def test_a_measurement_notes_what_exceeds_the_scale():
+    def louder(images):
+        """Features that grow with the brightness of the upper half: their mean and spread turn with the image."""
+        top = images[..., : images.shape[-2] // 2, :].mean((-3, -2, -1), keepdim=True)
+        return images * (1 + 100 * top)
+
+    image = torch.rand(3, 8, 8) * 0.1
+    image[:, 4:] += 0.9
+    report = measure(louder, [image], metrics=["d4"], patch=1)
+    assert report.result.find("D4 worst", "error").values[0] > 2
+    (note,) = [n for n in report.result.notes if "above 1.41" in n]
+    assert note in report.to_dict()["notes"]
+    calm = measure(lambda images: images, [image], metrics=["d4"], patch=1)
+    assert not any("1.41" in n for n in calm.result.notes)

@@ -17,7 +17,9 @@ CHUNK = 1 << 22  # distances held at once by the rank test
 def error(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
     """Return the centred equivariance error sqrt(Σ|G - F|² / Σ|Z|²), Z = F minus its mean over positions.
 
-    0 is exact, about 1.41 is two unrelated maps. NaN when F does not vary over positions: there is nothing to compare.
+    With Y likewise of G, r = |Y|/|Z|, c the correlation of Y and Z, and m the distance of the means against the root
+    mean square of Z, it is sqrt(1 + r² - 2rc + m²). So 0 is exact, 1.41 (√2) two unrelated maps of one spread and mean,
+    2 opposite ones, and there is no upper limit. NaN when F does not vary over positions.
     """
     f, g = _tokens(first, second, valid)
     signal = (f - f.mean(1, keepdim=True)).square().sum()

@@ -23,7 +23,7 @@ from vispe.evaluate.rotation.plan import (
     fitted_image,
 )
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.evaluate.rotation.result import RotationResult
+from vispe.evaluate.rotation.result import RotationResult, notes_on_scale
 from vispe.evaluate.rotation.sharing import Piece, Processes, filled
 from vispe.evaluate.rotation.stream import FeatureFunction, Segmenter, features_of
 from vispe.evaluate.rotation.translation import default_shifts
@@ -153,7 +153,7 @@ def measure(
         rows,
         tuple(image_names),
         {**(settings or {}), **plan.to_dict(), "quick": quick},
-        tuple(dict.fromkeys(every_note)),
+        tuple(dict.fromkeys([*every_note, *notes_on_scale(rows)])),
     )
     picture, poses, labels = parts[0][3]
     return RotationReport(subject, result, parts[-1][2], picture, poses, labels, tuple(names))

@@ -13,6 +13,7 @@ from vispe.evaluate.rotation.page_labels import accuracy, corners, labels, score
 from vispe.evaluate.rotation.page_parts import NAMES, POSES, drawn, first_image, rows_of, short_table
 from vispe.evaluate.rotation.polar import angle_rows
 from vispe.evaluate.rotation.report import RotationReport
+from vispe.evaluate.rotation.verdict import SCALE
 
 
 def turned(page: Page, report: RotationReport) -> None:
@@ -24,15 +25,15 @@ def turned(page: Page, report: RotationReport) -> None:
     page.section("Turned by quarters and mirrored")
     page.text(
         "Quarter turns and mirror images move pixels and change none, so every difference is due to the "
-        "model. The error is the size of the difference against how much the features vary over the image: "
-        "0 says that nothing changed, 1.41 that the two have nothing in common."
+        "model. The error is the size of the difference against how much the features vary over the image. "
+        f"{SCALE}"
     )
     if result.find("D4", "error", "position code") is not None:
         page.text(
             "A model cuts the image into patches. Orange: patches were rearranged but not turned "
-            "themselves, so what changes is due to the way the model encodes positions. What blue adds is "
-            "due to the patch kernel, the weights that read a patch: they see another thing in a turned "
-            "patch."
+            "themselves, so what changes is due to the way the model encodes positions. Blue turns the "
+            "patches too, which the patch kernel reads, the weights that see another thing in a turned patch. "
+            "The two changes are differences of features: they may partly cancel, so orange can be above blue."
         )
     if poses:
         drawn(page, plots.plot_d4, result, (8.4, 4.4), f"Error by pose. {NAMES}")

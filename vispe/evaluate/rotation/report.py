@@ -10,7 +10,7 @@ from vispe.evaluate.rotation.fingerprint import Fingerprint
 from vispe.evaluate.rotation.result import Measurement, RotationResult
 from vispe.evaluate.rotation.statistics import FEWEST, summarise
 
-_CHANGE = "features, 0 = same, 1.41 = unrelated"
+_CHANGE = "features, 0 = same, 1.41 = unrelated, no upper limit"
 _AGREE = "labels, 1 = same"
 _TRUTH = "mIoU, 1 = right"
 _AFTER = "classifier trained on all poses"

@@ -1,5 +1,6 @@
 """What was measured: rows with a value for every image, their table, and the verdict with its remedy."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from vispe.errors import ShapeError, UnknownName
 from vispe.evaluate.rotation.statistics import Better, Summary, summarise
-from vispe.evaluate.rotation.verdict import remedy, verdict
+from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,14 @@ class RotationResult:
         ]
         rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
         return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
+    """Return what has to be said about the errors of features in these rows; see `verdict.scale_notes`."""
+    errors = [r for r in rows if r.metric == "error" and not r.control]
+    mean = {r.part: r.summary().mean for r in errors if r.transform == "D4"}
+    whole = [float(v) for r in errors if r.part == "full" for v in r.values]
+    return scale_notes(whole, mean.get("full", math.inf), mean.get("position code"))
 
 
 def relabelled(

@@ -1,12 +1,43 @@
 """The words for what was measured, and what would help."""
 
 import math
+from collections.abc import Sequence
 
 INVARIANT, MILD = 0.05, 0.3
 """Limits of the verdict, for the centred error over D4 and for the held-out R² alike; they are our choice."""
 
 EXACT = 1e-5
 """Error over D4 below which float32 features count as exactly equivariant."""
+
+
+SCALE = (
+    "0 says that nothing changed, 1.41 (√2) is what two unrelated maps of equal mean and spread give. There is no "
+    "upper limit: opposite maps give 2, and a mean or a spread that differs between the poses adds to it."
+)
+"""What the centred error ranges over, in words."""
+
+
+def scale_notes(errors: Sequence[float], full: float, position: float | None = None) -> tuple[str, ...]:
+    """Return what has to be said about centred errors beyond what a reader would expect of them.
+
+    Args:
+        errors: of every pose and image, image turned.
+        full: their mean over D4.
+        position: the same, tokens turned after the patch embedding; None if not measured.
+    """
+    found: list[str] = []
+    largest = max((e for e in errors if math.isfinite(e)), default=0.0)
+    if largest > 1.02 * math.sqrt(2):  # unrelated maps scatter around the root
+        found.append(
+            f"An error of up to {largest:.3g} was found, above 1.41: there features are opposite, or their mean or "
+            "spread changes with the pose too. The error has no upper limit."
+        )
+    if position is not None and position > full:
+        found.append(
+            f"The error due to the position code alone ({position:.3g}) is above the whole one ({full:.3g}): what "
+            "position code and patch kernel change are differences of features, which partly cancel and do not add up."
+        )
+    return tuple(found)
 
 
 def verdict(what: str, value: float, symbol: str) -> str:
