@@ -39,6 +39,10 @@ def test_run_gives_a_stock_script_its_own_arguments_and_folder(tmp_path, monkeyp
         (["nowhere.py"], 2, "there is no script nowhere.py"),
         ([], 2, "required: script"),
         (["-h"], 0, "SCRIPT"),
+        (["-m"], 2, "required: script"),
+        (["-m", "no_such_package.main"], 2, "there is no module no_such_package.main that can be run"),
+        (["-m", "vispe.hosts"], 2, "there is no module vispe.hosts that can be run"),
+        (["-m", "../file.py"], 2, "there is no module ../file.py that can be run"),
     ],
 )
 def test_run_says_what_is_wrong(words, code, text, monkeypatch, capsys):
@@ -48,3 +52,30 @@ def test_run_says_what_is_wrong(words, code, text, monkeypatch, capsys):
     said = capsys.readouterr()
     assert stop.value.code == code
     assert text in said.out.upper() + said.err
+
+
+@pytest.mark.parametrize("module", ["stock_package.main", "stock_package"])
+def test_run_gives_a_module_its_own_arguments(module, tmp_path, monkeypatch, capsys):
+    package = tmp_path / "stock_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "beside.py").write_text("word = 'beside'\n")
+    code = (
+        "import sys\nfrom timm import create_model\nfrom .beside import word\n"
+        "if __name__ == '__main__':\n"
+        "    m = create_model('vit_tiny_patch16_224', depth=1, pos_embed='alibi2d')\n"
+        "    print(type(m).__name__, word, *sys.argv)\n"
+        "    sys.exit(3)\n"
+    )
+    for name in ("main.py", "__main__.py"):
+        (package / name).write_text(code)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "argv", ["run", "-m", module, "-m", "--help", "--epochs=1"])
+    with pytest.raises(SystemExit) as stop:
+        run.main()
+    assert stop.value.code == 3
+    kind, word, program, *words = capsys.readouterr().out.split()
+    assert (kind, word, words) == ("VispeVisionTransformer", "beside", ["-m", "--help", "--epochs=1"])
+    assert program == str(package / f"{'main' if 'main' in module else '__main__'}.py")
+    for name in [name for name in sys.modules if name.startswith("stock_package")]:
+        del sys.modules[name]
