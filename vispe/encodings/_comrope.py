@@ -58,7 +58,25 @@ def exponential(generators: Tensor, places: Tensor) -> Tensor:
     total = exact_product(places[:, None], generators.flatten(2))
     total = total.reshape(*total.shape[:3], *generators.shape[2:])
     with no_autocast(total.device):
-        return torch.matrix_exp(total)
+        return exp_by_products(total) if torch.onnx.is_in_onnx_export() else torch.matrix_exp(total)
+
+
+def exp_by_products(total: Tensor) -> Tensor:
+    """Return the matrix exponential from products alone, for ONNX, which has no operator for it.
+
+    Scaling and squaring, (exp(A / 2^16))^(2^16), in float64: rotations keep every length, so sixteen squarings enlarge
+    an error of 1e-16 to 1e-11 at most, whatever their angles.
+    """
+    squarings, terms = 16, 14
+    small = total.double() / 2**squarings
+    # Taylor series by Horner's rule
+    eye = torch.eye(total.shape[-1], dtype=small.dtype, device=small.device)
+    power = eye.expand_as(small)
+    for k in range(terms, 0, -1):
+        power = eye + small @ power / k
+    for _ in range(squarings):
+        power = power @ power
+    return power.to(total.dtype)
 
 
 def skew_matrix(upper: Tensor, size: int) -> Tensor:

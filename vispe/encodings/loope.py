@@ -187,11 +187,16 @@ class Loope(Additive):
             device = torch.device("cpu") if pos.coords.device.type == "mps" else pos.coords.device
             if self.order == "raster":
                 return torch.arange(1, h * w + 1, dtype=torch.float64, device=device)
-            if torch.jit.is_tracing():  # the operation takes a device, which a trace cannot hold
-                return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
-            return curve_places(h, w, self.start, device)
+            return self._along_curve(h, w, device)
 
         return pos.remember((self.name, self.order, self.start), make)
+
+    def _along_curve(self, h: int, w: int, device: torch.device) -> Tensor:
+        fixed = torch.onnx.is_in_onnx_export() and isinstance(h, int) and isinstance(w, int)
+        if fixed or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            # neither can hold the operation of vispe
+            return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
+        return curve_places(h, w, self.start, device)
 
     def shift(self, pos: Positions, image: Tensor | None = None) -> Tensor | None:
         """Return the shift of each cell, (1 or b, h w) in (-1, 1); None without context."""
