@@ -17,6 +17,8 @@ from vispe.hosts.timm_attention import attentions
 from vispe.hosts.timm_convert import convert_timm, restore_timm
 from vispe.hosts.timm_family import family_of, has_rope
 from vispe.hosts.timm_hosted import HostedTimm
+from vispe.hosts.twins import advice
+from vispe.hosts.wrappers import inside, unwrapped
 from vispe.registry import Spec, parse_spec
 
 M = TypeVar("M", bound=nn.Module)
@@ -36,7 +38,8 @@ def convert(
         model: a timm `VisionTransformer` (DeiT distilled included), `Eva` or `NaFlexVit`; or a model of open_clip,
             or its `visual`, where the image tower is meant; or a vision-language model of transformers (Qwen2-VL,
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
-            model and an encoding into the vision tower.
+            model and an encoding into the vision tower. `torch.nn.DataParallel` and timm's ``features_only`` models
+            are looked through; wrappers that know parameters or code already are refused.
         spec: see `vispe.registry`, and `vispe.multimodal.create_scheme` for position schemes; beside encodings, a sum
             may name what stays of the model's own: ``learn`` says the same as `keep_abs`, ``rope`` the same as
             `keep_rope`, and either may stand alone. Weights of an `Encoding` are copied, into every layer where each
@@ -56,26 +59,38 @@ def convert(
         UnknownEncoding, OptionError: the spec is not right.
         InputError: there is no spec, and the configuration of the model names none.
     """
+    given, model = model, unwrapped(model)
     if spec is None:
         _convert_named(model, {**options, "keep_abs": keep_abs, "keep_rope": keep_rope})
-        return model
+        return given
     if host := _open_clip(model):
         host.convert_image_tower(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
-        return model
+        return given
     if host := _transformers(model):
         host.convert_transformers(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
-        return model
+        return given
     if family_of(model) is None:
-        timm_made = any(c.__module__.startswith("timm.models.") for c in type(model).__mro__)
-        raise UnsupportedHost(
-            f"vispe.convert was given a {type(model).__name__}; it knows timm's VisionTransformer, "
-            f"VisionTransformerDistilled, Eva and NaFlexVit. {refusal(type(model)) + ' ' if timm_made else ''}Give it "
-            "the vision tower itself if this model contains one."
-        )
+        raise UnsupportedHost(_unknown(model))
     spec, kept = _without_rope(spec)
     terms, keep_abs = with_options(spec, keep_abs, options)
     convert_timm(model, terms, keep_abs, sources=finished(spec), keep_rope=keep_rope or kept)
-    return model
+    return given
+
+
+def _unknown(model: nn.Module) -> str:
+    """Return why a model is not converted, and what to convert instead."""
+    cls = type(model)
+    library = cls.__module__.partition(".")[0]
+    text = f"vispe.convert was given a {cls.__name__} of {library}."
+    if within := inside(model):
+        return f"{text} {within}"
+    if any(c.__module__.startswith("timm.models.") for c in cls.__mro__):
+        return f"{text} {refusal(cls)}"
+    known = (
+        "It knows timm's VisionTransformer, VisionTransformerDistilled, Eva and NaFlexVit, image towers of open_clip "
+        "and models of transformers."
+    )
+    return f"{text} {known} {advice(model) or 'Give it the vision tower, or use vispe.Attention in your own blocks.'}"
 
 
 def _convert_named(model: nn.Module, options: dict[str, Any]) -> None:
@@ -102,14 +117,14 @@ def restore(model: M) -> M:
         UnsupportedHost: the model is not converted.
         UnsupportedCombination: the model was built with the encoding, so there is no table to bring back.
     """
+    given, model = model, unwrapped(model)
     if host := _open_clip(model):
         host.restore_image_tower(model)
-        return model
-    if host := _transformers(model):
+    elif host := _transformers(model):
         host.restore_transformers(model)
-        return model
-    restore_timm(model)
-    return model
+    else:
+        restore_timm(model)
+    return given
 
 
 def describe(model: nn.Module) -> str:

@@ -38,10 +38,12 @@ from vispe.hosts.hf_vision_family import (
 )
 from vispe.hosts.hf_vision_tower import HostedTower, swapped
 from vispe.hosts.timm_convert import convert_timm
+from vispe.hosts.twins import advice
 from vispe.layers import attend
 from vispe.registry import Spec, create_encoding, encoding_class, parse_spec
 
-_INSIDE = ("model", "visual", "vision_tower", "vision_model", "timm_model")  # where towers are kept
+# where towers are kept
+_INSIDE = ("model", "visual", "vision_tower", "vision_model", "timm_model", "_backbone")
 
 
 @dataclass
@@ -72,7 +74,7 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
         where = "" if found is model else f" with a {type(found).__name__} inside"
         raise UnsupportedHost(
             f"A vision tower was looked for in a {type(model).__name__}{where}, and none that vispe knows was found; "
-            f"it knows {known}, and those of timm."
+            f"it knows {known}, and those of timm. {advice(found) or advice(model) or ''}".rstrip()
         )
     return found
 

@@ -4,43 +4,98 @@ from __future__ import annotations
 
 from torch import nn
 
-_PLAIN = "'vit_base_patch16_224'"
-_ROPE = "'vit_base_patch16_rope_224'"
 _RELATIVE = "adds a relative position table of its own inside every attention, and its blocks take no mask"
 _WINDOWS = "attends inside windows of a grid that shrinks from stage to stage, so one grid does not describe its tokens"
+_STAGES = "attends on grids that shrink from stage to stage, so one grid does not describe its tokens"
+_POOLED = "attends from tokens to a pooled grid"
+_CHANNELS = "attends between channels, where tokens have no distance"
+_CONVOLUTIONS = (
+    "is a convolutional network, so there is no attention between tokens that an encoding could enter"
+)
+_LINEAR = "has linear attention, which never forms the logits that an encoding changes"
+_ENCODER = "is the encoder of a language model, with blocks and a rotary embedding of its own"
+_HYBRID = (
+    "is made of stages of convolutions and attention, or its like, and not of transformer blocks on one grid"
+)
 
-# class name: what keeps it from being converted, and the nearest timm model that can be
-_REASONS: dict[str, tuple[str, str]] = {
-    "Beit": (_RELATIVE, _PLAIN),
-    "VisionTransformerRelPos": (_RELATIVE, _PLAIN),
-    "SwinTransformer": (_WINDOWS, _PLAIN),
-    "SwinTransformerV2": (_WINDOWS, _PLAIN),
-    "SwinTransformerV2Cr": (_WINDOWS, _PLAIN),
-    "MultiScaleVit": ("pools queries and keys to different grids in one attention", _PLAIN),
-    "VisionTransformerSAM": ("mixes windowed and global attention with decomposed relative tables", _PLAIN),
-    "Hiera": (_WINDOWS, _PLAIN),
-    "HieraDet": (_WINDOWS, _PLAIN),
-    "MaxxVit": (_WINDOWS, _PLAIN),
-    "Cait": ("keeps its class token out of the first blocks and mixes heads inside attention", _PLAIN),
-    "Xcit": ("attends between channels, where tokens have no distance", _PLAIN),
-    "Twins": ("alternates windowed attention with attention to pooled tokens", _PLAIN),
-    "PyramidVisionTransformerV2": ("attends from tokens to a pooled grid", _PLAIN),
-    "Davit": ("alternates windowed attention with attention between channels", _PLAIN),
-    "VOLO": ("mixes outlook attention with two grids of tokens", _PLAIN),
-    "CrossVit": ("runs two branches with grids of their own", _PLAIN),
-    "LevitDistilled": ("adds a relative position table of its own inside every attention", _PLAIN),
-    "Levit": ("adds a relative position table of its own inside every attention", _PLAIN),
-}
+# class name: what keeps it from being converted
+REASONS: dict[str, str] = {
+    "Beit": _RELATIVE,
+    "VisionTransformerRelPos": _RELATIVE,
+    "Levit": _RELATIVE,
+    "LevitDistilled": _RELATIVE,
+    "EfficientFormer": _RELATIVE,
+    "EfficientFormerV2": _RELATIVE,
+    "SwinTransformer": _WINDOWS,
+    "SwinTransformerV2": _WINDOWS,
+    "SwinTransformerV2Cr": _WINDOWS,
+    "Hiera": _WINDOWS,
+    "HieraDet": _WINDOWS,
+    "GlobalContextVit": _WINDOWS,
+    "Nest": _WINDOWS,
+    "TinyVit": _WINDOWS,
+    "EfficientVitMsra": _WINDOWS,
+    "MaxxVit": "mixes convolutions with attention that has relative position tables of its own, on grids that shrink",
+    "CoaT": _STAGES,
+    "PoolingVisionTransformer": _STAGES,
+    "Visformer": _STAGES,
+    "NextViT": _POOLED,
+    "PyramidVisionTransformerV2": _POOLED,
+    "Twins": "alternates windowed attention with attention to pooled tokens",
+    "MultiScaleVit": "pools queries and keys to different grids in one attention",
+    "VisionTransformerSAM": "mixes windowed and global attention with decomposed relative tables",
+    "Cait": "keeps its class token out of the first blocks and mixes heads inside attention",
+    "Xcit": _CHANNELS,
+    "EdgeNeXt": _CHANNELS,
+    "DaVit": "alternates windowed attention with attention between channels",
+    "VOLO": "mixes outlook attention with two grids of tokens",
+    "CrossVit": "runs two branches with grids of their own",
+    "ConVit": "mixes attention by content with attention by position of its own",
+    "TNT": "runs a second transformer inside every patch",
+    "EfficientVit": _LINEAR,
+    "EfficientVitLarge": _LINEAR,
+    "SwiftFormer": _LINEAR,
+    "MlpMixer": "mixes tokens by matrices with an entry for every pair of places, so it knows position already",
+    "Sequencer2d": "reads tokens in order, row by row and column by column, and has no attention",
+    "Gemma4VitClassifier": _ENCODER,
+    "Gemma4VitEncoder": _ENCODER,
+    "Qwen3VitClassifier": _ENCODER,
+    "Qwen3VitEncoder": _ENCODER,
+    "DeepseekVitClassifier": _ENCODER,
+    "DeepseekVitEncoder": _ENCODER,
+    "ByobNet": _HYBRID,
+    "CPUBone": _HYBRID,
+    "CSATv2": _HYBRID,
+    "EfficientViM": _HYBRID,
+    "FastVit": _HYBRID,
+    "FocalNet": _HYBRID,
+    "IFormer": _HYBRID,
+    "LowFormer": _HYBRID,
+    "MetaFormer": _HYBRID,
+    "MobileNetV5": _HYBRID,
+    "MobileNetV5Encoder": _HYBRID,
+    "SHViT": _HYBRID,
+} | dict.fromkeys(
+    (
+        "ConvMixer", "ConvNeXt", "CspNet", "CspNext", "DLA", "DPN", "DenseNet", "EfficientNet", "FasterNet", "GhostNet",
+        "HighPerfGpuNet", "HighResolutionNet", "InceptionResnetV2", "InceptionV3", "InceptionV4", "LCNetV2", "MambaOut",
+        "MetaNeXt", "MobileNetV3", "NASNetALarge", "NormFreeNet", "PNASNet5Large", "RDNet", "RegNet", "RepGhostNet",
+        "RepVit", "ResNet", "ResNetV2", "RexNet", "SENet", "SelecSls", "StarNet", "TResNet", "VGG", "VovNet",
+        "Xception", "XceptionAligned",
+    ),
+    _CONVOLUTIONS,
+)  # fmt: skip
 
 
 def refusal(cls: type[nn.Module]) -> str:
     """Return the sentence that says why models of class `cls` are not converted, and what works instead."""
     names = [c.__name__ for c in cls.__mro__]
-    reason, nearest = next(
-        (_REASONS[n] for n in names if n in _REASONS),
-        ("is not a plain stack of transformer blocks that hand a mask to their attention", _PLAIN),
+    reason = next(
+        (REASONS[n] for n in names if n in REASONS),
+        "is not a plain stack of transformer blocks that hand a mask to their attention",
     )
     return (
-        f"{cls.__name__} cannot take an encoding of vispe: it {reason}. Nearest: {nearest}, {_ROPE} or "
-        "'naflexvit_base_patch16_gap' with pos_embed=...; or vispe.Attention in blocks of your own."
+        f"{cls.__name__} cannot take an encoding of vispe: it {reason}. Nearest: 'vit_base_patch16_224', "
+        "'vit_base_patch16_rope_224' or 'naflexvit_base_patch16_gap' with pos_embed=...; or vispe.Attention in blocks "
+        "of your own."
     )

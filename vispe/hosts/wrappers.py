@@ -1,0 +1,80 @@
+"""What people wrap models in, and whether the model inside can still be converted.
+
+A wrapper that hands every forward pass to the module inside is looked through. One that has read the module's
+parameters or code is refused, because what a conversion adds would stay unknown to it: processes would not average its
+gradients, or a graph would go on without it.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vispe.errors import UnsupportedHost
+from vispe.hosts.timm_family import family_of
+
+# class name: where the model is
+_OPEN = {"DataParallel": "module", "FeatureGetterNet": "model"}
+# class name: where the model is, and what the wrapper knows of it
+_CLOSED = {
+    "DistributedDataParallel": ("module", "has told the processes which gradients to average"),
+    "FullyShardedDataParallel": ("module", "has divided its parameters among the processes"),
+    "OptimizedModule": ("_orig_mod", "compiles its code"),
+}
+_REBUILT = (
+    "FeatureListNet",
+    "FeatureDictNet",
+    "FeatureHookNet",
+    "FeatureGraphNet",
+    "GraphModule",
+    "DualGraphModule",
+)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside wrappers that can be looked through; itself if there are none.
+
+    Raises:
+        UnsupportedHost: a wrapper knows parameters or code of the model inside.
+    """
+    path = "model"
+    while True:
+        names = [
+            c.__name__ for c in type(model).__mro__ if c.__module__.partition(".")[0] in ("torch", "timm")
+        ]
+        closed = next((n for n in names if n in _CLOSED), None)
+        if closed:
+            inside, reason = _CLOSED[closed]
+            raise UnsupportedHost(
+                f"The model is wrapped in {closed}, which {reason}, so what is added now would be left out; convert "
+                f"the model inside first, vispe.convert({path}.{inside}, ...), and wrap it again."
+            )
+        if "FSDPModule" in names:
+            raise UnsupportedHost(
+                "The model is sharded by fully_shard, which has divided its parameters among the processes; convert "
+                "it first and shard it then."
+            )
+        rebuilt = next((n for n in names if n in _REBUILT), None)
+        if rebuilt:
+            raise UnsupportedHost(
+                f"The model is a {rebuilt}, made of parts of another model, whose own forward pass is gone; convert "
+                "that model first, or build it with pos_embed=..., and take features from it then."
+            )
+        found = next((_OPEN[n] for n in names if n in _OPEN), None)
+        if found is None:
+            return model
+        model, path = getattr(model, found), f"{path}.{found}"
+
+
+def inside(model: nn.Module) -> str | None:
+    """Return the sentence that says which parts of a model can be converted, or None."""
+    paths = [name for name, part in model.named_modules() if name and family_of(part) is not None]
+    if not paths:
+        return None
+    calls = [f"vispe.convert({_spelled(path)}, ...)" for path in paths[:3]]
+    return f"Inside it there is a model that takes an encoding: {' or '.join(calls)}."
+
+
+def _spelled(path: str) -> str:
+    if all(part.isidentifier() for part in path.split(".")):
+        return f"model.{path}"
+    return f"model.get_submodule({path!r})"
