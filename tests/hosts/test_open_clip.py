@@ -19,6 +19,7 @@ from tests.hosts.open_clip_common import (
     words,
 )
 from vispe.errors import OptionError
+from vispe.evaluate.attention_maps import watch
 from vispe.hosts.open_clip_tower import HostedTower
 
 GEOMETRIC = torch.tensor([2.0 ** (-2 * k) for k in (1, 2, 3, 4)])
@@ -426,3 +427,30 @@ def test_dropout_of_attention_acts_in_training_only():
     assert torch.equal(tower(image()), wanted)
     assert not torch.equal(tower.train()(image()), wanted)
     assert isinstance(tower.patch_dropout, torch.nn.Identity | PatchDropout)
+
+
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "irpe", "rpb"])
+@pytest.mark.parametrize("average", [True, False])
+def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
+    tower = vispe.convert(tiny_tower(), spec)
+    wanted, found = [], []
+
+    def look(seen) -> None:
+        call = seen.call
+        q, k, _ = call.transformed()
+        logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().transpose(-1, -2)
+        bias = None if call.bias is None else call.bias.dense(q=call.q, k=call.k, scale=call.factor).double()
+        maps = (logits if bias is None else logits + bias).softmax(-1).expand(2, -1, -1, -1)
+        wanted.append(maps.mean(1) if average else maps)
+
+    def ask(module, args, kwargs):
+        return args, {**kwargs, "need_weights": True, "average_attn_weights": average}
+
+    watch(tower, image(), look)
+    before = tower(image())
+    for block in tower.transformer.resblocks:
+        block.attn.register_forward_pre_hook(ask, with_kwargs=True)
+        block.attn.register_forward_hook(lambda module, args, out: found.append(out[1]))
+    close(tower(image()), before)
+    for ours, exact in zip(found, wanted, strict=True):
+        close(ours.double(), exact, tol=1e-6)

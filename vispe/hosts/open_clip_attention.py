@@ -33,14 +33,21 @@ class VispeMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after attention, and no weights when the mask is a `Context`."""
+        """Return the tokens (b, n, d) after attention, and its weights where they are asked for, as in torch."""
         if not isinstance(attn_mask, Context):
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
         q, k, v = _projected(self, query)
-        out = attn_mask.attend(self, q, k, v, query, self.dropout if self.training else 0.0)
-        return self.out_proj(rearrange(out, "b h n d -> b n (h d)")), None
+        weights = None
+        if need_weights:
+            scores = attn_mask.scores(self, (q,), (k,), v, query)
+            weights = F.dropout(scores.softmax(), self.dropout, self.training)
+            (out,) = scores.weigh(weights)
+            weights = (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
+        else:
+            out = attn_mask.attend(self, q, k, v, query, self.dropout if self.training else 0.0)
+        return self.out_proj(rearrange(out, "b h n d -> b n (h d)")), weights
 
 
 class VispeClipAttention(Attention):
