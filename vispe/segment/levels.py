@@ -13,6 +13,9 @@ from vispe.segment.paths import check_file
 Level = tuple[int, ...]
 """(grey level,) or (red, green, blue) as found in a label file, or (class number,) of a stroke."""
 
+LONGEST = 200
+"""Characters of the name of a class at most."""
+
 _JSON_BYTES = 200_000_000
 
 
@@ -39,16 +42,16 @@ def read_names(classes: Sequence[str] | None, legend: Path | None) -> Naming:
         InputError: unreadable legend, empty, repeated or non-text names, or keys that are no levels.
     """
     if classes is not None:
-        return Naming(_checked("classes", classes))
+        return Naming(checked_names("classes", classes))
     if legend is None:
         return Naming()
     content = load_json(legend)
     if isinstance(content, list):
-        return Naming(_checked(str(legend), content))
+        return Naming(checked_names(str(legend), content))
     if not isinstance(content, dict):
         raise InputError(f'{legend} must hold a list of names or an object such as {{"1": "matrix"}}.')
     entries = sorted((_level(legend, key), name) for key, name in content.items())
-    names = _checked(str(legend), [name for _, name in entries])
+    names = checked_names(str(legend), [name for _, name in entries])
     levels = tuple(level for level, _ in entries)
     if len({len(level) for level in levels}) > 1:
         raise InputError(f"{legend} mixes numbers and colours as keys; use one kind.")
@@ -69,7 +72,7 @@ def load_json(path: Path) -> object:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as text: {error}.") from error
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not JSON: {error.msg} in line {error.lineno}.") from error
     except RecursionError as error:
@@ -78,7 +81,8 @@ def load_json(path: Path) -> object:
         raise InputError(f"{path} is not usable: {str(error).partition(';')[0]}.") from error
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Build an object of JSON; ValueError for one that has a key twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -86,7 +90,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def _no_number(text: str) -> object:
+def no_number(text: str) -> object:
+    """Refuse NaN and infinity, which are no JSON, with a ValueError."""
     raise ValueError(f"it holds {text}, which is no number of JSON")
 
 
@@ -185,14 +190,25 @@ def _level(legend: Path, key: str) -> Level:
     raise InputError(f"{legend}: the key {key!r} is neither a number nor a colour such as '#ff0000'.")
 
 
-def _checked(where: str, names: Sequence[object]) -> tuple[str, ...]:
+def has_controls(text: str) -> bool:
+    """Tell whether a text holds characters that steer a terminal or turn the direction of writing; joiners may be."""
+    steering = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return any(unicodedata.category(c) in steering and c not in "\u200c\u200d" for c in text)
+
+
+def checked_names(where: str, names: Sequence[object]) -> tuple[str, ...]:
+    """Return names of classes without spaces around them; InputError for what cannot be one, or is there twice."""
     if isinstance(names, str) or not all(isinstance(n, str) and n.strip() for n in names) or not names:
         raise InputError(f"{where} must hold class names, each a text that is not empty; found {names!r}.")
     stripped = tuple(str(n).strip() for n in names)
     for name in stripped:
-        if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
+        if has_controls(name):
             raise InputError(
-                f"{where} has the class name {name!r} with control characters; use letters, digits and signs."
+                f"{where} has the class name {name[:80]!a} with control characters; use letters, digits and signs."
+            )
+        if len(name) > LONGEST:
+            raise InputError(
+                f"{where} has a class name of {len(name)} characters, {name[:40]!r}...; use up to {LONGEST}."
             )
     twice = sorted({n for n in stripped if stripped.count(n) > 1})
     if twice:

@@ -14,6 +14,7 @@ import numpy as np
 
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.segment.classify import KINDS, PixelClassifier
+from vispe.segment.downloads import downloads
 from vispe.segment.draw import Color
 from vispe.segment.features import FeatureConfig
 from vispe.segment.images import Micrograph, normalize
@@ -100,7 +101,9 @@ class Live:
             )
         self._reading = reading or Reading()
         basis = self._loaded.basis if self._loaded is not None else None
-        self._features = KeptFeatures(features or DEFAULT, seed=self._seed, device=device, basis=basis)
+        config = features or DEFAULT
+        with downloads(self._loaded is None or config.model in (None, DEFAULT.model)):
+            self._features = KeptFeatures(config, seed=self._seed, device=device, basis=basis)
         self._features.memory = memory
         pages, notes = normalize(image, self._reading.normalize, self._reading.clip)
         self._pages = list(pages)  # one array object for each page, by which it is known

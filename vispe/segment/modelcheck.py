@@ -6,9 +6,9 @@ lead out of its array reads foreign memory. So archives are checked before they 
 """
 
 import io
+import json
 import math
 import re
-import unicodedata
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 from vispe.errors import InputError
 from vispe.segment.guards import RATIO, machine_memory
 from vispe.segment.images import MODES
+from vispe.segment.levels import LONGEST, has_controls, unique
 
 TRUSTED = frozenset(
     {
@@ -30,11 +31,14 @@ TRUSTED = frozenset(
 
 _FREE = 100_000_000  # bytes that a member may unpack to, however small it is packed
 _LARGEST_SIGMA = 1000.0  # pixels
-_MEMBER = re.compile(r"schema\.json|\d+\.npy")
+_MEMBER = re.compile(r"schema\.json|\d+\.npy")  # of the estimator
+_PART = re.compile(r"card\.json|estimator\.skops|tensors\.safetensors")  # of the model file
+_CARD_BYTES = 64_000_000
+_TEXT, _DEPTH = 4096, 16  # characters of any text of a card at most, and levels of its objects and lists
 
 
 def check_archive(path: Path, data: bytes | None = None) -> None:
-    """Refuse a zip file that unpacks to far more than it is, or, for the estimator inside, holds foreign members.
+    """Refuse a zip file that unpacks to far more than it is, or holds members that no model has.
 
     Args:
         path: the model file.
@@ -46,12 +50,13 @@ def check_archive(path: Path, data: bytes | None = None) -> None:
     memory = machine_memory()
     with zipfile.ZipFile(path if data is None else io.BytesIO(data)) as archive:
         names = archive.namelist()
-        strange = [n for n in names if data is not None and not _MEMBER.fullmatch(n)]
+        known = _PART if data is None else _MEMBER
+        own = data is not None or "card.json" in names  # else it is no model file at all
+        strange = [n[:100] for n in names if own and not known.fullmatch(n)]
         if strange or len(set(names)) < len(names):
             listed = ", ".join(repr(n) for n in strange[:3]) or "a name twice"
-            raise InputError(
-                f"{path} was refused: its estimator holds {listed}, which no model of vispe has."
-            )
+            what = "it" if data is None else "its estimator"
+            raise InputError(f"{path} was refused: {what} holds {listed}, which no model of vispe has.")
         for info in archive.infolist():
             bomb = info.file_size > max(_FREE, RATIO * info.compress_size)
             if bomb or (memory is not None and info.file_size > memory // 2):
@@ -59,6 +64,35 @@ def check_archive(path: Path, data: bytes | None = None) -> None:
                     f"{path} was refused: {info.filename} would unpack from {info.compress_size} to {info.file_size} "
                     "bytes; train it again."
                 )
+
+
+def read_card(data: bytes) -> object:
+    """Parse the card of a model file; ValueError for one that is no JSON, far too long, or says a thing twice."""
+    if len(data) > _CARD_BYTES:
+        raise ValueError(f"its card has {len(data)} bytes, more than {_CARD_BYTES}")
+    return json.loads(data, object_pairs_hook=unique)
+
+
+def _check_texts(path: Path, value: object, where: str, depth: int = 0) -> None:
+    """Refuse texts and numbers that are far too long, and objects in objects without end."""
+    problem = None
+    if depth > _DEPTH:
+        problem = f"is nested more than {_DEPTH} deep"
+    elif isinstance(value, str) and len(value) > _TEXT:
+        problem = f"is a text of {len(value)} characters, more than {_TEXT}"
+    elif isinstance(value, int) and abs(value) >= 1 << 63:
+        problem = "is a number beyond 2^63"
+    elif isinstance(value, float) and not math.isfinite(value):
+        problem = "is no finite number"
+    if problem is not None:
+        raise InputError(f"{path} was refused: {where[:80]} in its card {problem}.")
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            _check_texts(path, key, f"a key of {where}", depth + 1)
+            _check_texts(path, one, str(key), depth + 1)
+    elif isinstance(value, list):
+        for one in value:
+            _check_texts(path, one, where, depth + 1)
 
 
 def check_card(path: Path, card: Mapping[str, Any]) -> None:
@@ -80,8 +114,8 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
     require("n_classes", _whole(count) and 1 <= count <= 255, "a whole number from 1 to 255")
     texts = _texts(names) and len(names) == count and all(names) and len(set(names)) == len(names)
     require("classes", texts, f"{count} different names")
-    plain = all(unicodedata.category(c) not in ("Cc", "Cs", "Zl", "Zp") for name in names for c in name)
-    require("classes", plain, "names without control characters")
+    require("classes", all(len(name) <= LONGEST for name in names), f"names of up to {LONGEST} characters")
+    require("classes", not any(map(has_controls, names)), "names without control characters")
     colors = card.get("colors")
     fits = colors is None or (
         isinstance(colors, list)
@@ -109,7 +143,7 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
     require("training", isinstance(card.get("training"), dict), "an object")
     features = card.get("features")
     require("features", isinstance(features, dict), "an object")
-    for key in ("model", "pos_embed", "weights", "fingerprint"):
+    for key in ("kind", "model", "pos_embed", "weights", "fingerprint", "readout"):
         value = features.get(key)
         fits = value is None or (isinstance(value, str) and value.isprintable() and 0 < len(value) < 4096)
         require("features", fits, f"an object whose {key} is a text or null")
@@ -120,6 +154,7 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
     fits = isinstance(sigmas, list) and len(sigmas) <= 64
     fits = fits and all(_finite(s) and 0 < s <= _LARGEST_SIGMA for s in sigmas)
     require("features", fits, f"an object whose sigmas are up to 64 numbers up to {_LARGEST_SIGMA:g}")
+    _check_texts(path, card, "the object")
 
 
 def check_tensors(path: Path, tensors: Mapping[str, np.ndarray], n_classes: int) -> None:

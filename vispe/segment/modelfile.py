@@ -22,8 +22,17 @@ from vispe.errors import InputError, require
 from vispe.segment.classify import KINDS, PixelClassifier
 from vispe.segment.cluster import METHODS, PixelClusters
 from vispe.segment.decode import BROKEN
+from vispe.segment.dense import NAME
+from vispe.segment.downloads import downloads
 from vispe.segment.features import FeatureConfig, Features, TokenBasis
-from vispe.segment.modelcheck import TRUSTED, check_archive, check_card, check_estimator, check_tensors
+from vispe.segment.modelcheck import (
+    TRUSTED,
+    check_archive,
+    check_card,
+    check_estimator,
+    check_tensors,
+    read_card,
+)
 from vispe.segment.outputs import atomic_path
 from vispe.segment.paths import check_file
 from vispe.segment.text.config import TextClassifier, TextConfig
@@ -102,6 +111,7 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         "versions": versions(),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
     }
+    check_card(Path(path), json.loads(json.dumps(card)))
     parts[CARD] = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True).encode(
         errors="backslashreplace"
     )
@@ -173,7 +183,11 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
 
 
 def open_features(
-    model: Model, device: str = "auto", config: FeatureConfig | TextConfig | None = None
+    model: Model,
+    device: str = "auto",
+    config: FeatureConfig | TextConfig | None = None,
+    *,
+    allow_download: bool = False,
 ) -> "Features | TextFeatures":
     """Build what computes the features of a model.
 
@@ -181,13 +195,20 @@ def open_features(
         model: what `load_model` returned.
         device: torch device.
         config: that of the model, with other weights or tiles; `model.features` by default.
+        allow_download: fetch weights that are not on this disk, which the model file names.
+
+    Raises:
+        InputError: weights that are not on this disk, without `allow_download`.
     """
     config = config or model.features
-    if isinstance(config, FeatureConfig):
+    if isinstance(config, FeatureConfig) and config.model in (None, NAME):
         return Features(config, seed=model.seed, device=device, basis=model.basis)
-    from vispe.segment.text.features import TextFeatures  # brings open_clip along
+    with downloads(allow_download):
+        if isinstance(config, FeatureConfig):
+            return Features(config, seed=model.seed, device=device, basis=model.basis)
+        from vispe.segment.text.features import TextFeatures  # brings open_clip along
 
-    return TextFeatures(config, model.classifier, seed=model.seed, device=device)
+        return TextFeatures(config, model.classifier, seed=model.seed, device=device)
 
 
 def versions() -> dict[str, str]:
@@ -216,7 +237,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         check_archive(path)
         with zipfile.ZipFile(path) as archive:
             parts = {n: archive.read(n) for n in (CARD, ESTIMATOR, TENSORS) if n in archive.namelist()}
-        card = json.loads(parts.pop(CARD))
+        card = read_card(parts.pop(CARD))
     except InputError:
         raise
     except (*BROKEN, zipfile.BadZipFile) as error:

@@ -28,7 +28,9 @@ from vispe.segment.train import Labelling, read_drawn, train, train_clusters
 
 __all__ = ["DEFAULT", "MODEL_NAME", "Labelling", "Post", "Reading", "Scoring", "apply", "segment"]
 
-_NOT_DECISIVE = frozenset({"images", "out", "labels", "force", "watch", "memory", "scheduler"})
+_NOT_DECISIVE = frozenset(
+    {"images", "out", "labels", "force", "watch", "memory", "scheduler", "allow_download"}
+)
 
 DEFAULT = FeatureConfig("both", model=NAME)
 """Features of `segment` unless told otherwise: vispe_micro beside filters.
@@ -136,7 +138,7 @@ def segment(
     run = Batch(images, out, reading, scoring, post, force, watch, labels=labels, model=True, trust=trust)
     with run.begun(_decisive("segment", arguments)):
         if (kept := run.kept_model()) is not None:
-            run.model, run.features = kept, open_features(kept, device)
+            run.model, run.features = kept, open_features(kept, device, allow_download=True)
             if labels:
                 read_drawn(run, labelling or Labelling())  # labelled pixels are left out of scores
             run.check_truth(None if cluster is not None else len(kept.names))
@@ -190,6 +192,7 @@ def apply(
     post: Post | None = None,
     trust: bool = False,
     weights: str | None = None,
+    allow_download: bool = False,
     tile: int | None = None,
     device: str = "auto",
     force: bool = False,
@@ -208,6 +211,7 @@ def apply(
         post: smoothing of the result.
         trust: report whether the result depends on how the sample lies; see `vispe.segment.trust`.
         weights: where the checkpoint of the token model is now, if it has moved; it must be the same.
+        allow_download: fetch weights that the model file names and that are not on this disk.
         tile: another tile side in pixels, for less memory.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
@@ -242,6 +246,6 @@ def apply(
         config = replace(config, tile=tile)
     with run.begun(_decisive("apply", arguments)):
         run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else len(loaded.names))
-        run.features = open_features(loaded, device, config)
+        run.features = open_features(loaded, device, config, allow_download=allow_download)
         run.model = loaded
         return run.predict("apply", device, model_file=str(model))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost, did_you_mean
+from vispe.segment.downloads import check_allowed
 from vispe.segment.maps import CoarseMaps
 from vispe.segment.tiles import Region, fingerprint, padding, tiles
 
@@ -213,7 +214,8 @@ def _create(name: str, pos_embed: str | None, weights: str | None) -> Any:
             )
         return _build(name, pretrained=weights is None, **options)
     if name.startswith(("hf-hub:", "hf_hub:")):
-        _check_hub(name)
+        if not _hub_cached(name.partition(":")[2]):
+            _check_hub(name)
         return _build(name, pretrained=weights is None, **options)
     if weights is None:
         config = timm.get_pretrained_cfg(name)
@@ -263,10 +265,22 @@ def _cached(config: Any) -> Path | None:
     return None
 
 
+def _hub_cached(repo: str) -> bool:
+    """Tell whether the card and the weights of a model of the hub are on disk."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = [
+        try_to_load_from_cache(repo, name)
+        for name in ("config.json", "model.safetensors", "pytorch_model.bin")
+    ]
+    return isinstance(found[0], str) and any(isinstance(one, str) for one in found[1:])
+
+
 def _check_hub(name: str) -> None:
     """Say at once when weights can only come from a network that is not there."""
     from huggingface_hub import constants
 
+    check_allowed(f"the pretrained weights of {name} are")
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
     if reason is not None:
         raise InputError(

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -451,3 +452,109 @@ def damage(folder, data, seed, count):
         path.write_bytes(data)
         expected = load_model(path).classifier.probabilities(X[:9])
         np.testing.assert_allclose(found.classifier.probabilities(X[:9]), expected, atol=1e-6, err_msg=what)
+
+
+# --- cards of strangers, once more: lengths, foreign members, downloads ---
+
+
+LONG = {
+    "a class of 10 MB": (
+        {"classes": ["a" * 10_000_000, "b", "c"]},
+        "classes=.* names of up to 200 characters",
+    ),
+    "a turned name": ({"classes": ["a\u202egnp.b", "b", "c"]}, "names without control characters"),
+    "a mark": ({"classes": ["a\ufeff", "b", "c"]}, "names without control characters"),
+    "a note of 1 MB": ({"training": {"x": "y" * 1_000_000}}, "x in its card is a text of 1000000 characters"),
+    "a key of 1 MB": (
+        {"y" * 1_000_000: 1},
+        "a key of the object in its card is a text of 1000000 characters",
+    ),
+    "a version of 1 MB": ({"versions": {"vispe": "1" * 1_000_000}}, "vispe in its card is a text"),
+    "a large number": ({"training": {"x": 1 << 80}}, "x in its card is a number beyond 2\\^63"),
+    "a deep list": ({"training": {"x": json.loads("[" * 40 + "]" * 40)}}, "nested more than 16 deep"),
+    "NaN": ({"training": {"x": float("nan")}}, "x in its card is no finite number"),
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_cards_are_as_long_as_they_need_to_be(tmp_path, plain, case):
+    card, pattern = LONG[case]
+    refused(changed(tmp_path / "m.vispe", plain["logistic"], card=card), pattern)
+
+
+def test_a_card_that_is_nested_without_end(tmp_path, plain):
+    path = changed(tmp_path / "m.vispe", plain["logistic"])
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts["card.json"] = parts["card.json"].rstrip()[:-1] + b', "x": ' + b"[" * 99_999 + b"]" * 99_999 + b"}"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    refused(path, "is not a complete vispe model file|nested more than 16")
+
+
+@pytest.mark.parametrize(
+    "name", ["estimator.pkl", "../../x", "/tmp/x", "card.json.bak", "tensors.safetensors/x", "x" * 500]
+)
+def test_foreign_members_are_refused(tmp_path, plain, name):
+    path = changed(tmp_path / "m.vispe", plain["logistic"])
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, b"x")
+    refused(path, "was refused: it holds '.*', which no model of vispe has")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", ["card.json", "tensors.safetensors"])
+def test_a_member_that_is_there_twice_is_refused(tmp_path, plain, name):
+    path = changed(tmp_path / "m.vispe", plain["logistic"])
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(name, archive.read(name))
+    refused(path, "was refused: it holds a name twice")
+
+
+def test_a_card_that_says_a_thing_twice_is_refused(tmp_path, plain):
+    path = changed(tmp_path / "m.vispe", plain["logistic"])
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    parts["card.json"] = parts["card.json"].rstrip()[:-1] + b', "seed": 9}'
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    refused(path, "the key 'seed' twice")
+
+
+def test_what_is_written_can_be_read(tmp_path):
+    model = Model(
+        FeatureConfig(), fitted("logistic"), ("a" * 200, "b", "c"), None, "stack", (0.5, 99.5), 1, 5, None, {}
+    )
+    load_model(save_model(tmp_path / "m.vispe", model))
+    with pytest.raises(InputError, match="names of up to 200 characters"):
+        save_model(tmp_path / "n.vispe", replace(model, names=("a" * 201, "b", "c")))
+    assert not (tmp_path / "n.vispe").exists()
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "hf-hub:somebody/something"])
+def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch, capsys, name):
+    asked = []
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        "vispe.segment.tokens.unreachable", lambda address: asked.append(address) or "nobody answers"
+    )
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    with zipfile.ZipFile(io.BytesIO(plain["logistic"])) as archive:
+        features = json.loads(archive.read("card.json"))["features"]
+    card = {"features": {**features, "kind": "tokens", "model": name}}
+    path = changed(tmp_path / "m.vispe", plain["logistic"], card=card)
+    Image.fromarray(np.zeros((20, 30), np.uint8)).save(tmp_path / "a.png")
+    words = ["apply", str(path), str(tmp_path / "a.png"), "-o", str(tmp_path / "out")]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"the pretrained weights of {name} are not on this disk" in said
+    assert "add --allow-download" in said
+    assert asked == []
+    assert not (tmp_path / "out").exists()
+    assert main([*words, "--allow-download"]) == 2
+    assert "nobody answers" in capsys.readouterr().err
+    assert len(asked) == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError, OptionError
+from vispe.segment.levels import checked_names
 
 TEMPLATES = (
     "{}",
@@ -77,6 +78,7 @@ class Prompts:
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
         if twice:
             raise OptionError(f"text names the class {twice[0]!r} twice; give each class one name.")
+        checked_names("text", names)
         return cls(tuple(names), tuple(phrases), TEMPLATES if templates is None else _templates(templates))
 
     def sentences(self) -> list[list[str]]:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
+from vispe.segment.downloads import check_allowed
 from vispe.segment.text.readouts import Readout
 from vispe.segment.tokens import unreachable
 
@@ -239,6 +240,7 @@ def _check_reach(what: str) -> None:
     """Say at once when something can only come from a network that is not there."""
     from huggingface_hub import constants
 
+    check_allowed(f"{what} is")
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
     if reason is not None:
         raise InputError(
