@@ -9,6 +9,7 @@ import tifffile
 from PIL import Image
 
 from tests.segment.test_cli_segment import scene, vispe
+from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.segment.companions import companions
 from vispe.segment.decode import decode, reason_of
@@ -267,3 +268,21 @@ def test_an_unknown_file_is_still_refused(tmp_path):
     (tmp_path / "a.png").write_bytes(b"what is this")
     with pytest.raises(InputError, match=r"image; convert it to one of these\.$"):
         decode(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (["", "--cluster", "2", "-o", "out"], "an empty name was given for a file"),
+        (
+            ["data/a.png", "--cluster", "2", "--seed", "-1", "-o", "out"],
+            "seed=-1 must be a whole number from 0",
+        ),
+        (["data/a.png", "--cluster", "2", "-o", "data/a.png"], "data/a.png is not a folder"),
+        (["data/a.png", "--cluster", "2", "-o", "data/a.png/x"], "data/a.png is not a folder"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_work(data, capsys, words, pattern):
+    assert main(["segment", *words]) == 2
+    assert pattern in capsys.readouterr().err
+    assert not Path("out").exists()

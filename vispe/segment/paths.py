@@ -19,9 +19,13 @@ def expanded(name: str | Path) -> Path:
     """Return the path that a name stands for: the name itself where it exists, else with `~` as a home folder.
 
     Raises:
-        InputError: neither a file of this name nor a user whose home folder could be meant.
+        InputError: an empty name; neither a file of this name nor a user whose home folder could be meant.
     """
     path = Path(name)
+    if not str(name):
+        raise InputError(
+            "an empty name was given for a file; check the command, perhaps a variable is not set."
+        )
     if not str(path).startswith("~") or os.path.lexists(path):
         return path
     try:

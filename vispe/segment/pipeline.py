@@ -103,6 +103,8 @@ def segment(
             f"segment needs one of labels, cluster and text, got {found}; use --labels FILE, --cluster [K] or --text "
             "A B."
         )
+    if not 0 <= seed < 1 << 32:
+        raise OptionError(f"seed={seed} must be a whole number from 0 to {(1 << 32) - 1}.")
     if classifier not in KINDS:
         hint = did_you_mean(classifier, KINDS)
         raise OptionError(f"classifier={classifier!r} is not one of {', '.join(KINDS)}.{hint}")

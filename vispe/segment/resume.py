@@ -180,7 +180,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     lines, length = [], 0
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return lines, length
     for raw in data.splitlines(keepends=True):
         try:
