@@ -7,6 +7,7 @@ import pytest
 
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.segment import pipeline
+from vispe.segment.calibrate import calibrate, strokes
 from vispe.segment.classify import PixelClassifier
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.images import Micrograph, normalize
@@ -56,7 +57,10 @@ def by_hand(
         features.prepare(p, v).gather(m) for p, v, m in zip(pages, image.valid, masks, strict=True) if m.any()
     ]
     classifier = PixelClassifier(kind, int(labels.max()))
-    classifier.fit(np.concatenate(found), labels[masks].astype(np.int64))
+    classes = labels[masks].astype(np.int64)
+    classifier.fit(np.concatenate(found), classes)
+    of = strokes(np.flatnonzero(masks), classes, masks.shape[1:])
+    calibrate(classifier, np.concatenate(found), classes, of)
     return [
         predict_page(p, v, features, classifier, post or Post(), lambda share: None)
         for p, v in zip(pages, image.valid, strict=True)

@@ -174,7 +174,8 @@ def test_summary():
     assert summarize(results, "iou.c") == {
         "n": 0, "mean": None, "median": None, "std": None, "worst": None, "ci95": None
     }  # fmt: skip
-    assert summarize(results[:1], "miou")["std"] == 0
+    assert summarize(results[:1], "miou")["std"] is None
+    assert summarize(results[:1], "miou")["ci95"] is None  # one image says nothing of others
     with pytest.raises(InputError, match=r"there is no score 'mioo'; known are miou, iou, e"):
         summarize(results, "mioo")
 

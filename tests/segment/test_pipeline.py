@@ -87,7 +87,9 @@ def test_scribbles_become_maps_scores_and_a_model(folder):
     record = saved["images"][0]
     assert record["scores"]["miou"] > 0.9
     assert record["scores"]["n_pixels"] == int((drawn == 0).sum())
-    assert record["fractions"]["disc"] == pytest.approx((labels == 2).mean())
+    assert record["map_fractions"]["disc"] == pytest.approx((labels == 2).mean())
+    low, high = record["fractions_ci95"]["disc"]
+    assert low <= record["fractions"]["disc"] <= high
     assert saved["training"]["labelled_pixels"] == {
         "ground": int((drawn == 1).sum()),
         "disc": int((drawn == 2).sum()),

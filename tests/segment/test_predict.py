@@ -29,8 +29,8 @@ def fitted(features, page, valid, kind="logistic", classes=3):
     return PixelClassifier(kind, classes).fit(found, 1 + np.searchsorted(levels, grey))
 
 
-def predict(features, page, valid, classifier):
-    return predict_page(page, valid, features, classifier, Post(), lambda share: None)
+def predict(features, page, valid, classifier, post=None):
+    return predict_page(page, valid, features, classifier, post or Post(), lambda share: None)
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -42,7 +42,8 @@ def test_a_page_gets_the_probabilities_of_its_pixels(kind, classes, holes, chann
     page, valid = scene(channels=channels, holes=holes)
     features = Features(FeatureConfig(tile=40))
     classifier = fitted(features, page, valid, kind, classes)
-    found = predict(features, page, valid, classifier)
+    plain = Post() if kind == "kmeans" else Post(prior="uniform")
+    found = predict(features, page, valid, classifier, plain)
     pixels = features.prepare(page, valid).gather(valid)
     np.testing.assert_allclose(found.prob[:, valid].T, classifier.probabilities(pixels), atol=2e-6)
     assert (found.prob[:, ~valid] == 0).all()

@@ -16,6 +16,7 @@ def apply(
     channel: str | None = None,
     z: str | None = None,
     axes: str | None = None,
+    prior: Literal["sqrt", "em", "uniform"] | None = None,
     smooth: int = 0,
     min_area: int = 0,
     trust: bool = False,
@@ -43,6 +44,9 @@ def apply(
         channel: channels to use, by number (from 0) or name, separated by commas.
         z: page (from 0) or range a:b of a stack.
         axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        prior: what classes are weighed by: how frequent they are is estimated on each page, without labels. sqrt takes
+            the root of it (default, safe), em all of it, uniform nothing, so that rare classes come out too large.
+            Fractions in the report are estimated with all of it, unless prior is uniform.
         smooth: average probabilities over squares of this radius, in pixels.
         min_area: patches with fewer pixels take the class of their surroundings.
         trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
@@ -72,7 +76,7 @@ def apply(
             out,
             reading=pipeline.Reading(channel, z, axes),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page),
-            post=Post(smooth, min_area),
+            post=Post(smooth, min_area, prior),
             trust=trust,
             weights=weights,
             allow_download=allow_download,

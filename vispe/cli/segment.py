@@ -1,6 +1,6 @@
 """The command `vispe segment`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 POSITIONALS = ("images",)
@@ -39,6 +39,7 @@ def segment(
     axes: str | None = None,
     normalize: Literal["stack", "image", "none"] = "stack",
     clip: list[float] | None = None,
+    prior: Literal["sqrt", "em", "uniform"] | None = None,
     smooth: int = 0,
     min_area: int = 0,
     trust: bool = False,
@@ -99,6 +100,9 @@ def segment(
         axes: meaning of the stored axes, such as ZYX, where the file is wrong.
         normalize: one pair of grey limits for the whole file, one for each page, or none.
         clip: the two percentiles that become black and white; default 0.5,99.5.
+        prior: what classes are weighed by: how frequent they are is estimated on each page, without labels. sqrt takes
+            the root of it (default, safe), em all of it, uniform nothing, so that rare classes come out too large.
+            Fractions in the report are estimated with all of it, unless prior is uniform.
         smooth: average probabilities over squares of this radius, in pixels.
         min_area: patches with fewer pixels take the class of their surroundings.
         trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
@@ -155,7 +159,7 @@ def segment(
             reading=pipeline.Reading(channel, z, axes, normalize, tuple(clip) if clip else (0.5, 99.5)),
             labelling=pipeline.Labelling(classes, legend, dense, max_classes, label_page),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page, score_labelled),
-            post=Post(smooth, min_area),
+            post=Post(smooth, min_area, prior),
             trust=trust,
             seed=seed,
             device=device,
@@ -240,13 +244,20 @@ class Console:
 
 def describe(record: Mapping[str, Any]) -> str:
     """Say in one line what was found in an image."""
-    shares = ", ".join(f"{name} {100 * (v or 0):.1f} %" for name, v in record["fractions"].items())
+    ends = record["fractions_ci95"] or {}
+    shares = ", ".join(_share(name, v, ends.get(name)) for name, v in record["fractions"].items())
     line = f"{record['image']}: {shares}"
     if "scores" in record:
         line += f"; mIoU {record['scores']['miou']:.3f}"
     if "trust" in record:
         line += f"; trust: {record['trust']['brief']}"
     return f"{line} -> {record['files']['labels']}"
+
+
+def _share(name: str, share: float | None, ends: Sequence[float] | None) -> str:
+    """Say a fraction, with its interval of 95 % where there is one."""
+    between = "" if ends is None else f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+    return f"{name} {100 * (share or 0):.1f} %{between}"
 
 
 def one_line(text: str) -> str:

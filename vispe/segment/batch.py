@@ -23,7 +23,7 @@ from vispe.segment.labels import Labels, read_truth
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
 from vispe.segment.modelfile import Model, load_model, save_model, versions
 from vispe.segment.outputs import check_writable, label_suffix, write_labels, write_png, write_probabilities
-from vispe.segment.predict import Post, Prediction, predict_page, within_memory
+from vispe.segment.predict import Areas, Post, Prediction, predict_page, within_memory
 from vispe.segment.report import Clock, Report, Watcher, fractions
 from vispe.segment.resume import State, digest, plain, state_of
 from vispe.segment.staging import staged
@@ -267,7 +267,7 @@ class Batch:
                 )
             )
         notes += list(dict.fromkeys(n for r in results for n in r.notes))
-        labels = np.stack([r.labels for r in results])
+        labels, areas = np.stack([r.labels for r in results]), _total(results)
         trust, extra = None, {}
         if self.trust:
             trust, extra = trust_image(self, image.path, micrograph, pages, results, notes, total)
@@ -287,7 +287,9 @@ class Batch:
             "page_axes": dict(micrograph.page_axes),
             "z_step_um": micrograph.z_step,
             "no_data_share": float(1 - micrograph.valid.mean()),
-            "fractions": fractions(labels, self.model.names),
+            **fractions(
+                np.bincount(labels.ravel(), minlength=len(self.model.names) + 1), areas, self.model.names
+            ),
             "mean_uncertainty": float(np.nanmean(unsure)),
             "overlap_pixels": overlap,
             "tile_disagreement": sum(r.disagreeing for r in results) / overlap if overlap else None,
@@ -303,7 +305,7 @@ class Batch:
             record["trust"] = trust
         if truth is not None:
             record["truth"] = str(image.truth)
-            record["scores"] = self._score(image, labels, truth)
+            record["scores"] = self._score(image, labels, truth) | self._errors(record["fractions"], truth)
         return record
 
     def page(
@@ -342,6 +344,8 @@ class Batch:
         if count > 1:
             notes.append(f"the overlay of {image.path.name} shows page {middle} of {count} (counted from 0).")
 
+        shown = results[middle].areas
+
         def draw() -> None:
             picture = overlay(
                 pages[middle],
@@ -350,6 +354,7 @@ class Batch:
                 self.model.colors,
                 pixel_size=micrograph.pixel_size,
                 title=title,
+                counts=None if shown is None else np.append((labels[middle] == 0).sum(), shown.pixels),
             )
             write_png(files["overlay"], picture, force)
 
@@ -407,6 +412,17 @@ class Batch:
         found["cluster_to_class"] = {str(k): v for k, v in mapping.items()}
         found["adjusted_rand"] = adjusted_rand(labels, truth)
         return found
+
+    def _errors(self, found: dict[str, float | None], truth: np.ndarray) -> dict[str, Any]:
+        """Return the errors of the reported fractions in percentage points, over all pixels with a truth."""
+        if isinstance(self.model.classifier, PixelClusters) or not (truth > 0).any():
+            return {}
+        true = np.bincount(truth[truth > 0], minlength=len(found) + 1)[1:] / (truth > 0).sum()
+        error = {
+            name: 100 * ((f or 0.0) - float(t)) for (name, f), t in zip(found.items(), true, strict=True)
+        }
+        mean = float(np.mean([abs(e) for e in error.values()]))
+        return {"fraction_error_pp": error, "fraction_mean_abs_error_pp": mean}
 
     def _find(self, patterns: Sequence[str | Path]) -> dict[Path, bool]:
         """Expand the image patterns, and tell which files were named by themselves.
@@ -496,7 +512,7 @@ def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
         "classes": list(model.names),
         "normalize": model.normalize,
         "clip": list(model.clip),
-        "post": vars(post),
+        "post": {**vars(post), "prior": post.weighing(model.classifier)},
         "training": dict(model.notes),
         "seed": model.seed,
         "device": features.device,
@@ -506,6 +522,12 @@ def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
 
 def _listed(patterns: Paths) -> list[str | Path]:
     return [patterns] if isinstance(patterns, str | Path) else list(patterns)
+
+
+def _total(results: Sequence[Prediction]) -> Areas | None:
+    """Add up the areas of all pages; None where nothing was weighed."""
+    found = [r.areas for r in results if r.areas is not None]
+    return sum(found[1:], found[0]) if found else None
 
 
 def find_files(patterns: Paths) -> list[Path]:

@@ -1,6 +1,8 @@
 """Pixel classifiers: features of labelled pixels in, class probabilities of all pixels out.
 
-Three kinds, all from scikit-learn, seeded, and balanced so that a class does not win by being drawn more:
+Three kinds, all from scikit-learn, seeded, and balanced: each class weighs alike, so that none wins by being drawn
+more. Their probabilities are those of a picture in which all classes are equally frequent; `vispe.segment.prior`
+brings them to the frequencies of a picture.
 
 - `logistic`: multinomial on standardised features; the mean loss plus 0.01 times half the squared weights, so that
   the strength of the penalty does not depend on how much was drawn. The default: the features of vispe_micro were
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, did_you_mean, require
+from vispe.segment.prior import tempered
 
 KINDS = ("logistic", "forest", "boosting")
 """The classifiers that `PixelClassifier` knows, the default first."""
@@ -100,6 +103,7 @@ class PixelClassifier:
         seed: of the random numbers in `forest` and `boosting`.
         estimator: a fitted scikit-learn estimator, when a forest or boosting comes from a model file.
         state: the tensors of a fitted `logistic`, when it comes from a model file.
+        temperature: T; all probabilities p become p^(1/T), see `vispe.segment.calibrate`.
 
     Attributes:
         linear: the fitted `logistic`; None for the other kinds.
@@ -118,6 +122,7 @@ class PixelClassifier:
         seed: int = 0,
         estimator: Any = None,
         state: Mapping[str, np.ndarray] | None = None,
+        temperature: float = 1.0,
     ) -> None:
         if kind not in KINDS:
             hint = did_you_mean(kind, KINDS)
@@ -125,6 +130,7 @@ class PixelClassifier:
         require("sklearn", "cli", "segmentation")
         self.kind = kind
         self.n_classes = n_classes
+        self.temperature = temperature
         self.linear: Linear | None = None
         self.estimator = None
         if kind == "logistic" and state is not None:
@@ -168,7 +174,7 @@ class PixelClassifier:
             out[start : start + _CHUNK, columns] = self.estimator.predict_proba(
                 features[start : start + _CHUNK]
             )
-        return out
+        return tempered(out.T, self.temperature).T
 
     def planes(self, features: np.ndarray) -> np.ndarray:
         """Predict (f, n) features, one row for each -> (K, n) float32 probabilities.
@@ -182,8 +188,13 @@ class PixelClassifier:
                 part = np.ascontiguousarray(features[:, start : start + _CHUNK].T)
                 out[:, start : start + _CHUNK] = self.probabilities(part).T
             return out
-        linear = self._fitted()
-        return linear.probabilities(linear.scores(torch.from_numpy(features)), self.n_classes).numpy()
+        return self.of_scores(self._fitted().scores(torch.from_numpy(features)))
+
+    def of_scores(self, scores: Tensor) -> np.ndarray:
+        """Turn the scores (k, ...) of `linear` into probabilities (K, ...) float32."""
+        if self.temperature != 1:
+            scores = scores / self.temperature
+        return self._fitted().probabilities(scores, self.n_classes).numpy()
 
     def tensors(self) -> dict[str, np.ndarray]:
         """Return what a model file must keep beside the estimator."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, OptionError, ShapeError
+from vispe.segment.calibrate import calibrate, joined, strokes
 from vispe.segment.classify import KINDS, PixelClassifier
 from vispe.segment.downloads import downloads
 from vispe.segment.draw import Color
@@ -211,11 +212,15 @@ class Live:
             classifier.fit(np.zeros((len(classes), 1), np.float32), classes, names)  # says what is missing
         features = self._gather(drawn)
         classifier.fit(features, classes, names)
+        shape = self.image.pages.shape[1:3]
+        of = joined([strokes(places, own, shape) for places, own in drawn.values()])
+        calibration = calibrate(classifier, features, classes, of, self._seed, names)
         counts = np.bincount(classes, minlength=count + 1)[1:]
         notes: dict[str, Any] = {
             "images": [str(self.image.path)],
             "pages": list(drawn),
             "labelled_pixels": {name: int(n) for name, n in zip(names, counts, strict=True)},
+            "calibration": calibration,
         }
         self.names = names
         self._model = Model(

@@ -154,9 +154,9 @@ def summarize(
             errors).
 
     Returns:
-        'n' images, 'mean', 'median', 'std' (sample standard deviation; 0 for one image), 'worst', and 'ci95':
-        the [low, high] 95 % percentile bootstrap interval of the mean over images (10 000 resamples).  All
-        but 'n' are None when no image has the score.
+        'n' images, 'mean', 'median', 'std' (sample standard deviation), 'worst', and 'ci95': the [low, high]
+        95 % percentile bootstrap interval of the mean over images (10 000 resamples).  'std' and 'ci95' are None
+        for one image, which says nothing of others, and all but 'n' when no image has the score.
 
     Raises:
         InputError: an image has no such key.
@@ -165,16 +165,18 @@ def summarize(
     n = len(values)
     if n == 0:
         return {"n": 0, "mean": None, "median": None, "std": None, "worst": None, "ci95": None}
-    draws = np.random.default_rng(seed).integers(0, n, (10_000, n))
-    low, high = np.percentile(values[draws].mean(1), [2.5, 97.5])
+    ends = None
+    if n > 1:
+        draws = np.random.default_rng(seed).integers(0, n, (10_000, n))
+        ends = np.percentile(values[draws].mean(1), [2.5, 97.5]).tolist()
     worst = values.min() if higher_is_better else values[np.abs(values).argmax()]
     return {
         "n": n,
         "mean": float(values.mean()),
         "median": float(np.median(values)),
-        "std": float(values.std(ddof=1)) if n > 1 else 0.0,
+        "std": float(values.std(ddof=1)) if n > 1 else None,
         "worst": float(worst),
-        "ci95": [float(low), float(high)],
+        "ci95": ends,
     }
 
 

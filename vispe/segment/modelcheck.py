@@ -29,6 +29,9 @@ TRUSTED = frozenset(
 )
 """Types that are built beside those that skops trusts by itself; their numbers are checked by `check_estimator`."""
 
+HOTTEST = 20
+"""Highest temperature of a classifier, see `vispe.segment.calibrate`."""
+
 _FREE = 100_000_000  # bytes that a member may unpack to, however small it is packed
 _LARGEST_SIGMA = 1000.0  # pixels
 _MEMBER = re.compile(r"schema\.json|\d+\.npy")  # of the estimator
@@ -140,6 +143,8 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
         "channels", channels is None or (_whole(channels) and 1 <= channels <= 10_000), "a number of channels"
     )
     require("seed", _whole(card.get("seed")) and 0 <= card["seed"] < 1 << 32, "a whole number below 2^32")
+    heat = card.get("temperature", 1.0)
+    require("temperature", _finite(heat) and 1 <= heat <= HOTTEST, f"a number from 1 to {HOTTEST}")
     require("training", isinstance(card.get("training"), dict), "an object")
     features = card.get("features")
     require("features", isinstance(features, dict), "an object")

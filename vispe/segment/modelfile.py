@@ -107,6 +107,7 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         "normalize": model.normalize,
         "clip": list(model.clip),
         "seed": model.seed,
+        "temperature": getattr(classifier, "temperature", 1.0),
         "training": dict(model.notes),
         "versions": versions(),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
@@ -164,7 +165,12 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         )
     elif kind in KINDS:
         classifier = PixelClassifier(
-            kind, card["n_classes"], seed=card["seed"], estimator=estimator, state=tensors
+            kind,
+            card["n_classes"],
+            seed=card["seed"],
+            estimator=estimator,
+            state=tensors,
+            temperature=card.get("temperature", 1.0),  # earlier files have none
         )
     own = {key.removeprefix("basis."): value for key, value in tensors.items() if key.startswith("basis.")}
     colors = card["colors"]

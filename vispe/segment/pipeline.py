@@ -79,7 +79,7 @@ def segment(
         reading: how images are read.
         labelling: how labels are read.
         scoring: ground truth.
-        post: smoothing of the result.
+        post: weighing and smoothing of the result.
         trust: report whether the result depends on how the sample lies; see `vispe.segment.trust`.
         seed: of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
@@ -126,6 +126,8 @@ def segment(
     if (text is not None) != isinstance(features, TextConfig) and features is not None:
         wanted = "a TextConfig" if text is not None else "a FeatureConfig"
         raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {wanted}.")
+    if post is not None and (text is not None or cluster is not None):
+        post.weighing(None)
     if stores := large_images(images, memory, scheduler):
         from vispe.segment.big import run as large
 
@@ -210,7 +212,7 @@ def apply(
         out: folder for the results, as in `segment`; no model is written.
         reading: how images are read; normalisation is always that of the model.
         scoring: ground truth.
-        post: smoothing of the result.
+        post: weighing and smoothing of the result.
         trust: report whether the result depends on how the sample lies; see `vispe.segment.trust`.
         weights: where the checkpoint of the token model is now, if it has moved; it must be the same.
         allow_download: fetch weights that the model file names and that are not on this disk.
@@ -238,6 +240,7 @@ def apply(
         )
     loaded = load_model(model)
     run = Batch(images, out, reading, scoring, post, force, watch, protect=[model], trust=trust)
+    run.post.weighing(loaded.classifier)
     run.reading = replace(run.reading, normalize=loaded.normalize, clip=loaded.clip)
     config = loaded.features
     if weights is not None:

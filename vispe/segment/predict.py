@@ -1,4 +1,8 @@
-"""From the features of a page to class probabilities and a label map, within the memory there is."""
+"""From the features of a page to class probabilities and a label map, within the memory there is.
+
+The classes of each page are weighed by how frequent they are on that page (`vispe.segment.prior`): a page has the same
+label map alone and in a stack, where the grey limits are the same.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +11,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from vispe.errors import InputError, OptionError, is_memory
+from vispe.errors import InputError, OptionError, did_you_mean, is_memory
 from vispe.segment.classify import PixelClassifier
 from vispe.segment.cluster import PixelClusters
 from vispe.segment.features import BLOCK, Features, PreparedPage
+from vispe.segment.prior import PRIORS, Counts, areas, count, estimate, reweigh, weights
 from vispe.segment.smooth import smooth
 from vispe.segment.tiles import Blend
 from vispe.segment.workers import in_order
@@ -26,15 +31,54 @@ class Post:
     Attributes:
         smooth: radius in pixels of the square over which probabilities are averaged; 0 leaves them.
         min_area: connected patches of one class with fewer pixels take the class of the nearest larger patch.
+        prior: what classes that were learnt from labels are weighed by on each page: `'sqrt'`, the root of how frequent
+            they are there; `'em'`, that itself; `'uniform'`, nothing. None: sqrt. Clusters and words are never weighed.
     """
 
     smooth: int = 0
     min_area: int = 0
+    prior: str | None = None
 
     def __post_init__(self) -> None:
+        if self.prior is not None and self.prior not in PRIORS:
+            hint = did_you_mean(self.prior, PRIORS)
+            raise OptionError(f"prior={self.prior!r} is not one of {', '.join(PRIORS)}.{hint}")
         for name in ("smooth", "min_area"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name}={getattr(self, name)} must be 0 or more pixels.")
+
+    def weighing(self, classifier: object) -> str:
+        """Return which of `PRIORS` a classifier is used with.
+
+        Raises:
+            OptionError: a prior was asked for, but the classes were not learnt from labels.
+        """
+        if isinstance(classifier, PixelClassifier):
+            return self.prior or PRIORS[0]
+        if self.prior is not None:
+            raise OptionError(
+                f"prior={self.prior!r} has no effect on clusters and words, whose classes are not learnt as equally "
+                "frequent; leave it out."
+            )
+        return "uniform"
+
+
+@dataclass(frozen=True, eq=False)
+class Areas:
+    """How much of a page, or of several together, belongs to each class.
+
+    Attributes:
+        pixels: (K,) float64, counted with the estimated frequencies, before smoothing and `min_area`.
+        doubt: (K,) float64, pixels in doubt, see `vispe.segment.prior.areas`.
+        priors: the estimated frequencies (K,) of each page.
+    """
+
+    pixels: np.ndarray
+    doubt: np.ndarray
+    priors: tuple[np.ndarray, ...]
+
+    def __add__(self, other: "Areas") -> "Areas":
+        return Areas(self.pixels + other.pixels, self.doubt + other.doubt, self.priors + other.priors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +86,13 @@ class Prediction:
     """The result for one page.
 
     Attributes:
-        prob: (K, h, w) float32; 0 where there is no data.
+        prob: (K, h, w) float32, weighed by `Post.prior`, what labels and uncertainty follow; 0 where there is no data.
         labels: (h, w) uint8, 1..K, 0 = no data.
         uncertainty: (h, w) float32, 1 - (largest - second largest probability); NaN = no data.
         overlap: pixels in more than one tile.
         disagreeing: of these, the pixels to which two tiles give different classes.
         notes: what the user should know.
+        areas: of the classes; None where nothing was weighed.
     """
 
     prob: np.ndarray
@@ -56,6 +101,7 @@ class Prediction:
     overlap: int
     disagreeing: int
     notes: tuple[str, ...]
+    areas: Areas | None = None
 
 
 def predict_page(
@@ -78,9 +124,9 @@ def predict_page(
     """
     prepared = features.prepare(page, valid)
     height, width = valid.shape
-    pieces, count = prepared.pieces, classifier.n_classes
-    blend = Blend(height, width, count) if prepared.overlapping else None
-    prob = np.empty((count if blend is None else 0, height, width), np.float32)
+    pieces, n_classes = prepared.pieces, classifier.n_classes
+    blend = Blend(height, width, n_classes) if prepared.overlapping else None
+    prob = np.empty((n_classes if blend is None else 0, height, width), np.float32)
 
     def work(number: int) -> np.ndarray:
         return piece_probabilities(prepared, number, valid[pieces[number].slices], classifier)
@@ -94,10 +140,9 @@ def predict_page(
     if blend is not None:
         prob = blend.result()
         prob[:, ~valid] = 0
-    if post.smooth:
-        prob = smooth(prob, valid, post.smooth)
-    labels, uncertainty = decide(prob, valid)
     notes = prepared.notes
+    found = find_areas(count(prob)) if post.weighing(classifier) != "uniform" else None
+    labels, uncertainty = settle(prob, valid, post, found.priors[0] if found is not None else None)
     if post.min_area > 1:
         labels, left = _drop_small(labels, post.min_area)
         if not left:
@@ -105,7 +150,35 @@ def predict_page(
                 f"no patch of one class has min_area={post.min_area} pixels: min_area changed nothing.",
             )
     overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
-    return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes)
+    return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes, found)
+
+
+def find_areas(counts: Counts) -> Areas:
+    """Estimate the frequencies of the classes on a page, and with them the areas."""
+    prior = estimate(counts)
+    return Areas(*areas(counts, prior), (prior,))
+
+
+def settle(
+    prob: np.ndarray, valid: np.ndarray, post: Post, prior: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weigh and smooth the probabilities (K, h, w) of a page, in place, and decide.
+
+    Args:
+        prob: of the classifier.
+        valid: (h, w) bool, pixels with data.
+        post: what to do.
+        prior: (K,) frequencies of the classes on the whole page; None weighs nothing.
+
+    Returns:
+        Labels and uncertainty, see `decide`.
+    """
+    weight = None if prior is None else weights(prior, post.prior or PRIORS[0])
+    if weight is not None:
+        reweigh(prob, weight)
+    if post.smooth:
+        smooth(prob, valid, post.smooth)
+    return decide(prob, valid)
 
 
 def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
@@ -130,7 +203,7 @@ def piece_probabilities(
     """
     linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
     if linear is not None:
-        prob = linear.probabilities(prepared.scores(number, linear), classifier.n_classes).numpy()
+        prob = classifier.of_scores(prepared.scores(number, linear))
         prob[:, ~valid] = 0
         return prob
     found = prepared.compute(number)

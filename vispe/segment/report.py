@@ -12,9 +12,11 @@ import torch
 
 from vispe.segment.metrics import summarize
 from vispe.segment.outputs import write_csv, write_json
+from vispe.segment.predict import Areas
+from vispe.segment.prior import interval
 
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
-_ERRORS = ("phase_fraction_mean_abs_error_pp",)
+_ERRORS = ("phase_fraction_mean_abs_error_pp", "fraction_mean_abs_error_pp")
 
 
 class Watcher:
@@ -64,7 +66,8 @@ class Report:
         scored = [record["scores"] for record in self.images if "scores" in record]
         if not scored:
             return {}
-        keys = [(key, True) for key in _SCORES] + [(key, False) for key in _ERRORS]
+        keys = [(key, True) for key in _SCORES]
+        keys += [(key, False) for key in _ERRORS if all(key in s for s in scored)]
         if any("adjusted_rand" in s for s in scored):
             keys.append(("adjusted_rand", True))
         return {key: summarize(scored, key, higher_is_better=up) for key, up in keys}
@@ -85,7 +88,8 @@ class Report:
         self.peak_memory_mb = peak_memory()
         write_json(folder / "report.json", self.as_dict(), force=True)
         if self.images:
-            write_csv(folder / "report.csv", [_row(record) for record in self.images], force=True)
+            error = self.run.get("training", {}).get("calibration", {}).get("expected_calibration_error")
+            write_csv(folder / "report.csv", [_row(record, error) for record in self.images], force=True)
 
 
 class Clock:
@@ -112,14 +116,41 @@ def peak_memory() -> dict[str, float]:
     return out
 
 
-def fractions(labels: np.ndarray, names: Sequence[str]) -> dict[str, float | None]:
-    """Return the share of each class among the pixels with data; None where no pixel has any."""
-    counts = np.bincount(labels.ravel(), minlength=len(names) + 1)[1:]
-    total = int(counts.sum())
-    return {name: float(n / total) if total else None for name, n in zip(names, counts, strict=True)}
+def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str]) -> dict[str, Any]:
+    """Return what a record says about the area of each class among the pixels with data.
+
+    Args:
+        counts: (K + 1,) pixels of each label, the first those without data.
+        areas: what was estimated; None counts the labels.
+        names: K class names.
+
+    Returns:
+        By class name, None where no pixel has data:
+
+        - 'fractions': share of the area, from 0 to 1.
+        - 'fractions_ci95': its 95 % interval [low, high]; None where nothing was estimated.
+        - 'map_fractions': share of the pixels of the label map.
+
+        And 'priors': the frequency of each class on each page, with which the labels of that page were weighed.
+    """
+    total = int(counts[1:].sum())
+
+    def shares(pixels: np.ndarray) -> dict[str, float | None]:
+        return {name: float(n / total) if total else None for name, n in zip(names, pixels, strict=True)}
+
+    if areas is None:
+        found = shares(counts[1:])
+        return {"fractions": found, "fractions_ci95": None, "map_fractions": found, "priors": None}
+    found, doubt = shares(areas.pixels), shares(areas.doubt)
+    return {
+        "fractions": found,
+        "fractions_ci95": {n: list(interval(found[n], doubt[n])) if total else None for n in names},
+        "map_fractions": shares(counts[1:]),
+        "priors": [{n: float(v) for n, v in zip(names, prior, strict=True)} for prior in areas.priors],
+    }
 
 
-def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+def _row(record: Mapping[str, Any], calibration_error: float | None) -> dict[str, Any]:
     """Flatten a record to one line of the table."""
     scores = record.get("scores", {})
     row = {
@@ -132,6 +163,12 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
         "tile_disagreement": record["tile_disagreement"],
         "fraction": record["fractions"],
     }
+    if record["fractions_ci95"] is not None:
+        for place, end in enumerate(("low", "high")):
+            ends = {name: e and e[place] for name, e in record["fractions_ci95"].items()}
+            row[f"fraction_{end}"] = ends
+        row["map_fraction"] = record["map_fractions"]
+        row["expected_calibration_error"] = calibration_error
     for key in (*_SCORES, *_ERRORS, "adjusted_rand", "iou", "dice", "boundary_f1", "phase_fraction_error_pp"):
         if key in scores:
             row[key] = scores[key]

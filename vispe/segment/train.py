@@ -9,6 +9,7 @@ import numpy as np
 
 from vispe.errors import InputError, VispeError
 from vispe.segment.batch import Batch, BatchImage
+from vispe.segment.calibrate import advice, calibrate, joined, strokes
 from vispe.segment.classify import PixelClassifier, import_early
 from vispe.segment.cluster import SAMPLE, PixelClusters
 from vispe.segment.labels import Labels, read_label_set
@@ -34,17 +35,21 @@ def train(run: Batch, how: Labelling, kind: str, seed: int) -> Model:
     run.check_truth(len(drawn[0].names))
     masks = {i.path: i.drawn.values > 0 for i in taught if i.drawn is not None}
     found, where = _gather(run, taught, masks)
-    classes = np.concatenate(
-        [i.drawn.values[where[i.path]] for i in taught if i.drawn is not None and i.path in where]
-    )
+    parts = [(i.drawn.values, where[i.path]) for i in taught if i.drawn is not None and i.path in where]
+    classes = np.concatenate([values[mask] for values, mask in parts])
+    of = joined([strokes(np.flatnonzero(mask), values[mask], mask.shape[1:]) for values, mask in parts])
     names = drawn[0].names
     classifier = PixelClassifier(kind, len(names), seed=seed)
     classifier.fit(found, classes, names)
+    calibration = calibrate(classifier, found, classes, of, seed, names)
+    if said := advice(calibration):
+        run.note(said)
     counts = np.bincount(classes, minlength=len(names) + 1)[1:]
     notes = {
         "images": [str(i.path) for i in taught],
         "labels": [str(i.labels) for i in taught],
         "labelled_pixels": {name: int(n) for name, n in zip(names, counts, strict=True)},
+        "calibration": calibration,
     }
     return _model(run, classifier, names, drawn[0].colors, channels, seed, notes)
 

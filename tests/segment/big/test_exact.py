@@ -13,6 +13,7 @@ from vispe.segment import pipeline
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.modelfile import load_model
 from vispe.segment.pipeline import Labelling, Post, Reading
+from vispe.segment.report import fractions
 
 FILTERS = FeatureConfig(sigmas=(1.0, 3.0), tile=48)
 MICRO = FeatureConfig("both", sigmas=(1.0, 3.0), model="vispe_micro", tile=48)
@@ -40,7 +41,10 @@ def check(out, name, pages, post=None):
         assert same_bits(unsure[z], page.uncertainty)
     record = json.loads((out / "report.json").read_text())["images"][0]
     counts = np.bincount(labels.ravel(), minlength=len(model.names) + 1)[1:]
-    assert list(record["fractions"].values()) == [n / counts.sum() for n in counts]
+    assert list(record["map_fractions"].values()) == [n / counts.sum() for n in counts]
+    areas = [page.areas for page in expected]
+    said = fractions(np.append(0, counts), sum(areas[1:], areas[0]), model.names)
+    assert {key: record[key] for key in said} == said
     overlap = sum(page.overlap for page in expected)
     assert record["overlap_pixels"] == overlap
     assert record["tile_disagreement"] == (

@@ -89,8 +89,8 @@ def test_a_block_that_was_half_written_is_computed_again(tmp_path, task, monkeyp
     with pytest.raises(Killed):
         task(out, monkeypatch, 3)
     (out / "a_seg.partial" / "done" / "0.0.1.json").unlink()
-    (out / "a_seg.partial" / "store" / "labels" / "classes" / "0" / "c" / "0" / "1").unlink()
-    (out / "a_seg.partial" / "store" / "0" / "c" / "0" / "0" / "1.abc.partial").write_bytes(
+    (out / "a_seg.partial" / "raw" / "c" / "0" / "0" / "0" / "1").unlink()
+    (out / "a_seg.partial" / "raw" / "c" / "0" / "0" / "0" / "1.abc.partial").write_bytes(
         b"left by a killed write"
     )
     _, seen = task(out, monkeypatch)

@@ -1,16 +1,18 @@
 """Blocks on a dask.distributed cluster: each task computes one block and writes it to the shared store itself."""
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from vispe.errors import InputError
-from vispe.segment.big.engine import run_block
 
 _PATIENCE = 20  # seconds to wait for the scheduler
 
 
 def run_on_cluster(
-    address: str, job: str, tasks: Sequence[tuple[int, tuple[int, int, int, int]]]
+    address: str,
+    work: Callable[[str, int, tuple[int, int, int, int]], None],
+    job: str,
+    tasks: Sequence[tuple[int, tuple[int, int, int, int]]],
 ) -> Iterator[None]:
     """Compute blocks on the workers of a scheduler, in any order; yields after each.
 
@@ -18,6 +20,7 @@ def run_on_cluster(
 
     Args:
         address: of the scheduler, such as 'tcp://10.0.0.5:8786'.
+        work: what computes and writes a block, given `job`, its page and its ends.
         job: what to compute, from `Job.dumps`.
         tasks: page and ends (top, bottom, left, right) of each block.
 
@@ -38,7 +41,7 @@ def run_on_cluster(
     with client:
         if not client.scheduler_info()["workers"]:
             raise InputError(f"scheduler={address} has no workers; start some with `dask worker {address}`.")
-        futures = [client.submit(run_block, job, page, ends, pure=False) for page, ends in tasks]
+        futures = [client.submit(work, job, page, ends, pure=False) for page, ends in tasks]
         try:
             for future in as_completed(futures, loop=client.loop):
                 future.result()

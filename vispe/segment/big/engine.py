@@ -21,8 +21,7 @@ from vispe.segment.big.source import open_image
 from vispe.segment.features import FeatureConfig, Features, PreparedPage
 from vispe.segment.modelfile import Model, load_model
 from vispe.segment.paths import check_file
-from vispe.segment.predict import decide, piece_probabilities, piece_threads
-from vispe.segment.smooth import smooth
+from vispe.segment.predict import piece_probabilities, piece_threads
 from vispe.segment.tiles import Blend, Region
 from vispe.segment.workers import in_order
 
@@ -42,11 +41,13 @@ class Job:
         sha256: of that file.
         weights, tile, device: as in `vispe.segment.pipeline.apply`.
         smooth: radius in pixels.
+        prior: what classes are weighed by, one of `vispe.segment.prior.PRIORS`.
         work: folder of the unfinished result.
         chunk: side of a chunk of the result in pixels.
         reduction: pixels in a row that become one in the picture.
         picture: page that is drawn.
         threads: at most so many pieces at once.
+        priors: frequencies of the classes on each page, when they are known; None: nothing is weighed.
     """
 
     image: str
@@ -61,11 +62,13 @@ class Job:
     tile: int | None
     device: str
     smooth: int
+    prior: str
     work: str
     chunk: int
     reduction: int
     picture: int
     threads: int
+    priors: tuple[tuple[float, ...], ...] | None = None
 
     def dumps(self) -> str:
         """Write as JSON."""
@@ -75,18 +78,24 @@ class Job:
     def loads(cls, text: str) -> "Job":
         """Read from JSON."""
         found = json.loads(text)
-        return cls(
-            **{**found, "limits": tuple(None if one is None else tuple(one) for one in found["limits"])}
-        )
+        found["limits"] = tuple(None if one is None else tuple(one) for one in found["limits"])
+        if found["priors"] is not None:
+            found["priors"] = tuple(map(tuple, found["priors"]))
+        return cls(**found)
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The result for a region: see `Prediction` in `vispe.segment.predict`; `picture` is reduced grey, or None."""
+    """What the classifier says of a region.
+
+    Attributes:
+        prob: (K, h, w) float32, neither weighed nor smoothed; 0 where there is no data.
+        twice: (h, w) bool, pixels in several tiles.
+        differ: of these, those to which two tiles give different classes.
+        picture: reduced grey, or None.
+    """
 
     prob: np.ndarray
-    labels: np.ndarray
-    uncertainty: np.ndarray
     twice: np.ndarray
     differ: np.ndarray
     picture: np.ndarray | None
@@ -122,17 +131,15 @@ class Engine:
     def block(self, page: int, region: Region) -> Block:
         """Compute a region of a page."""
         window, prepared, ends = self._pages(page)
-        height, width = self.image.shape
-        radius, classifier = self.job.smooth, self.model.classifier
-        grown = _grown(region, radius, height, width)
-        touching = (ends[:, 0] < grown.bottom) & (ends[:, 1] > grown.top)
-        touching &= (ends[:, 2] < grown.right) & (ends[:, 3] > grown.left)
+        classifier = self.model.classifier
+        touching = (ends[:, 0] < region.bottom) & (ends[:, 1] > region.top)
+        touching &= (ends[:, 2] < region.right) & (ends[:, 3] > region.left)
         numbers = [int(i) for i in np.flatnonzero(touching)]
-        window.load(window_region(ends[numbers], reach(self.features), height, width))
+        window.load(window_region(ends[numbers], reach(self.features), *self.image.shape))
         valid = LazyValid(window)
-        own = valid[grown.slices]
-        blend = PartBlend(*grown.shape, classifier.n_classes) if prepared.overlapping else None
-        prob = np.empty((classifier.n_classes if blend is None else 0, *grown.shape), np.float32)
+        own = valid[region.slices]
+        blend = PartBlend(*region.shape, classifier.n_classes) if prepared.overlapping else None
+        prob = np.empty((classifier.n_classes if blend is None else 0, *region.shape), np.float32)
 
         def work(index: int) -> np.ndarray:
             return _piece(prepared, numbers[index], valid, self.model)
@@ -140,7 +147,7 @@ class Engine:
         threads = min(self.job.threads, piece_threads(self.features, classifier))
         for number, found in zip(numbers, in_order(work, len(numbers), threads), strict=True):
             piece = prepared.pieces[number]
-            inner, outer = _common(piece, grown)
+            inner, outer = _common(piece, region)
             if blend is None:
                 prob[(slice(None), *outer.slices)] = found[(slice(None), *inner.slices)]
             else:
@@ -150,15 +157,10 @@ class Engine:
         if blend is not None:
             prob = blend.result()
             prob[:, ~own] = 0
-        if radius:
-            prob = smooth(prob, own, radius)
-        top, left = region.top - grown.top, region.left - grown.left
-        crop = slice(top, top + region.shape[0]), slice(left, left + region.shape[1])
-        labels, uncertainty = decide(prob[(slice(None), *crop)], own[crop])
         empty = np.zeros(region.shape, bool)
-        twice, differ = (empty, empty) if blend is None else (mark[crop] for mark in blend.marks)
+        twice, differ = (empty, empty) if blend is None else blend.marks
         picture = _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.picture else None
-        return Block(prob[(slice(None), *crop)], labels, uncertainty, twice, differ, picture)
+        return Block(prob, twice, differ, picture)
 
     def _pages(self, page: int) -> tuple[Window, PreparedPage, np.ndarray]:
         if self._page is None or self._page[0] != page:
@@ -221,7 +223,7 @@ def window_region(ends: np.ndarray, margin: int, height: int, width: int) -> Reg
     whole = Region(
         *(int(v) for v in (ends[:, 0].min(), ends[:, 1].max(), ends[:, 2].min(), ends[:, 3].max()))
     )
-    return _grown(whole, margin, height, width)
+    return grown_by(whole, margin, height, width)
 
 
 def file_digest(path: str | Path) -> str:
@@ -256,12 +258,11 @@ def run_block(text: str, page: int, ends: tuple[int, int, int, int]) -> None:
     with _ONE, few_at_once():
         opened = engine(text)
         region = Region(*ends)
-        write_block(
-            opened.job, opened.image, page, region, opened.block(page, region), len(opened.model.names)
-        )
+        write_block(opened.job, page, region, opened.block(page, region))
 
 
-def _grown(region: Region, margin: int, height: int, width: int) -> Region:
+def grown_by(region: Region, margin: int, height: int, width: int) -> Region:
+    """Add a margin to a region, inside the page."""
     return Region(
         max(region.top - margin, 0),
         min(region.bottom + margin, height),

@@ -1,7 +1,8 @@
 """What is done already: a record for each finished chunk, and a description of the run that made it.
 
-Folder `name_seg.partial` holds an unfinished result: `store`, `done` with one small file for each chunk (written
-after its pixels), `picture` and `job.json`. `unfinished.json` beside it says what the run was asked to do; a run that
+Folder `name_seg.partial` holds an unfinished result: `raw`, the probabilities of the classifier, with one small file in
+`done` for each chunk (written after its pixels); `store`, what is made of them, likewise with `settled`; `picture`, and
+`job.json`. `unfinished.json` beside it says what the run was asked to do; a run that
 is asked for the same goes on.
 """
 
@@ -22,6 +23,8 @@ from vispe.segment.outputs import write_json
 from vispe.segment.tiles import Region, blocks
 
 RUN = "unfinished.json"
+DONE, SETTLED = "done", "settled"
+_ORIGIN = Region(0, 0, 0, 0)
 
 
 def can_go_on(out: Path, asked: Mapping[str, Any], force: bool) -> list[dict[str, Any]] | None:
@@ -98,36 +101,62 @@ def chunk_regions(image: BigImage, chunk: int) -> list[Region]:
     return blocks(*image.shape, chunk)
 
 
-def write_block(job: Job, image: BigImage, page: int, region: Region, block: Block, n_classes: int) -> None:
+def create_raw(work: Path, image: BigImage, n_classes: int, chunk: int) -> None:
+    """Make the array for the probabilities of the classifier, (page, K, h, w)."""
+    import zarr
+
+    zarr.create_array(
+        store=str(work / "raw"),
+        shape=(image.n_pages, n_classes, *image.shape),
+        chunks=(1, 1, chunk, chunk),
+        dtype=np.float32,
+        overwrite=True,
+    )
+
+
+def read_raw(work: Path, page: int, region: Region) -> np.ndarray:
+    """Read the probabilities (K, rows, columns) of the classifier for a region of a page."""
+    import zarr
+
+    return np.asarray(zarr.open_array(str(work / "raw"), mode="r")[(page, slice(None), *region.slices)])
+
+
+def write_block(job: Job, page: int, region: Region, block: Block) -> None:
     """Write the pixels of a block, then the records of its chunks; called in the process that computed it."""
     import zarr
 
     work = Path(job.work)
-    store.write(work / "store", image, page, region, block)
+    zarr.open_array(str(work / "raw"), mode="r+")[(page, slice(None), *region.slices)] = block.prob
     if block.picture is not None:
         top, left = region.top // job.reduction, region.left // job.reduction
         where = slice(top, top + block.picture.shape[0]), slice(left, left + block.picture.shape[1])
         zarr.open_array(str(work / "picture"), mode="r+")[where] = block.picture
     for part in blocks(*region.shape, job.chunk):
-        inner = part.slices
-        unsure = np.ascontiguousarray(block.uncertainty[inner])
         record = {
-            "counts": np.bincount(block.labels[inner].ravel(), minlength=n_classes + 1).tolist(),
-            "unsure": float(np.nansum(unsure, dtype=np.float64)),
-            "overlap": int(block.twice[inner].sum()),
-            "disagreeing": int(block.differ[inner].sum()),
+            "overlap": int(block.twice[part.slices].sum()),
+            "disagreeing": int(block.differ[part.slices].sum()),
         }
-        top, left = region.top + part.top, region.left + part.left
-        write_small(_done(work, page, top // job.chunk, left // job.chunk), record)
+        write_small(_record(work, DONE, page, region, part, job.chunk), record)
 
 
-def is_done(work: Path, page: int, region: Region, chunk: int) -> bool:
-    """Tell whether all chunks of a block are recorded."""
-    parts = blocks(*region.shape, chunk)
-    return all(
-        _done(work, page, (region.top + p.top) // chunk, (region.left + p.left) // chunk).is_file()
-        for p in parts
-    )
+def write_settled(
+    job: Job, image: BigImage, page: int, region: Region, found: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> None:
+    """Write the weighed probabilities (K, h, w), labels and uncertainty of a block, then the records of its chunks."""
+    work, (prob, labels, uncertainty) = Path(job.work), found
+    store.write(work / "store", image, page, region, *found)
+    for part in blocks(*region.shape, job.chunk):
+        unsure = np.ascontiguousarray(uncertainty[part.slices])
+        record = {
+            "counts": np.bincount(labels[part.slices].ravel(), minlength=len(prob) + 1).tolist(),
+            "unsure": float(np.nansum(unsure, dtype=np.float64)),
+        }
+        write_small(_record(work, SETTLED, page, region, part, job.chunk), record)
+
+
+def is_done(work: Path, page: int, region: Region, chunk: int, what: str = DONE) -> bool:
+    """Tell whether all chunks of a block are recorded as `DONE`, or as `SETTLED`."""
+    return all(_record(work, what, page, region, p, chunk).is_file() for p in blocks(*region.shape, chunk))
 
 
 def sums(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, Any]:
@@ -135,7 +164,9 @@ def sums(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, A
     counts, unsure, overlap, disagreeing = np.zeros(n_classes + 1, np.int64), 0.0, 0, 0
     for page in range(image.n_pages):
         for region in chunk_regions(image, chunk):
-            record = json.loads(_done(work, page, region.top // chunk, region.left // chunk).read_text())
+            record: dict[str, Any] = {}
+            for what in (DONE, SETTLED):
+                record |= json.loads(_record(work, what, page, region, _ORIGIN, chunk).read_text())
             counts += np.array(record["counts"])
             unsure += record["unsure"]
             overlap += record["overlap"]
@@ -161,8 +192,10 @@ def put_in_place(path: Path, target: Path) -> None:
     remove(old)
 
 
-def _done(work: Path, page: int, row: int, column: int) -> Path:
-    return work / "done" / f"{page}.{row}.{column}.json"
+def _record(work: Path, what: str, page: int, region: Region, part: Region, chunk: int) -> Path:
+    """Name the record of a chunk, the part of a region that begins at `part`."""
+    row, column = (region.top + part.top) // chunk, (region.left + part.left) // chunk
+    return work / what / f"{page}.{row}.{column}.json"
 
 
 def write_small(path: Path, content: Any) -> None:

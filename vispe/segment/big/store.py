@@ -1,7 +1,7 @@
 """The result as an OME-Zarr image: probabilities, labels and uncertainty, each with smaller copies of itself.
 
-- `0, 1, ...`: probabilities, float32 (t, c, z, y, x), one channel for each class; 0 where there is no data. The axes t
-  and z are there where the image has them.
+- `0, 1, ...`: probabilities, float32 (t, c, z, y, x), one channel for each class, weighed as the labels are; 0 where
+  there is no data. The axes t and z are there where the image has them.
 - `labels/classes/0, 1, ...`: uint8 (t, z, y, x), 1..K, 0 = no data, with the colours and names of the classes.
 - `uncertainty/0, 1, ...`: float32 (t, z, y, x), 1 - (largest - second largest probability); NaN = no data.
 """
@@ -52,14 +52,22 @@ def create(folder: Path, image: BigImage, n_classes: int, chunk: int) -> None:
     _array(root, "uncertainty/0", shape, chunk, np.float32, np.nan)
 
 
-def write(folder: Path, image: BigImage, page: int, region: Region, block: Any) -> None:
-    """Write a region whose borders are those of chunks."""
+def write(
+    folder: Path,
+    image: BigImage,
+    page: int,
+    region: Region,
+    prob: np.ndarray,
+    labels: np.ndarray,
+    uncertainty: np.ndarray,
+) -> None:
+    """Write a region whose borders are those of chunks: probabilities (K, h, w), labels and uncertainty (h, w)."""
     import zarr
 
     root = zarr.open_group(str(folder), mode="r+")
-    root["0"][place(image, page, region, True)] = block.prob
-    root[f"labels/{LABELS}/0"][place(image, page, region, False)] = block.labels
-    root["uncertainty/0"][place(image, page, region, False)] = block.uncertainty
+    root["0"][place(image, page, region, True)] = prob
+    root[f"labels/{LABELS}/0"][place(image, page, region, False)] = labels
+    root["uncertainty/0"][place(image, page, region, False)] = uncertainty
 
 
 def finish(

@@ -1,6 +1,6 @@
 """What is said about a finished image: its record in the report, and its picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,18 @@ from vispe.segment.big.source import BigImage
 from vispe.segment.draw import overlay
 from vispe.segment.modelfile import Model
 from vispe.segment.outputs import write_png
+from vispe.segment.predict import Areas
+from vispe.segment.report import fractions
 from vispe.segment.tiles import Region
 
 
 def summary(
-    image: BigImage, model: Model, added: Mapping[str, Any], data: int, seconds: float
+    image: BigImage,
+    model: Model,
+    added: Mapping[str, Any],
+    areas: Sequence[Areas] | None,
+    data: int,
+    seconds: float,
 ) -> dict[str, Any]:
     """Give the numbers of a record of the report, as of any other image.
 
@@ -24,12 +31,13 @@ def summary(
         image: the image.
         model: what it was segmented with.
         added: the sums of all chunks, from `vispe.segment.big.progress.sums`.
+        areas: of each page; None where nothing was weighed.
         data: number of pixels with data.
         seconds: of work.
     """
     counts, pixels = added["counts"][1:], image.n_pages * image.shape[0] * image.shape[1]
     total, overlap = int(counts.sum()), added["overlap"]
-    shares = {n: float(c / total) if total else None for n, c in zip(model.names, counts, strict=True)}
+    together = None if areas is None else sum(areas[1:], areas[0])
     return {
         "image": str(image.path),
         "labels": None,
@@ -41,7 +49,7 @@ def summary(
         "page_axes": {axis.name.upper(): axis.length for axis in image.page_axes if axis.length > 1},
         "z_step_um": image.z_step,
         "no_data_share": float(1 - data / pixels),
-        "fractions": shares,
+        **fractions(added["counts"], together, model.names),
         "mean_uncertainty": added["unsure"] / total if total else 0.0,
         "overlap_pixels": overlap,
         "tile_disagreement": added["disagreeing"] / overlap if overlap else None,
@@ -50,7 +58,14 @@ def summary(
     }
 
 
-def draw(target: Path, image: BigImage, model: Model, job: Job, counts: np.ndarray) -> None:
+def draw(
+    target: Path,
+    image: BigImage,
+    model: Model,
+    job: Job,
+    counts: np.ndarray,
+    areas: Sequence[Areas] | None = None,
+) -> None:
     """Draw the overlay of one page from reduced grey levels and every n-th label.
 
     Args:
@@ -59,6 +74,7 @@ def draw(target: Path, image: BigImage, model: Model, job: Job, counts: np.ndarr
         model: with names and colours of the classes.
         job: what was computed.
         counts: (K + 1,) pixels of each label in the whole image.
+        areas: of each page; None where nothing was weighed.
     """
     import zarr
 
@@ -73,6 +89,10 @@ def draw(target: Path, image: BigImage, model: Model, job: Job, counts: np.ndarr
     labels = np.asarray(found[store.place(image, job.picture, whole, False)])
     stride = step >> level
     name = stem(image.path)
+    shown = counts if image.n_pages == 1 else None
+    if areas is not None:
+        page = areas[job.picture].pixels
+        shown = np.append(image.shape[0] * image.shape[1] - round(page.sum()), page)
     drawn = overlay(
         picture,
         labels[::stride, ::stride],
@@ -81,6 +101,6 @@ def draw(target: Path, image: BigImage, model: Model, job: Job, counts: np.ndarr
         pixel_size=image.pixel_size,
         title=name if image.n_pages == 1 else f"{name}, page {job.picture}",
         step=step,
-        counts=counts if image.n_pages == 1 else None,
+        counts=shown,
     )
     write_png(target, drawn, True)

@@ -11,6 +11,7 @@ from vispe.segment.big.limits import Limits
 from vispe.segment.big.page import LazyValid, Window
 from vispe.segment.big.scribbles import Scribbles
 from vispe.segment.big.source import BigImage
+from vispe.segment.calibrate import advice, calibrate, joined, strokes
 from vispe.segment.classify import PixelClassifier, import_early
 from vispe.segment.features import Features
 from vispe.segment.modelfile import Model
@@ -59,7 +60,7 @@ def train(
         listed = ", ".join(f"{image.path.name}: {image.channels}" for image in images)
         raise InputError(f"labelled images differ in their channels ({listed}); choose some with --channel.")
     watch.start("computing features", len(images))
-    found, classes = [], []
+    found, classes, of = [], [], []
     for image, scribbles, cuts in zip(images, drawn, limits, strict=True):
         pixels, lost = image.shape[0] * image.shape[1], 0
         for page in range(image.n_pages):
@@ -73,6 +74,7 @@ def train(
             if len(places):
                 found.append(prepare_page(features, window).gather_places(places))
                 classes.append(wanted)
+                of.append(strokes(places, wanted, image.shape))
         if lost:
             notes.append(f"{lost} labelled pixels of {image.path.name} hold no data and are not used.")
         watch.step(1)
@@ -80,12 +82,17 @@ def train(
         raise InputError("all labelled pixels hold no data; draw labels on pixels with data.")
     together = np.concatenate(classes)
     classifier = PixelClassifier(kind, len(names), seed=seed)
-    classifier.fit(np.concatenate(found), together, names)
+    gathered = np.concatenate(found)
+    classifier.fit(gathered, together, names)
+    calibration = calibrate(classifier, gathered, together, joined(of), seed, names)
+    if said := advice(calibration):
+        notes.append(said)
     counts = np.bincount(together, minlength=len(names) + 1)[1:]
     facts = {
         "images": [str(image.path) for image in images],
         "labels": [str(path) for path in labels],
         "labelled_pixels": {name: int(n) for name, n in zip(names, counts, strict=True)},
+        "calibration": calibration,
     }
     return Model(
         *(

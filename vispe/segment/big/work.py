@@ -1,7 +1,8 @@
 """The state of a run on images larger than memory: checked inputs, then model, then results."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from vispe.segment.big.engine import Job, engine, file_digest, open_features, pr
 from vispe.segment.big.limits import Limits, find_limits
 from vispe.segment.big.page import Window
 from vispe.segment.big.plan import DEFAULT, Plan, make_plan, parse_memory
+from vispe.segment.big.settle import area_of_page, settle_block
 from vispe.segment.big.source import BigImage, open_image
 from vispe.segment.big.summary import draw, summary
 from vispe.segment.claim import claimed
@@ -29,6 +31,7 @@ from vispe.segment.report import Clock, Report, Watcher
 from vispe.segment.resume import state_of
 from vispe.segment.tiles import Region, blocks
 
+Ends = tuple[int, int, int, int]
 _ROWS = 1024  # side of the pieces in which an image is read for its grey limits
 
 
@@ -253,9 +256,15 @@ class BigRun:
             self.note(f"{path.name}: {len(total) - len(left)} of {len(total)} blocks are done already.")
         self.watch.start(f"segmenting {path.name}", 1)
         self.watch.step(1 - len(left) / len(total))
-        for _ in self._run(job, left):
+        for _ in self._run(run_block, job, left):
             self.watch.step(1 / len(total))
         engine.cache_clear()
+        areas = None
+        if job.prior != "uniform":
+            areas = [area_of_page(job, image, page) for page in range(image.n_pages)]
+            job = replace(job, priors=tuple(tuple(found.priors[0].tolist()) for found in areas))
+        whole = [(p, r) for p, r in total if not progress.is_done(work, p, r, job.chunk, progress.SETTLED)]
+        deque(self._run(settle_block, job, whole), maxlen=0)
         added = progress.sums(work, image, job.chunk, len(model.names))
         facts = {"model_sha256": job.sha256, "vispe": versions()["vispe"]}
         store.finish(work / "store", image, model.names, model.colors, job.chunk, plan.side, facts)
@@ -267,12 +276,12 @@ class BigRun:
             notes.append(
                 f"the overlay of {path.name} shows one label of {job.reduction} x {job.reduction} pixels."
             )
-        draw(files["overlay"], image, model, job, added["counts"])
+        draw(files["overlay"], image, model, job, added["counts"], areas)
         for text in notes:
             self.watch.note(text)
         label = self.labels_of.get(path)
         record = {
-            **summary(image, model, added, data, clock()),
+            **summary(image, model, added, areas, data, clock()),
             "labels": None if label is None else str(label),
             "tile": features.tile,
             "block": plan.side,
@@ -319,6 +328,7 @@ class BigRun:
             tile=tile,
             device=features.device,
             smooth=self.post.smooth,
+            prior=self.post.weighing(model.classifier),
             work=str(work.resolve()),
             chunk=plan.chunk,
             reduction=plan.reduction,
@@ -327,7 +337,9 @@ class BigRun:
         )
         if chunk is None:
             progress.remove(work / "store")
-            (work / "done").mkdir(parents=True, exist_ok=True)
+            for name in (progress.DONE, progress.SETTLED):
+                (work / name).mkdir(parents=True, exist_ok=True)
+            progress.create_raw(work, image, len(model.names), plan.chunk)
             store.create(work / "store", image, len(model.names), plan.chunk)
             height, width = (-(-n // plan.reduction) for n in image.shape)
             side = plan.chunk // plan.reduction
@@ -341,16 +353,18 @@ class BigRun:
             progress.write_small(begun, asdict(job))
         return job, plan, blocks(*image.shape, plan.side), list(prepared.notes)
 
-    def _run(self, job: Job, left: Sequence[tuple[int, Region]]) -> Iterator[None]:
+    def _run(
+        self, compute: Callable[[str, int, Ends], None], job: Job, left: Sequence[tuple[int, Region]]
+    ) -> Iterator[None]:
         """Compute blocks here or on a cluster; yields after each."""
         tasks = [(page, (r.top, r.bottom, r.left, r.right)) for page, r in left]
         if self.scheduler is not None and tasks:
             from vispe.segment.big.cluster import run_on_cluster
 
-            yield from run_on_cluster(self.scheduler, job.dumps(), tasks)
+            yield from run_on_cluster(self.scheduler, compute, job.dumps(), tasks)
             return
         for page, ends in tasks:
-            run_block(job.dumps(), page, ends)
+            compute(job.dumps(), page, ends)
             yield
 
     def _files(self, path: Path) -> dict[str, Path]:
