@@ -103,7 +103,6 @@ def _strictly(load: Callable[..., Any], *, output_loading_info: bool = False, **
     model, info = load(output_loading_info=True, **kwargs)
     if _record().names(model):
         _check_keys(type(model).__name__, info)
-        _fill(model)
     return (model, info) if output_loading_info else model
 
 
@@ -120,16 +119,6 @@ def _check_keys(name: str, info: dict[str, Any]) -> None:
         f"The {name} that the configuration names does not fit the weights beside it: {' and '.join(said)}. Load it "
         "with the class that it was saved from, and with the configuration that was saved with it."
     )
-
-
-def _fill(model: nn.Module) -> None:
-    """Write what is no weight: loading leaves buffers that no file holds without values."""
-    for module in model.modules():
-        scheme = vars(module).get("vispe_scheme")
-        if scheme is not None:
-            text: Any = module.language_model
-            axes = scheme.allocation(text.rotary_emb.inv_freq.shape[0], int(text.config.num_key_value_heads))
-            text.vispe_axis_of_pair.copy_(axes)
 
 
 def _tell(model: nn.Module) -> None:
