@@ -75,3 +75,13 @@ def test_large_grids_take_the_strip_and_small_odd_ones_rows():
     big = layout_of((64, 64), 5)
     assert big.copies == 1
     assert big.copy_length < big.tokens**2 / 30
+
+
+def test_addresses_beyond_32_bits():
+    layout, small = Layout((513, 513), 1, False), Layout((33, 33), 1, False)
+    assert small.address().dtype == torch.int32
+    address = layout.address()
+    y, x = torch.meshgrid(*[torch.arange(513)] * 2, indexing="ij")
+    base = ((x * (2 * 513 - 1) + 512 - y) * 513).flatten()
+    assert torch.equal(address[1:], base + -base % 8 * (1 + layout.copy_length))
+    assert address.max() > 1 << 31

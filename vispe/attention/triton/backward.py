@@ -73,7 +73,7 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb
         acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, t * BN, kn, vn, n, p, c, D, BD, E, BE, BN,
                      False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
     d = tl.arange(0, BD)
-    tl.store(DQ + b * db + h * dh + i[:, None] * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
+    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
              mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def grad_kv(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, q
                          E, BE, BM, BN, True, HAS_BIAS, UPCAST)  # fmt: skip
     d = tl.arange(0, BD)
     e = tl.arange(0, BE)
-    tl.store(DK + b * db + h * dh + j[:, None] * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
+    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
              mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
-    tl.store(DV + b * eb + h * eh_ + j[:, None] * en + e[None, :], dv.to(DV.dtype.element_ty),
+    tl.store(DV + b * eb + h * eh_ + j[:, None].to(tl.int64) * en + e[None, :], dv.to(DV.dtype.element_ty),
              mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip

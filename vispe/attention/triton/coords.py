@@ -189,4 +189,4 @@ def forward_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, OU
                              start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
                              UPCAST)  # fmt: skip
         acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, True, UPCAST)
-    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, c, E, BE)
+    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, E, BE)

@@ -58,7 +58,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
         if LEARNED:
             steep += tl.sum(ds * gap, 1)
     d = tl.arange(0, BD)
-    tl.store(DQ + b * db + h * dh + i[:, None] * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
+    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
              mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
     if LEARNED:
         tl.store(STEEP + (b * heads + h) * tiles + tile, -tl.sum(steep * si, 0))
@@ -129,10 +129,11 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
     real = padding(KEEP + b * n, j, n, HAS_KEEP)[:, None]
     d = tl.arange(0, BD)
     e = tl.arange(0, BE)
-    tl.store(DK + b * db + h * dh + j[:, None] * dn + d[None, :],
+    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :],
              tl.where(real, dk * scale, 0.0).to(DK.dtype.element_ty),
              mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
-    tl.store(DV + b * eb + h * eh_ + j[:, None] * en + e[None, :], tl.where(real, dv, 0.0).to(DV.dtype.element_ty),
+    tl.store(DV + b * eb + h * eh_ + j[:, None].to(tl.int64) * en + e[None, :],
+             tl.where(real, dv, 0.0).to(DV.dtype.element_ty),
              mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip
 
 

@@ -10,7 +10,7 @@ read is contiguous along them. All is stored by `slots.lay_out`: lines (rows, co
 import triton
 import triton.language as tl
 
-from vispe.attention.triton.forward import finish, product, rows
+from vispe.attention.triton.forward import finish, product, rows, weights
 
 FEW = tl.constexpr(16)  # prefix tokens in one tile
 
@@ -87,13 +87,9 @@ def attend(acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D: tl.constexp
     x = product(q, tl.trans(rows(K, j, kn, n, D, BD, False)), bias, UPCAST)
     if HAS_KEEP:
         x = tl.where((tl.load(KEEP + j) != 0)[None, :], x, float("-inf"))
-    higher = tl.maximum(top, tl.max(x, 1))
-    safe = tl.where(higher == float("-inf"), 0.0, higher) * c
-    weight = tl.exp2(x * c - safe[:, None])
-    fade = tl.exp2(top * c - safe)
+    weight, fade, top, total = weights(x, top, total, c)
     v = rows(V, j, vn, n, E, BE, False)
-    acc = product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST)
-    return acc, higher, total * fade + tl.sum(weight, 1)
+    return product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST), top, total
 
 
 @triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
@@ -129,4 +125,4 @@ def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, 
         acc, top, total = attend(
             acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, HAS_KEEP, UPCAST
         )
-    finish(OUT + b * ob + h * oh, LSE + head * n, acc, top, total, i, on, n, c, E, BE)
+    finish(OUT + b * ob + h * oh, LSE + head * n, acc, top, total, i, on, n, E, BE)

@@ -96,7 +96,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
     if HAS_OWN:
         put_ends(GRAD_OWN, ends * scale, slot, i < n, (high + wide) * ls, ls)
     d = tl.arange(0, BD)
-    tl.store(DQ + b * db + h * dh + i[:, None] * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
+    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
              mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
         put_ends(GRAD_OWN, ends * scale, slot, j < n, (high + wide) * ls, ls)
     d = tl.arange(0, BD)
     e = tl.arange(0, BE)
-    tl.store(DK + b * db + h * dh + j[:, None] * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
+    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
              mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
-    tl.store(DV + b * eb + h * et + j[:, None] * en + e[None, :], dv.to(DV.dtype.element_ty),
+    tl.store(DV + b * eb + h * et + j[:, None].to(tl.int64) * en + e[None, :], dv.to(DV.dtype.element_ty),
              mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip

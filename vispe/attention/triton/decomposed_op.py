@@ -12,7 +12,7 @@ from vispe.attention.triton.backward import row_sums
 from vispe.attention.triton.decomposed import decomposed_forward
 from vispe.attention.triton.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
 from vispe.attention.triton.device import watched
-from vispe.attention.triton.launch import LOG2E, choose, constants, strides, tokens_first
+from vispe.attention.triton.launch import LOG2E, choose, constants, shared, strides, sums_of, tokens_first
 from vispe.attention.triton.slots import Slots, rows_of, slots_of
 from vispe.attention.triton.tiles import Tiles
 
@@ -48,7 +48,7 @@ def decomposed_attention(
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
-    lse = torch.empty(b, h, n, dtype=torch.float32, device=q.device)
+    lse = sums_of(q)
     size = choose("forward", q, v)
     decomposed_forward[(cdiv(n, size.queries) * b * h,)](
         q, k, v, *_read(by_query, by_key, q), q if keep is None else keep.contiguous(), out, lse,
@@ -61,7 +61,7 @@ def decomposed_attention(
 @decomposed_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     del k, rest
-    return tokens_first(q, v.shape[-1]), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    return tokens_first(q, v.shape[-1]), sums_of(q)
 
 
 @torch.library.custom_op("vispe::decomposed_attention_grad", mutates_args=())
@@ -71,10 +71,10 @@ def decomposed_attention_grad(
     by_key: Tensor | None, keep: Tensor | None, gh: int, gw: int, prefix: int, width: int, high: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, and of what queries and keys read (empty where that is None)."""
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    grad = shared(grad, lse)
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
-    delta = torch.empty_like(lse)
+    delta = torch.empty_like(lse[0])
     dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
     read_q, read_k = _like(by_query, lse), _like(by_key, lse)
     size = choose("grad_q", q, v)

@@ -8,6 +8,8 @@ Tiles that need no care (no prefix key, no end, no padding) run in a loop of the
 import triton
 import triton.language as tl
 
+FAR = tl.constexpr(1024.0)  # of a row maximum in log2 units, whose rounding is then 2^-14
+
 
 @triton.jit
 def product(a, b, acc, UPCAST: tl.constexpr):
@@ -22,7 +24,8 @@ def product(a, b, acc, UPCAST: tl.constexpr):
 def rows(X, i, stride, n, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr):
     """Return rows `i` of a matrix with `D` columns, zeros beyond its end."""
     d = tl.arange(0, BD)
-    where = X + i[:, None] * stride + d[None, :]
+    # a token may lie 2^31 elements or more behind the first
+    where = X + i[:, None].to(tl.int64) * stride + d[None, :]
     if MASKED:
         return tl.load(where, mask=(i[:, None] < n) & (d[None, :] < D), other=0.0)
     if D != BD:
@@ -66,29 +69,45 @@ def scores(q, K, S, address, edge, KEEP, start, stride, n, p, D: tl.constexpr, B
 
 
 @triton.jit
-def weigh(acc, top, total, x, V, start, stride, n, c, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
-          MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
-    """Return accumulator, row maximum and row sum after the values of one more tile of logits / scale."""
-    higher = tl.maximum(top, tl.max(x, 1))
-    safe = tl.where(higher == float("-inf"), 0.0, higher) * c
+def weights(x, top, total, c):
+    """Return the weights of one more tile, what older ones fade by, and the row maximum (log2) and sum after it.
+
+    The maximum is kept as the rounded number that was subtracted, so that fused products cannot differ from it.
+    """
+    higher = tl.maximum(top, tl.max(x, 1) * c)
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
     weight = tl.exp2(x * c - safe[:, None])
-    fade = tl.exp2(top * c - safe)
-    v = rows(V, start + tl.arange(0, BN), stride, n, E, BE, MASKED)
-    acc = product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST)
-    return acc, higher, total * fade + tl.sum(weight, 1)
+    fade = tl.exp2(top - safe)
+    return weight, fade, higher, total * fade + tl.sum(weight, 1)
 
 
 @triton.jit
-def finish(OUT, LSE, acc, top, total, i, stride, n, c, E: tl.constexpr, BE: tl.constexpr):
-    """Write the output of one tile of queries, and log2 of its row sums."""
+def weigh(acc, top, total, x, V, start, stride, n, c, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+          MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Return accumulator, row maximum and row sum after the values of one more tile of logits / scale."""
+    weight, fade, top, total = weights(x, top, total, c)
+    v = rows(V, start + tl.arange(0, BN), stride, n, E, BE, MASKED)
+    return product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST), top, total
+
+
+@triton.jit
+def finish(OUT, LSE, acc, top, total, i, stride, n, E: tl.constexpr, BE: tl.constexpr):
+    """Write the output of one tile of queries, log2 of its row sums and, behind those of all rows, their shares.
+
+    Where the maximum is far from 0, its sum with log2(total) would lose the latter. Such rows store the maximum alone,
+    and 1 / total as the share by which the backward pass multiplies the gradient of their output; others have 1.
+    """
     alive = total > 0
     acc = acc / tl.where(alive, total, 1.0)[:, None]
     e = tl.arange(0, BE)
-    tl.store(OUT + i[:, None] * stride + e[None, :], acc.to(OUT.dtype.element_ty),
+    tl.store(OUT + i[:, None].to(tl.int64) * stride + e[None, :], acc.to(OUT.dtype.element_ty),
              mask=(i[:, None] < n) & (e[None, :] < E))  # fmt: skip
     # a row without keys weighs every key 2^-inf in the backward pass
-    lse = tl.where(alive, top * c + tl.log2(tl.where(alive, total, 1.0)), float("inf"))
-    tl.store(LSE + i, lse, mask=i < n)
+    far = alive & (tl.abs(top) > FAR)
+    lse = tl.where(far, top, top + tl.log2(tl.where(alive, total, 1.0)))
+    tl.store(LSE + i, tl.where(alive, lse, float("inf")), mask=i < n)
+    every = (tl.num_programs(0) // tl.cdiv(n, acc.shape[0])).to(tl.int64) * n
+    tl.store(LSE + every + i, tl.where(far, 1.0 / tl.where(alive, total, 1.0), 1.0), mask=i < n)
 
 
 @triton.jit
@@ -144,4 +163,4 @@ def forward(Q, K, V, S, ADDRESS, EDGE, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, v
     for t in range(front, end):
         acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, t * BN, kn, vn, n, p, c, D, BD, E,
                                BE, BN, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, c, E, BE)
+    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, E, BE)

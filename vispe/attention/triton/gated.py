@@ -59,7 +59,7 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
         x, _, _, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, t * BN, kn, n, p, D, BD, BN, False, HAS_KEEP,
                                   UPCAST)  # fmt: skip
         acc, top, total = weigh(acc, top, total, x, V, t * BN, vn, n, c, E, BE, BN, False, UPCAST)
-    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, c, E, BE)
+    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, E, BE)
 
 
 @triton.jit
@@ -109,7 +109,7 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
         acc, da = gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, t * BN, kn, vn, n, p,
                                c, D, BD, E, BE, BN, False, HAS_KEEP, UPCAST)  # fmt: skip
     d = tl.arange(0, BD)
-    tl.store(DQ + b * db + h * dh + i[:, None] * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
+    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
              mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
     tl.store(DROW + own + i, da * scale, mask=i < n)
 
@@ -180,9 +180,9 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
                                    qn, gn, n, p, c, D, BD, E, BE, BM, BN, True, UPCAST)  # fmt: skip
     d = tl.arange(0, BD)
     e = tl.arange(0, BE)
-    tl.store(DK + b * db + h * dh + j[:, None] * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
+    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
              mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
-    tl.store(DV + b * eb + h * et + j[:, None] * en + e[None, :], dv.to(DV.dtype.element_ty),
+    tl.store(DV + b * eb + h * et + j[:, None].to(tl.int64) * en + e[None, :], dv.to(DV.dtype.element_ty),
              mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip
     tl.store(DCOL + own + j, dc * scale, mask=j < n)
 

@@ -11,7 +11,16 @@ from triton import cdiv
 from vispe.attention.triton.backward import row_sums
 from vispe.attention.triton.device import watched
 from vispe.attention.triton.gated import gated_forward, gated_grad_kv, gated_grad_profile, gated_grad_q
-from vispe.attention.triton.launch import LOG2E, bias_strides, choose, constants, strides, tokens_first
+from vispe.attention.triton.launch import (
+    LOG2E,
+    bias_strides,
+    choose,
+    constants,
+    shared,
+    strides,
+    sums_of,
+    tokens_first,
+)
 from vispe.attention.triton.launch_backward import unit_of
 from vispe.attention.triton.tiles import Tiles
 
@@ -46,7 +55,7 @@ def gated_attention(
     del base, runs, ends, sharers, deterministic
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
-    lse = torch.empty(b, h, n, dtype=torch.float32, device=q.device)
+    lse = sums_of(q)
     size = choose("forward", q, v)
     gated_forward[(cdiv(n, size.queries) * b * h,)](
         q, k, v, packed, address, edge, row, col, _mask(keep, q), out, lse, *strides(q, k, v, out),
@@ -58,7 +67,7 @@ def gated_attention(
 @gated_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     del k, rest
-    return tokens_first(q, v.shape[-1]), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    return tokens_first(q, v.shape[-1]), sums_of(q)
 
 
 @torch.library.custom_op("vispe::gated_attention_grad", mutates_args=())
@@ -69,9 +78,9 @@ def gated_attention_grad(
     sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, both gates and of the profile; the last two are empty when `length` is 0."""
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    grad = shared(grad, lse)
     b, h, n, _ = q.shape
-    delta, drow, dcol = torch.empty_like(lse), torch.empty_like(lse), torch.empty_like(lse)
+    delta, drow, dcol = (torch.empty_like(lse[0]) for _ in range(3))
     dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
     size = choose("grad_q", q, v)
     made = _constants(q, v, size, keep)
@@ -117,7 +126,7 @@ def _(
     sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     del grad, k, out, address, edge, base, keep, prefix, scale, sharers, deterministic
-    width, made = q.shape[-1], (torch.empty_like(lse), torch.empty_like(lse))
+    width, made = q.shape[-1], (torch.empty_like(lse[0]), torch.empty_like(lse[0]))
     made = (tokens_first(q, width), tokens_first(q, width), tokens_first(q, v.shape[-1]), *made)
     if not length:
         return *made, lse.new_empty(0), lse.new_empty(0)

@@ -34,7 +34,7 @@ def run_forward(
     """
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
-    lse = torch.empty(b, h, n, dtype=torch.float32, device=q.device)
+    lse = sums_of(q)
     size = choose("forward", q, v)
     forward[(cdiv(n, size.queries) * b * h,)](
         q, k, v, *bias_of(packed, address, edge, q), q if keep is None else keep.contiguous(), out, lse,
@@ -42,6 +42,21 @@ def run_forward(
         b, h, **constants(q, v, size, packed, keep),
     )  # fmt: skip
     return out, lse
+
+
+def sums_of(q: Tensor) -> Tensor:
+    """Return empty memory (2, b, h, n) for log2 of the row sums and for the shares of rows, see `shared`."""
+    return torch.empty(2, *q.shape[:3], dtype=torch.float32, device=q.device)
+
+
+def shared(grad: Tensor, lse: Tensor) -> Tensor:
+    """Return the gradient of the output times the share of each row, with last stride 1.
+
+    The log2 of the sum of a row whose logits are huge has no digits left for their number. Such a row has its largest
+    logit there, and one over the sum here; a backward pass is linear in this gradient. Shares of other rows are 1.
+    """
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    return torch.mul(grad, lse[1, ..., None], out=torch.empty_like(grad))
 
 
 def tokens_first(q: Tensor, width: int) -> Tensor:

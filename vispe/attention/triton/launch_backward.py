@@ -27,7 +27,7 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, and the row sums of ``grad * out`` (b, h, n) for `run_bias`."""
     b, h, n, _ = q.shape
-    delta = torch.empty_like(lse)
+    delta = torch.empty_like(lse[0])
     wide = constants(q, v, choose("grad_q", q, v), packed, keep)
     row_sums[(cdiv(n, 64), h, b)](
         out,

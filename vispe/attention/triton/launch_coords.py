@@ -11,7 +11,7 @@ from triton import cdiv
 from vispe.attention.triton.backward import row_sums
 from vispe.attention.triton.coords import forward_coords
 from vispe.attention.triton.coords_backward import grad_kv_coords, grad_q_coords, grad_table
-from vispe.attention.triton.launch import LOG2E, choose, constants, is_older, strides, tokens_first
+from vispe.attention.triton.launch import LOG2E, choose, constants, is_older, strides, sums_of, tokens_first
 from vispe.attention.triton.launch_backward import unit_of
 from vispe.attention.triton.tiles import Tiles
 
@@ -90,7 +90,7 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, more: Operands) -> tuple[Tensor
     """
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
-    lse = torch.empty(b, h, n, dtype=torch.float32, device=q.device)
+    lse = sums_of(q)
     size = size_of("forward", q, v, more)
     forward_coords[(cdiv(n, size.queries) * b * h,)](
         q, k, v, *more.read(q), out, lse, *strides(q, k, v, out), *more.steps(), n, more.scale * LOG2E, more.scale, b,
@@ -107,7 +107,7 @@ def run_backward(
     The gradient of the slopes is empty if it is not `learned`.
     """
     b, h, n, _ = q.shape
-    delta = torch.empty_like(lse)
+    delta = torch.empty_like(lse[0])
     size = size_of("grad_q", q, v, more)
     known = more.constants(q, v, size)
     row_sums[(cdiv(n, 64), h, b)](

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.triton.device import watched
-from vispe.attention.triton.launch import run_forward, tokens_first
+from vispe.attention.triton.launch import run_forward, shared, sums_of, tokens_first
 from vispe.attention.triton.launch_backward import run_backward, run_bias
 
 
@@ -30,7 +30,7 @@ def table_attention(
 @table_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     del k, rest
-    return tokens_first(q, v.shape[-1]), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    return tokens_first(q, v.shape[-1]), sums_of(q)
 
 
 @torch.library.custom_op("vispe::table_attention_grad", mutates_args=())
@@ -41,7 +41,7 @@ def table_attention_grad(
     length: int, sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v and of the bias; those of the bias are empty when `length` is 0."""
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    grad = shared(grad, lse)
     dq, dk, dv, delta = run_backward(grad, q, k, v, out, lse, packed, address, edge, keep, prefix, scale)
     if not length or packed is None or address is None or edge is None or base is None:
         return dq, dk, dv, lse.new_empty(0), lse.new_empty(0)

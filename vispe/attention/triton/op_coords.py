@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.triton.device import watched
-from vispe.attention.triton.launch import tokens_first
+from vispe.attention.triton.launch import shared, sums_of, tokens_first
 from vispe.attention.triton.launch_coords import Operands, run_backward, run_forward, run_table
 
 
@@ -27,7 +27,7 @@ def coords_attention(
 @coords_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     del k, rest
-    return tokens_first(q, v.shape[-1]), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    return tokens_first(q, v.shape[-1]), sums_of(q)
 
 
 @torch.library.custom_op("vispe::coords_attention_grad", mutates_args=())
@@ -39,7 +39,7 @@ def coords_attention_grad(
     learns_slopes: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, the table and the slopes; empty for those that learn nothing."""
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    grad = shared(grad, lse)
     more = Operands(table, cells, slopes, places, period, segment, keep, metric, scale)
     dq, dk, dv, steep, delta = run_backward(grad, q, k, v, out, lse, more, learns_slopes)
     if not learns_table:

@@ -80,18 +80,25 @@ class Layout:
         """Elements per head and copy, a multiple of 16, which Triton must see in the stride of heads to load wide."""
         return _up(self.length + TAIL + WORD, 2 * WORD)
 
+    @property
+    def _counted(self) -> torch.dtype:
+        """The integers that reach the end of all copies; grids of more than 500 x 500 cells may need 64 bits."""
+        if isinstance(self.copy_length, torch.SymInt):
+            return torch.int32
+        return torch.int32 if self.copies * self.copy_length < 1 << 31 else torch.int64
+
     def base(self, device: torch.device | str | None = None) -> Tensor:
-        """Return where each query's run starts, counted from token 0, (n,) int32."""
+        """Return where each query's run starts, counted from token 0, (n,) int32, or int64 where that is too small."""
         token = torch.arange(self.tokens, device=device)
         if self.rows:
-            return (token * self.pitch).to(torch.int32)
+            return (token * self.pitch).to(self._counted)
         cell = (token - self.prefix).clamp(min=0)
         y, x = cell // self.pitch, cell % self.pitch
         start = (x * (2 * self.shape[0] - 1) + self.shape[0] - 1 - y) * self.pitch
-        return torch.where(token < self.prefix, self._strip, start).to(torch.int32)
+        return torch.where(token < self.prefix, self._strip, start).to(self._counted)
 
     def address(self, device: torch.device | str | None = None) -> Tensor:
-        """Return `base` within the shifted copies of `pack`, (n,) int32, all multiples of 8."""
+        """Return `base` within the shifted copies of `pack`, (n,), in its dtype, all multiples of 8."""
         base = self.base(device)
         shift = (-base) % WORD
         return base + shift + shift // _common(self.pitch) * self.copy_length
