@@ -29,6 +29,7 @@ def test_moved_tokens(name, move, backend):
     assert served or backend == "lowrank" or name in ENCODED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("move", ["spaced", "replaced", "gathered"])
 @pytest.mark.parametrize("name", [*VOCABULARY, *ENCODED])
 def test_moved_tokens_compiled(name, move):

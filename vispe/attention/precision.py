@@ -39,9 +39,9 @@ def no_infinity(*tensors: Tensor | None) -> bool:
 
 def rounded(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return an additive mask in `dtype`, in which large finite numbers stay finite and -inf remains."""
-    if mask.dtype == dtype:
-        return mask
     top = torch.finfo(dtype).max
+    if top >= torch.finfo(mask.dtype).max:
+        return mask.to(dtype)
     return torch.where(mask == float("-inf"), mask, mask.clamp(-top, top)).to(dtype)
 
 
