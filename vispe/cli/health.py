@@ -28,7 +28,7 @@ def health(
     cropped to the centre square and resized to the model's size. Memory does not grow with their number.
 
     Args:
-        model: timm model name.
+        model: timm model name, or open_clip:NAME/TAG (without a tag with weights).
         images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html, report.json and heads.png; without it only the table is printed.
         pos_embed: positional encoding that replaces the model's own.
@@ -58,7 +58,8 @@ def health(
 
     import vispe
     from vispe.errors import BackendUnavailable, OptionError
-    from vispe.evaluate.backbone import load_backbone, noise_images, read_squares
+    from vispe.evaluate.backbone import noise_images, read_squares
+    from vispe.evaluate.clip_backbone import load_model
     from vispe.evaluate.health import head_health
     from vispe.evaluate.health_plots import health_page, plot_health
     from vispe.segment.images import find_images
@@ -73,7 +74,7 @@ def health(
     files = [] if out is None else [Path(out) / name for name in names]
     check_writable(files, force, protect=paths)
 
-    net = load_backbone(model, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
+    net = load_model(model, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
     place = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     found = read_squares(paths, net) if paths else noise_images(noise, net, np.random.default_rng(seed))
     progress = Console(stderr=True)

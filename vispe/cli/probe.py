@@ -40,7 +40,7 @@ def probe(
     positions in random order and random numbers, which must not be readable.
 
     Args:
-        model: timm model name.
+        model: timm model name, or open_clip:NAME/TAG (without a tag with weights).
         images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html, report.json and probe.png; without it only the tables are printed.
         pos_embed: positional encoding that replaces the model's own.
@@ -80,7 +80,7 @@ def probe(
 
     import vispe
     from vispe.errors import OptionError
-    from vispe.evaluate.backbone import load_backbone
+    from vispe.evaluate.clip_backbone import load_model
     from vispe.evaluate.probe_page import heading, probe_page
     from vispe.evaluate.probe_plots import plot_probe
     from vispe.evaluate.probe_run import Question, probe_source
@@ -103,7 +103,7 @@ def probe(
         files = [Path(out) / "report.json", Path(out) / "report.html"]
         check_writable([*files, *pictures.values()], force, protect=paths)
 
-    net = load_backbone(model, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
+    net = load_model(model, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net.to(device)
     progress = Console(stderr=True)

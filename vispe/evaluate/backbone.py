@@ -121,7 +121,15 @@ def patch_features(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def input_settings(model: nn.Module) -> tuple[int, Tensor, Tensor]:
-    """Return the image side in pixels, mean and standard deviation (3, 1, 1) that a timm model expects."""
+    """Return the image side in pixels, mean and standard deviation (3, 1, 1) that a model expects.
+
+    Args:
+        model: a timm model, or the image tower of an open_clip model.
+    """
+    if hasattr(model, "image_mean"):  # open_clip
+        mean, std = (torch.tensor(values)[:, None, None] for values in (model.image_mean, model.image_std))
+        side = model.image_size
+        return int(side if isinstance(side, int) else side[0]), mean, std
     config = timm.data.resolve_model_data_config(model)
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
     mean, std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import vispe
-from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
+from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.callables import D4Segmenter, named_callable
 from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.saved import SavedSegmenter
@@ -168,38 +167,15 @@ def _timm(name: str, given: _Options) -> Subject:
 
 
 def _open_clip(name: str, given: _Options) -> Subject:
-    import open_clip
+    from vispe.evaluate.backbone import input_settings
+    from vispe.evaluate.clip_backbone import load_tower
 
-    plain, _, tag = name.partition("/")
-    if plain not in open_clip.list_models():
-        hint = did_you_mean(plain, open_clip.list_models())
-        raise UnknownName(f"open_clip has no model {plain!r}.{hint} `open_clip.list_models()` lists them.")
-    if bool(tag) == bool(given.weights):
-        tags = ", ".join(open_clip.list_pretrained_tags_by_model(plain)[:4]) or "none"
-        raise OptionError(
-            f"open_clip:{name} needs one source of weights, got {'two' if tag else 'none'}; write "
-            f"open_clip:{plain}/TAG (known: {tags} ...), or --weights FILE, or --weights random."
-        )
-    chosen = tag or (None if given.weights == "random" else given.weights)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(given.seed)
-        try:
-            model = open_clip.create_model(
-                plain, None if chosen == "random" else chosen, force_image_size=given.img_size
-            )
-        except (RuntimeError, OSError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(
-                f"The weights {chosen} of open_clip:{plain} cannot be loaded ({reason}); give --weights FILE or random."
-            ) from error
-        if given.pos_embed is not None:
-            vispe.convert(model, given.pos_embed)
-    config = open_clip.get_model_preprocess_cfg(model)
-    mean, std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
-    side = model.visual.image_size
-    side = int(side if isinstance(side, int) else side[0])
-    title = given.title(f"open_clip {name}", chosen in (None, "random"))
-    return _model(title, model.visual.eval(), mean, std, side, given.pos_embed is None, given)
+    tower = load_tower(
+        name, pos_embed=given.pos_embed, weights=given.weights, img_size=given.img_size, seed=given.seed
+    )
+    side, mean, std = input_settings(tower)
+    title = given.title(f"open_clip {name}", given.weights == "random")
+    return _model(title, tower, mean, std, side, given.pos_embed is None, given)
 
 
 def _model(

@@ -1,0 +1,107 @@
+"""open_clip models by name in `vispe probe`, `vispe health` and `vispe rotate`."""
+
+import json
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+
+from vispe.cli.main import main
+from vispe.evaluate.backbone import input_settings
+from vispe.evaluate.clip_backbone import load_model
+
+TEXT = {"context_length": 8, "vocab_size": 32, "width": 32, "heads": 2, "layers": 1}
+OWN = {"image_size": 64, "layers": 2, "width": 32, "head_width": 8, "patch_size": 8}
+TIMM = {"image_size": 64, "timm_model_name": "test_vit", "timm_pool": "", "timm_proj": "linear",
+        "timm_model_pretrained": False}  # fmt: skip
+COMMANDS = {
+    "health": ["--noise", "2"],
+    "probe": ["--noise", "1", "--textures", "1", "--masks", "2", "--step", "2"],
+}
+
+
+@pytest.fixture(params=[(OWN, 2), (TIMM, 6)], ids=["its own tower", "a tower of timm"], autouse=True)
+def tiny(request, monkeypatch):
+    """A small model under the name 'tiny'; how many blocks its tower has."""
+    tower, depth = request.param
+    known = {"embed_dim": 16, "vision_cfg": tower, "text_cfg": TEXT}
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "tiny", known)
+    return depth
+
+
+@pytest.mark.parametrize("encoding", [None, "alibi2d"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_take_them(command, encoding, capsys, tmp_path):
+    words = [
+        command,
+        "open_clip:tiny",
+        "--weights",
+        "random",
+        *COMMANDS[command],
+        "-o",
+        str(tmp_path),
+        "--json",
+    ]
+    assert main([*words, *(["--pos-embed", encoding] if encoding else [])]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["model"], report["pos_embed"], report["weights"]) == ("open_clip:tiny", encoding, "random")
+    assert (tmp_path / "report.html").exists()
+
+
+def test_rotate_sees_every_block_of_both_kinds_of_towers(capsys, tiny):
+    words = [
+        "rotate",
+        "open_clip:tiny",
+        "--weights",
+        "random",
+        "--textures",
+        "1",
+        "--quick",
+        "--metrics",
+        "layers",
+    ]
+    assert main([*words, "--json"]) == 0
+    parts = {row["part"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert {part for part in parts if part.startswith("layer ") and "," not in part} == {
+        f"layer {k}" for k in range(tiny)
+    }
+
+
+def test_images_are_prepared_as_open_clip_does(capsys, tmp_path):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 91, 3), np.uint8)).save(tmp_path / "a.png")
+    assert main(["health", "open_clip:tiny", str(tmp_path / "a.png"), "--weights", "random"]) == 0
+    side, mean, std = input_settings(load_model("open_clip:tiny", weights="random"))
+    assert side == 64
+    assert torch.equal(mean.flatten(), torch.tensor(open_clip.OPENAI_DATASET_MEAN))
+    assert torch.equal(std.flatten(), torch.tensor(open_clip.OPENAI_DATASET_STD))
+
+
+def test_a_file_of_weights_is_loaded(tmp_path):
+    torch.manual_seed(5)
+    model = open_clip.create_model("tiny")
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    loaded = load_model("open_clip:tiny", weights=str(tmp_path / "weights.pt")).state_dict()
+    wanted = getattr(model.visual, "trunk", model.visual).state_dict()
+    assert loaded.keys() == wanted.keys()
+    assert all(torch.equal(loaded[k], v) for k, v in wanted.items())
+    other = load_model("open_clip:tiny", weights="random").state_dict()
+    assert not all(torch.equal(other[k], v) for k, v in loaded.items())
+
+
+@pytest.mark.parametrize("command", ["health", "probe"])
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("open_clip:tinny", "open_clip has no model 'tinny'. Did you mean 'tiny'?"),
+        ("open_clip:tiny", "open_clip:tiny needs one source of weights, got none"),
+        ("open_clip:ViT-B-33", "open_clip has no model 'ViT-B-33'. Did you mean"),
+    ],
+)
+def test_what_is_not_there_is_said_in_a_sentence(command, model, text, capsys):
+    assert main([command, model, *COMMANDS[command]]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert text in err
