@@ -81,7 +81,8 @@ class HostedNaFlex(HostedTimm, NaFlexVit):
                 packed = patch_coord is not None
                 rope = apply_keep_indices_nlc(x, rope, keep, pos_embed_has_batch=packed)
                 rope = rope if packed else rope.unsqueeze(1)
-        mask = masked(attn_mask, patch_valid, x, prefix, self.vispe.inside, self.use_key_only_attn_mask)
+        key_only = getattr(self, "use_key_only_attn_mask", False)  # newer timm only
+        mask = masked(attn_mask, patch_valid, x, prefix, self.vispe.inside, key_only)
         if self.vispe.inside:
             if torch.compiler.is_compiling() and self.grad_checkpointing:
                 pos.memo = None  # fresh while compiling, so no other forward pass loses it
