@@ -175,7 +175,10 @@ def peers() -> str:
 def interactive() -> str:
     rows = json.loads((RESULTS / "interactive.json").read_text())["rows"]
     said = " and ".join(f"{r['update_ms']['median']:.0f} ms with {r['classes']} classes" for r in rows)
-    return f"With features kept (napari, `vispe.segment.live`), a changed scribble on 1 Mpixel takes {said}."
+    return (
+        f"With features kept (napari, `vispe.segment.live`), a changed scribble on 1 Mpixel takes {said} "
+        "(measured before class priors and calibration, which add to it)."
+    )
 
 
 def updated(text: str) -> str:

@@ -2,7 +2,8 @@
 
 One classifier per image from its own scribbles (spread over the image, and in one corner), scored on the whole image,
 and for the superalloy one classifier from four images scored on the eight others; with filters, with vispe_micro alone
-and with both. Every run goes through `vispe.segment.pipeline`. The micrographs took no part in training or choosing the
+and with both. Classes are not weighed by their frequency (`--prior uniform`): what that adds is in `segment_prior.py`.
+Every run goes through `vispe.segment.pipeline`. The micrographs took no part in training or choosing the
 model. Finished rows are kept: a second call goes on where the first one stopped; `--fresh` starts again.
 
     python eval/segment_micro.py ../shared/data/microscopy
@@ -27,7 +28,7 @@ from vispe.segment.dense import NAME
 from vispe.segment.features import FeatureConfig
 from vispe.segment.modelfile import versions
 from vispe.segment.outputs import write_json
-from vispe.segment.pipeline import MODEL_NAME, Scoring, apply, segment
+from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from segment_microscopy import CROSS, TRAIN
@@ -35,6 +36,7 @@ from segment_microscopy import CROSS, TRAIN
 RESULT = Path(__file__).resolve().parent / "results" / "segment_micro.json"
 KINDS = ("filters", "tokens", "both")
 CLASSIFIERS = ("logistic", "forest")
+PLAIN = Post(prior="uniform")
 
 
 def main() -> None:
@@ -91,11 +93,11 @@ def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
         report = segment(
             job["train"], Path(folder, "train"), labels=job["labels"], classifier=job["classifier"],
             features=FeatureConfig(job["features"], model=None if job["features"] == "filters" else NAME),
-            scoring=scoring if own else None,
+            scoring=scoring if own else None, post=PLAIN,
         )  # fmt: skip
         if not own:
             model = Path(folder, "train", MODEL_NAME)
-            report = apply(model, job["score"], Path(folder, "score"), scoring=scoring)
+            report = apply(model, job["score"], Path(folder, "score"), scoring=scoring, post=PLAIN)
     if report.failures:
         raise SystemExit(f"failed: {report.failures}")
     same = {key: job[key] for key in ("set", "scribbles", "classifier", "features")}

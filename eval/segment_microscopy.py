@@ -1,9 +1,10 @@
 """Measures `vispe segment` with filter features on micrographs, image by image and across images.
 
-One classifier per image from its own scribbles (the first four images of each set in sorted order; scribbled
-pixels count), and for the superalloy one classifier from four images scored on the eight others. Every run
-goes through `vispe.segment.pipeline`, so what is measured is what the command does. Finished rows are kept
-in the result file: a second call goes on where the first one stopped; `--fresh` starts again.
+One classifier per image from its own scribbles (the first four images of each set in sorted order; scribbled pixels
+count; classes are not weighed by their frequency, as with `--prior uniform`), and for the superalloy one classifier
+from four images scored on the eight others. Every run goes through `vispe.segment.pipeline`, so what is measured is what the
+command does. Finished rows are kept in the result file: a second call goes on where the first one stopped;
+`--fresh` starts again.
 
     python eval/segment_microscopy.py ../shared/data/microscopy
 """
@@ -21,13 +22,14 @@ import numpy as np
 
 from vispe.segment.modelfile import versions
 from vispe.segment.outputs import write_json
-from vispe.segment.pipeline import MODEL_NAME, Scoring, apply, segment
+from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "segment_filters.json"
 CLASSIFIERS = ("logistic", "forest", "boosting")
 TRAIN = ("spot1_0d_0", "spot3_0d_3", "spot5_0d_0", "spot7_0d_5")
 CROSS = "superalloy_nasa"
+PLAIN = Post(prior="uniform")
 
 # mIoU of the same 26 filters with scikit-learn, measured independently: (logistic, forest), spread and corner
 REFERENCE = {
@@ -110,11 +112,16 @@ def measure(job: dict[str, Any], seed: int) -> list[dict[str, Any]]:
             labels=job["labels"],
             classifier=job["classifier"],
             scoring=scoring if own else None,
+            post=PLAIN,
             seed=seed,
         )
         if not own:
             report = apply(
-                Path(folder, "train", MODEL_NAME), job["score"], Path(folder, "score"), scoring=scoring
+                Path(folder, "train", MODEL_NAME),
+                job["score"],
+                Path(folder, "score"),
+                scoring=scoring,
+                post=PLAIN,
             )
     if report.failures:
         raise SystemExit(f"failed: {report.failures}")

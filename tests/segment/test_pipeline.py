@@ -316,3 +316,19 @@ def test_stained_nuclei_are_found_as_well_as_by_the_reference(tmp_path, kind, re
         )
         found.append(report.images[0]["scores"]["miou"])
     assert np.mean(found) > reference - 0.03
+
+
+def test_a_folder_given_twice_counts_once_and_equal_names_are_refused(tmp_path):
+    grey, _, drawn = scene()
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(grey).save(tmp_path / folder / "a.png")
+    Image.fromarray(drawn).save(tmp_path / "a_labels.png")
+    labels, features = [tmp_path / "a_labels.png"], FeatureConfig(sigmas=(1.0,))
+    twice = [tmp_path / "one", tmp_path / "one" / ".." / "one", tmp_path / "one" / "a.png"]
+    report = segment(twice, tmp_path / "out", labels=labels, features=features)
+    assert [Path(record["image"]).name for record in report.images] == ["a.png"]
+    for images in ([tmp_path / "one", tmp_path / "two"], [str(tmp_path / "*" / "a.png")]):
+        with pytest.raises(InputError, match=r"same name .*a_seg\.png; rename an input or use separate folders"):
+            apply(tmp_path / "out" / "model.vispe", images, tmp_path / "other")
+    assert not (tmp_path / "other").exists()

@@ -78,7 +78,7 @@ def test_the_report_comes_with_a_figure_a_map_and_columns(folder, capsys):
     assert float(row["trust.floor_pp.ground"]) == found["floor_pp"]["ground"]
     assert [p["family"] for p in found["poses"]] == ["turned"] * 3 + ["mirrored"] * 4 + ["shifted"] * 3
     assert found["page"] == 0
-    assert found["classes"]["disc"]["fraction"] == pytest.approx(record["fractions"]["disc"])
+    assert found["classes"]["disc"]["fraction"] == pytest.approx(record["map_fractions"]["disc"])
     assert 0 < found["seconds"] <= record["seconds"]
     assert vispe(f"{words} --trust -o plain") == 2
     assert "plain/a_seg.png" in capsys.readouterr().err
