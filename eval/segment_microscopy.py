@@ -2,8 +2,8 @@
 
 One classifier per image from its own scribbles (the first four images of each set in sorted order; scribbled pixels
 count; classes are not weighed by their frequency, as with `--prior uniform`), and for the superalloy one classifier
-from four images scored on the eight others. Every run goes through `vispe.segment.pipeline`, so what is measured is what the
-command does. Finished rows are kept in the result file: a second call goes on where the first one stopped;
+from four images scored on the eight others. Every run goes through `vispe.segment.pipeline`, so what is measured is
+what the command does. Finished rows are kept in the result file: a second call goes on where the first one stopped;
 `--fresh` starts again.
 
     python eval/segment_microscopy.py ../shared/data/microscopy

@@ -5,30 +5,29 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from vispe.errors import InputError, OptionError, VispeError
 from vispe.segment.claim import claimed
 from vispe.segment.cluster import PixelClusters
-from vispe.segment.companions import images_among, is_named, labels_among
+from vispe.segment.companions import labels_among
 from vispe.segment.disk import DiskFull, room
 from vispe.segment.draw import overlay, uncertainty_image
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.filters3d import Stack
 from vispe.segment.headers import stored_shape
-from vispe.segment.images import Micrograph, find_images, normalize, read_image
-from vispe.segment.labels import Labels, read_truth
-from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
+from vispe.segment.images import Micrograph, normalize, read_image
+from vispe.segment.inputs import BatchImage, Paths, chosen, find_each, listed, match
 from vispe.segment.modelfile import Model, load_model, save_model, versions
 from vispe.segment.outputs import check_writable, label_suffix, write_labels, write_png, write_probabilities
 from vispe.segment.predict import Areas, Post, Prediction, predict_page, within_memory
 from vispe.segment.report import Clock, Report, Watcher, fractions
 from vispe.segment.resume import State, digest, plain, state_of
+from vispe.segment.scoring import Scoring, of_classes, of_clusters
 from vispe.segment.staging import staged
 
-Paths = Sequence[str | Path]
 MODEL_NAME = "model.vispe"
 _OTHERS = 16  # bytes per pixel of the other files at most, roughly: labels, uncertainty, overlay
 
@@ -42,34 +41,6 @@ class Reading:
     axes: str | None = None
     normalize: str = "stack"
     clip: tuple[float, float] = (0.5, 99.5)
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How results are compared with ground truth.
-
-    Attributes:
-        truth: files with the true classes, matched to the images by name.
-        zero_is: `'class'`: pixel value 0 is the first class; `'ignore'`: 0 is left out and classes start at
-            1.
-        page: page that truth of one page belongs to, where the image has several.
-        include_labelled: count the labelled pixels too; without it they are left out.
-    """
-
-    truth: Paths = ()
-    zero_is: Literal["class", "ignore"] = "class"
-    page: int | None = None
-    include_labelled: bool = False
-
-
-@dataclass(eq=False)
-class BatchImage:
-    """One input file and what belongs to it."""
-
-    path: Path
-    labels: Path | None = None
-    truth: Path | None = None
-    drawn: Labels | None = None
 
 
 class Batch:
@@ -102,12 +73,12 @@ class Batch:
         self.report = Report({})
         self._last: tuple[Path, Micrograph] | None = None
         self._pages: tuple[Micrograph, tuple[np.ndarray, list[str]]] | None = None
-        found = self._find(_listed(images))
-        label_files = labels_among(_listed(labels), list(found))
-        truth_files = labels_among(_listed(self.scoring.truth), list(found))
-        self.images = self._chosen(found, [*label_files, *truth_files])
-        self._match("labels", label_files)
-        self._match("truth", truth_files)
+        found = find_each(listed(images), self._failure)
+        label_files = labels_among(listed(labels), list(found))
+        truth_files = labels_among(listed(self.scoring.truth), list(found))
+        self.images = chosen(found, [*label_files, *truth_files], self.out, self.note)
+        match(self.images, "labels", label_files, self.note)
+        match(self.images, "truth", truth_files, self.note)
         self._files = [*label_files, *truth_files]
         self._inputs = [*(i.path for i in self.images), *self._files, *(Path(p) for p in protect)]
         self._writes_model = model
@@ -305,7 +276,13 @@ class Batch:
             record["trust"] = trust
         if truth is not None:
             record["truth"] = str(image.truth)
-            record["scores"] = self._score(image, labels, truth) | self._errors(record["fractions"], truth)
+            if isinstance(self.model.classifier, PixelClusters):
+                record["scores"] = of_clusters(labels, truth)
+            else:
+                drawn = (
+                    None if image.drawn is None or self.scoring.include_labelled else image.drawn.values > 0
+                )
+                record["scores"] = of_classes(labels, truth, self.model.names, drawn, record["fractions"])
         return record
 
     def page(
@@ -384,7 +361,7 @@ class Batch:
             if shape is None:
                 continue
             try:
-                self._read_truth(image.truth, shape, n_classes)
+                self.scoring.read(image.truth, shape, n_classes)
             except (VispeError, OSError) as error:
                 self.fail(image, error)
         if not self.images:
@@ -394,97 +371,12 @@ class Batch:
         if image.truth is None:
             return None
         count = None if isinstance(self.model.classifier, PixelClusters) else len(self.model.names)
-        return self._read_truth(image.truth, micrograph.pages.shape[:3], count)
-
-    def _read_truth(self, path: Path, shape: tuple[int, int, int], n_classes: int | None) -> np.ndarray:
-        how = self.scoring
-        return read_truth(path, shape, zero_is=how.zero_is, n_classes=n_classes, page=how.page)
-
-    def _score(self, image: BatchImage, labels: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-        ignore = None
-        if image.drawn is not None and not self.scoring.include_labelled:
-            ignore = image.drawn.values > 0
-        if not isinstance(self.model.classifier, PixelClusters):
-            return scores(labels, truth, len(self.model.names), ignore=ignore, names=self.model.names)
-        count = int(truth.max())
-        mapping = match_clusters(labels, truth, count)
-        found = scores(apply_mapping(labels, mapping), truth, max(count, *mapping.values()))
-        found["cluster_to_class"] = {str(k): v for k, v in mapping.items()}
-        found["adjusted_rand"] = adjusted_rand(labels, truth)
-        return found
-
-    def _errors(self, found: dict[str, float | None], truth: np.ndarray) -> dict[str, Any]:
-        """Return the errors of the reported fractions in percentage points, over all pixels with a truth."""
-        if isinstance(self.model.classifier, PixelClusters) or not (truth > 0).any():
-            return {}
-        true = np.bincount(truth[truth > 0], minlength=len(found) + 1)[1:] / (truth > 0).sum()
-        error = {
-            name: 100 * ((f or 0.0) - float(t)) for (name, f), t in zip(found.items(), true, strict=True)
-        }
-        mean = float(np.mean([abs(e) for e in error.values()]))
-        return {"fraction_error_pp": error, "fraction_mean_abs_error_pp": mean}
-
-    def _find(self, patterns: Sequence[str | Path]) -> dict[Path, bool]:
-        """Expand the image patterns, and tell which files were named by themselves.
-
-        In a batch, a pattern that matches nothing is a failure and not the end.
-        """
-        found: dict[Path, tuple[Path, bool]] = {}
-        for pattern in patterns or find_images(patterns):
-            try:
-                for path in find_images([pattern]):
-                    found.setdefault(path.resolve(), (path, is_named(pattern)))
-            except InputError as error:
-                if len(patterns) == 1:
-                    raise
-                self._failure(str(pattern), error)
-        if not found:
-            raise InputError("; ".join(f["reason"] for f in self.report.failures))
-        return dict(found.values())
-
-    def _chosen(self, found: dict[Path, bool], labels: Sequence[Path]) -> list[BatchImage]:
-        """Set aside what is no image by its name, and say so; results in the folder of this run need no word."""
-        here = self.out.resolve()
-        images, aside = images_among(found, labels, lambda path: path.resolve().parent == here)
-        if aside:
-            listed = ", ".join(path.name for path in aside[:5]) + (" ..." if len(aside) > 5 else "")
-            self.note(
-                f"{len(aside)} file(s) beside the images are labels, masks or results by their names and are not "
-                f"segmented: {listed}; name such a file itself to segment it."
-            )
-        return [BatchImage(path) for path in images]
+        return self.scoring.read(image.truth, micrograph.pages.shape[:3], count)
 
     def _failure(self, path: str, error: BaseException) -> None:
         reason = " ".join(str(error).split())
         self.report.failures.append({"image": path, "reason": reason})
         self.watch.failed(path, reason)
-
-    def _match(self, what: Literal["labels", "truth"], files: Sequence[Path]) -> None:
-        """Give each file of labels or truth to its image, by name."""
-        if len(files) == 1 and len(self.images) == 1:
-            setattr(self.images[0], what, files[0])
-            return
-        strays = []
-        for file in files:
-            fitting = [i for i in self.images if belongs_to(file.stem, i.path.stem)]
-            if not fitting:
-                strays.append(file)
-                continue
-            image = max(fitting, key=lambda i: len(i.path.stem))
-            if getattr(image, what) is not None:
-                raise InputError(
-                    f"{getattr(image, what)} and {file} are both {what} of {image.path}; give one for each image."
-                )
-            setattr(image, what, file)
-        if strays and len(strays) == len(files):
-            names = ", ".join(i.path.stem for i in self.images[:3])
-            raise InputError(
-                f"no {what} file belongs to an image by name: found {strays[0].name} for images such as {names}; "
-                "name them alike, for example a.png and a_labels.png."
-            )
-        if strays:
-            listed = ", ".join(s.name for s in strays[:5]) + (" ..." if len(strays) > 5 else "")
-            self.note(f"{len(strays)} {what} file(s) belong to no image and are not used: {listed}.")
 
     def _targets(self, model: bool) -> list[Path]:
         """List every file that this run may write."""
@@ -520,22 +412,7 @@ def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
     }
 
 
-def _listed(patterns: Paths) -> list[str | Path]:
-    return [patterns] if isinstance(patterns, str | Path) else list(patterns)
-
-
 def _total(results: Sequence[Prediction]) -> Areas | None:
     """Add up the areas of all pages; None where nothing was weighed."""
     found = [r.areas for r in results if r.areas is not None]
     return sum(found[1:], found[0]) if found else None
-
-
-def find_files(patterns: Paths) -> list[Path]:
-    """Expand files, folders and globs of labels or truth; none given gives none."""
-    patterns = [patterns] if isinstance(patterns, str | Path) else patterns
-    return find_images(patterns) if patterns else []
-
-
-def belongs_to(stem: str, image: str) -> bool:
-    """Tell whether a file called `stem` goes with the image: the same, or followed by `_`, `-` or `.`."""
-    return stem == image or (stem.startswith(image) and stem[len(image)] in "_-.")

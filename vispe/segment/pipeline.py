@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vispe.errors import OptionError, did_you_mean
-from vispe.segment.batch import MODEL_NAME, Batch, Paths, Reading, Scoring
+from vispe.segment.batch import MODEL_NAME, Batch, Reading
 from vispe.segment.big import large_images
 from vispe.segment.classify import KINDS
 from vispe.segment.cluster import METHODS, PixelClusters
 from vispe.segment.dense import NAME
 from vispe.segment.features import FeatureConfig, Features, choose_device
+from vispe.segment.inputs import Paths
 from vispe.segment.modelfile import Model, load_model, open_features
 from vispe.segment.predict import Post
 from vispe.segment.report import Report, Watcher
 from vispe.segment.resume import state_of
+from vispe.segment.scoring import Scoring
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.train import Labelling, read_drawn, train, train_clusters

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, VispeError
-from vispe.segment.batch import Batch, BatchImage
+from vispe.segment.batch import Batch
 from vispe.segment.calibrate import advice, calibrate, joined, strokes
 from vispe.segment.classify import PixelClassifier, import_early
 from vispe.segment.cluster import SAMPLE, PixelClusters
+from vispe.segment.inputs import BatchImage
 from vispe.segment.labels import Labels, read_label_set
 from vispe.segment.modelfile import Model
 from vispe.segment.predict import within_memory

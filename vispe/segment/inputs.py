@@ -1,0 +1,134 @@
+"""The files of a run: which are images, and which labels and truth belong to each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vispe.errors import InputError
+from vispe.segment.companions import images_among, is_named
+from vispe.segment.images import find_images
+from vispe.segment.labels import Labels
+
+Paths = Sequence[str | Path]
+
+
+@dataclass(eq=False)
+class BatchImage:
+    """One input file and what belongs to it."""
+
+    path: Path
+    labels: Path | None = None
+    truth: Path | None = None
+    drawn: Labels | None = None
+
+
+def listed(patterns: Paths) -> list[str | Path]:
+    """Return patterns as a list; one alone is a list of one."""
+    return [patterns] if isinstance(patterns, str | Path) else list(patterns)
+
+
+def find_files(patterns: Paths) -> list[Path]:
+    """Expand files, folders and globs of labels or truth; none given gives none."""
+    patterns = listed(patterns)
+    return find_images(patterns) if patterns else []
+
+
+def find_each(patterns: Sequence[str | Path], failed: Callable[[str, InputError], None]) -> dict[Path, bool]:
+    """Expand the image patterns -> each file, and whether it was named by itself.
+
+    In a batch, a pattern that matches nothing is a failure and not the end.
+
+    Args:
+        patterns: files, folders and globs.
+        failed: called with such a pattern and the reason.
+
+    Raises:
+        InputError: the only pattern, or every one, matches nothing.
+    """
+    found: dict[Path, tuple[Path, bool]] = {}
+    reasons = []
+    for pattern in patterns or find_images(patterns):
+        try:
+            for path in find_images([pattern]):
+                found.setdefault(path.resolve(), (path, is_named(pattern)))
+        except InputError as error:
+            if len(patterns) == 1:
+                raise
+            failed(str(pattern), error)
+            reasons.append(" ".join(str(error).split()))
+    if not found:
+        raise InputError("; ".join(reasons))
+    return dict(found.values())
+
+
+def chosen(
+    found: dict[Path, bool], labels: Sequence[Path], out: Path, note: Callable[[str], None]
+) -> list[BatchImage]:
+    """Set aside what is no image by its name, and say so; results in the folder of the run need no word.
+
+    Args:
+        found: see `find_each`.
+        labels: files of labels and truth.
+        out: folder of the results.
+        note: called with what the user should know.
+    """
+    here = out.resolve()
+    images, aside = images_among(found, labels, lambda path: path.resolve().parent == here)
+    if aside:
+        note(
+            f"{len(aside)} file(s) beside the images are labels, masks or results by their names and are not "
+            f"segmented: {_few(aside)}; name such a file itself to segment it."
+        )
+    return [BatchImage(path) for path in images]
+
+
+def match(
+    images: Sequence[BatchImage],
+    what: Literal["labels", "truth"],
+    files: Sequence[Path],
+    note: Callable[[str], None],
+) -> None:
+    """Give each file of labels or truth to its image, by name.
+
+    Args:
+        images: of the run; their fields are filled.
+        what: the field.
+        files: in any order.
+        note: called with what the user should know.
+
+    Raises:
+        InputError: two files for one image, or none for any.
+    """
+    if len(files) == 1 and len(images) == 1:
+        setattr(images[0], what, files[0])
+        return
+    strays = []
+    for file in files:
+        fitting = [i for i in images if belongs_to(file.stem, i.path.stem)]
+        if not fitting:
+            strays.append(file)
+            continue
+        image = max(fitting, key=lambda i: len(i.path.stem))
+        if getattr(image, what) is not None:
+            raise InputError(
+                f"{getattr(image, what)} and {file} are both {what} of {image.path}; give one for each image."
+            )
+        setattr(image, what, file)
+    if strays and len(strays) == len(files):
+        names = ", ".join(i.path.stem for i in images[:3])
+        raise InputError(
+            f"no {what} file belongs to an image by name: found {strays[0].name} for images such as {names}; "
+            "name them alike, for example a.png and a_labels.png."
+        )
+    if strays:
+        note(f"{len(strays)} {what} file(s) belong to no image and are not used: {_few(strays)}.")
+
+
+def belongs_to(stem: str, image: str) -> bool:
+    """Tell whether a file called `stem` goes with the image: the same, or followed by `_`, `-` or `.`."""
+    return stem == image or (stem.startswith(image) and stem[len(image)] in "_-.")
+
+
+def _few(paths: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in paths[:5]) + (" ..." if len(paths) > 5 else "")
