@@ -1,5 +1,6 @@
 """The files of a run: which are images, and which labels and truth belong to each."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def chosen(
         out: folder of the results.
         note: called with what the user should know.
     """
-    here = out.resolve()
+    here = Path(os.path.realpath(out))  # which never raises, unlike resolve
     images, aside = images_among(found, labels, lambda path: path.resolve().parent == here)
     if aside:
         note(

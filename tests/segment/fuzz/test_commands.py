@@ -176,6 +176,8 @@ def test_files_and_folders_that_may_not_be_read_are_named(capsys, model, tmp_pat
     Path("shut").mkdir()
     Image.fromarray(corpus.grey()).save("shut/b.png")
     Path("shut").chmod(0)
+    Path("open").mkdir()
+    Path("open").chmod(0o777)
     words = [(model, "a.png"), (model, "shut"), (model, "shut/b.png")]
     user = os.geteuid()
     if user == 0:  # root may read everything: act as somebody else meanwhile
@@ -187,7 +189,7 @@ def test_files_and_folders_that_may_not_be_read_are_named(capsys, model, tmp_pat
             os.seteuid(user)
             pytest.skip("root may read everything, and nobody else may import what is installed here")
     try:
-        found = [vispe(capsys, "apply", *w, "-o", "out") for w in words]
+        found = [vispe(capsys, "apply", *w, "-o", "open/out") for w in words]
     finally:
         os.seteuid(user)
         Path("shut").chmod(0o755)
