@@ -454,3 +454,20 @@ def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
     close(tower(image()), before)
     for ours, exact in zip(found, wanted, strict=True):
         close(ours.double(), exact, tol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"]
+)
+@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "peg", "learn+sincos2d"])
+def test_graphs_of_fx_and_jit_are_the_tower(spec, options):
+    tower = vispe.convert(tiny_tower(**options), spec)
+    graph = torch.fx.symbolic_trace(tower)
+    for size in ((2, 3, 24, 40), (1, 3, 40, 16)):
+        assert torch.equal(graph(image(*size)), tower(image(*size)))
+    close(grads(graph, graph(image()), drop=WORD), grads(tower, tower(image()), drop=WORD))
+    traced = torch.jit.trace(tower, image(), check_trace=False)
+    close(traced(image(4, 3, 24, 40, seed=5)), tower(image(4, 3, 24, 40, seed=5)))
+    with pytest.raises(RuntimeError, match="size of the tensor"):
+        traced(image(1, 3, 40, 24))

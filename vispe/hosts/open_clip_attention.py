@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from einops import rearrange
 from open_clip.transformer import Attention, CustomResidualAttentionBlock, ResidualAttentionBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -47,7 +46,7 @@ class VispeMultiheadAttention(nn.MultiheadAttention):
             weights = (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
         else:
             out = attn_mask.attend(self, q, k, v, query, self.dropout if self.training else 0.0)
-        return self.out_proj(rearrange(out, "b h n d -> b n (h d)")), weights
+        return self.out_proj(out.transpose(1, 2).flatten(2)), weights
 
 
 class VispeClipAttention(Attention):
@@ -64,7 +63,7 @@ class VispeClipAttention(Attention):
         out = attn_mask.attend(self, self.ln_q(q), self.ln_k(k), v, x, dropout)
         if self.head_scale is not None:
             out = out * self.head_scale
-        return self.out_drop(self.out_proj(self.ln_inner(rearrange(out, "b h n d -> b n (h d)"))))
+        return self.out_drop(self.out_proj(self.ln_inner(out.transpose(1, 2).flatten(2))))
 
 
 class VispeResidualAttentionBlock(ResidualAttentionBlock):
@@ -86,7 +85,7 @@ class VispeResidualAttentionBlock(ResidualAttentionBlock):
 def _projected(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values (b, h, n, d_h) of tokens (b, n, d)."""
     qkv = F.linear(x, module.in_proj_weight, module.in_proj_bias)
-    q, k, v = rearrange(qkv, "b n (three h d) -> three b h n d", three=3, h=module.num_heads)
+    q, k, v = qkv.unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return q, k, v
 
 

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.fx
 from open_clip.transformer import VisionTransformer
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vispe.base import Additive, Encoding
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.grid import Grid, Positions
+from vispe.grid import Positions
 from vispe.hosts import traced
 from vispe.hosts.context import Context, HostState
 from vispe.hosts.fitting import constructor_of, taken_blocks
@@ -92,17 +93,24 @@ class HostedTower(LoadsWeights, VisionTransformer):
         x = self.conv1(image)
         shape = (x.shape[2], x.shape[3])
         x = x.flatten(2).transpose(1, 2)
-        pos = self.vispe.cache(Grid(shape, prefix=1, reference=self.vispe.reference), image)
         encodings = () if self.pos_enc is None else self.pos_enc.parts()
-        for encoding in (*encodings, *self._vispe_layered()):
-            pos = encoding.prepare(pos)
+        pos = traced.positions(
+            image,
+            x.shape[1],
+            shape,
+            1,
+            self.vispe.reference,
+            (*encodings, *self._vispe_layered()),
+            None if isinstance(image, torch.fx.Proxy) else self.vispe.cache,
+            None,
+        )
         x = torch.cat([self.class_embedding.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
         if self.positional_embedding is not None:
             table = resampled(self.positional_embedding, self.grid_size, shape)
             x = x + table.to(x.dtype)
         for encoding in encodings:
             if isinstance(encoding, Additive):
-                x = x + encoding.table(pos, image).to(x.dtype)
+                x = traced.add(encoding, x, pos, image)
         x, pos = self._vispe_drop(x, pos)
         if self.transformer.grad_checkpointing and torch.compiler.is_compiling():
             pos.memo = None  # fresh while compiling, so no other forward pass loses it
@@ -171,6 +179,7 @@ class HostedTower(LoadsWeights, VisionTransformer):
         return _new_hosted, (self.vispe.stock,), self.__getstate__()
 
 
+@torch.fx.wrap
 def resampled(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
     """Return open_clip's table (1 + h * w, d) for another grid; the class token's row stays."""
     if tuple(old) == tuple(new):
