@@ -1,9 +1,9 @@
 """Pixel classifiers: features of labelled pixels in, class probabilities of all pixels out.
 
-Three kinds, all from scikit-learn, seeded, and balanced: each class weighs alike, so that none wins by being drawn
-more. Their probabilities are those of a picture in which all classes are equally frequent; `vispe.segment.prior`
-brings them to the frequencies of a picture. For `logistic` this is so however much of each class is drawn. Trees that are
-grown to the end hardly feel the weights, so `forest` and `boosting` come near it where classes are drawn about alike.
+Three kinds, all from scikit-learn, seeded, and balanced: each class weighs alike, so none wins by being drawn more.
+Their probabilities are those of a picture in which all classes are equally frequent, and `vispe.segment.prior` brings
+them to the frequencies of a picture. For `logistic` this is so however much of a class is drawn. Trees that are grown
+to the end hardly feel the weights, so `forest` and `boosting` come near it where classes are drawn about alike.
 
 - `logistic`: multinomial on standardised features; the mean loss plus 0.01 times half the squared weights, so that
   the strength of the penalty does not depend on how much was drawn. The default: the features of vispe_micro were
