@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +18,17 @@ from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.filters3d import Stack
 from vispe.segment.headers import stored_shape
 from vispe.segment.images import Micrograph, normalize, read_image
-from vispe.segment.inputs import BatchImage, Paths, chosen, find_each, listed, match
+from vispe.segment.inputs import BatchImage, Paths, Reading, chosen, find_each, listed, match
 from vispe.segment.modelfile import Model, load_model, save_model, versions
 from vispe.segment.outputs import check_writable, label_suffix, write_labels, write_png, write_probabilities
-from vispe.segment.predict import Areas, Post, Prediction, predict_page, within_memory
-from vispe.segment.report import Clock, Report, Watcher, fractions
+from vispe.segment.predict import Post, Prediction, predict_page, total_areas, within_memory
+from vispe.segment.report import Clock, Report, Watcher, described, fractions
 from vispe.segment.resume import State, digest, plain, state_of
 from vispe.segment.scoring import Scoring, of_classes, of_clusters
 from vispe.segment.staging import staged
 
 MODEL_NAME = "model.vispe"
 _OTHERS = 16  # bytes per pixel of the other files at most, roughly: labels, uncertainty, overlay
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How image files are read; see `read_image` and `normalize` in `vispe.segment.images`."""
-
-    channel: str | None = None
-    z: str | None = None
-    axes: str | None = None
-    normalize: str = "stack"
-    clip: tuple[float, float] = (0.5, 99.5)
 
 
 class Batch:
@@ -238,7 +226,7 @@ class Batch:
                 )
             )
         notes += list(dict.fromkeys(n for r in results for n in r.notes))
-        labels, areas = np.stack([r.labels for r in results]), _total(results)
+        labels, areas = np.stack([r.labels for r in results]), total_areas(results)
         trust, extra = None, {}
         if self.trust:
             trust, extra = trust_image(self, image.path, micrograph, pages, results, notes, total)
@@ -392,27 +380,3 @@ class Batch:
         names = [f"{image.path.stem}{ending}" for image in self.images for ending in endings]
         names += ["report.json", "report.csv", *([MODEL_NAME] if model else [])]
         return [self.out / name for name in names]
-
-
-def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
-    """Say for the report what a run works with; JSON-able."""
-    config = vars(features.config)
-    return {
-        "model": features.config.model or "filters",
-        "features": {key: list(v) if isinstance(v, tuple) else v for key, v in config.items()},
-        "classifier": model.classifier.kind,
-        "classes": list(model.names),
-        "normalize": model.normalize,
-        "clip": list(model.clip),
-        "post": {**vars(post), "prior": post.weighing(model.classifier)},
-        "training": dict(model.notes),
-        "seed": model.seed,
-        "device": features.device,
-        "versions": versions(),
-    }
-
-
-def _total(results: Sequence[Prediction]) -> Areas | None:
-    """Add up the areas of all pages; None where nothing was weighed."""
-    found = [r.areas for r in results if r.areas is not None]
-    return sum(found[1:], found[0]) if found else None

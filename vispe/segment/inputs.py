@@ -14,6 +14,17 @@ from vispe.segment.labels import Labels
 Paths = Sequence[str | Path]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How image files are read; see `read_image` and `normalize` in `vispe.segment.images`."""
+
+    channel: str | None = None
+    z: str | None = None
+    axes: str | None = None
+    normalize: str = "stack"
+    clip: tuple[float, float] = (0.5, 99.5)
+
+
 @dataclass(eq=False)
 class BatchImage:
     """One input file and what belongs to it."""

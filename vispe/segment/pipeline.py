@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vispe.errors import OptionError, did_you_mean
-from vispe.segment.batch import MODEL_NAME, Batch, Reading
+from vispe.segment.batch import MODEL_NAME, Batch
 from vispe.segment.big import large_images
 from vispe.segment.classify import KINDS
 from vispe.segment.cluster import METHODS, PixelClusters
 from vispe.segment.dense import NAME
 from vispe.segment.features import FeatureConfig, Features, choose_device
-from vispe.segment.inputs import Paths
+from vispe.segment.inputs import Paths, Reading
 from vispe.segment.modelfile import Model, load_model, open_features
 from vispe.segment.predict import Post
 from vispe.segment.report import Report, Watcher

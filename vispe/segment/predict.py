@@ -4,7 +4,7 @@ The classes of each page are weighed by how frequent they are on that page (`vis
 label map alone and in a stack, where the grey limits are the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -102,6 +102,12 @@ class Prediction:
     disagreeing: int
     notes: tuple[str, ...]
     areas: Areas | None = None
+
+
+def total_areas(results: Sequence[Prediction]) -> Areas | None:
+    """Add up the areas of all pages; None where nothing was weighed."""
+    found = [r.areas for r in results if r.areas is not None]
+    return sum(found[1:], found[0]) if found else None
 
 
 def predict_page(

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from vispe.segment.features import Features
 from vispe.segment.metrics import summarize
+from vispe.segment.modelfile import Model, versions
 from vispe.segment.outputs import write_csv, write_json
-from vispe.segment.predict import Areas
+from vispe.segment.predict import Areas, Post
 from vispe.segment.prior import interval
 
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
@@ -114,6 +116,24 @@ def peak_memory() -> dict[str, float]:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         out["gpu"] = round(torch.cuda.max_memory_allocated() / 1e6, 1)
     return out
+
+
+def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
+    """Say for the report what a run works with; JSON-able."""
+    config = vars(features.config)
+    return {
+        "model": features.config.model or "filters",
+        "features": {key: list(v) if isinstance(v, tuple) else v for key, v in config.items()},
+        "classifier": model.classifier.kind,
+        "classes": list(model.names),
+        "normalize": model.normalize,
+        "clip": list(model.clip),
+        "post": {**vars(post), "prior": post.weighing(model.classifier)},
+        "training": dict(model.notes),
+        "seed": model.seed,
+        "device": features.device,
+        "versions": versions(),
+    }
 
 
 def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str]) -> dict[str, Any]:

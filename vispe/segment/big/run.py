@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.batch import MODEL_NAME, Reading
+from vispe.segment.batch import MODEL_NAME
 from vispe.segment.big import find_stores, progress
 from vispe.segment.big import stem as stem_of
 from vispe.segment.big.engine import few_at_once, file_digest, refuse_whole
@@ -14,7 +14,7 @@ from vispe.segment.big.train import train
 from vispe.segment.big.work import BigRun
 from vispe.segment.disk import room
 from vispe.segment.features import FeatureConfig, Features, choose_device
-from vispe.segment.inputs import belongs_to, find_files
+from vispe.segment.inputs import Reading, belongs_to, find_files
 from vispe.segment.modelfile import load_model, save_model
 from vispe.segment.predict import Post
 from vispe.segment.report import Report, Watcher

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, OptionError, VispeError, require
-from vispe.segment.batch import MODEL_NAME, Reading, described
+from vispe.segment.batch import MODEL_NAME
 from vispe.segment.big import progress, store
 from vispe.segment.big import stem as stem_of
 from vispe.segment.big.engine import Job, engine, file_digest, open_features, prepare_page, run_block
@@ -24,10 +24,11 @@ from vispe.segment.big.summary import draw, summary
 from vispe.segment.claim import claimed
 from vispe.segment.disk import DiskFull, room
 from vispe.segment.features import Features
+from vispe.segment.inputs import Reading
 from vispe.segment.modelfile import Model, versions
 from vispe.segment.outputs import check_writable
 from vispe.segment.predict import Post
-from vispe.segment.report import Clock, Report, Watcher
+from vispe.segment.report import Clock, Report, Watcher, described
 from vispe.segment.resume import state_of
 from vispe.segment.tiles import Region, blocks
 
