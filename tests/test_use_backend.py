@@ -59,9 +59,9 @@ def test_a_context_ends_with_an_error():
 
 def test_explain_says_who_named_it(environment):
     environment("reference")
-    told = explain(*tensors(), bias=BIAS)
-    assert told.reason == "asked for by VISPE_BACKEND"
-    assert told.refused["sdpa"] == "not the one that is named"
+    caught = explain(*tensors(), bias=BIAS)
+    assert caught.reason == "asked for by VISPE_BACKEND"
+    assert caught.refused["sdpa"] == "not the one that is named"
     with use_backend("sdpa"):
         assert explain(*tensors(), bias=BIAS).reason == "asked for by vispe.use_backend"
         assert explain(*tensors(), backend="reference").reason == "asked for by name"
@@ -203,11 +203,11 @@ def test_converted_models_obey(name):
             with use_backend(backend):
                 paths = attention_paths(model, x)
                 torch.testing.assert_close(model(x), wanted, atol=1e-5, rtol=1e-5)
-            told = {(path.backend, path.reason) for path in paths}
+            caught = {(path.backend, path.reason) for path in paths}
             if (name, backend) == ("alibi2d", "sdpa"):
                 assert {path.backend for path in paths} == {STOCK}  # one mask, and SDPA is what timm runs
             else:
-                assert told == {(backend, "asked for by vispe.use_backend")}
+                assert caught == {(backend, "asked for by vispe.use_backend")}
 
 
 def test_towers_of_open_clip_and_transformers_obey():
@@ -314,13 +314,13 @@ def test_doctor_says_what_is_chosen_and_by_whom(capsys, environment):
 
 
 def test_doctor_without_a_model_says_it_too(capsys, environment):
-    def told():
+    def caught():
         assert main(["doctor", "--json"]) == 0
         return json.loads(capsys.readouterr().out)
 
-    assert told()["choice"]["backend"] == "auto (set VISPE_BACKEND to choose another)"
+    assert caught()["choice"]["backend"] == "auto (set VISPE_BACKEND to choose another)"
     environment("lowrank")
-    report = told()
+    report = caught()
     assert report["choice"]["backend"] == "lowrank, chosen by VISPE_BACKEND"
     assert report["choice"]["triton"] in ("Triton kernels do not run on cpu", "Triton is not installed")
     assert "chosen by VISPE_BACKEND, cannot serve this call: only squared" in report["attention"]["alibi2d"]

@@ -1,4 +1,4 @@
-"""What happens where kernels cannot run after all: told once, remembered, and served by something else.
+"""What happens where kernels cannot run after all: one warning, remembered, and served by something else.
 
 There is no GPU here: tensors on the CPU say that they are on one, and what launches kernels is exchanged.
 """
@@ -87,12 +87,12 @@ def test_a_failed_first_launch_is_said_once_and_sdpa_serves(gpu, error):
     gpu.error = error
     q, k, v = tensors()
     match = rf"^Triton kernels of vispe failed on cpu \(all kernels: {type(error).__name__}: "
-    with pytest.warns(UserWarning, match=match) as told:
+    with pytest.warns(UserWarning, match=match) as caught:
         out = attention(q, k, v, bias=BIAS)
-    assert len(told) == 1
-    text = str(told[0].message)
+    assert len(caught) == 1
+    text = str(caught[0].message)
     assert "use_backend('sdpa')" in text
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     torch.testing.assert_close(out, plain(q, k, v))
     attention(q, k, v, bias=BIAS)  # a second warning would be an error
     attention(*tensors(dtype=torch.float16), bias=BIAS)
@@ -187,9 +187,9 @@ def test_kernels_that_fail_later_are_refused_and_the_call_is_served(gpu, kernels
     q, k, v = tensors()
     with pytest.warns(
         UserWarning, match=r"failed on cpu \(table: OutOfResources: out of resource: shared memory"
-    ) as told:
+    ) as caught:
         out = attention(q, k, v, bias=BIAS)
-    assert len(told) == 1
+    assert len(caught) == 1
     torch.testing.assert_close(out, plain(q, k, v))
     attention(q, k, v, bias=BIAS)
     assert "OutOfResources" in explain(q, k, v, bias=BIAS).refused["triton"]
@@ -239,10 +239,10 @@ def test_flex_that_cannot_be_compiled_is_refused_from_then_on(gpu, monkeypatch):
     monkeypatch.setattr(torch, "compile", compile_)
     flex._compiled.cache_clear()
     q, k, v = tensors()
-    with pytest.warns(UserWarning, match=r"\(flex: RuntimeError: Failed to find C compiler") as told:
+    with pytest.warns(UserWarning, match=r"\(flex: RuntimeError: Failed to find C compiler") as caught:
         out = attention(q, k, v, bias=BIAS, is_causal=True)
     flex._compiled.cache_clear()
-    assert len(told) == 1
+    assert len(caught) == 1
     torch.testing.assert_close(out, plain(q, k, v, is_causal=True))
     assert "C compiler" in explain(q, k, v, bias=BIAS, is_causal=True).refused["flex"]
     assert explain(q, k, v, bias=BIAS).backend == "triton"
@@ -257,9 +257,9 @@ def test_rotations_do_without_kernels_too(gpu, monkeypatch):
     angle = torch.randn(1, 1, GRID.tokens, 4)
     turned = PairRotation(angle.cos(), angle.sin(), "half")
     q, k, v = tensors()
-    with pytest.warns(UserWarning, match="C compiler") as told:
+    with pytest.warns(UserWarning, match="C compiler") as caught:
         out = attention(q, k, v, transform=turned)
-    assert len(told) == 1
+    assert len(caught) == 1
     assert torch.equal(attention(q, k, v, transform=turned), out)
 
 
@@ -276,7 +276,7 @@ def test_a_model_goes_on_with_one_warning(gpu):
     gpu.error = COMPILER
     layer = vispe.Attention(48, 3, "alibi2d(slopes=learned)")
     x = torch.randn(1, GRID.tokens, 48)
-    with pytest.warns(UserWarning, match="C compiler") as told:
+    with pytest.warns(UserWarning, match="C compiler") as caught:
         layer(x, GRID).sum().backward()
-    assert len(told) == 1
+    assert len(caught) == 1
     layer(x, GRID).sum().backward()

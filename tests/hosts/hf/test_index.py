@@ -176,7 +176,7 @@ def test_what_is_not_an_index_is_refused():
 @pytest.mark.parametrize("spec", ["videorope", "v2pe(stride=4)", "vrope"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_inside_alone(family, spec):
-    """Its forward pass is right below a head of before; a head that would count by itself is told."""
+    """Its forward pass is right below a head of before; a head that would count by itself refuses."""
     given, whole, inner = everything_of(family), converted(family, spec), copy_of(family)
     vispe.convert(inner.model, spec)
     with torch.no_grad():

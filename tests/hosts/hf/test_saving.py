@@ -66,9 +66,9 @@ def test_a_scheme_comes_back(family, which, tmp_path):
     save(model, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["vispe"]["version"] == vispe.__version__
     same_model(vispe.from_pretrained(AUTO, tmp_path), model, family)
-    with pytest.warns(UserWarning, match=LOADED) as told:
+    with pytest.warns(UserWarning, match=LOADED) as caught:
         plain = AUTO.from_pretrained(tmp_path)
-    assert len(told) == 1
+    assert len(caught) == 1
     assert plain.config.architectures == [CLASSES[family]]
     assert torch.equal(logits(plain, family), logits(stock(family), family))
     same_model(vispe.convert(plain), model, family)

@@ -88,10 +88,10 @@ def same(found, wanted):
 def test_a_vision_model_comes_back(name, spec, tmp_path):
     model = converted(name, spec)
     timm_made = name.startswith("Timm")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert [("vispe.from_pretrained" in str(w.message)) for w in told] == ([] if timm_made else [True])
+    assert [("vispe.from_pretrained" in str(w.message)) for w in caught] == ([] if timm_made else [True])
     auto = (
         transformers.AutoModelForImageClassification if "Classification" in name else transformers.AutoModel
     )
