@@ -28,7 +28,7 @@ from vispe.segment.features import FeatureConfig
 from vispe.segment.images import normalize, read_image
 from vispe.segment.kept import KeptFeatures
 from vispe.segment.modelfile import versions
-from vispe.segment.outputs import write_json
+from vispe.segment.outputs import atomic_path
 from vispe.segment.predict import Post, predict_page
 from vispe.segment.prior import PRIORS, areas, count, estimate, interval, reweigh, tempered, weights
 
@@ -212,8 +212,10 @@ def save(rows: list[dict[str, Any]], said: str) -> None:
     own = [r for r in rows if r["mode"].startswith("x")]
     if own:
         table["across images, both, logistic"] = summary(own)
-    state = {"what": __doc__.splitlines()[0], "versions": versions(), "table": table, "rows": rows}
-    write_json(RESULT, state, force=True)
+    state = {"what": __doc__.splitlines()[0], "versions": versions(), "table": table}
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    with atomic_path(RESULT, force=True) as temporary:
+        temporary.write_text(f'{json.dumps(state)[:-1]},\n"rows": [\n{lines}\n]}}\n')
     page = PAGE.read_text()
     page = re.sub(MARK, lambda found: f"{found[1]}{table_of(table)}\n{found[2]}", page, flags=re.DOTALL)
     PAGE.write_text(page)
