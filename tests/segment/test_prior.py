@@ -243,6 +243,18 @@ def test_a_report_has_fractions_with_intervals_and_the_calibration(rare):
     assert float(cells["expected_calibration_error"]) == calibration["expected_calibration_error"]
 
 
+def test_boosting_has_fractions_but_no_intervals(rare):
+    report = pipeline.segment(
+        [rare / "a.png"], rare / "out", labels=[rare / "a_labels.png"], classifier="boosting",
+        features=FeatureConfig(sigmas=(1.0,)),
+    )  # fmt: skip
+    record = report.images[0]
+    assert record["fractions_ci95"] is None
+    assert sum(record["fractions"].values()) == pytest.approx(1)
+    assert record["priors"][0]["class 2"] < 0.5
+    assert "fraction_low" not in (rare / "out" / "report.csv").read_text()
+
+
 def test_clusters_have_no_prior(rare):
     with pytest.raises(OptionError, match="prior='em' has no effect on clusters and words"):
         pipeline.segment([rare / "a.png"], rare / "out", cluster=2, post=Post(prior="em"))

@@ -247,7 +247,10 @@ class Batch:
             "z_step_um": micrograph.z_step,
             "no_data_share": float(1 - micrograph.valid.mean()),
             **fractions(
-                np.bincount(labels.ravel(), minlength=len(self.model.names) + 1), areas, self.model.names
+                np.bincount(labels.ravel(), minlength=len(self.model.names) + 1),
+                areas,
+                self.model.names,
+                self.model.classifier.kind,
             ),
             "mean_uncertainty": float(np.nanmean(unsure)),
             "overlap_pixels": overlap,

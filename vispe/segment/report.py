@@ -136,19 +136,21 @@ def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
     }
 
 
-def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str]) -> dict[str, Any]:
+def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kind: str) -> dict[str, Any]:
     """Return what a record says about the area of each class among the pixels with data.
 
     Args:
         counts: (K + 1,) pixels of each label, the first those without data.
         areas: what was estimated; None counts the labels.
         names: K class names.
+        kind: of the classifier. Boosting is far too sure of its pixels for an interval: half of those that were measured
+            missed the truth.
 
     Returns:
         By class name, None where no pixel has data:
 
         - 'fractions': share of the area, from 0 to 1.
-        - 'fractions_ci95': its 95 % interval [low, high]; None where nothing was estimated.
+        - 'fractions_ci95': its 95 % interval [low, high]; None where nothing was estimated, and for boosting.
         - 'map_fractions': share of the pixels of the label map.
 
         And 'priors': the frequency of each class on each page, with which the labels of that page were weighed.
@@ -162,9 +164,10 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str]) -> 
         found = shares(counts[1:])
         return {"fractions": found, "fractions_ci95": None, "map_fractions": found, "priors": None}
     found, doubt = shares(areas.pixels), shares(areas.doubt)
+    ends = {n: list(interval(found[n], doubt[n])) if total else None for n in names}
     return {
         "fractions": found,
-        "fractions_ci95": {n: list(interval(found[n], doubt[n])) if total else None for n in names},
+        "fractions_ci95": None if kind == "boosting" else ends,
         "map_fractions": shares(counts[1:]),
         "priors": [{n: float(v) for n, v in zip(names, prior, strict=True)} for prior in areas.priors],
     }
@@ -183,9 +186,9 @@ def _row(record: Mapping[str, Any], calibration_error: float | None) -> dict[str
         "tile_disagreement": record["tile_disagreement"],
         "fraction": record["fractions"],
     }
-    if record["fractions_ci95"] is not None:
+    if record["priors"] is not None:
         for place, end in enumerate(("low", "high")):
-            ends = {name: e and e[place] for name, e in record["fractions_ci95"].items()}
+            ends = {name: e and e[place] for name, e in (record["fractions_ci95"] or {}).items()}
             row[f"fraction_{end}"] = ends
         row["map_fraction"] = record["map_fractions"]
         row["expected_calibration_error"] = calibration_error

@@ -43,7 +43,7 @@ def check(out, name, pages, post=None):
     counts = np.bincount(labels.ravel(), minlength=len(model.names) + 1)[1:]
     assert list(record["map_fractions"].values()) == [n / counts.sum() for n in counts]
     areas = [page.areas for page in expected]
-    said = fractions(np.append(0, counts), sum(areas[1:], areas[0]), model.names)
+    said = fractions(np.append(0, counts), sum(areas[1:], areas[0]), model.names, model.classifier.kind)
     assert {key: record[key] for key in said} == said
     overlap = sum(page.overlap for page in expected)
     assert record["overlap_pixels"] == overlap

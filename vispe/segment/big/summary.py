@@ -49,7 +49,7 @@ def summary(
         "page_axes": {axis.name.upper(): axis.length for axis in image.page_axes if axis.length > 1},
         "z_step_um": image.z_step,
         "no_data_share": float(1 - data / pixels),
-        **fractions(added["counts"], together, model.names),
+        **fractions(added["counts"], together, model.names, model.classifier.kind),
         "mean_uncertainty": added["unsure"] / total if total else 0.0,
         "overlap_pixels": overlap,
         "tile_disagreement": added["disagreeing"] / overlap if overlap else None,
