@@ -143,8 +143,8 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
         counts: (K + 1,) pixels of each label, the first those without data.
         areas: what was estimated; None counts the labels.
         names: K class names.
-        kind: of the classifier. Boosting is far too sure of its pixels for an interval: half of those that were measured
-            missed the truth.
+        kind: of the classifier. Boosting is far too sure of its pixels for an interval: half of those that were
+            measured missed the truth.
 
     Returns:
         By class name, None where no pixel has data:
