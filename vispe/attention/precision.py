@@ -29,7 +29,10 @@ def readable(x: Tensor) -> bool:
     """Whether looking at the values costs nothing: not while compiling or tracing, and not on another device."""
     if x.device.type != "cpu" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
-    return not (torch.jit.is_tracing() or torch._C._are_functorch_transforms_active())  # pyright: ignore
+    # under fake tensors and other dispatch modes real tensors have no values that could be looked at either
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():  # pyright: ignore
+        return False
+    return not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def no_infinity(*tensors: Tensor | None) -> bool:

@@ -37,6 +37,7 @@ def weights(call: Call) -> Tensor:
 
 def weighted(call: Call, attn: Tensor) -> Tensor:
     """Return what attention weights (b, h, n, m) make of the values of a call, (b, h, n, d_v) in `Call.dtype`."""
+    dtype = call.dtype  # that of autocast, which ends here
     with no_autocast(call.q.device):
         v = call.real(call.v)
         v = v if call.transform is None else call.transform.value(v)
@@ -46,4 +47,4 @@ def weighted(call: Call, attn: Tensor) -> Tensor:
         out = attn @ v.to(attn.dtype)
         if call.value_term is not None:
             out = out + call.value_term.apply(attn)
-        return call.finish(out.to(call.dtype))
+        return call.finish(out.to(dtype))

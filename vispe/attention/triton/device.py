@@ -81,9 +81,8 @@ def watched(kernels: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def decorate(launch: Callable[P, R]) -> Callable[P, R]:
-        @wraps(
-            launch
-        )  # torch reads the signature, and names in it, here: `Tensor` must be known in this module
+        # torch reads the signature, and the names in it, here: `Tensor` must be known in this module
+        @wraps(launch)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return launch(*args, **kwargs)
