@@ -43,8 +43,28 @@ class PositionedGeneration:
         from transformers import GenerationMixin
 
         keys = GenerationMixin._prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs)  # type: ignore[arg-type]
+        self._place_prompt(inputs_tensor, keys, model_kwargs)
+        return keys
+
+    def _maybe_prepare_encoder_kwargs_for_generation(
+        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *rest: Any
+    ) -> dict[str, Any]:
+        """Place the pictures of a prompt that has ids of its own: the host encodes them next and drops their sizes."""
+        keys, cache = model_kwargs.get("position_ids"), model_kwargs.get("past_key_values")
+        begins = cache is None or not cache.get_seq_length()
+        raw = (
+            begins
+            and TABLE not in model_kwargs
+            and given(model_kwargs, "pixel_values", "pixel_values_videos")
+        )
+        if raw and keys is not None and keys.ndim == 2:
+            self._place_prompt(inputs_tensor, keys, model_kwargs)
+        return super()._maybe_prepare_encoder_kwargs_for_generation(inputs_tensor, model_kwargs, *rest)  # type: ignore[misc]
+
+    def _place_prompt(self, inputs_tensor: Tensor, keys: Tensor, model_kwargs: dict[str, Any]) -> None:
+        """Add the coordinates of a prompt with pictures, by key, to the arguments that generation hands on."""
         if not given(model_kwargs, *PIXELS, *GRIDS):
-            return keys
+            return
         cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
         state: SequenceState | None = getattr(cache, "vispe_state", None)
         if state is None:
@@ -52,14 +72,14 @@ class PositionedGeneration:
         seen = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
         new = keys.expand(len(inputs_tensor), -1)[:, seen:]
         call = self._call_of(inputs_tensor, model_kwargs, seen, new.shape[1])
+        # grids of pictures that the cache holds already
         if seen and not given(model_kwargs, *PIXELS) and not call.types_of(new).any():
-            return keys  # grids of pictures that the cache holds already
+            return
         valid = valid_tokens(new, mask)
         made = call.coordinates(new, valid, state)
         table, span = by_key(made, new, valid)
         model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(made, new, valid).offset})
         model_kwargs.pop("tile_grids", None)
-        return keys
 
     def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], seen: int, length: int) -> Call:
         """Return the call that generation starts with: the last tokens, `length` of them."""

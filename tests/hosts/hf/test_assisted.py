@@ -71,6 +71,19 @@ def test_generation_goes_on_with_what_was_given_before(family, spec, kept):
         assert torch.equal(said, stock(family).generate(**given.inputs, **SETTINGS))
 
 
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ordinary_ids_may_be_given_with_pictures(family, spec):
+    model, given = (
+        converted(family, named(family, spec)),
+        batch(family, [2, "image", 3], [3, "image", 4, "wide", 2]),
+    )
+    wanted = model.generate(**given.inputs, **SETTINGS)
+    mask = given["attention_mask"]
+    ids = (mask.cumsum(1) - 1).masked_fill(mask == 0, 0)
+    assert torch.equal(model.generate(**given.inputs, position_ids=ids, **SETTINGS), wanted)
+
+
 @pytest.mark.parametrize("family", QWEN)
 def test_new_pictures_without_their_grids_are_missed(family):
     """Placeholders among the new tokens are counted against the grids, cache or not."""
