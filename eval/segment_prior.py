@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from PIL import Image
 
