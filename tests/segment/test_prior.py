@@ -14,8 +14,9 @@ from vispe.segment.calibrate import advice, calibrate, calibration_error, stroke
 from vispe.segment.classify import KINDS, PixelClassifier
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.modelfile import load_model, save_model
-from vispe.segment.predict import Post
+from vispe.segment.predict import Post, find_areas
 from vispe.segment.prior import Counts, areas, count, estimate, interval, merge, reweigh, tempered, weights
+from vispe.segment.report import faded
 
 
 def mixture(shares, n=60_000, seed=0, apart=2.5):
@@ -301,3 +302,20 @@ def test_old_and_wrong_temperatures(rare, tmp_path):
     for wrong in (0, 0.5, -1, 21, "1", None, True):
         with pytest.raises(Exception, match=r"temperature=.* in its card must be a number from 1 to 20"):
             check_card(tmp_path, {**card, "temperature": wrong})
+
+
+def test_a_class_that_weighing_takes_nearly_all_from_is_noted():
+    rng = np.random.default_rng(0)
+    grey = rng.normal(size=100_000)
+    likely = (1 / (1 + np.exp(0.9 - 0.6 * grey))).astype(np.float32)  # classes that can hardly be told apart
+    found = find_areas(count(np.stack([1 - likely, likely])))
+    assert found.unweighed[1] > 0.05 * len(grey)
+    assert found.pixels[1] < 0.1 * found.unweighed[1]
+    (note,) = faded(found, ("matrix", "pores"))
+    assert "look most like 'pores', but 0.0 % are left" in note
+    assert "--prior uniform" in note
+    assert faded(None, ("matrix", "pores")) == []
+    both = found + found
+    assert np.array_equal(both.unweighed, 2 * found.unweighed)
+    apart = np.where(rng.random(100_000) < 0.3, 0.99, 0.01).astype(np.float32)
+    assert faded(find_areas(count(np.stack([1 - apart, apart]))), ("matrix", "pores")) == []

@@ -22,7 +22,7 @@ from vispe.segment.inputs import BatchImage, Paths, Reading, chosen, find_each, 
 from vispe.segment.modelfile import Model, load_model, save_model, versions
 from vispe.segment.outputs import check_writable, label_suffix, write_labels, write_png, write_probabilities
 from vispe.segment.predict import Post, Prediction, predict_page, total_areas, within_memory
-from vispe.segment.report import Clock, Report, Watcher, described, fractions
+from vispe.segment.report import Clock, Report, Watcher, described, faded, fractions
 from vispe.segment.resume import State, digest, plain, state_of
 from vispe.segment.scoring import Scoring, of_classes, of_clusters
 from vispe.segment.staging import staged
@@ -227,6 +227,7 @@ class Batch:
             )
         notes += list(dict.fromkeys(n for r in results for n in r.notes))
         labels, areas = np.stack([r.labels for r in results]), total_areas(results)
+        notes += faded(areas, self.model.names)
         trust, extra = None, {}
         if self.trust:
             trust, extra = trust_image(self, image.path, micrograph, pages, results, notes, total)

@@ -71,14 +71,17 @@ class Areas:
         pixels: (K,) float64, counted with the estimated frequencies, before smoothing and `min_area`.
         doubt: (K,) float64, pixels in doubt, see `vispe.segment.prior.areas`.
         priors: the estimated frequencies (K,) of each page.
+        unweighed: (K,) float64, pixels counted as if all classes were equally frequent.
     """
 
     pixels: np.ndarray
     doubt: np.ndarray
     priors: tuple[np.ndarray, ...]
+    unweighed: np.ndarray
 
     def __add__(self, other: "Areas") -> "Areas":
-        return Areas(self.pixels + other.pixels, self.doubt + other.doubt, self.priors + other.priors)
+        sums = (self.pixels + other.pixels, self.doubt + other.doubt, self.priors + other.priors)
+        return Areas(*sums, self.unweighed + other.unweighed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +165,7 @@ def predict_page(
 def find_areas(counts: Counts) -> Areas:
     """Estimate the frequencies of the classes on a page, and with them the areas."""
     prior = estimate(counts)
-    return Areas(*areas(counts, prior), (prior,))
+    return Areas(*areas(counts, prior), (prior,), areas(counts, np.full_like(prior, 1 / len(prior)))[0])
 
 
 def settle(

@@ -18,6 +18,7 @@ from vispe.segment.predict import Areas, Post
 from vispe.segment.prior import interval
 
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
+_SEEN, _LEFT = 0.05, 0.1  # shares of the pixels, and of these, from which on a class has faded
 _ERRORS = ("phase_fraction_mean_abs_error_pp", "fraction_mean_abs_error_pp")
 
 
@@ -134,6 +135,27 @@ def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
         "device": features.device,
         "versions": versions(),
     }
+
+
+def faded(areas: Areas | None, names: Sequence[str]) -> list[str]:
+    """Return a note for each class that weighing takes nearly all of its pixels from.
+
+    So it is with a class that is really rare, and with classes that can hardly be told apart: there the estimate of
+    their frequencies runs to one of them.
+
+    Args:
+        areas: what was estimated; None for nothing.
+        names: K class names.
+    """
+    if areas is None or not (total := areas.pixels.sum()):
+        return []
+    before, after = areas.unweighed / total, areas.pixels / total
+    return [
+        f"{100 * b:.1f} % of the pixels look most like {name!r}, but {100 * a:.1f} % are left to it once classes are "
+        "weighed by their estimated frequency; where that is too little, draw more strokes or take --prior uniform."
+        for name, b, a in zip(names, before, after, strict=True)
+        if b >= _SEEN and a < _LEFT * b
+    ]
 
 
 def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kind: str) -> dict[str, Any]:

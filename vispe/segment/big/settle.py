@@ -22,14 +22,15 @@ def area_of_page(job: Job, image: BigImage, page: int) -> Areas:
     work = Path(job.work)
     kept = work / f"areas.{page}.json"
     if kept.is_file():
-        pixels, doubt, prior = (np.array(values) for values in json.loads(kept.read_text()))
-        return Areas(pixels, doubt, (prior,))
+        pixels, doubt, prior, unweighed = (np.array(values) for values in json.loads(kept.read_text()))
+        return Areas(pixels, doubt, (prior,), unweighed)
     whole = None
     for region in progress.chunk_regions(image, job.chunk):
         part = count(progress.read_raw(work, page, region))
         whole = part if whole is None else merge([whole, part])
     found = find_areas(whole)
-    progress.write_small(kept, [found.pixels.tolist(), found.doubt.tolist(), found.priors[0].tolist()])
+    values = (found.pixels, found.doubt, found.priors[0], found.unweighed)
+    progress.write_small(kept, [each.tolist() for each in values])
     return found
 
 

@@ -28,7 +28,7 @@ from vispe.segment.inputs import Reading
 from vispe.segment.modelfile import Model, versions
 from vispe.segment.outputs import check_writable
 from vispe.segment.predict import Post
-from vispe.segment.report import Clock, Report, Watcher, described
+from vispe.segment.report import Clock, Report, Watcher, described, faded
 from vispe.segment.resume import state_of
 from vispe.segment.tiles import Region, blocks
 
@@ -264,6 +264,7 @@ class BigRun:
         if job.prior != "uniform":
             areas = [area_of_page(job, image, page) for page in range(image.n_pages)]
             job = replace(job, priors=tuple(tuple(found.priors[0].tolist()) for found in areas))
+            notes += faded(sum(areas[1:], areas[0]), model.names)
         whole = [(p, r) for p, r in total if not progress.is_done(work, p, r, job.chunk, progress.SETTLED)]
         deque(self._run(settle_block, job, whole), maxlen=0)
         added = progress.sums(work, image, job.chunk, len(model.names))
