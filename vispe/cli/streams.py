@@ -38,7 +38,7 @@ class _Outlasting:
 
 @contextmanager
 def outlasting_readers() -> Iterator[None]:
-    """While open, work goes on and files are written whether or not somebody reads stdout and stderr."""
+    """While open, work goes on and files are written even if nothing reads stdout and stderr."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (None if s is None else _Outlasting(s) for s in before)
     try:

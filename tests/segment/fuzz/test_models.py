@@ -454,7 +454,7 @@ def damage(folder, data, seed, count):
         np.testing.assert_allclose(found.classifier.probabilities(X[:9]), expected, atol=1e-6, err_msg=what)
 
 
-# --- cards of strangers, once more: lengths, foreign members, downloads ---
+# --- untrusted cards, once more: lengths, foreign members, downloads ---
 
 
 LONG = {
