@@ -431,3 +431,16 @@ def test_the_record_of_a_run(tmp_path):
     assert again.record(Path("b.png")) is None
     again.end()
     assert not (tmp_path / NAME).exists()
+
+
+def test_force_removes_nothing_outside_the_folder(tmp_path):
+    out, outside = tmp_path / "out", tmp_path / "a_seg.png"
+    out.mkdir()
+    outside.write_bytes(b"of another program")
+    lines = [
+        {"asked": {}, "targets": ["../a_seg.png", str(outside)], "before": []},
+        {"model": "0", "notes": []},
+    ]
+    (out / NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    State(out, {"seed": 1}, force=True).start([out / "b_seg.png"], [])
+    assert outside.read_bytes() == b"of another program"

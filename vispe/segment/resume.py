@@ -146,7 +146,8 @@ class State:
         if not self._earlier:
             return set()
         folder, begun = self.path.parent, self._earlier[0]
-        own = set(begun["targets"]) - set(begun["before"])
+        # the file may have been edited: names in it stay inside this folder, whatever they say
+        own = {Path(name).name for name in begun["targets"]} - set(begun["before"])
         for line in self._earlier[1:]:
             own |= {Path(name).name for name in line.get("record", {}).get("files", {}).values()}
         for path in [folder / name for name in own]:
