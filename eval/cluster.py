@@ -22,13 +22,13 @@ from typing import Any
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
+from vispe.files import write_json
+from vispe.images.labels.read import read_truth
 from vispe.micro import WEIGHTS
 from vispe.segment.cluster import METHODS
 from vispe.segment.dense import NAME
 from vispe.segment.features import KINDS, FeatureConfig
-from vispe.segment.labels import read_truth
 from vispe.segment.modelfile import versions
-from vispe.segment.outputs import write_json
 from vispe.segment.pipeline import Scoring, segment
 
 RESULT = Path(__file__).resolve().parent / "results" / "cluster.json"

@@ -22,9 +22,9 @@ import vispe
 from vispe.attention import DistanceBias
 from vispe.attention.triton.strip import Layout, build, layout_of
 from vispe.cli.main import main as command
-from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
+from vispe.images.find import find_images
+from vispe.report.style import BLUE, GREY, INK, ORANGE
 from vispe.segment.draw import PALETTE
-from vispe.segment.images import find_images
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure

@@ -26,7 +26,7 @@ from torch import Tensor
 import vispe
 from vispe.attention.rotation import BlockTransform, Expand, PairRotation, Transform
 from vispe.base import Additive, Biased, Encoding, Mixing, Rotary
-from vispe.evaluate.plots import GREY, INK
+from vispe.report.style import GREY, INK
 
 OUT = Path(__file__).parents[1] / "docs" / "gallery"
 HEADS, WIDTH, DEPTH = 8, 48, 12

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from vispe.evaluate.debias import blank_channels
 from vispe.evaluate.probe_averages import effective_rank, mean_cosine
-from vispe.segment.images import normalize, read_image
+from vispe.images.normalize import normalize
+from vispe.images.read import read_image
 from vispe.train.data import SyntheticSource
 from vispe.train.evaluate import Side, evaluate
 from vispe.train.evaluate_masks import FilterFeatures, mean_known, score_masks

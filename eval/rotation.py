@@ -26,9 +26,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import vispe
-from vispe.evaluate import textures
 from vispe.evaluate.rotation import ModelFeatures, measure
 from vispe.evaluate.rotation.plots import plot_models
+from vispe.images import textures
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
@@ -129,7 +129,8 @@ def card(name: str, runs: Path) -> dict[str, object]:
 
 def images(folder: Path, count: int) -> Iterator[tuple[str, Tensor, np.ndarray]]:
     """Yield name, image (3, H, W) as the models were trained on them, and truth (H, W) with classes from 1."""
-    from vispe.segment.images import normalize, read_image
+    from vispe.images.normalize import normalize
+    from vispe.images.read import read_image
 
     for material in MATERIALS:
         for path in sorted((folder / material / "images").glob("*.png"))[:count]:

@@ -23,11 +23,11 @@ from typing import Any
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
+from vispe.files import write_json
 from vispe.micro import WEIGHTS
 from vispe.segment.dense import NAME
 from vispe.segment.features import FeatureConfig
 from vispe.segment.modelfile import versions
-from vispe.segment.outputs import write_json
 from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

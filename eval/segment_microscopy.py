@@ -20,8 +20,8 @@ from typing import Any
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
+from vispe.files import write_json
 from vispe.segment.modelfile import versions
-from vispe.segment.outputs import write_json
 from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
 HERE = Path(__file__).resolve().parent

@@ -22,14 +22,15 @@ import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from PIL import Image
 
+from vispe.files import atomic_path
+from vispe.images.normalize import normalize
+from vispe.images.read import read_image
 from vispe.segment.calibrate import calibrate, calibration_error, joined, strokes
 from vispe.segment.classify import PixelClassifier
 from vispe.segment.dense import NAME
 from vispe.segment.features import FeatureConfig
-from vispe.segment.images import normalize, read_image
 from vispe.segment.kept import KeptFeatures
 from vispe.segment.modelfile import versions
-from vispe.segment.outputs import atomic_path
 from vispe.segment.predict import Post, predict_page
 from vispe.segment.prior import PRIORS, areas, count, estimate, interval, reweigh, tempered, weights
 

@@ -43,7 +43,9 @@ def installed() -> Iterator[Tensor]:
 
 def folders(paths: Sequence[str | Path]) -> Iterator[Tensor]:
     """Yield every picture below the folders (3, H, W) uint8, sorted by path; stacks give their pages."""
-    from vispe.segment.images import find_images, normalize, read_image
+    from vispe.images.find import find_images
+    from vispe.images.normalize import normalize
+    from vispe.images.read import read_image
 
     for path in paths:
         for file in find_images([path]):

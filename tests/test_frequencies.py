@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vispe import frequencies as fr
 from vispe.errors import OptionError, ShapeError
+from vispe.grid import frequencies as fr
 
 quick = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 dims = st.integers(2, 64).map(lambda n: 2 * n)

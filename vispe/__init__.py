@@ -4,12 +4,11 @@ Import it before building a model: ``timm.create_model(..., pos_embed='alibi2d')
 timm and vispe is imported first. timm itself is imported when it is needed.
 """
 
-__version__ = "0.1.0"
-
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vispe import encodings as encodings
+from vispe import symmetry as symmetry
+from vispe._lazy import face
 from vispe.attention import attention, explain, use_backend
 from vispe.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
 from vispe.errors import VispeError
@@ -18,12 +17,12 @@ from vispe.grid import Grid, Positions
 from vispe.hosts.arrival import await_hosts
 from vispe.layers import Attention
 from vispe.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
+from vispe.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from vispe import symmetry as symmetry
     from vispe.hosts.convert import convert, describe, restore
     from vispe.hosts.hf_loading import from_pretrained
-    from vispe.symmetry import symmetrize
+    from vispe.symmetry.remedies import symmetrize
 
 __all__ = [
     "Additive",
@@ -52,27 +51,14 @@ __all__ = [
     "use_backend",
 ]
 
-_FROM = {  # names whose modules import timm, which is slow, or are seldom needed
-    "convert": "vispe.hosts.convert",
-    "describe": "vispe.hosts.convert",
-    "from_pretrained": "vispe.hosts.hf_loading",
-    "restore": "vispe.hosts.convert",
-    "symmetrize": "vispe.symmetry",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "symmetry":
-        return importlib.import_module("vispe.symmetry")
-    if name not in _FROM:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_FROM[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_FROM, "symmetry"})
-
-
+__getattr__, __dir__ = face(  # names whose modules import timm, which is slow, or are seldom needed
+    __name__,
+    {
+        "convert": "vispe.hosts.convert",
+        "describe": "vispe.hosts.convert",
+        "from_pretrained": "vispe.hosts.hf_loading",
+        "restore": "vispe.hosts.convert",
+        "symmetrize": "vispe.symmetry.remedies",
+    },
+)
 await_hosts()

@@ -9,10 +9,10 @@ from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName
 from vispe.evaluate.rotation import ModelFeatures
 from vispe.evaluate.rotation.callables import D4Segmenter
-from vispe.evaluate.rotation.files import FileImages, FileMasks, TextureImages
 from vispe.evaluate.rotation.sources import load_sources
 from vispe.evaluate.rotation.subject import Subject, load_subject
-from vispe.evaluate.textures import random_field
+from vispe.images.sequences import FileImages, FileMasks, TextureImages
+from vispe.images.textures import random_field
 from vispe.symmetry import D4Features
 
 PLUGIN = """

@@ -18,8 +18,8 @@ from vispe.evaluate.probe_averages import (
 from vispe.evaluate.probe_baselines import probe_baselines
 from vispe.evaluate.probe_trials import Trials, cell
 from vispe.evaluate.ramps import ramp
-from vispe.evaluate.rotation.group import D4
 from vispe.evaluate.rotation.stream import PerImage
+from vispe.symmetry.d4 import D4
 
 PATCH, WIDTH = 4, 12
 

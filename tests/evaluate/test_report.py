@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from vispe.errors import VispeError
-from vispe.evaluate.report import Page
+from vispe.report.page import Page
 
 
 class _Reader(HTMLParser):

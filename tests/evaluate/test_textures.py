@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.textures import disc_packing, layered, random_field, voronoi
-from vispe.evaluate.textures.waves import plane_quantiles, ring_waves
+from vispe.images.textures import disc_packing, layered, random_field, voronoi
+from vispe.images.textures.waves import plane_quantiles, ring_waves
 
 pytest.importorskip("scipy", reason="vispe[cli] is not installed")
 

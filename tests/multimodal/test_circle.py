@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vispe.errors import OptionError
-from vispe.frequencies import inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation, tables
 
 ROW = [Text(3), Image(3, 5), Text(2), Video(3, 4, 3), Text(4)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vispe.errors import OptionError, ShapeError
-from vispe.frequencies import inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation, tables
 from vispe.multimodal.allocation import ZERO
 

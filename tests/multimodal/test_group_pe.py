@@ -5,7 +5,7 @@ import torch
 
 from vispe.attention import attention
 from vispe.errors import InputError, OptionError, UnsupportedCombination
-from vispe.frequencies import inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, create_scheme, rotation
 from vispe.multimodal.streaming import group_mask, streamed
 

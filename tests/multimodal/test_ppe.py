@@ -5,7 +5,7 @@ import torch
 
 from vispe.attention import attention
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.frequencies import inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, allocation, angles, create_scheme, rotation
 from vispe.multimodal.merging import merge_tokens
 from vispe.multimodal.schemes.ppe import reference_rotation, reference_sections

@@ -5,7 +5,7 @@ import torch
 
 from vispe.attention import attention
 from vispe.errors import OptionError
-from vispe.frequencies import inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation
 
 

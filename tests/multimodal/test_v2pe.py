@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vispe.errors import InputError, OptionError
-from vispe.frequencies import inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation
 from vispe.multimodal.schemes.v2pe import STRIDES, v2pe_stride_for
 

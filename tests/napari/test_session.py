@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
+from vispe.images.read import Micrograph
 from vispe.napari.session import FEATURES, Request, Session, Setup
 from vispe.segment.features import FeatureConfig
-from vispe.segment.images import Micrograph
 from vispe.segment.live import Live, micrograph
 from vispe.segment.modelfile import load_model
 from vispe.segment.pipeline import DEFAULT

@@ -5,10 +5,10 @@ import pytest
 from scipy import ndimage
 
 from vispe.errors import InputError, OptionError
+from vispe.images.read import Micrograph
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.filters import Filters
 from vispe.segment.filters3d import KINDS_3D, Filters3D, Stack
-from vispe.segment.images import Micrograph
 from vispe.segment.tiles import Region
 
 RNG = np.random.default_rng(5)

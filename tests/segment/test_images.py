@@ -13,8 +13,10 @@ import tifffile
 from PIL import Image, ImageOps
 
 from vispe.errors import InputError, OptionError
-from vispe.segment import decode as decoding
-from vispe.segment.images import Micrograph, find_images, normalize, read_image
+from vispe.images.find import find_images
+from vispe.images.formats import decoded as decoding
+from vispe.images.normalize import normalize
+from vispe.images.read import Micrograph, read_image
 
 SHARED = Path(__file__).resolve().parents[2] / "../shared/data/microscopy"
 RNG = np.random.default_rng(7)
@@ -502,7 +504,7 @@ def test_damaged_bytes_never_raise_anything_else(tmp_path):
 
 
 def test_large_images_are_read_and_noted(tmp_path, monkeypatch):
-    monkeypatch.setattr("vispe.segment.images.GIGAPIXEL", 1000)
+    monkeypatch.setattr("vispe.images.read.GIGAPIXEL", 1000)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     Image.fromarray(ramp(np.uint8, H, W)).save(tmp_path / "a.png")
     assert read_image(tmp_path / "a.png").notes == (

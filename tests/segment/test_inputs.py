@@ -11,11 +11,13 @@ from PIL import Image
 from tests.segment.test_cli_segment import scene, vispe
 from vispe.cli.main import main
 from vispe.errors import InputError
-from vispe.segment.companions import companions
-from vispe.segment.decode import decode, reason_of
-from vispe.segment.headers import stored_shape
-from vispe.segment.images import find_images, read_image
-from vispe.segment.labels import read_labels
+from vispe.images.companions import companions
+from vispe.images.find import find_images
+from vispe.images.formats.decode import decode
+from vispe.images.formats.decoded import reason_of
+from vispe.images.formats.headers import stored_shape
+from vispe.images.labels.read import read_labels
+from vispe.images.read import read_image
 
 FAST = "--features filters"
 

@@ -9,7 +9,7 @@ import tifffile
 from PIL import Image
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.labels import read_label_set, read_labels, read_truth
+from vispe.images.labels.read import read_label_set, read_labels, read_truth
 
 SHARED = Path(__file__).resolve().parents[2] / "../shared/data/microscopy"
 RNG = np.random.default_rng(11)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from vispe.errors import InputError, OptionError, ShapeError
+from vispe.images.normalize import normalize
+from vispe.images.read import Micrograph
 from vispe.segment import pipeline
 from vispe.segment.calibrate import calibrate, strokes
 from vispe.segment.classify import PixelClassifier
 from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.images import Micrograph, normalize
 from vispe.segment.kept import KeptFeatures
 from vispe.segment.live import Live, micrograph
 from vispe.segment.modelfile import Model, load_model

@@ -15,18 +15,10 @@ import tifffile
 from PIL import Image
 
 from vispe.errors import InputError, ShapeError
+from vispe.files import atomic_path, check_writable, write_csv, write_json
+from vispe.images.read import Micrograph, read_image
+from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
 from vispe.segment.draw import PALETTE, boundaries, overlay, uncertainty_image
-from vispe.segment.images import Micrograph, read_image
-from vispe.segment.outputs import (
-    atomic_path,
-    check_writable,
-    label_suffix,
-    write_csv,
-    write_json,
-    write_labels,
-    write_png,
-    write_probabilities,
-)
 
 RNG = np.random.default_rng(2)
 H, W = 31, 45
@@ -101,7 +93,7 @@ def test_a_killed_process_leaves_no_half_file(tmp_path, how):
         f"""
         import signal, time
         from pathlib import Path
-        from vispe.segment.outputs import atomic_path
+        from vispe.images.write import atomic_path
         signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
         with atomic_path(Path({str(tmp_path)!r}) / "a.tif", force=True) as temporary:
             temporary.write_bytes(b"half")

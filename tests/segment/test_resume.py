@@ -15,7 +15,8 @@ from PIL import Image
 
 from tests.segment.test_cli_segment import scene, vispe
 from vispe.cli.main import main
-from vispe.segment import batch, claim, outputs, resume
+from vispe.images import write as outputs
+from vispe.segment import batch, claim, resume
 from vispe.segment.claim import LOCK, claimed
 from vispe.segment.disk import DiskFull, room
 from vispe.segment.report import Watcher

@@ -11,11 +11,11 @@ from PIL import Image
 
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.segment import outputs
+from vispe.images import write as outputs
+from vispe.images.read import Micrograph, read_image
+from vispe.images.write import write_labels, write_probabilities
 from vispe.segment.features import FeatureConfig
-from vispe.segment.images import Micrograph, read_image
 from vispe.segment.modelfile import load_model
-from vispe.segment.outputs import write_labels, write_probabilities
 from vispe.segment.pipeline import MODEL_NAME, Labelling, Reading, apply, segment
 
 RNG = np.random.default_rng(11)

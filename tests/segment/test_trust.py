@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.evaluate.rotation.group import D4
 from vispe.segment.predict import Prediction
 from vispe.segment.trust import FAMILIES, RUNS, SHIFTS, trust_page
 from vispe.segment.trust.moves import REPEAT, Lay, Moved, Rim, fitting
+from vispe.symmetry.d4 import D4
 
 SIZES = [(64, 64), (67, 91), (90, 65)]
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.probe_averages import effective_rank
-from vispe.evaluate.textures import voronoi
+from vispe.images.textures import voronoi
 from vispe.train.config import Retrofit, Stage, Student, Teacher
 from vispe.train.evaluate import evaluate
 from vispe.train.evaluate_criteria import criteria, tone, verdict

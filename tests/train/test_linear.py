@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.textures import disc_packing
+from vispe.images.textures import disc_packing
 from vispe.train.config import Teacher
 from vispe.train.linear import LinearTask, linear_segmentation, main
 from vispe.train.linear_data import IGNORE, Pairs, batch_at, split

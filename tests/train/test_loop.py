@@ -9,7 +9,7 @@ import torch
 
 from tests.train.tiny import Pictures, config, training
 from vispe.errors import InputError, OptionError
-from vispe.symmetry import patch_kernel
+from vispe.symmetry.remedies import patch_kernel
 from vispe.train.config import Probe, Stage, Student, Target, Weights
 from vispe.train.data import Batches
 from vispe.train.log import Log, read_log

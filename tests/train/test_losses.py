@@ -7,8 +7,8 @@ import torch
 
 from tests.train.tiny import TEACHER
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation.group import D4, IDENTITY
-from vispe.symmetry import patch_kernel
+from vispe.symmetry.d4 import D4, IDENTITY
+from vispe.symmetry.remedies import patch_kernel
 from vispe.train.config import Student, Weights
 from vispe.train.losses import Objective, blanked, cosine_distance, pose_of
 from vispe.train.models import final_tokens, load_teacher, make_student

@@ -39,8 +39,8 @@ def convert_weights(
     from pathlib import Path
 
     from vispe.errors import InputError
+    from vispe.files import atomic_path, check_writable
     from vispe.hosts import released, weight_files
-    from vispe.segment.outputs import atomic_path, check_writable
 
     if not Path(src).is_file():
         raise InputError(f"There is no file {src}.")

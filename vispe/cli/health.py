@@ -62,8 +62,8 @@ def health(
     from vispe.evaluate.clip_backbone import load_model
     from vispe.evaluate.health import head_health
     from vispe.evaluate.health_plots import health_page, plot_health
-    from vispe.segment.images import find_images
-    from vispe.segment.outputs import atomic_path, check_writable, write_json
+    from vispe.files import atomic_path, check_writable, write_json
+    from vispe.images.find import find_images
 
     if bool(images) == (noise > 0):
         raise OptionError("health needs something to look at: give either images or --noise N.")

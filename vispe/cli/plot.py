@@ -47,8 +47,8 @@ def plot(
 
     from vispe.errors import OptionError, UnknownEncoding, UnknownName
     from vispe.evaluate.plots import plot_bias
+    from vispe.files import check_writable
     from vispe.multimodal import list_schemes
-    from vispe.segment.outputs import check_writable
 
     sides = re.fullmatch(r"(\d+)x(\d+)", grid)
     if sides is None:
@@ -79,7 +79,7 @@ def plot(
 def save(figure: "Figure", path: "Path", force: bool) -> None:
     """Write a figure in the format that the ending of the path names."""
     from vispe.errors import InputError
-    from vispe.segment.outputs import atomic_path
+    from vispe.files import atomic_path
 
     known = figure.canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in known:

@@ -36,7 +36,7 @@ def plot_positions(
 
     from vispe.cli.plot import save
     from vispe.evaluate.plots_positions import plot_positions as draw
-    from vispe.segment.outputs import check_writable
+    from vispe.files import check_writable
 
     path = Path(out)
     check_writable([path], force)

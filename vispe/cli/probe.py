@@ -84,8 +84,8 @@ def probe(
     from vispe.evaluate.probe_page import heading, probe_page
     from vispe.evaluate.probe_plots import plot_probe
     from vispe.evaluate.probe_run import Question, probe_source
-    from vispe.segment.images import find_images
-    from vispe.segment.outputs import atomic_path, check_writable, write_json
+    from vispe.files import atomic_path, check_writable, write_json
+    from vispe.images.find import find_images
 
     if not images and noise < 1 and textures < 1:
         raise OptionError("probe needs something to look at: give images, or --noise N, or --textures N.")

@@ -99,8 +99,8 @@ def rotate(
     from vispe.evaluate.rotation.sharing import Processes
     from vispe.evaluate.rotation.sources import load_sources
     from vispe.evaluate.rotation.subject import load_subject
-    from vispe.segment.images import find_images
-    from vispe.segment.outputs import check_writable
+    from vispe.files import check_writable
+    from vispe.images.find import find_images
 
     paths, mask_paths = find_images(images) if images else [], find_images(masks) if masks else []
     if not paths and textures < 1:

@@ -46,7 +46,7 @@ def threecell(
     from vispe.errors import OptionError
     from vispe.evaluate.three_cell_table import plot_table, read_rows, report, run_missing, to_markdown
     from vispe.evaluate.three_cell_train import Recipe, ThreeCellViT
-    from vispe.segment.outputs import atomic_path
+    from vispe.files import atomic_path
 
     if seeds < 1:
         raise OptionError(f"threecell needs at least one run per encoding, got --seeds {seeds}.")

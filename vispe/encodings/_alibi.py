@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from vispe.attention.bias import Bias, DenseBias, DistanceBias, SumBias
 from vispe.attention.distance import Metric, Normalize, check_rule
 from vispe.base import Biased
-from vispe.encodings._options import is_whole
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid import PerToken, Positions, as_spacing
 
 Slopes = Literal["constant", "geometric", "alibi", "learned"]

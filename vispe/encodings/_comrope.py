@@ -13,8 +13,7 @@ from vispe.attention.precision import at_least_float32, exact_product, no_autoca
 from vispe.attention.rotation import BlockTransform, Transform
 from vispe.base import Rotary
 from vispe.encodings._kept import Kept
-from vispe.encodings._options import is_whole
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid import Positions
 
 eigh = cast("Callable[[Tensor], tuple[Tensor, Tensor]]", torch.linalg.eigh)  # pyright: ignore[reportUnknownMemberType]

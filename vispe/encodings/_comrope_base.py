@@ -23,8 +23,7 @@ from vispe.encodings._comrope import (
     promoted,
     skew_matrix,
 )
-from vispe.encodings._options import check_choice
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, check_choice
 from vispe.grid import PerToken, Positions
 
 Form = Literal["matrix", "folded"]

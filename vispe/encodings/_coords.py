@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.base import Additive
-from vispe.encodings._options import check_flag, is_whole
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, check_flag, is_whole
 from vispe.grid import Positions
 
 

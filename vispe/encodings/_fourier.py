@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
 from vispe.base import Additive
-from vispe.encodings._options import is_whole, training_grid
-from vispe.errors import OptionError, ShapeError
+from vispe.encodings._options import training_grid
+from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid import Positions
 
 Normalize = Literal["field", "common", "reference", "corners", "none"]

@@ -13,8 +13,8 @@ from vispe.attention.rotation import Layout, PairRotation
 from vispe.base import Rotary
 from vispe.encodings._kept import Kept
 from vispe.errors import OptionError, ShapeError
-from vispe.frequencies import Schedule, check_schedule
 from vispe.grid import Positions, as_spacing
+from vispe.grid.frequencies import Schedule, check_schedule
 
 LogitScale = Literal["none", "yarn", "entropy"]
 AUGMENTATIONS = ("shift_coords", "jitter_coords", "rescale_coords")

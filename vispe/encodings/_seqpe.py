@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from vispe.base import Encoding
 from vispe.encodings._kept import Kept
-from vispe.encodings._options import check_flag, is_positive, is_whole
 from vispe.encodings._seqpe_encoder import DigitEncoder, Direction
 from vispe.encodings._seqpe_losses import (
     contrastive_loss,
@@ -18,7 +17,7 @@ from vispe.encodings._seqpe_losses import (
     transfer_loss,
     transfer_positions,
 )
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, check_flag, is_positive, is_whole
 from vispe.grid import PerToken, Positions
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.attention.precision import at_least_float32
 from vispe.encodings._comrope import exponential, promoted, skew_matrix, skew_upper
 from vispe.encodings._comrope_base import ComRoPE, Form, Init, Normalize
-from vispe.encodings._options import check_choice, check_flag
+from vispe.errors import check_choice, check_flag
 from vispe.registry import register
 
 Partition = Literal["interleaved", "contiguous"]

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from vispe.attention.precision import exact_product
 from vispe.encodings._coords import affine, padded, small_init
 from vispe.encodings._fourier import FourierEncoding, Normalize, check_features
-from vispe.encodings._options import check_flag, is_positive
-from vispe.errors import OptionError
+from vispe.errors import OptionError, check_flag, is_positive
 from vispe.registry import register
 
 Basis = Literal["gaussian", "identity", "octaves", "none"]

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from vispe.attention.precision import exact_product
 from vispe.encodings._coords import affine
 from vispe.encodings._fourier import FourierEncoding, Normalize, check_features, with_first
-from vispe.encodings._options import check_flag, is_positive, is_whole
-from vispe.errors import OptionError
+from vispe.errors import OptionError, check_flag, is_positive, is_whole
 from vispe.grid import Positions
 from vispe.registry import register
 

@@ -13,8 +13,7 @@ from vispe.attention.rotation import BlockTransform, PairRotation, Transform
 from vispe.base import Rotary
 from vispe.encodings._grape import rank2_rotation
 from vispe.encodings._kept import Kept
-from vispe.encodings._options import check_flag, is_positive, is_whole
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, check_flag, is_positive, is_whole
 from vispe.grid import Positions
 from vispe.registry import register
 

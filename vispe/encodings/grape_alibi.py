@@ -16,8 +16,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.base import Biased
 from vispe.encodings._alibi import fixed_slopes
 from vispe.encodings._grape import ContentGateBias, OneSidedBias
-from vispe.encodings._options import check_flag, is_whole
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, check_flag, is_whole
 from vispe.grid import Positions, as_spacing
 from vispe.registry import register
 

@@ -11,8 +11,7 @@ from vispe.base import Biased
 from vispe.encodings._alibi import fixed_slopes
 from vispe.encodings._coords import affine_weight
 from vispe.encodings._grape import path_bias
-from vispe.encodings._options import is_positive, is_whole
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, is_positive, is_whole
 from vispe.grid import Positions
 from vispe.registry import register
 

@@ -13,8 +13,8 @@ from vispe.attention.rotation import PairRotation, Transform
 from vispe.base import Rotary
 from vispe.encodings._comrope import check_axes, check_number, head_width, need_axes
 from vispe.encodings._gta import Group, Matrices, angles_of, circle, joined, poses, rotations, shifts
-from vispe.encodings._options import check_choice, check_flag, is_whole, training_grid
-from vispe.errors import OptionError, ShapeError
+from vispe.encodings._options import training_grid
+from vispe.errors import OptionError, ShapeError, check_choice, check_flag, is_whole
 from vispe.grid import PerToken, Positions
 from vispe.registry import register
 

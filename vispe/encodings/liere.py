@@ -21,8 +21,8 @@ from vispe.encodings._comrope import (
     skew_matrix,
     skew_upper,
 )
-from vispe.encodings._options import check_choice, check_flag, training_grid
-from vispe.errors import OptionError
+from vispe.encodings._options import training_grid
+from vispe.errors import OptionError, check_choice, check_flag
 from vispe.grid import Positions
 from vispe.registry import register
 

@@ -12,8 +12,7 @@ from vispe.attention.rotation import Expand, PairRotation, Transform
 from vispe.base import Rotary
 from vispe.encodings._comrope import check_axes, check_number, head_width, need_axes
 from vispe.encodings._kept import Kept
-from vispe.encodings._options import check_choice, check_flag
-from vispe.errors import OptionError
+from vispe.errors import OptionError, check_choice, check_flag
 from vispe.grid import Positions
 from vispe.registry import register
 

@@ -15,8 +15,8 @@ from vispe.attention.precision import at_least_float32
 from vispe.base import Additive
 from vispe.encodings._fourier import with_first
 from vispe.encodings._loope import START, ImageShift, ReleasedShift, curve_order, curve_places
-from vispe.encodings._options import check_flag, is_positive, is_whole, training_grid
-from vispe.errors import EncodingMismatch, OptionError, ShapeError
+from vispe.encodings._options import training_grid
+from vispe.errors import EncodingMismatch, OptionError, ShapeError, check_flag, is_positive, is_whole
 from vispe.grid import Positions
 from vispe.registry import register
 

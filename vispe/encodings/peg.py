@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, no_autocast
 from vispe.base import Mixing
-from vispe.encodings._options import is_whole
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid import Grid, Positions
 from vispe.registry import register
 

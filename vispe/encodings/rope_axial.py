@@ -11,8 +11,8 @@ from torch import Tensor
 from vispe.attention.rotation import Layout
 from vispe.encodings._rope import LogitScale, RopeBase, axial_angles, check_split, exact_device, pair_counts
 from vispe.errors import OptionError
-from vispe.frequencies import Schedule, grid_frequencies, inverse_frequencies
 from vispe.grid import Positions
+from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
 from vispe.registry import register
 
 Indexing = Literal["xy", "ij"]

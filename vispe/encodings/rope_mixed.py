@@ -14,8 +14,8 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.rotation import Layout
 from vispe.encodings._rope import LogitScale, RopeBase
 from vispe.errors import OptionError, ShapeError
-from vispe.frequencies import Schedule, grid_frequencies, inverse_frequencies
 from vispe.grid import Positions
+from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
 from vispe.registry import register
 
 

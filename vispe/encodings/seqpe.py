@@ -12,11 +12,10 @@ from vispe.attention.bias import Bias, LowRankBias
 from vispe.attention.rotation import Affine, Transform
 from vispe.base import Biased, Rotary
 from vispe.encodings._coords import affine
-from vispe.encodings._options import check_flag, is_whole
 from vispe.encodings._seqpe import SeqPEBase
 from vispe.encodings._seqpe_encoder import Direction
 from vispe.encodings._seqpe_losses import contrastive_loss, transfer_loss
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, check_flag, is_whole
 from vispe.grid import Positions
 from vispe.registry import register
 

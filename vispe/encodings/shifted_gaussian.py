@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.encodings._coords import CoordinateEncoder, affine, padded, small_init
-from vispe.encodings._options import check_flag, is_positive, is_whole
-from vispe.errors import OptionError
+from vispe.errors import OptionError, check_flag, is_positive, is_whole
 from vispe.grid import Positions
 from vispe.registry import register
 

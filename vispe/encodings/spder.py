@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
 from vispe.encodings._coords import CoordinateEncoder, affine, small_init
-from vispe.encodings._options import check_flag, is_positive, is_whole
-from vispe.errors import OptionError
+from vispe.errors import OptionError, check_flag, is_positive, is_whole
 from vispe.grid import Positions
 from vispe.registry import register
 

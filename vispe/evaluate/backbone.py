@@ -167,7 +167,8 @@ def read_squares(paths: Iterable[str | Path], model: nn.Module) -> Iterator[Tens
     Intensities are scaled between the 0.5 and 99.5 percentiles of the file; what was noticed while reading is
     given as a warning.
     """
-    from vispe.segment.images import normalize, read_image
+    from vispe.images.normalize import normalize
+    from vispe.images.read import read_image
 
     for path in paths:
         image = read_image(path)

@@ -6,8 +6,8 @@ import numpy as np
 
 from vispe.errors import require
 from vispe.evaluate.health import PATTERNS, HeadHealth
-from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
-from vispe.evaluate.report import Page
+from vispe.report.page import Page
+from vispe.report.style import BLUE, GREY, INK, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,11 +12,11 @@ from vispe.base import Additive, Biased, Encoding, Rotary, bias_of, transform_of
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, require
 from vispe.grid import Grid
 from vispe.registry import create_encoding
+from vispe.report.style import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BLUE, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#8A949E", "#22282E"
 _HEAD_DIM = 64
 
 

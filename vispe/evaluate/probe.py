@@ -23,6 +23,7 @@ from vispe.evaluate.linear import Regressor, channel_r2, fit_probe
 from vispe.evaluate.probe_sources import Source, each_features
 from vispe.evaluate.probe_trials import aside, check_sampled, finite, mixed, same_region
 from vispe.evaluate.ramps import TARGETS, check_target, ramp, sample_mask
+from vispe.report.table import aligned
 
 
 @dataclass(frozen=True)
@@ -238,19 +239,3 @@ def positional_probe(
         settings=sampling | fit,
         example=first,
     )
-
-
-def aligned(table: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Return a table of text, heads first, as Markdown with aligned columns; those of `left` are flush left."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "| "
-        + " | ".join(
-            cell.ljust(w) if i in left else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-        )
-        + " |"
-        for cells in table
-    ]
-    rule = "|" + "|".join("-" * (w + 1) + ("-" if i in left else ":") for i, w in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.evaluate.rotation.group import D4, IDENTITY, Element, element
 from vispe.evaluate.rotation.stream import FeatureFunction, features_of
+from vispe.symmetry.d4 import D4, IDENTITY, Element, element
 
 PUBLISHED = (IDENTITY, element("hflip"), element("vflip"), element("rot90"))
 """The poses of the published form: as it is, mirrored left to right, top to bottom, and a quarter turn."""

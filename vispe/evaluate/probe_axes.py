@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vispe.errors import require
-from vispe.evaluate.plots import INK
+from vispe.report.style import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,16 +15,6 @@ WORDS = {
     "radial": "distance to the centre",
     "raster": "reading order",
 }
-
-
-def new(ax: "Axes | None", size: tuple[float, float]) -> "Axes":
-    """Return the axes that were given, or those of a new figure of `size` (width, height) in inches."""
-    require("matplotlib", "cli", "drawing a probe")
-    if ax is not None:
-        return ax
-    from matplotlib import pyplot  # so that a notebook shows it
-
-    return pyplot.figure(figsize=size, dpi=130, layout="constrained").add_subplot()
 
 
 def r2_axis(ax: "Axes", which: str) -> None:

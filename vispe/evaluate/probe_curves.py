@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
-from vispe.evaluate.probe_axes import WORDS, clean, new, r2_axis
+from vispe.evaluate.probe_axes import WORDS, clean, r2_axis
 from vispe.evaluate.probe_layers import LayerProbe
+from vispe.report.style import BLUE, GREY, INK, ORANGE, new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

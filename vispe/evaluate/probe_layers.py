@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.linear import Features, Regressor, to_numpy
-from vispe.evaluate.probe import aligned
 from vispe.evaluate.probe_sources import patch_pixels
 from vispe.evaluate.probe_trials import TOLD, Trials, cell, finite
 from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.stream import checked_maps
+from vispe.report.table import aligned
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vispe.evaluate.probe_layers import LayerProbe
 from vispe.evaluate.probe_plots import plot_probe
 from vispe.evaluate.probe_remedies import BaselineTable
 from vispe.evaluate.probe_remedy_plots import baselines_figure
-from vispe.evaluate.report import Page, Tone
+from vispe.report.page import Page, Tone
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import require
-from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
 from vispe.evaluate.probe import ProbeResult
+from vispe.report.style import BLUE, GREY, INK, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.evaluate.probe import aligned
 from vispe.evaluate.probe_trials import cell, finite
+from vispe.report.table import aligned
 
 NAMES = {
     "none": "untouched",

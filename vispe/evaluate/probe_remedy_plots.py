@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vispe.errors import require
-from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
-from vispe.evaluate.probe_axes import WORDS, new, r2_axis
+from vispe.evaluate.probe_axes import WORDS, r2_axis
 from vispe.evaluate.probe_remedies import BaselineTable
+from vispe.report.style import BLUE, GREY, INK, ORANGE, new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -94,7 +94,7 @@ def black_image(source: Any) -> Tensor | None:
 def texture_images(n: int, model: nn.Module, seed: int = 0) -> Iterator[Tensor]:
     """Yield n normalised pictures of homogeneous isotropic textures, (3, side, side): they show no place.
 
-    Random fields, discs in a matrix and grains take turns, of `vispe.evaluate.textures`; every picture is another
+    Random fields, discs in a matrix and grains take turns, of `vispe.images.textures`; every picture is another
     sample.
 
     Args:
@@ -103,7 +103,7 @@ def texture_images(n: int, model: nn.Module, seed: int = 0) -> Iterator[Tensor]:
         seed: of the samples.
     """
     from vispe.evaluate.backbone import input_settings
-    from vispe.evaluate.textures import disc_packing, random_field, voronoi
+    from vispe.images.textures import disc_packing, random_field, voronoi
 
     side, mean, std = input_settings(model)
     kinds = (random_field, disc_packing, voronoi)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, OptionError, require
-from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
-from vispe.evaluate.report import Page
 from vispe.evaluate.three_cell_train import Recipe, train
+from vispe.report.page import Page
+from vispe.report.style import BLUE, GREY, INK, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from vispe.encodings._options import is_whole
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, is_whole
 from vispe.multimodal._typed import distinct, listed
 from vispe.multimodal.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Video
 from vispe.multimodal.stream import Blocks, Stream, check_same_shape

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.encodings._options import is_whole
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, is_whole
 from vispe.multimodal._typed import unfolded
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from vispe.encodings._options import is_positive, is_whole
-from vispe.errors import OptionError
+from vispe.errors import OptionError, is_positive, is_whole
 
 Sections = tuple[int, ...] | None
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vispe.encodings._options import is_positive, is_whole
-from vispe.errors import OptionError
+from vispe.errors import OptionError, is_positive, is_whole
 
 TEXT, IMAGE, VIDEO = 0, 1, 2  # as `mm_token_type_ids` of Hugging Face processors number them
 WHOLE = (0, 0, 1, 1)  # tile row and column, tile rows and columns of a picture that is not cut

@@ -9,8 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.encodings._options import is_whole
-from vispe.errors import InputError, OptionError
+from vispe.errors import InputError, OptionError, is_whole
 from vispe.multimodal._typed import listed
 from vispe.multimodal.segments import Text
 from vispe.multimodal.stream import Stream

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import InputError, require
+from vispe.images.read import Micrograph
 from vispe.segment.draw import PALETTE, Color
-from vispe.segment.images import Micrograph
 from vispe.segment.live import micrograph
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import require
+from vispe.images.find import find_images
+from vispe.images.read import read_image
 from vispe.napari.layers import MARK, colormap
-from vispe.segment.images import find_images, read_image
 
 Layers = list[tuple[np.ndarray, dict[str, Any], str]]
 Line = tuple[int, int, int, int]

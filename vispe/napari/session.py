@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vispe.errors import VispeError, is_memory
+from vispe.images.read import Micrograph
 from vispe.segment.draw import Color
 from vispe.segment.features import FeatureConfig
-from vispe.segment.images import Micrograph
 from vispe.segment.live import Live
 from vispe.segment.modelfile import Model
 from vispe.segment.pipeline import DEFAULT

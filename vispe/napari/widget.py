@@ -14,11 +14,11 @@ from qtpy.QtCore import QTimer
 from qtpy.QtWidgets import QFileDialog, QWidget
 
 from vispe.errors import VispeError
+from vispe.images.read import Micrograph
 from vispe.napari import layers as between
 from vispe.napari.panel import Panel
 from vispe.napari.results import show_disagreement, show_pages
 from vispe.napari.session import Answer, Request, Session, Setup
-from vispe.segment.images import Micrograph
 from vispe.segment.live import MAX_CLASSES
 from vispe.segment.modelfile import Model, load_model, save_model
 

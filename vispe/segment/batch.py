@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, OptionError, VispeError
+from vispe.files import check_writable
+from vispe.images.companions import labels_among
+from vispe.images.formats.headers import stored_shape
+from vispe.images.normalize import normalize
+from vispe.images.read import Micrograph, read_image
+from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
 from vispe.segment.claim import claimed
 from vispe.segment.cluster import PixelClusters
-from vispe.segment.companions import labels_among
 from vispe.segment.disk import DiskFull, room
 from vispe.segment.draw import overlay, uncertainty_image
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.filters3d import Stack
-from vispe.segment.headers import stored_shape
-from vispe.segment.images import Micrograph, normalize, read_image
 from vispe.segment.inputs import BatchImage, Paths, Reading, chosen, find_each, listed, match
 from vispe.segment.modelfile import Model, load_model, save_model, versions
-from vispe.segment.outputs import check_writable, label_suffix, write_labels, write_png, write_probabilities
 from vispe.segment.predict import Post, Prediction, predict_page, total_areas, within_memory
 from vispe.segment.report import Clock, Report, Watcher, described, faded, fractions
 from vispe.segment.resume import State, digest, plain, state_of

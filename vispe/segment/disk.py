@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vispe.errors import InputError
-from vispe.segment.guards import amount
+from vispe.images.formats.guards import amount
 
 
 class DiskFull(InputError):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError
+from vispe.images.read import Micrograph
 from vispe.segment.filters import Axis, Filters, smooth_rows, smoothing
-from vispe.segment.images import Micrograph
 from vispe.segment.tiles import Region
 
 SIGMAS_3D = (1.0, 2.0, 4.0)

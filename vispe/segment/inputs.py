@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Literal
 
 from vispe.errors import InputError
-from vispe.segment.companions import images_among, is_named
-from vispe.segment.images import find_images
-from vispe.segment.labels import Labels
+from vispe.images.companions import images_among, is_named
+from vispe.images.find import find_images
+from vispe.images.labels.read import Labels
 
 Paths = Sequence[str | Path]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How image files are read; see `read_image` and `normalize` in `vispe.segment.images`."""
+    """How image files are read; see `read_image` and `normalize` in `vispe.images.read`."""
 
     channel: str | None = None
     z: str | None = None

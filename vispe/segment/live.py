@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, OptionError, ShapeError
+from vispe.images.normalize import normalize
+from vispe.images.read import Micrograph
 from vispe.segment.calibrate import calibrate, joined, strokes
 from vispe.segment.classify import KINDS, PixelClassifier
 from vispe.segment.downloads import downloads
 from vispe.segment.draw import Color
 from vispe.segment.features import FeatureConfig
-from vispe.segment.images import Micrograph, normalize
 from vispe.segment.kept import MEMORY, KeptFeatures
 from vispe.segment.modelfile import Model, load_model, save_model
 from vispe.segment.pipeline import DEFAULT, Reading

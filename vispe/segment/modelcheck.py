@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.segment.guards import RATIO, machine_memory
-from vispe.segment.images import MODES
-from vispe.segment.levels import LONGEST, has_controls, unique
+from vispe.images.formats.guards import RATIO, machine_memory
+from vispe.images.labels.levels import LONGEST, has_controls, unique
+from vispe.images.normalize import MODES
 
 TRUSTED = frozenset(
     {

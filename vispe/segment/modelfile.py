@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import InputError, require
+from vispe.files import atomic_path
+from vispe.images.formats.decoded import BROKEN
+from vispe.images.paths import check_file
 from vispe.segment.classify import KINDS, PixelClassifier
 from vispe.segment.cluster import METHODS, PixelClusters
-from vispe.segment.decode import BROKEN
 from vispe.segment.dense import NAME
 from vispe.segment.downloads import downloads
 from vispe.segment.features import FeatureConfig, Features, TokenBasis
@@ -33,8 +35,6 @@ from vispe.segment.modelcheck import (
     check_tensors,
     read_card,
 )
-from vispe.segment.outputs import atomic_path
-from vispe.segment.paths import check_file
 from vispe.segment.text.config import TextClassifier, TextConfig
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Model:
         classifier: gives class probabilities from features.
         names: K class names.
         colors: K colours (r, g, b), or None for the default palette.
-        normalize: mode of `vispe.segment.images.normalize`.
+        normalize: mode of `vispe.images.normalize.normalize`.
         clip: its percentiles.
         channels: number of image channels that the features were fitted with; None if any will do.
         seed: of all random numbers.

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from vispe.files import write_csv, write_json
 from vispe.segment.features import Features
 from vispe.segment.metrics import summarize
 from vispe.segment.modelfile import Model, versions
-from vispe.segment.outputs import write_csv, write_json
 from vispe.segment.predict import Areas, Post
 from vispe.segment.prior import interval
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError
-from vispe.segment.outputs import MARK, jsonable
+from vispe.files import MARK, jsonable
 
 NAME = "unfinished.jsonl"
 _TEMPORARY = re.compile(rf"\.(.+){re.escape(MARK)}[0-9a-f]{{12}}(?:\.\w+)?", re.DOTALL)

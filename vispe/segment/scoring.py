@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from vispe.images.labels.read import read_truth
 from vispe.segment.inputs import Paths
-from vispe.segment.labels import read_truth
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
 
 

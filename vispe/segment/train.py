@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, VispeError
+from vispe.images.labels.read import Labels, read_label_set
 from vispe.segment.batch import Batch
 from vispe.segment.calibrate import advice, calibrate, joined, strokes
 from vispe.segment.classify import PixelClassifier, import_early
 from vispe.segment.cluster import SAMPLE, PixelClusters
 from vispe.segment.inputs import BatchImage
-from vispe.segment.labels import Labels, read_label_set
 from vispe.segment.modelfile import Model
 from vispe.segment.predict import within_memory
 
 
 @dataclass(frozen=True)
 class Labelling:
-    """How label files are read; see `read_labels` in `vispe.segment.labels`."""
+    """How label files are read; see `read_labels` in `vispe.images.labels.read`."""
 
     classes: Sequence[str] | None = None
     legend: str | Path | None = None

@@ -9,11 +9,11 @@ import torch
 
 import vispe
 from vispe.errors import OptionError
-from vispe.evaluate.rotation.files import FileImages, FileMasks
 from vispe.evaluate.rotation.subject import Subject
+from vispe.files import check_writable
+from vispe.images.find import find_images
+from vispe.images.sequences import FileImages, FileMasks
 from vispe.segment.features import choose_device
-from vispe.segment.images import find_images
-from vispe.segment.outputs import check_writable
 from vispe.train.evaluate import Progress, evaluate
 from vispe.train.evaluate_page import evaluation_page
 from vispe.train.evaluate_pictures import Settings

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vispe.evaluate.report import Tone
+from vispe.report.page import Tone
 from vispe.train.evaluate_masks import mean_known
 
 READABLE, GONE = 0.5, 0.05

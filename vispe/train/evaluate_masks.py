@@ -19,9 +19,9 @@ from torch import Tensor
 
 from vispe.evaluate.rotation.labels import confusion, mean_iou, truths_of
 from vispe.evaluate.rotation.quadrant import quadrants, scribbles
-from vispe.evaluate.rotation.result import json_list
 from vispe.evaluate.rotation.stream import FeatureFunction, features_of
 from vispe.evaluate.rotation.trained import TrainedSegmenter, at_pixels
+from vispe.report.table import json_list
 from vispe.segment.filters import Filters
 
 

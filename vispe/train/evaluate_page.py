@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vispe.evaluate.report import Page
 from vispe.evaluate.rotation.report import HEADLINES
 from vispe.evaluate.rotation.verdict import SCALE
+from vispe.report.page import Page
 from vispe.train.evaluate_criteria import Criterion, tone
 from vispe.train.evaluate_masks import mean_known
 from vispe.train.evaluate_plots import fingerprint_figure, kept_figure, masks_figure, position_figure

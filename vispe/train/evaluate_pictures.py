@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.plan import fitted_image
-from vispe.evaluate.textures import disc_packing, random_field, voronoi
+from vispe.images.textures import disc_packing, random_field, voronoi
 
 _ENOUGH = 32  # patches that a fit should see
 

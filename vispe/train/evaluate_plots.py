@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
-from vispe.evaluate.rotation.drawing import new_figure
 from vispe.evaluate.rotation.fingerprint import Fingerprint
+from vispe.report.style import BLUE, GREY, INK, ORANGE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ import numpy as np
 from vispe.evaluate.probe import ProbeResult
 from vispe.evaluate.rotation.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.evaluate.rotation.result import json_list
+from vispe.report.table import json_list
 from vispe.train.evaluate_criteria import Criterion, criteria, verdict
 from vispe.train.evaluate_masks import MaskScores
 
@@ -125,7 +125,7 @@ class RetrofitReport:
         Raises:
             InputError: the file exists.
         """
-        from vispe.segment.outputs import write_json
+        from vispe.files import write_json
 
         write_json(path, self.to_dict(), force)
         return Path(path)

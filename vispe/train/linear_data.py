@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.rotation.files import FileImages, FileMasks
-from vispe.evaluate.rotation.group import D4
-from vispe.segment.images import find_images
+from vispe.images.find import find_images
+from vispe.images.sequences import FileImages, FileMasks
+from vispe.symmetry.d4 import D4
 
 IGNORE = -1
 """Class number of pixels that do not count; the others are 0..K-1."""

@@ -81,7 +81,7 @@ def train(
 def _save(
     out: Path, identity: str, step: int, model: LinearSegmenter, optimizer: torch.optim.Optimizer
 ) -> None:
-    from vispe.segment.outputs import atomic_path
+    from vispe.files import atomic_path
 
     state = {
         "identity": identity,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation.group import D4, Element
+from vispe.symmetry.d4 import D4, Element
 from vispe.train.backbone import final_tokens
 from vispe.train.config import Weights
 

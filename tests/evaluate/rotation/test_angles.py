@@ -7,7 +7,7 @@ import torch
 from tests.evaluate.rotation.cases import F64, field, noise, vit
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation import Canvas, ModelFeatures, angle_equivariance, raw_intensity, rotate
-from vispe.evaluate.rotation.warp import blurred_as, sampling_grid
+from vispe.symmetry.warp import blurred_as, sampling_grid
 
 
 def row(rows, transform):

@@ -15,7 +15,7 @@ from vispe.evaluate.rotation import (
     score_changes,
 )
 from vispe.evaluate.rotation.lie import MOTIONS, along, moved
-from vispe.evaluate.rotation.warp import rotate
+from vispe.symmetry.warp import rotate
 
 METHODS = ("forward", "double backward", "difference")
 

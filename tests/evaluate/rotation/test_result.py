@@ -19,8 +19,8 @@ from vispe.evaluate.rotation import (
 )
 from vispe.evaluate.rotation.compare import error
 from vispe.evaluate.rotation.measure import measure
-from vispe.evaluate.rotation.statistics import bootstrap_interval
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
+from vispe.report.statistics import bootstrap_interval
 
 
 def test_summary_of_known_values():

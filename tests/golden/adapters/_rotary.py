@@ -2,7 +2,7 @@
 
 import math
 
-from vispe.frequencies import inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import rotation
 
 

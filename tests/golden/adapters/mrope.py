@@ -2,7 +2,7 @@
 
 import torch
 
-from vispe.frequencies import inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Stream, create_scheme, rotation, tables
 
 MADE = {

@@ -3,7 +3,7 @@
 import torch
 
 from tests.golden.adapters._rotary import asked, rotated
-from vispe.frequencies import inverse_frequencies
+from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import create_scheme, rotation
 from vispe.multimodal.merging import merge_tokens
 from vispe.multimodal.schemes.ppe import reference_rotation, reference_sections

@@ -2,7 +2,7 @@
 
 import torch
 
-from vispe import frequencies as fr
+from vispe.grid import frequencies as fr
 
 MADE = {
     "max_position_embeddings": "how many positions the reference caches",

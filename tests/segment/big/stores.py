@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vispe.segment.images import Micrograph, normalize
+from vispe.images.normalize import normalize
+from vispe.images.read import Micrograph
 from vispe.segment.predict import Post, predict_page
 
 zarr = pytest.importorskip("zarr", reason="needs the extra vispe[big]")

@@ -168,9 +168,9 @@ def test_a_model_of_image_files_is_applied_to_a_store(tmp_path, small_blocks, ca
 
 
 def test_colours_in_labels_are_those_of_read_labels(tmp_path, small_blocks):
+    from vispe.images.labels.read import read_labels
     from vispe.segment.big.scribbles import read_scribbles
     from vispe.segment.big.source import open_image
-    from vispe.segment.labels import read_labels
 
     image = open_image(write_store(tmp_path / "a.zarr", np.zeros((300, 40), np.uint8)))
     random = np.random.default_rng(0)

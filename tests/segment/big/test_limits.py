@@ -6,9 +6,10 @@ from hypothesis.extra import numpy as hnp
 
 from tests.segment.big.stores import write_store
 from vispe.errors import InputError
+from vispe.images.normalize import normalize
+from vispe.images.read import Micrograph
 from vispe.segment.big.limits import find_limits, percentiles
 from vispe.segment.big.source import open_image
-from vispe.segment.images import Micrograph, normalize
 
 DTYPES = ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
 

@@ -23,7 +23,7 @@ def stop(*_: object) -> None:
 def main() -> None:
     """Read each file and say what came of it."""
     from vispe.errors import VispeError
-    from vispe.segment.images import read_image
+    from vispe.images.read import read_image
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGALRM, stop)

@@ -13,9 +13,9 @@ from PIL import Image
 
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError
-from vispe.segment import guards
-from vispe.segment.images import read_image
-from vispe.segment.labels import read_labels
+from vispe.images.formats import guards
+from vispe.images.labels.read import read_labels
+from vispe.images.read import read_image
 
 FILES = {name: (data, pattern) for name, data, pattern in corpus.hostile()}
 ALONE = Path(__file__).with_name("run_alone.py")
@@ -98,7 +98,7 @@ def test_labels_may_compress_as_well_as_they_like(tmp_path, monkeypatch):
     monkeypatch.setattr(
         guards.check_size, "__kwdefaults__", {**guards.check_size.__kwdefaults__, "free": 1000}
     )
-    monkeypatch.setattr("vispe.segment.decode.LARGE", 1000)
+    monkeypatch.setattr("vispe.images.formats.decode.LARGE", 1000)
     drawn = np.zeros((1200, 1000), np.uint8)
     drawn[3, :500], drawn[7, :500] = 1, 2
     Image.fromarray(drawn).save(tmp_path / "l.png", optimize=True)
@@ -114,7 +114,7 @@ def test_a_lack_of_memory_is_one_sentence(monkeypatch, tmp_path):
         raise MemoryError("Unable to allocate 2.33 GiB")
 
     Image.fromarray(corpus.grey()).save(tmp_path / "a.png")
-    monkeypatch.setattr("vispe.segment.images._plain_colours", much)
+    monkeypatch.setattr("vispe.images.read._plain_colours", much)
     with pytest.raises(
         InputError, match=r"a\.png needs more memory than there is \(Unable to allocate 2\.33 GiB\)"
     ):

@@ -14,7 +14,6 @@ from vispe.evaluate.rotation.features import (
     raw_intensity,
 )
 from vispe.evaluate.rotation.fingerprint import Fingerprint, fingerprint, random_crops
-from vispe.evaluate.rotation.group import D4, IDENTITY, Element, element, fit_to_patches
 from vispe.evaluate.rotation.layers import layer_curve, position_r2
 from vispe.evaluate.rotation.lie import lie_derivative, lie_derivatives
 from vispe.evaluate.rotation.measure import measure
@@ -28,10 +27,11 @@ from vispe.evaluate.rotation.saved import SavedSegmenter
 from vispe.evaluate.rotation.scores import argmax_consistency, score_changes
 from vispe.evaluate.rotation.segmentation import angle_consistency, consistency, phase_consistency
 from vispe.evaluate.rotation.sharing import Processes
-from vispe.evaluate.rotation.statistics import Summary, paired_difference, summarise
 from vispe.evaluate.rotation.stream import PerImage
 from vispe.evaluate.rotation.translation import crop_shift, roll_equivariance
-from vispe.evaluate.rotation.warp import Canvas, rotate
+from vispe.report.statistics import Summary, paired_difference, summarise
+from vispe.symmetry.d4 import D4, IDENTITY, Element, element, fit_to_patches
+from vispe.symmetry.warp import Canvas, rotate
 
 __all__ = [
     "ANGLES",

@@ -21,7 +21,7 @@ from vispe.errors import ShapeError
 from vispe.evaluate.rotation.compare import error
 from vispe.evaluate.rotation.result import Measurement
 from vispe.evaluate.rotation.stream import FeatureFunction, batches, features_of, patch_of
-from vispe.evaluate.rotation.warp import Canvas, blurred_as, rotate
+from vispe.symmetry.warp import Canvas, blurred_as, rotate
 
 ANGLES = tuple(range(0, 360, 15))
 """The 24 poses that are measured by default, in degrees."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, UnknownName, did_you_mean
-from vispe.evaluate.rotation.group import D4
-from vispe.segment.paths import expanded
+from vispe.images.paths import expanded
+from vispe.symmetry.d4 import D4
 
 
 class D4Segmenter:

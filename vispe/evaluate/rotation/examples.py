@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.evaluate.rotation.group import D4, IDENTITY
 from vispe.evaluate.rotation.groups import segmenter_for
 from vispe.evaluate.rotation.plan import Measured, Plan, Step
 from vispe.evaluate.rotation.stream import FeatureFunction, features_of, labels_of
+from vispe.symmetry.d4 import D4, IDENTITY
 
 Shown = Callable[[Tensor], np.ndarray]
 """An image (c, H, W) as the model gets it -> a picture (H, W, 3) in [0, 1]."""

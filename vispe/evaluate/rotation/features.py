@@ -15,10 +15,10 @@ from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.compare import MEASURES, InvariantShare, check_measures
-from vispe.evaluate.rotation.group import D4, IDENTITY, Element
 from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.result import Measurement
 from vispe.evaluate.rotation.stream import FeatureFunction, batches, checked_maps, features_of
+from vispe.symmetry.d4 import D4, IDENTITY, Element
 
 ALL = (*MEASURES, "invariant_share")
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.linear import channel_r2
 from vispe.evaluate.ramps import ramp
-from vispe.evaluate.rotation.result import json_list
 from vispe.evaluate.rotation.stream import FeatureFunction, batches, features_of
+from vispe.report.table import json_list
 
 ENOUGH = 30
 """Images below which the mean map is still mostly content."""

@@ -11,10 +11,10 @@ from vispe.evaluate.linear import fit_probe
 from vispe.evaluate.ramps import ramp
 from vispe.evaluate.rotation.compare import error
 from vispe.evaluate.rotation.features import label_of
-from vispe.evaluate.rotation.group import D4, IDENTITY, Element
 from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.result import Measurement
 from vispe.evaluate.rotation.stream import FeatureFunction, batches, checked_maps, features_of
+from vispe.symmetry.d4 import D4, IDENTITY, Element
 
 
 def layer_curve(

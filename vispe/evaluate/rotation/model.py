@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
-from vispe.evaluate.rotation.group import Element
+from vispe.symmetry.d4 import Element
 
 
 class ModelFeatures:

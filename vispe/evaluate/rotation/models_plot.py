@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
 from vispe.evaluate.rotation import drawing as draw
 from vispe.evaluate.rotation.drawing import LIMITS
 from vispe.evaluate.rotation.result import METRICS, Measurement, RotationResult
-from vispe.evaluate.rotation.statistics import Summary
 from vispe.evaluate.rotation.verdict import MILD
+from vispe.report.statistics import Summary
+from vispe.report.style import BLUE, GREY, INK, ORANGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

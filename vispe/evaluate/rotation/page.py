@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from vispe.evaluate.report import Page, Tone
 from vispe.evaluate.rotation.page_sections import SECTIONS
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.result import METRICS, Measurement
-from vispe.evaluate.rotation.statistics import FEWEST, Summary, summarise
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
+from vispe.report.page import Page, Tone
+from vispe.report.statistics import FEWEST, Summary, summarise
 
 HEAD = ("transform", "metric", "of", "mean", "95 % interval", "worst image", "floor", "effect", "images")
 

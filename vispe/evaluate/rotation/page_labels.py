@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from vispe.evaluate.report import Page
 from vispe.evaluate.rotation import pictures, plots
 from vispe.evaluate.rotation.groups import EVERY_POSE
 from vispe.evaluate.rotation.page_parts import NAMES, POSES, drawn, first_image, rows_of, short_table
 from vispe.evaluate.rotation.polar import angle_rows
 from vispe.evaluate.rotation.report import RotationReport
+from vispe.report.page import Page
 
 
 def labels(page: Page, report: RotationReport) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from vispe.evaluate.report import Page
 from vispe.evaluate.rotation import drawing as draw
-from vispe.evaluate.rotation.group import D4
 from vispe.evaluate.rotation.result import METRICS, Measurement, RotationResult
-from vispe.evaluate.rotation.statistics import Summary
+from vispe.report.page import Page
+from vispe.report.statistics import Summary
+from vispe.symmetry.d4 import D4
 
 POSES = tuple(g.name for g in D4[1:])
 NAMES = (

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vispe.evaluate.report import Page
 from vispe.evaluate.rotation import pictures, plots
 from vispe.evaluate.rotation.page_labels import accuracy, corners, labels, scores
 from vispe.evaluate.rotation.page_parts import NAMES, POSES, drawn, first_image, rows_of, short_table
 from vispe.evaluate.rotation.polar import angle_rows
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.verdict import SCALE
+from vispe.report.page import Page
 
 
 def turned(page: Page, report: RotationReport) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vispe.evaluate.plots import BLUE, GREY, INK
 from vispe.evaluate.rotation import drawing as draw
 from vispe.evaluate.rotation.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
+from vispe.report.style import BLUE, GREY, INK
 from vispe.segment.draw import PALETTE
 
 if TYPE_CHECKING:

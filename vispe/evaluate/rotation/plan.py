@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from vispe.errors import InputError, ShapeError
 from vispe.evaluate.rotation.angles import ANGLES
-from vispe.evaluate.rotation.group import fit_to_patches
 from vispe.evaluate.rotation.labels import truths_of
 from vispe.evaluate.rotation.stream import FeatureFunction, Segmenter
 from vispe.evaluate.rotation.translation import Shift
-from vispe.evaluate.rotation.warp import Canvas
+from vispe.symmetry.d4 import fit_to_patches
+from vispe.symmetry.warp import Canvas
 
 GROUPS = {
     "d4": "features under quarter turns and mirroring, with the share of the position code, and controls",

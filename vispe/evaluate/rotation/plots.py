@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.evaluate.plots import BLUE, GREY, INK, ORANGE
 from vispe.evaluate.rotation import drawing as draw
 from vispe.evaluate.rotation.controls import RANDOM
 from vispe.evaluate.rotation.drawing import LIMITS
-from vispe.evaluate.rotation.group import D4
 from vispe.evaluate.rotation.models_plot import plot_models
 from vispe.evaluate.rotation.pictures import plot_fingerprint, plot_label_poses, plot_poses
 from vispe.evaluate.rotation.polar import plot_polar
 from vispe.evaluate.rotation.quadrant import QUADRANTS
 from vispe.evaluate.rotation.result import METRICS, Measurement, RotationResult
 from vispe.evaluate.rotation.verdict import EXACT
+from vispe.report.style import BLUE, GREY, INK, ORANGE
+from vispe.symmetry.d4 import D4
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

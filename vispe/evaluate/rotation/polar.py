@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.evaluate.plots import BLUE, INK
 from vispe.evaluate.rotation import drawing as draw
-from vispe.evaluate.rotation.drawing import FAINT, LIMITS
+from vispe.evaluate.rotation.drawing import LIMITS
 from vispe.evaluate.rotation.result import METRICS, Measurement, RotationResult
+from vispe.report.style import BLUE, FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ import numpy as np
 
 from vispe.evaluate.rotation.fingerprint import Fingerprint
 from vispe.evaluate.rotation.result import Measurement, RotationResult
-from vispe.evaluate.rotation.statistics import FEWEST, summarise
+from vispe.report.statistics import FEWEST, summarise
 
 _CHANGE = "features, 0 = same, 1.41 = unrelated, no upper limit"
 _AGREE = "labels, 1 = same"
@@ -128,7 +128,7 @@ class RotationReport:
         Raises:
             InputError: the file exists.
         """
-        from vispe.segment.outputs import write_json
+        from vispe.files import write_json
 
         write_json(path, self.to_dict(), force)
         return Path(path)

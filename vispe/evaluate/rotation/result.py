@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import ShapeError, UnknownName
-from vispe.evaluate.rotation.statistics import Better, Summary, summarise
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
+from vispe.report.statistics import Better, Summary, summarise
+from vispe.report.table import json_list
 
 
 @dataclass(frozen=True)
@@ -229,14 +230,6 @@ def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
         )
         for same in zip(*parts, strict=True)
     )
-
-
-def json_list(values: np.ndarray) -> list[Any]:
-    """Return an array as nested lists of JSON values; what is not finite becomes None."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim > 1:
-        return [json_list(row) for row in array]
-    return [float(v) if np.isfinite(v) else None for v in array]
 
 
 def _cells(row: Measurement, seed: int) -> list[str]:

@@ -25,7 +25,7 @@ class SavedSegmenter:
     Attributes:
         names: of the classes 1..K.
         n_classes: K.
-        normalize: mode of `vispe.segment.images.normalize`.
+        normalize: mode of `vispe.images.normalize.normalize`.
         clip: its percentiles.
 
     Raises:

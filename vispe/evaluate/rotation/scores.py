@@ -14,7 +14,7 @@ from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.lie import moved
 from vispe.evaluate.rotation.result import Measurement
 from vispe.evaluate.rotation.stream import batches
-from vispe.evaluate.rotation.warp import rotate
+from vispe.symmetry.warp import rotate
 
 Classifier = Callable[[Tensor], Tensor]
 """Images (b, c, H, W) -> logits (b, k)."""

@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.evaluate.rotation.files import FileImages, FileMasks, TextureImages
 from vispe.evaluate.rotation.subject import Subject
+from vispe.images.sequences import FileImages, FileMasks, TextureImages
 
 
 class Joined(Sequence):

@@ -12,7 +12,7 @@ from vispe.evaluate.rotation.callables import D4Segmenter, named_callable
 from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.saved import SavedSegmenter
 from vispe.evaluate.rotation.stream import FeatureFunction, Segmenter
-from vispe.symmetry import D4Features, symmetrize
+from vispe.symmetry.remedies import D4Features, symmetrize
 
 Kind = Literal["features", "segmenter"]
 _TIMM_PLACES = ("hf-hub", "hf_hub", "local-dir")
@@ -29,7 +29,7 @@ class Subject:
         channels: of the images.
         mean: (c, 1, 1), taken from images in [0, 1].
         std: (c, 1, 1), by which they are then divided.
-        normalize: mode of `vispe.segment.images.normalize`.
+        normalize: mode of `vispe.images.normalize.normalize`.
         clip: its percentiles.
         patch: side of a patch in pixels; None where it is not known.
         size: side in pixels of the images that the model was built for; None if it was for none.

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
 from vispe.errors import InputError
-from vispe.evaluate.rotation.group import IDENTITY, Element
 from vispe.evaluate.rotation.stream import FeatureFunction, features_of
+from vispe.symmetry.d4 import IDENTITY, Element
 
 
 class TrainedSegmenter:

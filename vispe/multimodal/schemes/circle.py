@@ -10,8 +10,7 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from vispe.encodings._options import check_flag
-from vispe.errors import OptionError
+from vispe.errors import OptionError, check_flag
 from vispe.multimodal import allocation
 from vispe.multimodal.options import Sections, check_option, check_positive, check_sections, sections_for
 from vispe.multimodal.registry import register_scheme

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from vispe.encodings._options import is_positive
-from vispe.errors import OptionError
+from vispe.errors import OptionError, is_positive
 from vispe.multimodal import allocation
 from vispe.multimodal.options import Sections, check_option, check_positive, check_sections, sections_for
 from vispe.multimodal.registry import register_scheme

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vispe.encodings._options import is_whole
-from vispe.errors import OptionError, UnsupportedCombination
+from vispe.errors import OptionError, UnsupportedCombination, is_whole
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.schemes.mrope import RoPE1D
 from vispe.multimodal.stream import Blocks

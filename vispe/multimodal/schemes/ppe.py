@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.rotation import PairRotation, Transform
-from vispe.encodings._options import check_flag, is_whole
-from vispe.errors import InputError, OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError, check_flag, is_whole
 from vispe.multimodal import allocation
 from vispe.multimodal.merging import merge_tokens
 from vispe.multimodal.options import check_option, sections_for

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.paths import expanded
+from vispe.images.paths import expanded
 
 _MARKS = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 
@@ -47,7 +47,7 @@ def find_stores(patterns: Sequence[str | Path]) -> tuple[list[Path], list[str | 
 
 
 def _has_images(paths: Sequence[Path]) -> bool:
-    from vispe.segment.decode import SUFFIXES
+    from vispe.images.formats.decoded import SUFFIXES
 
     return any(path.suffix.lower() in SUFFIXES and path.is_file() for path in paths)
 
@@ -68,7 +68,7 @@ def large_images(patterns: Sequence[str | Path], memory: str | None, scheduler: 
             )
         return stores
     if rest:
-        from vispe.segment.images import find_images
+        from vispe.images.find import find_images
 
         files = find_images(rest)
         other = [path for path in files if path.suffix.lower() not in (".tif", ".tiff")]
@@ -84,7 +84,7 @@ def large_images(patterns: Sequence[str | Path], memory: str | None, scheduler: 
 
 def _without_companions(stores: list[Path], patterns: Sequence[str | Path]) -> list[Path]:
     """Leave out stores that belong to another one by name, such as results, unless they are named by themselves."""
-    from vispe.segment.companions import companions
+    from vispe.images.companions import companions
 
     beside = companions(map(stem, stores))
     named = {

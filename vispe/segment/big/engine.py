@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError, require
+from vispe.images.paths import check_file
 from vispe.segment.big.limits import Limits
 from vispe.segment.big.page import LazyPage, LazyValid, Window
 from vispe.segment.big.source import open_image
 from vispe.segment.features import FeatureConfig, Features, PreparedPage
 from vispe.segment.modelfile import Model, load_model
-from vispe.segment.paths import check_file
 from vispe.segment.predict import piece_probabilities, piece_threads
 from vispe.segment.tiles import Blend, Region
 from vispe.segment.workers import in_order

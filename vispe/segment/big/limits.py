@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from vispe.errors import InputError
+from vispe.images.normalize import grey_range
 from vispe.segment.big.source import BigImage, valid_pixels
-from vispe.segment.images import grey_range
 
 _PART = 1 << 16  # values that are counted at once
 _BITS = 16
@@ -22,7 +22,7 @@ Limits = tuple[float, float] | None
 def find_limits(
     image: BigImage, mode: str, clip: tuple[float, float], rows: int, step: Callable[[float], None]
 ) -> tuple[list[Limits], int, list[str]]:
-    """Find what `vispe.segment.images.normalize` scales by.
+    """Find what `vispe.images.normalize.normalize` scales by.
 
     Args:
         image: the image.

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError
+from vispe.files import write_json
 from vispe.segment.big import stem, store
 from vispe.segment.big.engine import Block, Job
 from vispe.segment.big.source import BigImage
-from vispe.segment.outputs import write_json
 from vispe.segment.tiles import Region, blocks
 
 RUN = "unfinished.json"

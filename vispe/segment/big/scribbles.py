@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError, OptionError
+from vispe.images.labels.levels import Level, Naming, named_classes, read_names
+from vispe.images.labels.read import FEW, decoded_labels, label_codes
+from vispe.images.labels.strokes import overdrawn, placed, read_strokes
 from vispe.segment.big import is_store
 from vispe.segment.big.source import BigImage, open_image
-from vispe.segment.labels import FEW, decoded_labels, label_codes
-from vispe.segment.levels import Level, Naming, named_classes, read_names
-from vispe.segment.strokes import overdrawn, placed, read_strokes
 from vispe.segment.tiles import Region
 from vispe.segment.train import Labelling
 
@@ -34,7 +34,7 @@ class Scribbles:
 def read_scribbles(
     paths: Sequence[Path], images: Sequence[BigImage], how: Labelling
 ) -> tuple[list[Scribbles], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:
-    """Read the labels of several images with one numbering, as `read_label_set` in `vispe.segment.labels` does.
+    """Read the labels of several images with one numbering, as `read_label_set` in `vispe.images.labels.read` does.
 
     Args:
         paths: JSON strokes, label images or Zarr stores; only stores and strokes may be larger than memory.

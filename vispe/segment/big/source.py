@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, require
+from vispe.images.formats.decoded import checked_axes, to_pages
+from vispe.images.formats.tiff import MICRONS
+from vispe.images.read import channel_numbers, pick_pages
 from vispe.segment.big import is_store
-from vispe.segment.decode import checked_axes, to_pages
-from vispe.segment.images import channel_numbers, pick_pages
-from vispe.segment.tiff import MICRONS
 from vispe.segment.tiles import Region
 
 LARGEST = 1 << 37
@@ -160,7 +160,7 @@ def open_image(
 
     Args:
         path: OME-Zarr image, Zarr array, or TIFF.
-        channel: channels to use, as in `vispe.segment.images.read_image`.
+        channel: channels to use, as in `vispe.images.read.read_image`.
         z: pages to use, likewise.
         axes: meaning of the stored dimensions, where the file is wrong or does not say.
 
@@ -310,9 +310,15 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     import zarr
     from tifffile import TiffFile, imread
 
-    from vispe.segment.decode import BROKEN
-    from vispe.segment.guards import check_metadata, check_page_list
-    from vispe.segment.tiff import has_alpha, tag_value, tiff_channel_names, tiff_pixel_size, tiff_resolution
+    from vispe.images.formats.decoded import BROKEN
+    from vispe.images.formats.metadata import check_metadata, check_page_list
+    from vispe.images.formats.tiff import (
+        has_alpha,
+        tag_value,
+        tiff_channel_names,
+        tiff_pixel_size,
+        tiff_resolution,
+    )
 
     check_page_list(path)
     try:

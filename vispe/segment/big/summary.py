@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from vispe.images.write import write_png
 from vispe.segment.big import stem, store
 from vispe.segment.big.engine import Job
 from vispe.segment.big.source import BigImage
 from vispe.segment.draw import overlay
 from vispe.segment.modelfile import Model
-from vispe.segment.outputs import write_png
 from vispe.segment.predict import Areas
 from vispe.segment.report import fractions
 from vispe.segment.tiles import Region

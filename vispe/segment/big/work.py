@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, OptionError, VispeError, require
+from vispe.files import check_writable
 from vispe.segment.batch import MODEL_NAME
 from vispe.segment.big import progress, store
 from vispe.segment.big import stem as stem_of
@@ -26,7 +27,6 @@ from vispe.segment.disk import DiskFull, room
 from vispe.segment.features import Features
 from vispe.segment.inputs import Reading
 from vispe.segment.modelfile import Model, versions
-from vispe.segment.outputs import check_writable
 from vispe.segment.predict import Post
 from vispe.segment.report import Clock, Report, Watcher, described, faded
 from vispe.segment.resume import state_of

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.evaluate.rotation.labels import resampled_labels, shares, turned_labels
-from vispe.evaluate.rotation.warp import Canvas
+from vispe.evaluate.rotation.labels import shares
 from vispe.segment.trust.result import Posed
+from vispe.symmetry.labels import resampled_labels, turned_labels
+from vispe.symmetry.warp import Canvas
 
 MARGIN = 8
 """Pixels off the rim of the disc, and what the side of the window is a multiple of."""

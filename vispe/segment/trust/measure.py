@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation.group import D4, IDENTITY
 from vispe.evaluate.rotation.stream import checked_labels
 from vispe.segment.predict import Prediction
 from vispe.segment.trust.moves import REPEAT, Lay, Move, Moved, Rim, Shift, fitting
 from vispe.segment.trust.result import FAMILIES, Posed, Trust
+from vispe.symmetry.d4 import D4, IDENTITY
 
 SHIFTS: tuple[Shift, ...] = ((-3, 5), (8, -7), (16, 16))
 """Shifts (down, right) in pixels: an odd one, about half a patch of 14 or 16 pixels, and one patch of 16 (two of 8)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vispe.images.write import write_png
 from vispe.segment.draw import uncertainty_image
-from vispe.segment.outputs import write_png
 from vispe.segment.predict import Prediction, within_memory
 from vispe.segment.report import Clock
 from vispe.segment.trust.figure import plot_trust, rendered
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from vispe.images.read import Micrograph
     from vispe.segment.batch import Batch
-    from vispe.segment.images import Micrograph
 
 __all__ = ["RUNS", "trust_image"]
 

@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.segment.decode import SUFFIXES
-from vispe.segment.images import natural
-from vispe.segment.paths import expanded
+from vispe.images.find import natural
+from vispe.images.formats.decoded import SUFFIXES
+from vispe.images.paths import expanded
 from vispe.train.data.reading import Reading, count_pages, picture
 from vispe.train.data.source import Source, digest, filled, index, some
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError, did_you_mean, require
-from vispe.segment.images import MODES, Micrograph, normalize, read_image
+from vispe.images.normalize import MODES, normalize
+from vispe.images.read import Micrograph, read_image
 
 STACKS = (".tif", ".tiff")  # endings of files that can hold several pages
 
@@ -111,7 +112,7 @@ def count_pages(path: Path, label: str | None = None) -> int:
     require("tifffile", "cli", f"reading {path.name} (TIFF)")
     import tifffile
 
-    from vispe.segment.decode import BROKEN
+    from vispe.images.formats.decoded import BROKEN
 
     try:
         with tifffile.TiffFile(path) as stack:

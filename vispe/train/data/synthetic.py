@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
-from vispe.evaluate import textures
-from vispe.segment.paths import expanded
+from vispe.images import textures
+from vispe.images.paths import expanded
 from vispe.train.data.source import Source, digest, index
 
 VERSION = 1  # of the formulas; part of the fingerprint

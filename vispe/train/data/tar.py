@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.segment.paths import expanded
+from vispe.images.paths import expanded
 from vispe.train.data.folder import hinted, warn_damaged
 from vispe.train.data.reading import Reading, picture
 from vispe.train.data.source import Source, digest, filled, index, some

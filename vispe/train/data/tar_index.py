@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vispe.errors import InputError
-from vispe.segment.decode import SUFFIXES
-from vispe.segment.images import natural
-from vispe.segment.paths import expanded
+from vispe.images.find import natural
+from vispe.images.formats.decoded import SUFFIXES
+from vispe.images.paths import expanded
 from vispe.train.data.reading import STACKS, Reading, count_pages
 from vispe.train.data.source import digest
 

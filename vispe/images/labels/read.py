@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.decode import Decoded, decode
-from vispe.segment.levels import Level, Naming, describe, named_classes, read_names
-from vispe.segment.strokes import draw_strokes, read_strokes
+from vispe.images.formats.decode import decode
+from vispe.images.formats.decoded import Decoded
+from vispe.images.labels.levels import Level, Naming, describe, named_classes, read_names
+from vispe.images.labels.strokes import draw_strokes, read_strokes
 
 FEW = 10
 """A class with fewer labelled pixels than this gets a note."""

@@ -4,24 +4,18 @@ The layout is always (z, h, w, c): pages, rows, columns, channels.  Values keep 
 `normalize` is the only place where they are scaled.
 """
 
-import glob
-import importlib.util
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from vispe.errors import InputError, OptionError, did_you_mean, require
-from vispe.segment.decode import GIGAPIXEL, SUFFIXES, Decoded, PageAxes, Resolution, decode
-from vispe.segment.foreign import foreign_format
-from vispe.segment.guards import enough_memory
-from vispe.segment.paths import check_file, expanded
-
-MODES = ("stack", "image", "none")
+from vispe.errors import InputError, did_you_mean
+from vispe.images.formats.decode import decode
+from vispe.images.formats.decoded import GIGAPIXEL, Decoded, PageAxes, Resolution
+from vispe.images.formats.guards import enough_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,176 +213,3 @@ def _channel(path: Path, entry: int | str, n: int, names: tuple[str, ...]) -> in
     known = f", named {', '.join(names)}" if names else ""
     hint = did_you_mean(text, names)
     raise InputError(f"channel={text} is not in {path}; it has {n} (0 to {n - 1}{known}).{hint}")
-
-
-def find_images(patterns: Sequence[str | Path]) -> list[Path]:
-    """Turn files, folders and globs into a list of image files.
-
-    The order of `patterns` is kept, so that labels given in the same order belong together; what a folder or
-    glob matches is in natural order (2 before 10).  Folders are not searched in depth (use ``**``); hidden
-    files and files with other endings than `SUFFIXES` are passed over in folders and globs.  A file that is
-    matched twice comes once.  ``skimage:ihc`` is the picture ihc that scikit-image installs.
-
-    Raises:
-        InputError: a pattern that matches nothing, named; or no pattern at all.
-    """
-    if isinstance(patterns, str | Path):
-        patterns = [patterns]
-    if not patterns:
-        raise InputError("no image was given; name files, folders or globs such as 'data/*.png'.")
-    found: dict[Path, Path] = {}
-    for pattern in patterns:
-        for path in _expand(pattern):
-            found.setdefault(Path(os.path.realpath(path)), path)
-    return list(found.values())
-
-
-def _expand(pattern: str | Path) -> list[Path]:
-    if str(pattern).startswith("skimage:"):
-        return [_installed(str(pattern).removeprefix("skimage:"))]
-    path = expanded(pattern)
-    endings = " ".join(SUFFIXES)
-    if os.path.isfile(path):  # noqa: PTH113 - never raises, unlike Path.is_file
-        return [path]
-    if os.path.isdir(path):  # noqa: PTH112
-        matches = _images(path.iterdir())
-        if not matches:
-            kinds = {foreign_format(p): p for p in sorted(path.iterdir()) if p.is_file()}
-            others = [f" {p.name} is there, but {kind}." for kind, p in kinds.items() if kind]
-            raise InputError(f"the folder {path} holds no image; looked for {endings}.{''.join(others[:2])}")
-        return matches
-    if not glob.has_magic(str(path)):
-        check_file(path)
-    fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
-    matches = _images(Path(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:]))))
-    if not matches:
-        raise InputError(f"{pattern} matches no image; looked for {endings}.")
-    return matches
-
-
-def _installed(name: str) -> Path:
-    """Return a picture that scikit-image installs, by its name without ending."""
-    require("skimage", "cli", "An image of scikit-image")
-    folder = Path(importlib.util.find_spec("skimage").origin).parent / "data"
-    known = {p.stem: p for p in _images(folder.iterdir())}
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise InputError(f"scikit-image installs no image {name!r}.{hint} It has: {', '.join(known)}.")
-    return known[name]
-
-
-def _images(paths: object) -> list[Path]:
-    kept = [p for p in paths if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()]
-    return sorted(kept, key=natural)
-
-
-def natural(path: str | Path) -> list[tuple[int, int, str]]:
-    """Sort key that puts ``img2`` before ``img10``."""
-    parts = re.findall(r"\d+|\D+", str(path))
-    return [(0, int(p), "") if p.isdecimal() else (1, 0, p.casefold()) for p in parts]
-
-
-def normalize(
-    m: Micrograph, mode: str = "stack", clip: tuple[float, float] = (0.5, 99.5)
-) -> tuple[np.ndarray, list[str]]:
-    """Scale intensities to [0, 1].
-
-    One pair of limits serves all channels, so that colours are kept.  Pixels without data do not count and
-    become 0.
-
-    Args:
-        m: the image.
-        mode: 'stack' takes one pair of percentiles over all pages, 'image' one pair for each page; 'none'
-            only divides integers by the largest value of their type and wants floats in [0, 1] already.
-        clip: the lower and upper percentile that become 0 and 1; used by 'stack' and 'image'.
-
-    Returns:
-        Float32 (z, h, w, c), and notes, for instance that a page is constant (its values are then all 0).
-
-    Raises:
-        OptionError: unknown `mode`, or `clip` not 0 <= low < high <= 100.
-        InputError: mode 'none' and values that are negative, or floats above 1.
-    """
-    if mode not in MODES:
-        raise OptionError(f"normalize={mode!r} is not one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
-    low, high = clip
-    if not 0 <= low < high <= 100:
-        raise OptionError(f"clip={low:g},{high:g} must be two percentiles with 0 <= low < high <= 100.")
-    notes: list[str] = []
-    if mode == "none":
-        return _by_type(m), notes
-    groups = [slice(0, m.n_pages)] if mode == "stack" else [slice(i, i + 1) for i in range(m.n_pages)]
-    with enough_memory(m.path):
-        out = np.zeros(m.pages.shape, np.float32)
-        for group in groups:
-            where = m.path.name if len(groups) == 1 else f"page {group.start} of {m.path.name}"
-            limits = _limits(m.pages[group], m.valid[group], clip, where, notes)
-            for i in range(*group.indices(m.n_pages)):
-                if limits is not None:
-                    out[i] = unit_range(m.pages[i], m.valid[i], *limits)
-    return out, notes
-
-
-def _limits(
-    pages: np.ndarray, valid: np.ndarray, clip: tuple[float, float], where: str, notes: list[str]
-) -> tuple[float, float] | None:
-    values = pages[valid] if not valid.all() else pages.reshape(-1)
-    if values.size == 0:
-        notes.append(f"{where} holds no data.")
-        return None
-    if values.dtype == np.float16:
-        values = values.astype(np.float32)
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # of a span that no float can hold; `grey_range` refuses it
-        low, high = (float(v) for v in np.percentile(values, clip))
-    return grey_range(low, high, lambda: (float(values.min()), float(values.max())), clip, where, notes)
-
-
-def grey_range(
-    low: float,
-    high: float,
-    ends: Callable[[], tuple[float, float]],
-    clip: tuple[float, float],
-    where: str,
-    notes: list[str],
-) -> tuple[float, float] | None:
-    """Choose the grey limits: the percentiles, else the smallest and the largest value, else none."""
-    if low < high and np.isfinite(high - low):
-        return low, high
-    low, high = ends()
-    if not np.isfinite(high - low):
-        raise InputError(
-            f"{where} holds values from {low:g} to {high:g}, a span that no float can hold; rescale them."
-        )
-    if low == high:
-        notes.append(f"{where} is constant (every value is {low:g}): there is nothing to separate.")
-        return None
-    notes.append(
-        f"the {clip[0]:g} and {clip[1]:g} percentiles of {where} are equal: the whole range {low:g} to "
-        f"{high:g} is used."
-    )
-    return low, high
-
-
-def unit_range(page: np.ndarray, valid: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Bring `low` to 0 and `high` to 1, as float32; what lies beyond is cut, pixels without data become 0."""
-    kind = np.float32 if page.dtype.itemsize <= 2 else np.float64
-    with np.errstate(invalid="ignore", over="ignore"):
-        out = (page.astype(kind) - kind(low)) / kind(high - low)
-    out = np.clip(out, 0, 1).astype(np.float32)
-    out[~valid] = 0
-    return out
-
-
-def _by_type(m: Micrograph) -> np.ndarray:
-    values = m.pages[m.valid]
-    lowest, highest = values.min(), values.max()
-    whole = m.pages.dtype.kind in "ui"
-    top = float(np.iinfo(m.pages.dtype).max) if whole else 1.0
-    if lowest < 0 or highest > top:
-        raise InputError(
-            f"{m.path} holds values from {lowest:g} to {highest:g}; normalize=none needs 0 to {top:g}; use "
-            "normalize=stack or normalize=image."
-        )
-    return np.stack([unit_range(p, v, 0.0, top) for p, v in zip(m.pages, m.valid, strict=True)])

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from vispe.errors import InputError
-from vispe.segment.images import find_images
-from vispe.segment.paths import expanded
+from vispe.images.find import find_images
+from vispe.images.paths import expanded
 
 _MADE = "seg|prob|uncertainty|overlay|trust|disagreement"
 _DRAWN = "labels?|scribbles?|masks?|truth|gt|ground_truth|annotations?"

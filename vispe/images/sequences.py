@@ -7,9 +7,10 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.textures import Texture, disc_packing, random_field, voronoi
-from vispe.segment.images import normalize, read_image
-from vispe.segment.labels import read_truth
+from vispe.images.labels.read import read_truth
+from vispe.images.normalize import normalize
+from vispe.images.read import read_image
+from vispe.images.textures import Texture, disc_packing, random_field, voronoi
 
 TEXTURE_SIDE = 320
 """Side of the synthetic images in pixels: 14 patches of 16 pixels, and room to turn them."""
@@ -23,8 +24,8 @@ class FileImages(Sequence[Tensor]):
     Args:
         paths: image files.
         tensor: page (H, W, c) in [0, 1] -> image (c, H, W).
-        mode: see `vispe.segment.images.normalize`.
-        clip: see `vispe.segment.images.normalize`.
+        mode: see `vispe.images.normalize.normalize`.
+        clip: see `vispe.images.normalize.normalize`.
 
     Attributes:
         names: of the pages.

@@ -1,6 +1,6 @@
 """A sample without pixels: what is at any place of the plane, and how it is rendered in any pose.
 
-The synthetic samples of `vispe.evaluate.textures` are functions of the place, so a rotated picture is computed anew
+The synthetic samples of `vispe.images.textures` are functions of the place, so a rotated picture is computed anew
 and never interpolated. Lengths are in pixels of the unscaled picture, and the origin is the centre of the picture.
 """
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.textures.checks import number, pair, positive, whole_pair
-from vispe.evaluate.textures.waves import Places, Raster, Waves
+from vispe.images.textures.arguments import number, pair, positive, whole_pair
+from vispe.images.textures.waves import Places, Raster, Waves
 
 SIDE = 256  # pixels; pictures are computed in tiles of this side
 _CHUNK = 1 << 13  # scattered places that are computed at a time

@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image, TiffImagePlugin  # noqa: F401 - registers the TIFF format with Image.open
 
 from vispe.errors import InputError
-from vispe.segment.decode import (
+from vispe.images.formats.decoded import (
     BROKEN,
     Decoded,
     Resolution,
@@ -23,7 +23,8 @@ from vispe.segment.decode import (
     swap_orientation,
     to_pages,
 )
-from vispe.segment.guards import check_metadata, check_page_list, check_size
+from vispe.images.formats.guards import check_size
+from vispe.images.formats.metadata import check_metadata, check_page_list
 
 MICRONS = {
     **dict.fromkeys(("µm", "μm", "um", "\\u00b5m", "micron", "microns", "micrometer", "micrometre"), 1.0),

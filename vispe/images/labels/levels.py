@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vispe.errors import InputError
-from vispe.segment.paths import check_file
+from vispe.images.paths import check_file
 
 Level = tuple[int, ...]
 """(grey level,) or (red, green, blue) as found in a label file, or (class number,) of a stroke."""

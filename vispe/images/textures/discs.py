@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.evaluate.textures.base import Texture
-from vispe.evaluate.textures.checks import (
+from vispe.images.textures.arguments import (
     Seed,
     frozen,
     not_negative,
@@ -19,8 +18,9 @@ from vispe.evaluate.textures.checks import (
     smooth,
     whole_pair,
 )
-from vispe.evaluate.textures.packing import neighbours, packed, shortest
-from vispe.evaluate.textures.waves import Places, fine
+from vispe.images.textures.base import Texture
+from vispe.images.textures.packing import neighbours, packed, shortest
+from vispe.images.textures.waves import Places, fine
 
 _FEWEST = 16  # discs, so that scaling them to meet the coverage changes them little
 

@@ -113,13 +113,13 @@ def d4_average(
         patch: side of the patches in pixels, by which sizes are checked; `features.patch` by default, and where that
             is missing too, `features` must treat any remainder alike on opposite sides by itself.
         fit: what happens to images that are no multiple of the patch: refused (None), or cropped or padded about
-            their centre, see `vispe.evaluate.rotation.group.fit_to_patches`; maps lie on the fitted image.
+            their centre, see `vispe.symmetry.d4.fit_to_patches`; maps lie on the fitted image.
 
     Raises:
         ShapeError: the images have a remainder, or the maps do not have one cell for each patch in every pose.
         OptionError: `fit` without a patch, or a remainder that it cannot treat alike on opposite sides.
     """
-    from vispe.evaluate.rotation.group import D4, fit_to_patches  # the package measures much else
+    from vispe.symmetry.d4 import D4, fit_to_patches  # the package measures much else
 
     if images.ndim != 4:
         raise ShapeError(f"Images (b, c, H, W) are needed, got {tuple(images.shape)}.")

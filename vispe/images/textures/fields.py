@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.evaluate.textures.base import Texture
-from vispe.evaluate.textures.checks import (
+from vispe.images.textures.arguments import (
     Seed,
     frozen,
     not_negative,
@@ -19,7 +18,8 @@ from vispe.evaluate.textures.checks import (
     smooth,
     whole_pair,
 )
-from vispe.evaluate.textures.waves import Places, Raster, Waves, fine, plane_quantiles, ring_waves
+from vispe.images.textures.base import Texture
+from vispe.images.textures.waves import Places, Raster, Waves, fine, plane_quantiles, ring_waves
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 from skimage.draw import disk, line
 
 from vispe.errors import InputError, did_you_mean
-from vispe.segment.levels import Level, Naming, load_json
+from vispe.images.labels.levels import Level, Naming, load_json
 
 KEYS = ("class", "width", "points", "page")
 WIDEST = 1024

@@ -6,8 +6,8 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError
-from vispe.segment.decode import BROKEN, TIFF_MAGIC, checked_axes, no_size_limit
-from vispe.segment.images import pick_pages
+from vispe.images.formats.decoded import BROKEN, TIFF_MAGIC, checked_axes, no_size_limit
+from vispe.images.read import pick_pages
 
 
 def stored_shape(
@@ -43,8 +43,8 @@ def _plain(path: Path, axes: str | None) -> tuple[int, int, int]:
 def _tiff(path: Path, axes: str | None) -> tuple[int, int, int]:
     import tifffile
 
-    from vispe.segment.guards import check_page_list
-    from vispe.segment.tiff import quiet, tag_value
+    from vispe.images.formats.metadata import check_page_list
+    from vispe.images.formats.tiff import quiet, tag_value
 
     check_page_list(path)
     with quiet(), tifffile.TiffFile(path) as tif:

@@ -127,7 +127,7 @@ class Page:
         Raises:
             InputError: the file exists.
         """
-        from vispe.segment.outputs import atomic_path
+        from vispe.files import atomic_path
 
         with atomic_path(path, force) as temporary:
             temporary.write_text(self.html(), encoding="utf-8")

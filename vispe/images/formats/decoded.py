@@ -6,21 +6,16 @@ are stored and only described, because images and labels treat them differently 
 """
 
 import struct
-import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from vispe.errors import InputError, require
-from vispe.segment.foreign import foreign_format
-from vispe.segment.guards import LARGE, check_size, jpeg_damage, png_damage
-from vispe.segment.paths import check_file
-from vispe.segment.png16 import decode_png16
+from vispe.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 """File name endings that are looked for in folders; a file named outright is judged by its content."""
@@ -81,37 +76,6 @@ class Decoded:
     notes: tuple[str, ...] = ()
     page_axes: PageAxes = ()
     z_step: float | None = None
-
-
-def decode(path: str | Path, *, axes: str | None = None, size: tuple[int, int] | None = None) -> Decoded:
-    """Read one image file without changing any value.
-
-    Args:
-        path: a TIFF, PNG, JPEG or BMP file, judged by its content, not by its name.
-        axes: the meaning of each dimension of the stored array, such as 'ZYX' or 'YXC'; None believes the
-            file.
-        size: the height and width that are expected, if any: a file of this size may compress better than a
-            picture does; see `check_size`.
-
-    Raises:
-        InputError: no such file, not an image, truncated, no pixels, more than memory holds or than the file
-            can, or `axes` does not fit; the file is named.
-    """
-    path = Path(path)
-    check_file(path)
-    try:
-        with path.open("rb") as stream:
-            magic = stream.read(26)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-    if not magic:
-        raise InputError(f"{path} is empty (0 bytes); export the image again.")
-    if magic[:4] in TIFF_MAGIC:
-        require("tifffile", "cli", f"reading {path.name} (TIFF)")
-        from vispe.segment.tiff import decode_tiff
-
-        return decode_tiff(path, axes, size)
-    return _decode_pillow(path, axes, magic, size)
 
 
 def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None, orientation: int) -> np.ndarray:
@@ -181,105 +145,6 @@ def checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
             f"axes={axes!r} names {len(axes)} dimensions, but {path} holds {len(shape)}: {_times(shape)}."
         )
     return axes
-
-
-def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, int] | None) -> Decoded:
-    try:
-        with (
-            no_size_limit(),
-            _warned(path) as notes,
-            Image.open(path, formats=("PNG", "JPEG", "BMP")) as image,
-        ):
-            _check_claim(path, image, magic, size)
-            if image.format == "PNG":
-                notes += png_damage(path)
-            image.load()
-            if image.format not in ("PNG", "BMP"):
-                notes += jpeg_damage(path)
-            found = _from_pillow(path, image, axes, magic)
-        return replace(found, notes=(*notes, *found.notes))
-    except UnidentifiedImageError as error:
-        found = foreign_format(path) or "convert it to one of these"
-        raise InputError(f"{path} is not a readable PNG, JPEG, TIFF or BMP image; {found}.") from error
-    except InputError:
-        raise
-    except BROKEN as error:
-        raise InputError(
-            f"{path} is truncated or damaged ({reason_of(error)}); copy or export it again."
-        ) from error
-
-
-def _check_claim(path: Path, image: Image.Image, magic: bytes, size: tuple[int, int] | None) -> None:
-    w, h = image.size
-    bits, samples = 8, len(image.getbands())
-    if image.format == "PNG":
-        bits, samples = magic[24], {2: 3, 4: 2, 6: 4}.get(magic[25], 1)
-    # runs of equal pixels in a BMP file are decoded by Pillow one by one
-    free = 1 << 24 if image.info.get("compression") in (1, 2) and image.format == "BMP" else LARGE
-    check_size(path, (h, w, samples) if samples > 1 else (h, w), bits, free=free, trusted=size == (h, w))
-
-
-@contextmanager
-def _warned(path: Path) -> Iterator[list[str]]:
-    """Collect what Pillow warns of, which is all that it says about some damage."""
-    notes: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield notes
-    notes += [f"{path.name}: {' '.join(str(w.message).split())}" for w in caught]
-
-
-def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes) -> Decoded:
-    notes: list[str] = []
-    file_format = "JPEG" if image.format == "MPO" else str(image.format)
-    if file_format == "PNG" and getattr(image, "n_frames", 1) > 1:
-        notes.append(f"{path.name} is animated: only the first of its {image.n_frames} frames is used.")
-    if image.mode == "CMYK":
-        notes.append("CMYK colours were converted to RGB.")
-        image = _as_rgb(image)
-    palette, transparent = None, ()
-    deep = file_format == "PNG" and magic[24] == 16 and magic[25] in (2, 4, 6)
-    if image.mode == "P":
-        palette, transparent = _palette(image)
-    elif "transparency" in image.info and image.mode in ("1", "L", "RGB") and not deep:
-        image = image.convert("RGBA" if image.mode == "RGB" else "LA")
-    if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"):
-        raise InputError(f"{path} has the colour mode {image.mode}, which is not supported; save it as RGB.")
-    array = decode_png16(path) if deep else np.asarray(image)
-    if file_format == "PNG" and image.mode == "I":
-        array = array.astype(np.uint16)
-    shallow = file_format == "PNG" and magic[25] == 0 and magic[24] in (2, 4)
-    orientation = image.getexif().get(274, 1)
-    dpi = image.info.get("dpi")
-    resolution = (float(dpi[0]), float(dpi[1]), "inch") if dpi and min(dpi) > 0 else None
-    resolution = swap_orientation(orientation, resolution)
-    return Decoded(
-        pages=to_pages(path, array, "YXS"[: array.ndim], axes, orientation),
-        format=file_format,
-        palette=palette,
-        transparent=transparent,
-        alpha=array.ndim == 3 and array.shape[2] in (2, 4) and axes is None,
-        step=255 // ((1 << magic[24]) - 1) if shallow else 1,
-        lossy=file_format == "JPEG",
-        pixel_size=physical(resolution),
-        resolution=resolution,
-        notes=tuple(notes),
-        page_axes=count_axes("YXS"[: array.ndim], axes, array.shape),
-    )
-
-
-def _as_rgb(image: Image.Image) -> Image.Image:
-    converted = image.convert("RGB")
-    converted.info = image.info
-    return converted
-
-
-def _palette(image: Image.Image) -> tuple[np.ndarray, tuple[int, ...]]:
-    colours = np.array(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
-    alpha = image.info.get("transparency")
-    if isinstance(alpha, int):
-        return colours, (alpha,)
-    return colours, tuple(i for i, a in enumerate(alpha or b"") if a == 0)
 
 
 @contextmanager

@@ -1,0 +1,22 @@
+"""Faces of packages: names that are imported when first asked for, so that importing a package costs nothing."""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def face(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose `names` stand in the modules given.
+
+    >>> __getattr__, __dir__ = face(__name__, {"symmetrize": "vispe.symmetry.remedies"})
+    """
+
+    def get(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(names[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get, lambda: sorted({*vars(sys.modules[package]), *names})

@@ -1,0 +1,5 @@
+"""Where tokens are: grids, positions and frequencies."""
+
+from vispe.grid.grid import Grid, PerToken, Positions, as_positions, as_spacing
+
+__all__ = ["Grid", "PerToken", "Positions", "as_positions", "as_spacing"]

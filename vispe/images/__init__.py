@@ -1,0 +1,1 @@
+"""Images, labels, masks and textures: found, read, checked and written. Nothing else knows file formats."""

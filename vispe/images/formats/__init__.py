@@ -1,0 +1,1 @@
+"""What files hold: decoders, claims that are checked before memory is asked for, and damage."""

@@ -1,0 +1,128 @@
+"""Where a PNG or JPEG file is damaged, which decoders do not report."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import struct
+import zlib
+from pathlib import Path
+
+from vispe.errors import InputError
+
+
+def png_damage(path: Path) -> list[str]:
+    """Compare the checksum of every chunk of a PNG file, and the length of its pixels, which Pillow does not do.
+
+    Returns:
+        One sentence for a file that is cut short, or has a damaged chunk that is no part of the picture.
+
+    Raises:
+        InputError: a chunk that decides the pixels is damaged, or there are fewer or more pixels than it says.
+    """
+    header, inflate, pixels, end = b"", zlib.decompressobj(), 0, None
+    limit = 0
+    with path.open("rb") as stream:
+        stream.seek(8)
+        while end is None:
+            length, kind = struct.unpack(">I4s", stream.read(8).ljust(8, b"\0"))
+            found, left = zlib.crc32(kind), length
+            while left and (block := stream.read(min(left, 1 << 16))):
+                found, left = zlib.crc32(block, found), left - len(block)
+                if kind == b"IHDR":
+                    header, limit = block, _png_bytes(block)
+                while kind == b"IDAT" and block and pixels <= limit and not inflate.eof:
+                    pixels += len(inflate.decompress(block, 1 << 20))
+                    block = inflate.unconsumed_tail
+            stored = stream.read(4)
+            name = kind.decode("latin-1") if kind.isalpha() else kind.hex()
+            if left or len(stored) < 4:
+                end = "is cut short: it ends without its end mark"
+            elif stored != struct.pack(">I", found):
+                end = f"is damaged: its part {name} does not match its checksum"
+                if not kind[0] & 32 or kind == b"tRNS":  # upper case: needed for the picture
+                    raise InputError(f"{path} {end}; copy or export it again.")
+            elif kind == b"IEND":
+                end = ""
+    if pixels <= limit and not inflate.eof:
+        pixels += len(inflate.flush())  # the few bytes that are left where the input ended
+    if header and pixels != limit and not (end and pixels < limit):
+        what = "fewer" if pixels < limit else "more"
+        raise InputError(
+            f"{path} is truncated or damaged: it holds {what} pixels than its header says; export it again."
+        )
+    return [f"{path.name} {end}; copy it again."] if end else []
+
+
+def _png_bytes(header: bytes) -> int:
+    """Return the bytes of all rows, each with its filter byte, of a PNG file with this IHDR."""
+    w, h, bits, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header[:13].ljust(13, b"\0"))
+    passes = [(0, 0, 1, 1)]
+    if interlaced:  # Adam7: first column and row, steps between columns and rows
+        passes = [
+            (0, 0, 8, 8),
+            (4, 0, 8, 8),
+            (0, 4, 4, 8),
+            (2, 0, 4, 4),
+            (0, 2, 2, 4),
+            (1, 0, 2, 2),
+            (0, 1, 1, 2),
+        ]
+    total = 0
+    for x, y, dx, dy in passes:
+        columns, rows = -(-(w - x) // dx), -(-(h - y) // dy)
+        if columns > 0 and rows > 0:
+            total += rows * (1 + -(-columns * bits * {2: 3, 4: 2, 6: 4}.get(colour, 1) // 8))
+    return total
+
+
+def jpeg_damage(path: Path) -> list[str]:
+    """Look for breaks in the structure of a JPEG file, which has no checksums and over which decoders pass silently.
+
+    Damage inside the compressed data that keeps its structure cannot be found.
+
+    Returns:
+        One sentence for a file with such a break.
+    """
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        broken = _jpeg_break(data)
+    return [f"{path.name} is damaged ({broken}): parts of the picture may be wrong."] if broken else []
+
+
+_MARK = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
+
+_RESTARTS = range(0xD0, 0xD8)
+
+
+def _jpeg_break(data: mmap.mmap) -> str | None:
+    at, frames, interval = 2, 0, 0
+    while True:
+        mark = _MARK.match(data, at)
+        if mark is None:
+            return "it has no end mark" if at >= len(data) else f"byte {at} belongs to nothing"
+        kind, at = mark[1][0], mark.end()
+        if kind == 0xD9:
+            return None
+        known = kind == 0xFE or kind >= 0xC0
+        if not known or kind in _RESTARTS or 0xF0 <= kind <= 0xFD:
+            return f"byte {at - 1} is no part of a picture"
+        length = int.from_bytes(data[at : at + 2], "big")
+        if length < 2 or at + length > len(data):
+            return f"the part at byte {at} is cut short"
+        frames += 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC)
+        if frames > 1:
+            return "it holds two headers"
+        if kind == 0xDD:
+            interval = int.from_bytes(data[at + 2 : at + 4], "big")
+        at += length
+        if kind == 0xDA:
+            order = 0xD0
+            for mark in _MARK.finditer(data, at):
+                at = mark.start()
+                if mark[1][0] not in _RESTARTS:
+                    break
+                if not interval or mark[1][0] != order:
+                    return "its restart marks are out of order"
+                order = 0xD0 + (order + 1) % 8
+            else:
+                return "it has no end mark"

@@ -1,0 +1,1 @@
+"""Labels that people draw: read from images, layers and shapes, as strokes."""

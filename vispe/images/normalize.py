@@ -1,0 +1,119 @@
+"""Pixels as numbers from 0 to 1: limits of a page, of a stack, or of the type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vispe.errors import InputError, OptionError, did_you_mean
+from vispe.images.formats.guards import enough_memory
+from vispe.images.read import Micrograph
+
+MODES = ("stack", "image", "none")
+
+
+def normalize(
+    m: Micrograph, mode: str = "stack", clip: tuple[float, float] = (0.5, 99.5)
+) -> tuple[np.ndarray, list[str]]:
+    """Scale intensities to [0, 1].
+
+    One pair of limits serves all channels, so that colours are kept.  Pixels without data do not count and
+    become 0.
+
+    Args:
+        m: the image.
+        mode: 'stack' takes one pair of percentiles over all pages, 'image' one pair for each page; 'none'
+            only divides integers by the largest value of their type and wants floats in [0, 1] already.
+        clip: the lower and upper percentile that become 0 and 1; used by 'stack' and 'image'.
+
+    Returns:
+        Float32 (z, h, w, c), and notes, for instance that a page is constant (its values are then all 0).
+
+    Raises:
+        OptionError: unknown `mode`, or `clip` not 0 <= low < high <= 100.
+        InputError: mode 'none' and values that are negative, or floats above 1.
+    """
+    if mode not in MODES:
+        raise OptionError(f"normalize={mode!r} is not one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+    low, high = clip
+    if not 0 <= low < high <= 100:
+        raise OptionError(f"clip={low:g},{high:g} must be two percentiles with 0 <= low < high <= 100.")
+    notes: list[str] = []
+    if mode == "none":
+        return _by_type(m), notes
+    groups = [slice(0, m.n_pages)] if mode == "stack" else [slice(i, i + 1) for i in range(m.n_pages)]
+    with enough_memory(m.path):
+        out = np.zeros(m.pages.shape, np.float32)
+        for group in groups:
+            where = m.path.name if len(groups) == 1 else f"page {group.start} of {m.path.name}"
+            limits = _limits(m.pages[group], m.valid[group], clip, where, notes)
+            for i in range(*group.indices(m.n_pages)):
+                if limits is not None:
+                    out[i] = unit_range(m.pages[i], m.valid[i], *limits)
+    return out, notes
+
+
+def _limits(
+    pages: np.ndarray, valid: np.ndarray, clip: tuple[float, float], where: str, notes: list[str]
+) -> tuple[float, float] | None:
+    values = pages[valid] if not valid.all() else pages.reshape(-1)
+    if values.size == 0:
+        notes.append(f"{where} holds no data.")
+        return None
+    if values.dtype == np.float16:
+        values = values.astype(np.float32)
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # of a span that no float can hold; `grey_range` refuses it
+        low, high = (float(v) for v in np.percentile(values, clip))
+    return grey_range(low, high, lambda: (float(values.min()), float(values.max())), clip, where, notes)
+
+
+def grey_range(
+    low: float,
+    high: float,
+    ends: Callable[[], tuple[float, float]],
+    clip: tuple[float, float],
+    where: str,
+    notes: list[str],
+) -> tuple[float, float] | None:
+    """Choose the grey limits: the percentiles, else the smallest and the largest value, else none."""
+    if low < high and np.isfinite(high - low):
+        return low, high
+    low, high = ends()
+    if not np.isfinite(high - low):
+        raise InputError(
+            f"{where} holds values from {low:g} to {high:g}, a span that no float can hold; rescale them."
+        )
+    if low == high:
+        notes.append(f"{where} is constant (every value is {low:g}): there is nothing to separate.")
+        return None
+    notes.append(
+        f"the {clip[0]:g} and {clip[1]:g} percentiles of {where} are equal: the whole range {low:g} to "
+        f"{high:g} is used."
+    )
+    return low, high
+
+
+def unit_range(page: np.ndarray, valid: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Bring `low` to 0 and `high` to 1, as float32; what lies beyond is cut, pixels without data become 0."""
+    kind = np.float32 if page.dtype.itemsize <= 2 else np.float64
+    with np.errstate(invalid="ignore", over="ignore"):
+        out = (page.astype(kind) - kind(low)) / kind(high - low)
+    out = np.clip(out, 0, 1).astype(np.float32)
+    out[~valid] = 0
+    return out
+
+
+def _by_type(m: Micrograph) -> np.ndarray:
+    values = m.pages[m.valid]
+    lowest, highest = values.min(), values.max()
+    whole = m.pages.dtype.kind in "ui"
+    top = float(np.iinfo(m.pages.dtype).max) if whole else 1.0
+    if lowest < 0 or highest > top:
+        raise InputError(
+            f"{m.path} holds values from {lowest:g} to {highest:g}; normalize=none needs 0 to {top:g}; use "
+            "normalize=stack or normalize=image."
+        )
+    return np.stack([unit_range(p, v, 0.0, top) for p, v in zip(m.pages, m.valid, strict=True)])

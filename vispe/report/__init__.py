@@ -1,0 +1,1 @@
+"""How results are shown: statistics, tables, figures and pages."""

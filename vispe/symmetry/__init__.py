@@ -1,0 +1,32 @@
+"""Symmetry of the square and of any angle: images and labels under both, and two remedies.
+
+>>> from vispe.symmetry import D4
+>>> len(D4)
+8
+"""
+
+from vispe._lazy import face
+
+__all__ = [
+    "D4",
+    "IDENTITY",
+    "Canvas",
+    "D4Features",
+    "Element",
+    "PatchKernel",
+    "d4_average",
+    "element",
+    "fit_to_patches",
+    "patch_kernel",
+    "rotate",
+    "symmetrize",
+]
+
+_REMEDIES = ("D4Features", "PatchKernel", "d4_average", "patch_kernel", "symmetrize")
+_D4 = ("D4", "IDENTITY", "Element", "element", "fit_to_patches")
+__getattr__, __dir__ = face(
+    __name__,
+    dict.fromkeys(_REMEDIES, "vispe.symmetry.remedies")
+    | dict.fromkeys(_D4, "vispe.symmetry.d4")
+    | dict.fromkeys(("Canvas", "rotate"), "vispe.symmetry.warp"),
+)
