@@ -14,9 +14,9 @@ from statistics import mean
 from typing import Any
 
 import vispe
-from vispe.base import HOST_FACTS
+from vispe.encodings.base import HOST_FACTS
+from vispe.encodings.registry import encoding_class
 from vispe.hosts.support import HOSTS, support_table
-from vispe.registry import encoding_class
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "eval"))

@@ -22,9 +22,9 @@ from typing import Any
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
+from vispe.backbones.micro import WEIGHTS
 from vispe.files import write_json
 from vispe.images.labels.read import read_truth
-from vispe.micro import WEIGHTS
 from vispe.segment.cluster import METHODS
 from vispe.segment.dense import NAME
 from vispe.segment.features import KINDS, FeatureConfig

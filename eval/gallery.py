@@ -25,7 +25,7 @@ from torch import Tensor
 
 import vispe
 from vispe.attention.rotation import BlockTransform, Expand, PairRotation, Transform
-from vispe.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.report.style import GREY, INK
 
 OUT = Path(__file__).parents[1] / "docs" / "gallery"

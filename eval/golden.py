@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.golden.runner import run_case  # noqa: E402  (tests are not installed)
-from vispe.base import Encoding  # noqa: E402
-from vispe.registry import list_encodings  # noqa: E402
+from vispe.encodings.base import Encoding  # noqa: E402
+from vispe.encodings.registry import list_encodings  # noqa: E402
 
 OUT = ROOT / "eval" / "results" / "golden.json"
 

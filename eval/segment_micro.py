@@ -23,8 +23,8 @@ from typing import Any
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
+from vispe.backbones.micro import WEIGHTS
 from vispe.files import write_json
-from vispe.micro import WEIGHTS
 from vispe.segment.dense import NAME
 from vispe.segment.features import FeatureConfig
 from vispe.segment.modelfile import versions

@@ -12,9 +12,9 @@ from tests.test_conformance import DEPTH, DIM, NAMES, build, positions, shapes
 from vispe import attention
 from vispe.attention import _BACKENDS, DistanceBias
 from vispe.attention.call import Call
-from vispe.base import bias_of, value_term_of
+from vispe.encodings.base import bias_of, value_term_of
+from vispe.encodings.registry import encoding_info
 from vispe.errors import BackendUnavailable
-from vispe.registry import encoding_info
 
 # relative errors of outputs and gradients
 EXACT = {torch.float32: (2e-6, 1e-5), torch.float16: (6e-4, 2e-3), torch.bfloat16: (4e-3, 1.2e-2)}

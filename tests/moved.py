@@ -8,7 +8,7 @@ from tests.test_conformance import DEPTH, DIM, build, positions, shapes
 from vispe import Grid, attention
 from vispe.attention import _BACKENDS, DistanceBias, GatedBias, SumBias, TableBias
 from vispe.attention.call import Call
-from vispe.base import bias_of
+from vispe.encodings.base import bias_of
 from vispe.errors import VispeError
 
 GRID = Grid((3, 4), 1)

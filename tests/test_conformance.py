@@ -15,9 +15,19 @@ import torch
 import vispe
 from vispe import create_encoding, list_encodings
 from vispe.attention import attention
-from vispe.base import KINDS, Additive, Biased, Encoding, Mixing, Rotary, bias_of, transform_of, value_term_of
+from vispe.encodings.base import (
+    KINDS,
+    Additive,
+    Biased,
+    Encoding,
+    Mixing,
+    Rotary,
+    bias_of,
+    transform_of,
+    value_term_of,
+)
+from vispe.encodings.registry import encoding_class, encoding_info
 from vispe.errors import OptionError, ShapeError
-from vispe.registry import encoding_class, encoding_info
 
 DIM, HEADS, DEPTH = 24, 3, 4
 FACTS = {"dim": DIM, "num_heads": HEADS, "depth": DEPTH, "grid": (3, 4)}

@@ -13,7 +13,7 @@ from PIL import Image
 
 import vispe
 from vispe.cli.main import COMMANDS
-from vispe.registry import encoding_class, parse_spec
+from vispe.encodings.registry import encoding_class, parse_spec
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -108,7 +108,7 @@ def test_names_of_encodings_exist():
 @pytest.mark.parametrize("path", GUIDE, ids=lambda p: p.stem)
 def test_code_runs(path):
     pytest.importorskip("matplotlib")
-    from vispe.registry import _REGISTRY
+    from vispe.encodings.registry import _REGISTRY
 
     before, space = dict(_REGISTRY), {"__name__": "guide"}
     try:

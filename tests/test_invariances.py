@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from vispe import Grid, create_encoding, list_encodings
-from vispe.base import Additive, Biased
+from vispe.encodings.base import Additive, Biased
 
 settings.register_profile(
     "vispe", max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

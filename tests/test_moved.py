@@ -7,8 +7,8 @@ from tests.attention_cases import tensors
 from tests.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
 from tests.test_conformance import NAMES, build, positions, shapes
 from vispe.attention import strip_gradient
-from vispe.base import transform_of
-from vispe.registry import encoding_info
+from vispe.encodings.base import transform_of
+from vispe.encodings.registry import encoding_info
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 ROTARY = [name for name in NAMES if "rotary" in encoding_info(name.partition(".")[0]).kinds]

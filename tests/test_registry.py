@@ -8,14 +8,14 @@ import torch
 
 import vispe
 from vispe import Biased, Compose, Encoding, create_encoding, encoding_info, list_encodings
-from vispe.encodings.alibi2d import Alibi2D
+from vispe.encodings.bias.alibi2d import Alibi2D
+from vispe.encodings.registry import parse_spec, register, spec_error
 from vispe.errors import OptionError, UnknownEncoding, UnsupportedCombination
-from vispe.registry import parse_spec, register, spec_error
 
 
 @pytest.fixture
 def registry(monkeypatch):
-    from vispe import registry
+    from vispe.encodings import registry
 
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     return registry

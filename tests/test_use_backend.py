@@ -267,7 +267,7 @@ def test_the_layer_obeys_and_what_it_was_built_with_wins():
             return attention(*tensors, **arguments)
 
         with pytest.MonkeyPatch.context() as patch, use_backend("reference"):
-            patch.setattr(vispe.layers, "attention", seen)
+            patch.setattr(vispe.encodings.layer, "attention", seen)
             layer(x, (2, 3))
         assert found == [wanted]
 

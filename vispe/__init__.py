@@ -10,13 +10,13 @@ from vispe import encodings as encodings
 from vispe import symmetry as symmetry
 from vispe._lazy import face
 from vispe.attention import attention, explain, use_backend
-from vispe.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
+from vispe.encodings.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
+from vispe.encodings.layer import Attention
+from vispe.encodings.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
 from vispe.errors import VispeError
 from vispe.evaluate.plots import plot_bias
 from vispe.grid import Grid, Positions
 from vispe.hosts.arrival import await_hosts
-from vispe.layers import Attention
-from vispe.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
 from vispe.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 from models import pictures as data
 from models.micro.tasks import HELD
 from models.micro.validate import validate
-from vispe.micro import WEIGHTS
+from vispe.backbones.micro import WEIGHTS
 
 HERE = Path(__file__).parent
 

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 import vispe
 from models import pictures as data
 from models.micro.trainer import SIZES, Recipe, Trainer
-from vispe.micro.load import load_micro
+from vispe.backbones.micro.load import load_micro
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from models.micro.episode import Episode, intersection_over_union, sample
 from models.micro.tasks import HELD, Task, task
+from vispe.backbones.micro.load import sizes
+from vispe.backbones.micro.model import STRIDE, Micro
 from vispe.errors import OptionError
-from vispe.micro.load import sizes
-from vispe.micro.model import STRIDE, Micro
 from vispe.segment.filters import Filters
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import vispe
+from vispe.backbones.timm import load_backbone
 from vispe.backbones.weights import built_with
 from vispe.cli.main import main
 from vispe.errors import InputError
-from vispe.evaluate.backbone import load_backbone
 from vispe.evaluate.rotation.subject import load_subject
 from vispe.segment.tokens import TokenModel
 from vispe.train.config import Teacher

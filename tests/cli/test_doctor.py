@@ -5,8 +5,8 @@ import timm
 import torch
 
 import vispe
-from vispe import layers
 from vispe.cli.main import main
+from vispe.encodings import layer as layers
 from vispe.hosts.paths import STOCK, attention_paths
 
 MODEL = ["doctor", "test_vit", "--device", "cpu"]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from vispe.backbones.open_clip import load_model
+from vispe.backbones.timm import input_settings
 from vispe.cli.main import main
-from vispe.evaluate.backbone import input_settings
-from vispe.evaluate.clip_backbone import load_model
 
 TEXT = {"context_length": 8, "vocab_size": 32, "width": 32, "heads": 2, "layers": 1}
 OWN = {"image_size": 64, "layers": 2, "width": 32, "head_width": 8, "patch_size": 8}

@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image
 
+from vispe.backbones.callables import D4Segmenter
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName
 from vispe.evaluate.rotation import ModelFeatures
-from vispe.evaluate.rotation.callables import D4Segmenter
 from vispe.evaluate.rotation.sources import load_sources
 from vispe.evaluate.rotation.subject import Subject, load_subject
 from vispe.images.sequences import FileImages, FileMasks, TextureImages

@@ -28,7 +28,7 @@ def made(spec: str) -> vispe.Encoding:
 def read(encoding: vispe.Encoding, pos: vispe.Positions) -> Tensor:
     """Return all that the encoding says of these positions, as one tensor."""
     q = torch.linspace(-1, 1, pos.tokens * 16).reshape(1, 1, -1, 16).expand(1, 3, -1, -1)
-    bias = encoding.bias(pos, 0) if isinstance(encoding, vispe.base.Biased) else None
+    bias = encoding.bias(pos, 0) if isinstance(encoding, vispe.encodings.base.Biased) else None
     if bias is not None:
         return bias.dense()
     return encoding.transform(pos, 0).query(q)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vispe import Grid, Positions, create_encoding
+from vispe.encodings.layer import Attention
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
-from vispe.layers import Attention
 
 sides = st.integers(1, 7)
 quick = settings(max_examples=20, deadline=None, derandomize=True)

@@ -13,9 +13,9 @@ from timm.models import VisionTransformer
 from torch import nn
 
 import vispe
+from vispe.backbones.attention import attention_layers, attention_map, prefix_names, watch
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate import head_sums
-from vispe.evaluate.attention_maps import attention_layers, attention_map, prefix_names, watch
 from vispe.evaluate.head_sums import by_offset, pairs, radii, reach
 from vispe.evaluate.health import Thresholds, drifted, head_health, language_scores
 from vispe.evaluate.reinit import reinit_heads

@@ -9,14 +9,8 @@ from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score as sklearn_r2
 from sklearn.preprocessing import StandardScaler
 
+from vispe.backbones.timm import input_settings, load_backbone, noise_images, patch_features, square_images
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
-from vispe.evaluate.backbone import (
-    input_settings,
-    load_backbone,
-    noise_images,
-    patch_features,
-    square_images,
-)
 from vispe.evaluate.linear import channel_r2, fit_probe, r2_score
 from vispe.evaluate.probe import positional_probe
 from vispe.evaluate.ramps import TARGETS, n_random_samples, ramp, sample_mask, sample_region

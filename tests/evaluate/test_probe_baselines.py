@@ -6,6 +6,7 @@ import timm
 import torch
 from torch.nn import functional
 
+from vispe.backbones.batches import PerImage
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.debias import blank_channels, svd_debias
 from vispe.evaluate.probe_averages import (
@@ -18,7 +19,6 @@ from vispe.evaluate.probe_averages import (
 from vispe.evaluate.probe_baselines import probe_baselines
 from vispe.evaluate.probe_trials import Trials, cell
 from vispe.evaluate.ramps import ramp
-from vispe.evaluate.rotation.stream import PerImage
 from vispe.symmetry.d4 import D4
 
 PATCH, WIDTH = 4, 12

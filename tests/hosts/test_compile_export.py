@@ -9,7 +9,7 @@ from torch.export import Dim
 
 import vispe
 from tests.hosts.common import RELEASE, close, grads, image, tiny
-from vispe.encodings._comrope import exp_by_products, skew_matrix
+from vispe.encodings.parts.skew import exp_by_products, skew_matrix
 
 pytestmark = pytest.mark.slow
 

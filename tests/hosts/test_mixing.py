@@ -9,8 +9,8 @@ from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelThi
 
 import vispe
 from tests.hosts.common import SHAPE, close, grads, image, keep_of, tiny, without_table
-from vispe import registry
-from vispe.base import Mixing
+from vispe.encodings import registry
+from vispe.encodings.base import Mixing
 from vispe.errors import UnsupportedCombination
 
 

@@ -18,8 +18,8 @@ from tests.hosts.open_clip_common import (
     tower_oracle,
     words,
 )
+from vispe.backbones.attention import watch
 from vispe.errors import OptionError
-from vispe.evaluate.attention_maps import watch
 from vispe.hosts.open_clip_tower import HostedTower
 
 GEOMETRIC = torch.tensor([2.0 ** (-2 * k) for k in (1, 2, 3, 4)])

@@ -11,10 +11,10 @@ import vispe
 from tests.hosts.common import SHAPE, close, image
 from tests.hosts.packed import alone, naflex, pack
 from vispe.cli.main import main
+from vispe.encodings.registry import list_encodings
 from vispe.errors import UnsupportedHost, VispeError
 from vispe.hosts import front_door
 from vispe.hosts.support import HOSTS, support, support_table
-from vispe.registry import list_encodings
 
 WIDE = {**SHAPE, "embed_dim": 96}
 SIZES = [(3, 5), (4, 2)]

@@ -132,7 +132,7 @@ MAPS = {
 
 def exact_maps(model, x: torch.Tensor) -> list[torch.Tensor]:
     """Attention of every layer in float64, from what `vispe.evaluate` reads of queries, keys, bias and rotation."""
-    from vispe.evaluate.attention_maps import watch
+    from vispe.backbones.attention import watch
 
     found = []
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vispe.micro.kernels import SymmetricConv, patterns
+from vispe.backbones.micro.kernels import SymmetricConv, patterns
 
 POSES = [(turns, mirror) for mirror in (False, True) for turns in range(4)]
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from models.micro import train, trainer
 from models.micro.trainer import Recipe, Trainer, distance
+from vispe.backbones.micro import Micro, load_micro
 from vispe.errors import OptionError
-from vispe.micro import Micro, load_micro
 
 PICTURES = torch.rand(3, 3, 96, 96, generator=torch.Generator().manual_seed(0))
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vispe.backbones.micro import PATCH, WEIGHTS, load_micro
 from vispe.errors import InputError, OptionError
-from vispe.micro import PATCH, WEIGHTS, load_micro
 from vispe.segment.dense import DenseMaps, DenseModel
 from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.pipeline import DEFAULT

@@ -8,8 +8,8 @@ from timm.models import Eva, VisionTransformer
 import vispe
 from tests.hosts.open_clip_common import tiny_tower
 from tests.train.tiny import OPTIONS, TEACHER, config
+from vispe.backbones.timm import patch_features
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost
-from vispe.evaluate.backbone import patch_features
 from vispe.train.config import Probe, Stage, Student, Target, Teacher, Weights
 from vispe.train.lora import LowRank, add_lora, merge_lora
 from vispe.train.models import Backbone, blanked_count, check_models, final_tokens, load_teacher, make_student

@@ -99,8 +99,8 @@ def _model(
     import torch
 
     import vispe
+    from vispe.backbones.timm import load_backbone
     from vispe.errors import OptionError
-    from vispe.evaluate.backbone import load_backbone
     from vispe.hosts.paths import attention_paths
 
     if image_size is not None and (len(image_size) > 2 or min(image_size, default=0) < 1):
@@ -221,7 +221,7 @@ def _backends() -> dict[str, str]:
     import torch
 
     import vispe
-    from vispe.base import bias_of
+    from vispe.encodings.base import bias_of
     from vispe.errors import BackendUnavailable
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -57,9 +57,9 @@ def health(
     from rich.progress import track
 
     import vispe
+    from vispe.backbones.open_clip import load_model
+    from vispe.backbones.timm import noise_images, read_squares
     from vispe.errors import BackendUnavailable, OptionError
-    from vispe.evaluate.backbone import noise_images, read_squares
-    from vispe.evaluate.clip_backbone import load_model
     from vispe.evaluate.health import head_health
     from vispe.evaluate.health_plots import health_page, plot_health
     from vispe.files import atomic_path, check_writable, write_json

@@ -79,8 +79,8 @@ def probe(
     from torch import Tensor
 
     import vispe
+    from vispe.backbones.open_clip import load_model
     from vispe.errors import OptionError
-    from vispe.evaluate.clip_backbone import load_model
     from vispe.evaluate.probe_page import heading, probe_page
     from vispe.evaluate.probe_plots import plot_probe
     from vispe.evaluate.probe_run import Question, probe_source

@@ -1,69 +1,10 @@
-"""The encodings, one file each. Importing this package registers them."""
+"""The encodings: one file each, in a folder for each kind. Importing this package registers all that stand there."""
 
-from vispe.encodings import (
-    alibi,
-    alibi2d,
-    alibi3d,
-    comrope_ap,
-    comrope_ld,
-    fourier,
-    fourier_learned,
-    gaussian2d,
-    grape,
-    grape_alibi,
-    grape_path,
-    gta,
-    irpe,
-    learned,
-    liere,
-    lightnet,
-    loope,
-    none,
-    peg,
-    rope_axial,
-    rope_dinov3,
-    rope_mixed,
-    rpb,
-    rpb_cpb,
-    seqpe,
-    seqpe_input,
-    shifted_gaussian,
-    sincos2d,
-    sincos3d,
-    sincos3d_points,
-    spder,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "alibi",
-    "alibi2d",
-    "alibi3d",
-    "comrope_ap",
-    "comrope_ld",
-    "fourier",
-    "fourier_learned",
-    "gaussian2d",
-    "grape",
-    "grape_alibi",
-    "grape_path",
-    "gta",
-    "irpe",
-    "learned",
-    "liere",
-    "lightnet",
-    "loope",
-    "none",
-    "peg",
-    "rope_axial",
-    "rope_dinov3",
-    "rope_mixed",
-    "rpb",
-    "rpb_cpb",
-    "seqpe",
-    "seqpe_input",
-    "shifted_gaussian",
-    "sincos2d",
-    "sincos3d",
-    "sincos3d_points",
-    "spder",
-]
+from vispe.encodings import additive, bias, mixing, rotary
+
+for _kind in (additive, bias, mixing, rotary):
+    for _file in sorted(module.name for module in iter_modules(_kind.__path__)):
+        import_module(f"{_kind.__name__}.{_file}")

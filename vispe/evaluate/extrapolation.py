@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vispe
+from vispe.encodings.registry import Spec
 from vispe.errors import OptionError
-from vispe.registry import Spec
 
 PATCH = 4  # pixels
 PALETTE = ((1.0, 0.1, 0.1), (0.1, 1.0, 0.1), (0.1, 0.1, 1.0), (1.0, 1.0, 0.1))

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vispe.attention.bias import Bias, SumBias
 from vispe.attention.content import ContextBias, DecomposedBias, GatedBias
+from vispe.backbones.attention import Seen, attention_map
 from vispe.errors import ShapeError
-from vispe.evaluate.attention_maps import Seen, attention_map
 from vispe.grid import Grid
 
 SCRATCH = 2**26  # numbers: 256 MB of float32

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.attention import prefix_names, watch
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.attention_maps import prefix_names, watch
 from vispe.evaluate.head_report import PATTERNS, HeadHealth, Thresholds
 from vispe.evaluate.head_sums import CLAMP, HeadSums, LayerSums, entropy, pairs, radii, reach
 from vispe.grid import Grid

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vispe.base import Additive, Biased, Encoding, Rotary, bias_of, transform_of
+from vispe.encodings.base import Additive, Biased, Encoding, Rotary, bias_of, transform_of
+from vispe.encodings.registry import create_encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, require
 from vispe.grid import Grid
-from vispe.registry import create_encoding
 from vispe.report.style import INK
 
 if TYPE_CHECKING:

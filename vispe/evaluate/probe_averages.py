@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, features_of
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.evaluate.rotation.stream import FeatureFunction, features_of
 from vispe.symmetry.d4 import D4, IDENTITY, Element, element
 
 PUBLISHED = (IDENTITY, element("hflip"), element("vflip"), element("rot90"))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, features_of
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.debias import blank_channels, svd_debias
 from vispe.evaluate.linear import Features, Regressor, to_numpy
@@ -28,7 +29,6 @@ from vispe.evaluate.probe_averages import (
 from vispe.evaluate.probe_remedies import NAMES, BaselineRow, BaselineTable
 from vispe.evaluate.probe_sources import Source, black_image, feature_function, is_features
 from vispe.evaluate.probe_trials import TOLD, Trials
-from vispe.evaluate.rotation.stream import FeatureFunction, features_of
 
 
 def probe_baselines(

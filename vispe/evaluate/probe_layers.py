@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.batches import checked_maps
+from vispe.backbones.maps import ModelFeatures
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.linear import Features, Regressor, to_numpy
 from vispe.evaluate.probe_sources import patch_pixels
 from vispe.evaluate.probe_trials import TOLD, Trials, cell, finite
-from vispe.evaluate.rotation.model import ModelFeatures
-from vispe.evaluate.rotation.stream import checked_maps
 from vispe.report.table import aligned
 
 

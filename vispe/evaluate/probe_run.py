@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from vispe.evaluate.backbone import noise_images, read_squares
+from vispe.backbones.timm import noise_images, read_squares
 from vispe.evaluate.linear import Regressor
 from vispe.evaluate.probe import positional_probe
 from vispe.evaluate.probe_baselines import probe_baselines
@@ -54,7 +54,7 @@ class Squares:
 
     Args:
         paths: image files; every page of a stack is an image.
-        model: a timm model, see `vispe.evaluate.backbone.read_squares`.
+        model: a timm model, see `vispe.backbones.timm.read_squares`.
     """
 
     def __init__(self, paths: Sequence[str | Path], model: nn.Module) -> None:

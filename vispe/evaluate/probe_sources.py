@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.batches import FeatureFunction, features_of
+from vispe.backbones.maps import ModelFeatures
 from vispe.errors import OptionError
 from vispe.evaluate.linear import Features, to_numpy
-from vispe.evaluate.rotation.model import ModelFeatures
-from vispe.evaluate.rotation.stream import FeatureFunction, features_of
 
 Source = nn.Module | Callable[[Tensor], Tensor] | Iterable[Features]
 """A model, a feature function (b, c, H, W) -> (b, d, h, w), or features (h, w, C) of each image."""
@@ -55,7 +55,7 @@ def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[n
         raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
     open_clip = hasattr(source, "visual") or hasattr(source, "conv1")
     if hasattr(source, "forward_intermediates") and not open_clip:
-        from vispe.evaluate.backbone import patch_features
+        from vispe.backbones.timm import patch_features
 
         for image in images:
             yield to_numpy(patch_features(source, image[None])[0])
@@ -102,7 +102,7 @@ def texture_images(n: int, model: nn.Module, seed: int = 0) -> Iterator[Tensor]:
         model: a timm model, whose image size and normalisation are used.
         seed: of the samples.
     """
-    from vispe.evaluate.backbone import input_settings
+    from vispe.backbones.timm import input_settings
     from vispe.images.textures import disc_packing, random_field, voronoi
 
     side, mean, std = input_settings(model)

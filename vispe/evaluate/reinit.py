@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.attention import attention_layers
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.attention_maps import attention_layers
 
 
 @dataclass(eq=False)

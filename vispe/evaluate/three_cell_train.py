@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vispe
+from vispe.encodings.registry import Spec, parse_spec
 from vispe.errors import InputError, OptionError
 from vispe.evaluate import three_cell
 from vispe.evaluate.three_cell import ThreeCellScores
-from vispe.registry import Spec, parse_spec
 
 TEST_SEED = 2025  # every model is asked the same images
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vispe.attention import LONG
 from vispe.attention.precision import compute_dtype
 from vispe.attention.selection import selected
-from vispe.base import Encoding, Mixing, Rotary, bias_of, value_term_of
+from vispe.encodings.base import Encoding, Mixing, Rotary, bias_of, value_term_of
 from vispe.grid import Positions
 from vispe.hosts import traced
 from vispe.hosts.cache import PositionCache

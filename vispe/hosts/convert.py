@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from vispe.base import Encoding
+from vispe.encodings.base import Encoding
+from vispe.encodings.registry import Spec, parse_spec
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.hosts.context import HostState, backend_in_words
 from vispe.hosts.hf_version import check_version
@@ -19,7 +20,6 @@ from vispe.hosts.timm_family import family_of, has_rope
 from vispe.hosts.timm_hosted import HostedTimm
 from vispe.hosts.twins import advice
 from vispe.hosts.wrappers import inside, unwrapped
-from vispe.registry import Spec, parse_spec
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -40,7 +40,7 @@ def convert(
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
             model and an encoding into the vision tower. `torch.nn.DataParallel` and timm's ``features_only`` models
             are looked through; wrappers that know parameters or code already are refused.
-        spec: see `vispe.registry`, and `vispe.multimodal.create_scheme` for position schemes; beside encodings, a sum
+        spec: see `vispe.encodings.registry`, and `vispe.multimodal.create_scheme` for position schemes; a sum
             may name what stays of the model's own: ``learn`` says the same as `keep_abs`, ``rope`` the same as
             `keep_rope`, and either may stand alone. Weights of an `Encoding` are copied, into every layer where each
             layer has its own. Without a spec a model of transformers gets what its configuration names; weights of an

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vispe.base import Compose, Encoding
+from vispe.encodings.base import Compose, Encoding
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 
 _PER_AXIS = ("split", "spacing", "reference")  # options with one number for each axis

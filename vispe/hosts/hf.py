@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from vispe.encodings.registry import Spec, list_encodings
+from vispe.encodings.spec import parse_text
 from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
 from vispe.hosts import hf_record
 from vispe.hosts.hf_classes import positioned, stock_of
 from vispe.hosts.hf_front_door import Named
 from vispe.hosts.hf_vlm import convert_vlm, describe_vlm, inner_of, is_vlm, restore_vlm
 from vispe.multimodal import Scheme, list_schemes
-from vispe.registry import Spec, list_encodings
-from vispe.spec_text import parse_text
 
 KEPT = ("learn", "rope")  # words of a sum that keep what a tower has of its own
 

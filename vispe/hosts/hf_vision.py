@@ -18,7 +18,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vispe.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.layer import attend
+from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
 from vispe.hosts.context import HostState, backend_in_words
@@ -39,8 +41,6 @@ from vispe.hosts.hf_vision_family import (
 from vispe.hosts.hf_vision_tower import HostedTower, swapped
 from vispe.hosts.timm_convert import convert_timm
 from vispe.hosts.twins import advice
-from vispe.layers import attend
-from vispe.registry import Spec, create_encoding, encoding_class, parse_spec
 
 # where towers are kept
 _INSIDE = ("model", "visual", "vision_tower", "vision_model", "timm_model", "_backbone")

@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vispe.attention.call import Call, combine
-from vispe.base import Encoding, bias_of, transform_of
+from vispe.encodings.base import Encoding, bias_of, transform_of
 from vispe.hosts.context import Context
 from vispe.hosts.hf_vision_chunks import PackedContext
 

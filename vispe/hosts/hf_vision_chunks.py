@@ -16,7 +16,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vispe.base import Encoding
+from vispe.encodings.base import Encoding
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts.context import Context

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vispe.base import Encoding
+from vispe.encodings.base import Encoding
 from vispe.errors import UnsupportedCombination
 from vispe.hosts.hf_classes import stock_of
 

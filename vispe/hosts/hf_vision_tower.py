@@ -18,7 +18,7 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from vispe.base import Encoding
+from vispe.encodings.base import Encoding
 from vispe.grid import Grid, Positions
 from vispe.hosts.context import Context
 from vispe.hosts.hf_vision_attention import (

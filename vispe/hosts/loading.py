@@ -1,7 +1,7 @@
 """How weights come into a converted model, and what its state dicts say about the encoding.
 
 A checkpoint of the stock model loads strictly: the encoding keeps its values. One that names weights of an encoding, or
-keeps the spec of one (`vispe.saved_spec`), is taken as it is, and refused where it is of another encoding.
+keeps the spec of one (`vispe.encodings.saved`), is taken as it is, and refused where it is of another encoding.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import nn
 
-from vispe.base import Encoding
+from vispe.encodings.base import Encoding
+from vispe.encodings.registry import plain_terms
+from vispe.encodings.saved import keep, named, refuse_other, saved_grid, saved_terms
 from vispe.errors import EncodingMismatch
 from vispe.hosts.context import HostState
 from vispe.hosts.fitting import uses_reference
-from vispe.registry import plain_terms
-from vispe.saved_spec import keep, named, refuse_other, saved_grid, saved_terms
 
 _logger = logging.getLogger("vispe.hosts")
 _HOME = "pos_enc"  # the name of every module that holds an encoding

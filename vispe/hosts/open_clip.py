@@ -21,14 +21,14 @@ from open_clip.timm_model import TimmModel
 from open_clip.transformer import Attention, VisionTransformer
 from torch import nn
 
-from vispe.base import Biased, Encoding, Mixing, Rotary
+from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
+from vispe.encodings.registry import Spec, create_encoding
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.context import backend_in_words
 from vispe.hosts.convert import convert, finished, restore, timm_terms, with_options
 from vispe.hosts.fitting import attach, check_axes, joined, refuse_patched, take_over
 from vispe.hosts.open_clip_attention import SWAPS, attentions, encodings_of, stock_type
 from vispe.hosts.open_clip_tower import OVERRIDDEN, HostedTower, TowerState, hosted, resampled
-from vispe.registry import Spec, create_encoding
 
 
 @dataclass

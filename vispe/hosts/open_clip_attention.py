@@ -12,7 +12,7 @@ from open_clip.transformer import Attention, CustomResidualAttentionBlock, Resid
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.base import Encoding
+from vispe.encodings.base import Encoding
 from vispe.hosts.context import Context
 
 

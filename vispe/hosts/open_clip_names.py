@@ -25,10 +25,10 @@ from open_clip import pretrained as tags
 from open_clip.transformer import VisionTransformer
 from timm.models import register_model
 
+from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnknownName, UnsupportedHost, did_you_mean
 from vispe.hosts.convert import convert, finished, host_terms
 from vispe.hosts.open_clip import convert_tower
-from vispe.registry import Spec
 
 _OPEN_CLIP_WORDS = ("learnable", "sin_cos_2d")
 _WORD = "pos_embed_type"

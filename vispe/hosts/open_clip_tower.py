@@ -17,7 +17,7 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vispe.base import Additive, Encoding
+from vispe.encodings.base import Additive, Encoding
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.grid import Positions
 from vispe.hosts import traced

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vispe import layers
 from vispe.attention import explain
+from vispe.encodings import layer as layers
 from vispe.hosts.context import Context
 
 STOCK = "the model's own attention"

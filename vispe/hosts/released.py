@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.base import Encoding
+from vispe.encodings.base import Encoding
+from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec
+from vispe.encodings.spec import as_text
 from vispe.errors import InputError, OptionError, VispeError, did_you_mean
-from vispe.registry import Spec, create_encoding, encoding_class, parse_spec
-from vispe.spec_text import as_text
 
 _QKV = r"blocks\.(\d+)\.attn\.qkv\.weight"
 

@@ -7,10 +7,10 @@ from functools import cache
 import torch
 
 from vispe.attention.table import has_grid_table
-from vispe.base import Additive, Biased, Encoding
+from vispe.encodings.base import Additive, Biased, Encoding
+from vispe.encodings.registry import create_encoding, encoding_info, list_encodings
 from vispe.errors import ShapeError
 from vispe.grid import Grid
-from vispe.registry import create_encoding, encoding_info, list_encodings
 
 HOSTS: dict[str, str] = {
     "vit": "timm VisionTransformer and DeiT",

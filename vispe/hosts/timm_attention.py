@@ -15,7 +15,7 @@ from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelSca
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.base import Encoding
+from vispe.encodings.base import Encoding
 from vispe.hosts.context import Context
 
 

@@ -17,7 +17,8 @@ from timm.layers import DiffAttention
 from timm.models.vision_transformer import DiffParallelScalingBlock
 from torch import nn
 
-from vispe.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
+from vispe.encodings.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
+from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid, Positions
 from vispe.hosts.context import HostState
@@ -27,7 +28,6 @@ from vispe.hosts.timm_attention import SWAPS, attentions, stock_type
 from vispe.hosts.timm_family import NAFLEX, Family, family_of, has_rope, put_rope, take_rope
 from vispe.hosts.timm_hosted import HostedTimm
 from vispe.hosts.timm_naflex import LaterDropout
-from vispe.registry import create_encoding, encoding_class
 
 
 @dataclass

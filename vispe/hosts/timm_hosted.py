@@ -14,7 +14,7 @@ from timm.layers import register_notrace_function, resample_abs_pos_embed
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from vispe.base import Additive, Encoding
+from vispe.encodings.base import Additive, Encoding
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.grid import Positions
 from vispe.hosts import traced

@@ -19,7 +19,7 @@ from timm.models.naflexvit import create_attention_mask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.base import Additive, Biased, Encoding, Rotary
+from vispe.encodings.base import Additive, Biased, Encoding, Rotary
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts import traced

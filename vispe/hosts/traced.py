@@ -14,11 +14,11 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from vispe import layers
 from vispe.attention import reference
 from vispe.attention.call import Call
 from vispe.attention.table import has_grid_table
-from vispe.base import Additive, Encoding, Mixing, bias_of, transform_of, value_term_of
+from vispe.encodings import layer as layers
+from vispe.encodings.base import Additive, Encoding, Mixing, bias_of, transform_of, value_term_of
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts.cache import PositionCache
@@ -132,7 +132,7 @@ def attend(
     mixed: bool,
     **arguments: Any,
 ) -> Tensor:
-    """Return attention with everything that `encodings` do in block `layer`; see `vispe.layers.attend`.
+    """Return attention with everything that `encodings` do in block `layer`; see `vispe.encodings.layer.attend`.
 
     Raises:
         ShapeError: samples of different grids are `mixed`, and the bias is a table that belongs to one grid.

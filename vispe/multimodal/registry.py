@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
+from vispe.encodings.spec import parse_text
 from vispe.errors import OptionError, UnknownName, did_you_mean
 from vispe.multimodal.scheme import Scheme
-from vispe.spec_text import parse_text
 
 S = TypeVar("S", bound=type[Scheme])
 _SCHEMES: dict[str, type[Scheme]] = {}

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.micro import PATCH, load_micro
+from vispe.backbones.micro.load import flushed
 from vispe.errors import OptionError
-from vispe.micro import PATCH, load_micro
-from vispe.micro.load import flushed
 from vispe.segment.maps import CoarseMaps
 from vispe.segment.shelf import Shelf
 from vispe.segment.tiles import even_tiles, fingerprint, padding

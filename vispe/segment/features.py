@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.device import choose_device
 from vispe.errors import InputError, OptionError, did_you_mean
 from vispe.segment import dense
 from vispe.segment.classify import Linear
@@ -305,22 +306,6 @@ def _filled(page: np.ndarray, valid: np.ndarray, value: float) -> np.ndarray:
     if not isinstance(page, np.ndarray):
         return page.filled(value)
     return page if valid.all() else np.where(valid[..., None], page, np.float32(value))
-
-
-def choose_device(device: str) -> str:
-    """Turn `'auto'` into `'cuda'` or `'cpu'`, and check any other name.
-
-    Raises:
-        OptionError: not a device of this machine.
-    """
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise OptionError(f"device={device!r} cannot be used here ({reason}); use auto or cpu.") from error
-    return device
 
 
 __all__ = [

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from vispe.backbones.downloads import downloads
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment.calibrate import calibrate, joined, strokes
 from vispe.segment.classify import KINDS, PixelClassifier
-from vispe.segment.downloads import downloads
 from vispe.segment.draw import Color
 from vispe.segment.features import FeatureConfig
 from vispe.segment.kept import MEMORY, KeptFeatures

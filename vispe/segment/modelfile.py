@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vispe.backbones.downloads import downloads
 from vispe.errors import InputError, require
 from vispe.files import atomic_path
 from vispe.images.formats.decoded import BROKEN
@@ -25,7 +26,6 @@ from vispe.images.paths import check_file
 from vispe.segment.classify import KINDS, PixelClassifier
 from vispe.segment.cluster import METHODS, PixelClusters
 from vispe.segment.dense import NAME
-from vispe.segment.downloads import downloads
 from vispe.segment.features import FeatureConfig, Features, TokenBasis
 from vispe.segment.modelcheck import (
     TRUSTED,

@@ -11,13 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from vispe.backbones.device import choose_device
 from vispe.errors import OptionError, did_you_mean
 from vispe.segment.batch import MODEL_NAME, Batch
 from vispe.segment.big import large_images
 from vispe.segment.classify import KINDS
 from vispe.segment.cluster import METHODS, PixelClusters
 from vispe.segment.dense import NAME
-from vispe.segment.features import FeatureConfig, Features, choose_device
+from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.inputs import Paths, Reading
 from vispe.segment.modelfile import Model, load_model, open_features
 from vispe.segment.predict import Post

@@ -5,20 +5,14 @@ final-norm patch tokens (class and register tokens left out). Their first princi
 training images, are what a classifier sees; bilinear upsampling brings them to pixels.
 """
 
-import threading
-import urllib.error
-import urllib.request
-import warnings
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost, did_you_mean
-from vispe.segment.downloads import check_allowed
+from vispe.backbones.create import check_name, create, geometry
+from vispe.errors import UnsupportedHost
 from vispe.segment.maps import CoarseMaps
 from vispe.segment.tiles import Region, fingerprint, padding, tiles
 
@@ -29,7 +23,6 @@ TILE = 518
 """Default tile side in pixels, rounded down to whole patches (518 for patch 14, 512 for patch 16)."""
 
 _FIT_TOKENS = 50_000
-_PATIENCE = 3.0  # seconds to wait for the model hub before saying that it cannot be reached
 
 
 class TokenModel:
@@ -60,15 +53,15 @@ class TokenModel:
         device: str = "cpu",
         half: bool = False,
     ) -> None:
-        _check_name(name)
+        check_name(name)
         self.device, self.half = torch.device(device), half
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _create(name, pos_embed, weights)
+            model = create(name, pos_embed, weights)
         if not hasattr(model, "forward_intermediates"):
             raise UnsupportedHost(f"{name} gives no feature maps (no forward_intermediates); choose a ViT.")
         self._model = model.eval().requires_grad_(False).to(self.device)
-        self.flexible, self.patch, self.size = _geometry(model)
+        self.flexible, self.patch, self.size = geometry(model)
         config = model.pretrained_cfg
         mean, std = config.get("mean", (0.5,) * 3), config.get("std", (0.5,) * 3)
         self._mean = torch.tensor(mean).view(1, 3, 1, 1)
@@ -188,148 +181,3 @@ def token_maps(
         tokens = [model(cut[list(group)][None])[0] for group in groups]
         maps.append(torch.cat(tokens, dim=-1).numpy())
     return TokenMaps(maps, basis, regions, (pads[0], pads[2]), (height, width), tuple(notes))
-
-
-def _check_name(name: str) -> None:
-    import timm  # takes seconds, and is needed for models of timm alone
-
-    known = timm.list_models()
-    if name.startswith(("local-dir:", "hf-hub:", "hf_hub:")) or timm.is_model(name):
-        return
-    hint = did_you_mean(name, known) or f" timm has {len(known)} models, such as vit_small_patch14_dinov2."
-    raise UnknownName(f"timm has no model {name!r}.{hint}")
-
-
-def _create(name: str, pos_embed: str | None, weights: str | None) -> Any:
-    """Build the model and give it its weights."""
-    import timm
-
-    options: dict[str, Any] = {"num_classes": 0}
-    if pos_embed is not None:
-        options["pos_embed"] = pos_embed
-    if name.startswith("local-dir:"):
-        if weights not in (None, "random"):
-            raise OptionError(
-                f"weights={weights!r} and the model folder {name!r} both name weights; give one."
-            )
-        return _build(name, pretrained=weights is None, **options)
-    if name.startswith(("hf-hub:", "hf_hub:")):
-        if not _hub_cached(name.partition(":")[2]):
-            _check_hub(name)
-        return _build(name, pretrained=weights is None, **options)
-    if weights is None:
-        config = timm.get_pretrained_cfg(name)
-        if config is None or not config.has_weights:
-            raise InputError(
-                f"timm has no pretrained weights for {name}; give a checkpoint with --weights FILE."
-            )
-        found = _cached(config)
-        if found is None:
-            _check_hub(name)
-            return _build(name, pretrained=True, **options)
-        weights = str(found)
-    if weights == "random":
-        return _build(name, pretrained=False, **options)
-    from vispe.backbones.weights import built_with  # brings timm
-
-    return built_with(weights, name, lambda: _build(name, pretrained=False, **options))
-
-
-def _build(name: str, **options: Any) -> Any:
-    """Create the model, with token grids of any size where the architecture allows them."""
-    import timm
-
-    try:
-        return timm.create_model(name, dynamic_img_size=True, **options)
-    except TypeError as error:
-        if "dynamic_img_size" not in str(error):
-            raise UnsupportedHost(f"timm cannot build {name}: {error}.") from error
-    try:
-        return timm.create_model(name, **options)
-    except TypeError as error:
-        raise UnsupportedHost(f"timm cannot build {name} with {sorted(options)}: {error}.") from error
-
-
-def _cached(config: Any) -> Path | None:
-    """Find pretrained weights on disk, without asking the network."""
-    if config.hf_hub_id:
-        from huggingface_hub import try_to_load_from_cache
-
-        for name in (config.hf_hub_filename, "model.safetensors", "pytorch_model.bin"):
-            found = try_to_load_from_cache(config.hf_hub_id, name) if name else None
-            if isinstance(found, str):
-                return Path(found)
-    if config.url:
-        found = Path(torch.hub.get_dir()) / "checkpoints" / Path(config.url).name
-        return found if found.is_file() else None
-    return None
-
-
-def _hub_cached(repo: str) -> bool:
-    """Tell whether the card and the weights of a model of the hub are on disk."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = [
-        try_to_load_from_cache(repo, name)
-        for name in ("config.json", "model.safetensors", "pytorch_model.bin")
-    ]
-    return isinstance(found[0], str) and any(isinstance(one, str) for one in found[1:])
-
-
-def _check_hub(name: str) -> None:
-    """Say at once when weights can only come from a network that is not there."""
-    from huggingface_hub import constants
-
-    check_allowed(f"the pretrained weights of {name} are")
-    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
-    if reason is not None:
-        raise InputError(
-            f"the pretrained weights of {name} are not on this disk and {reason}; give a checkpoint with --weights "
-            f"FILE, choose a model that is on this disk ({_on_disk()}), or use --features filters."
-        )
-
-
-def unreachable(address: str) -> str | None:
-    """Ask an address for a sign of life; return the reason when there is none within `_PATIENCE` seconds.
-
-    The question is asked in a thread, since looking up a name in a broken network cannot be given a time limit.
-    """
-    found = [f"no answer within {_PATIENCE:g} s"]
-
-    def ask() -> None:
-        try:
-            urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE).close()
-            found.clear()
-        except urllib.error.HTTPError:
-            found.clear()  # it answered
-        except OSError as error:
-            found[0] = str(getattr(error, "reason", error))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    return f"{address} cannot be reached ({found[0]})" if found else None
-
-
-def _on_disk() -> str:
-    from huggingface_hub import CacheNotFound, scan_cache_dir
-
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            repos = [r.repo_id for r in scan_cache_dir().repos if r.repo_id.startswith("timm/")]
-    except CacheNotFound:
-        repos = []
-    return ", ".join(sorted(r.removeprefix("timm/") for r in repos)) or "none"
-
-
-def _geometry(model: Any) -> tuple[bool, int, tuple[int, int]]:
-    """Return whether any input size works, the stride of the tokens, and the size that always works."""
-    embed = getattr(model, "patch_embed", None)
-    size = getattr(embed, "img_size", None) or model.pretrained_cfg["input_size"][1:]
-    if embed is not None and getattr(embed, "patch_size", None) is not None and hasattr(model, "blocks"):
-        patch = embed.patch_size if isinstance(embed.patch_size, tuple) else (embed.patch_size,) * 2
-        if patch[0] != patch[1]:
-            raise UnsupportedHost(f"the model has patches of {patch} px; square ones are needed.")
-        return bool(getattr(model, "dynamic_img_size", False)), int(patch[0]), tuple(size)
-    stride = int(model.feature_info[-1]["reduction"])
-    return embed is None, stride, tuple(size)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from vispe.backbones.batches import FeatureFunction, features_of
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.debias import blank_channels
 from vispe.evaluate.probe import ProbeResult, positional_probe
@@ -20,7 +21,6 @@ from vispe.evaluate.probe_averages import effective_rank, mean_cosine
 from vispe.evaluate.probe_sources import feature_function
 from vispe.evaluate.rotation.fingerprint import fingerprint
 from vispe.evaluate.rotation.measure import measure
-from vispe.evaluate.rotation.stream import FeatureFunction, features_of
 from vispe.train.evaluate_masks import FilterFeatures, score_masks
 from vispe.train.evaluate_pictures import Noise, Settings, Textures, Windows, probe_step
 from vispe.train.evaluate_report import RetrofitReport, Side

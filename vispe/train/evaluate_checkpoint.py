@@ -8,12 +8,12 @@ import timm
 import torch
 
 import vispe
+from vispe.backbones.device import choose_device
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.subject import Subject
 from vispe.files import check_writable
 from vispe.images.find import find_images
 from vispe.images.sequences import FileImages, FileMasks
-from vispe.segment.features import choose_device
 from vispe.train.evaluate import Progress, evaluate
 from vispe.train.evaluate_page import evaluation_page
 from vispe.train.evaluate_pictures import Settings

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, features_of
 from vispe.evaluate.rotation.labels import confusion, mean_iou, truths_of
 from vispe.evaluate.rotation.quadrant import quadrants, scribbles
-from vispe.evaluate.rotation.stream import FeatureFunction, features_of
 from vispe.evaluate.rotation.trained import TrainedSegmenter, at_pixels
 from vispe.report.table import json_list
 from vispe.segment.filters import Filters

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.maps import ModelFeatures
 from vispe.errors import OptionError
-from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.plan import fitted_image
 from vispe.images.textures import disc_packing, random_field, voronoi
 
@@ -40,7 +40,7 @@ class Settings:
         Raises:
             OptionError: a function, which does not say them.
         """
-        from vispe.evaluate.backbone import input_settings
+        from vispe.backbones.timm import input_settings
 
         model = model.model if isinstance(model, ModelFeatures) else model
         tower = getattr(model, "visual", model)

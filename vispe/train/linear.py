@@ -50,8 +50,8 @@ def linear_segmentation(
     """
     from safetensors.torch import save_file
 
+    from vispe.backbones.device import choose_device
     from vispe.files import atomic_path, write_json
-    from vispe.segment.features import choose_device
 
     task.check()
     out = Path(task.out)

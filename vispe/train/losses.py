@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.backbones.tokens import final_tokens
 from vispe.errors import OptionError, ShapeError
 from vispe.symmetry.d4 import D4, Element
-from vispe.train.backbone import final_tokens
 from vispe.train.config import Weights
 
 

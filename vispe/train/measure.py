@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import features_of
+from vispe.backbones.tokens import Backbone, final_tokens
 from vispe.evaluate.probe_averages import effective_rank, mean_cosine
 from vispe.evaluate.probe_trials import TOLD, Trials
-from vispe.evaluate.rotation.stream import features_of
-from vispe.train.backbone import Backbone, final_tokens
 from vispe.train.config import Probe
 from vispe.train.evaluate_pictures import Noise, Settings, Textures, probe_step
 from vispe.train.losses import blanked

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import vispe
+from vispe.backbones.tokens import Backbone, final_tokens
 from vispe.errors import InputError, OptionError
-from vispe.train.backbone import Backbone, final_tokens
 from vispe.train.config import Retrofit, Student, Teacher
 from vispe.train.teacher import load_teacher
 
@@ -42,7 +42,7 @@ def make_student(teacher: Backbone, config: Student, *, seed: int = 0) -> nn.Mod
         OptionError: nothing would be trained.
         UnknownEncoding, UnsupportedCombination, UnsupportedHost: the encoding has no place in the model.
     """
-    from vispe.evaluate.rotation.model import random_twin
+    from vispe.backbones.maps import random_twin
     from vispe.train.lora import add_lora
 
     with torch.random.fork_rng(devices=[]):

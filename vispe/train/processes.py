@@ -48,7 +48,7 @@ class Processes:
         if self.world > 1:
             self._join(device)
         else:
-            from vispe.segment.features import choose_device
+            from vispe.backbones.device import choose_device
 
             self.device = torch.device(choose_device(device))
         if amp == "fp16" and self.device.type == "cpu":

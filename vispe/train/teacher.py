@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.tokens import Backbone, blocks_of, has_class_token
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
-from vispe.train.backbone import Backbone, blocks_of, has_class_token
 from vispe.train.config import Teacher
 
 
@@ -41,7 +41,7 @@ def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Ba
 
 
 def _timm(config: Teacher, outline: bool, seed: int) -> Backbone:
-    from vispe.evaluate.backbone import input_settings, load_backbone
+    from vispe.backbones.timm import input_settings, load_backbone
 
     weights = "random" if outline else config.weights
     if outline and config.weights not in (None, "random") and not Path(config.weights).is_file():
@@ -90,7 +90,7 @@ def _open_clip(config: Teacher, outline: bool, seed: int) -> Backbone:
 
 
 def _backbone(name: str, net: nn.Module, mean: Tensor, std: Tensor, side: int, exact: bool) -> Backbone:
-    from vispe.evaluate.rotation.model import patch_projection
+    from vispe.backbones.maps import patch_projection
 
     blocks_of(net)
     conv = patch_projection(net)

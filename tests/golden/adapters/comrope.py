@@ -11,7 +11,7 @@ import torch
 from timm.models import VisionTransformer
 
 import vispe
-from vispe.encodings._comrope import skew_matrix, skew_upper
+from vispe.encodings.parts.skew import skew_matrix, skew_upper
 from vispe.hosts.context import Context
 
 NAMES = {
@@ -67,7 +67,7 @@ def _spec(case):
         case.ignore("scale_factor", "only LieRE divides its generators")
     if kind == "vanilla-rope":
         options.update(init_std=1.0, base=base)
-    return vispe.registry.parse_spec({"name": NAMES[kind], **options})[0]
+    return vispe.encodings.registry.parse_spec({"name": NAMES[kind], **options})[0]
 
 
 def _own(case, heads):

@@ -171,9 +171,9 @@ def test_a_bias_of_zero_changes_nothing(family):
 @pytest.mark.parametrize("family", QWEN)
 def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch):
     seen = []
-    real = vispe.layers.attention
+    real = vispe.encodings.layer.attention
     monkeypatch.setattr(
-        vispe.layers,
+        vispe.encodings.layer,
         "attention",
         lambda q, *a, bias, **kw: seen.append((q, bias)) or real(q, *a, bias=bias, **kw),
     )

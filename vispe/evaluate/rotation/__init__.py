@@ -4,6 +4,8 @@ Every function takes a callable and images and returns rows with a number for ea
 `RotationResult` holds rows, draws the table and gives the verdict. Images are streamed: memory is bounded by a batch.
 """
 
+from vispe.backbones.batches import PerImage
+from vispe.backbones.maps import ModelFeatures, random_twin
 from vispe.evaluate.rotation.angles import ANGLES, angle_equivariance
 from vispe.evaluate.rotation.clusters import cluster_consistency
 from vispe.evaluate.rotation.controls import control_rows
@@ -17,7 +19,6 @@ from vispe.evaluate.rotation.fingerprint import Fingerprint, fingerprint, random
 from vispe.evaluate.rotation.layers import layer_curve, position_r2
 from vispe.evaluate.rotation.lie import lie_derivative, lie_derivatives
 from vispe.evaluate.rotation.measure import measure
-from vispe.evaluate.rotation.model import ModelFeatures, random_twin
 from vispe.evaluate.rotation.plan import GROUPS
 from vispe.evaluate.rotation.poses import across_poses
 from vispe.evaluate.rotation.quadrant import quadrant_gap, scribble_classifier
@@ -27,7 +28,6 @@ from vispe.evaluate.rotation.saved import SavedSegmenter
 from vispe.evaluate.rotation.scores import argmax_consistency, score_changes
 from vispe.evaluate.rotation.segmentation import angle_consistency, consistency, phase_consistency
 from vispe.evaluate.rotation.sharing import Processes
-from vispe.evaluate.rotation.stream import PerImage
 from vispe.evaluate.rotation.translation import crop_shift, roll_equivariance
 from vispe.report.statistics import Summary, paired_difference, summarise
 from vispe.symmetry.d4 import D4, IDENTITY, Element, element, fit_to_patches

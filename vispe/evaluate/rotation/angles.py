@@ -17,10 +17,10 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, batches, features_of, patch_of
 from vispe.errors import ShapeError
 from vispe.evaluate.rotation.compare import error
 from vispe.evaluate.rotation.result import Measurement
-from vispe.evaluate.rotation.stream import FeatureFunction, batches, features_of, patch_of
 from vispe.symmetry.warp import Canvas, blurred_as, rotate
 
 ANGLES = tuple(range(0, 360, 15))

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, batches, features_of
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.features import label_of
 from vispe.evaluate.rotation.labels import mean_iou, rand_index
 from vispe.evaluate.rotation.result import Measurement
-from vispe.evaluate.rotation.stream import FeatureFunction, batches, features_of
 from vispe.symmetry.d4 import D4, IDENTITY, Element
 
 PARTS = ("clusters fitted once", "clusters refitted")

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
+from vispe.backbones.batches import FeatureFunction
+from vispe.backbones.maps import ModelFeatures, patch_projection, random_twin
 from vispe.evaluate.rotation.features import equivariance, position_equivariance, raw_intensity
-from vispe.evaluate.rotation.model import ModelFeatures, patch_projection, random_twin
 from vispe.evaluate.rotation.result import Measurement, relabelled
-from vispe.evaluate.rotation.stream import FeatureFunction
 from vispe.symmetry.d4 import D4, Element
 
 RAW, RANDOM = "raw intensity", "random weights"

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, features_of, labels_of
 from vispe.evaluate.rotation.groups import segmenter_for
 from vispe.evaluate.rotation.plan import Measured, Plan, Step
-from vispe.evaluate.rotation.stream import FeatureFunction, features_of, labels_of
 from vispe.symmetry.d4 import D4, IDENTITY
 
 Shown = Callable[[Tensor], np.ndarray]

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, batches, checked_maps, features_of
+from vispe.backbones.maps import ModelFeatures
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.compare import MEASURES, InvariantShare, check_measures
-from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.result import Measurement
-from vispe.evaluate.rotation.stream import FeatureFunction, batches, checked_maps, features_of
 from vispe.symmetry.d4 import D4, IDENTITY, Element
 
 ALL = (*MEASURES, "invariant_share")

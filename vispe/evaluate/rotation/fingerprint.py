@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, batches, features_of
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.linear import channel_r2
 from vispe.evaluate.ramps import ramp
-from vispe.evaluate.rotation.stream import FeatureFunction, batches, features_of
 from vispe.report.table import json_list
 
 ENOUGH = 30

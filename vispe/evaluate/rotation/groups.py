@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, Segmenter
+from vispe.backbones.maps import ModelFeatures, patch_projection
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.evaluate.rotation.angles import angle_equivariance
 from vispe.evaluate.rotation.clusters import cluster_consistency
@@ -15,14 +17,12 @@ from vispe.evaluate.rotation.features import ALL, equivariance, position_equivar
 from vispe.evaluate.rotation.labels import without_borders
 from vispe.evaluate.rotation.layers import layer_curve, position_r2
 from vispe.evaluate.rotation.lie import along, lie_derivatives
-from vispe.evaluate.rotation.model import ModelFeatures, patch_projection
 from vispe.evaluate.rotation.plan import Measured, Plan, Step, canvas_for, how_of
 from vispe.evaluate.rotation.poses import across_poses
 from vispe.evaluate.rotation.quadrant import quadrant_gap, scribble_classifier, scribbles
 from vispe.evaluate.rotation.result import Measurement
 from vispe.evaluate.rotation.segmentation import angle_consistency, consistency, phase_consistency
 from vispe.evaluate.rotation.sharing import Piece
-from vispe.evaluate.rotation.stream import FeatureFunction, Segmenter
 from vispe.evaluate.rotation.trained import TrainedSegmenter
 from vispe.evaluate.rotation.translation import crop_shift, roll_equivariance
 from vispe.symmetry.d4 import D4, IDENTITY, Element

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from vispe.backbones.batches import checked_labels
 from vispe.errors import InputError, ShapeError
-from vispe.evaluate.rotation.stream import checked_labels
 
 
 def confusion(first: np.ndarray, second: np.ndarray, n_classes: int) -> np.ndarray:

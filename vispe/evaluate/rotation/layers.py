@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, batches, checked_maps, features_of
+from vispe.backbones.maps import ModelFeatures
 from vispe.errors import OptionError
 from vispe.evaluate.linear import fit_probe
 from vispe.evaluate.ramps import ramp
 from vispe.evaluate.rotation.compare import error
 from vispe.evaluate.rotation.features import label_of
-from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.result import Measurement
-from vispe.evaluate.rotation.stream import FeatureFunction, batches, checked_maps, features_of
 from vispe.symmetry.d4 import D4, IDENTITY, Element
 
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import grid_sample
 
+from vispe.backbones.batches import FeatureFunction, batches, checked_maps
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.evaluate.rotation.result import Measurement
-from vispe.evaluate.rotation.stream import FeatureFunction, batches, checked_maps
 
 Motion = Literal["rotation", "down", "right"]
 Method = Literal["forward", "double backward", "difference"]

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, Segmenter, features_of
+from vispe.backbones.maps import ModelFeatures, random_twin
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
 from vispe.evaluate.rotation.angles import ANGLES
 from vispe.evaluate.rotation.examples import Shown, example_labels, example_maps, shown_in_range
 from vispe.evaluate.rotation.fingerprint import ENOUGH, Fingerprint, fingerprint, random_crops
 from vispe.evaluate.rotation.groups import measure_step
-from vispe.evaluate.rotation.model import ModelFeatures, random_twin
 from vispe.evaluate.rotation.plan import (
     GROUPS,
     OF_LABELS,
@@ -25,7 +26,6 @@ from vispe.evaluate.rotation.plan import (
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.result import RotationResult, notes_on_scale
 from vispe.evaluate.rotation.sharing import Piece, Processes, filled
-from vispe.evaluate.rotation.stream import FeatureFunction, Segmenter, features_of
 from vispe.evaluate.rotation.translation import default_shifts
 
 MOST_WINDOWS = 64

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.batches import FeatureFunction, Segmenter
 from vispe.errors import InputError, ShapeError
 from vispe.evaluate.rotation.angles import ANGLES
 from vispe.evaluate.rotation.labels import truths_of
-from vispe.evaluate.rotation.stream import FeatureFunction, Segmenter
 from vispe.evaluate.rotation.translation import Shift
 from vispe.symmetry.d4 import fit_to_patches
 from vispe.symmetry.warp import Canvas

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, batches, checked_labels, features_of
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.labels import mean_iou, truths_of, without_borders
 from vispe.evaluate.rotation.result import Measurement
-from vispe.evaluate.rotation.stream import FeatureFunction, batches, checked_labels, features_of
 from vispe.evaluate.rotation.trained import TrainedSegmenter
 
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")

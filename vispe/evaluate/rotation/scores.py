@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import batches
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.lie import moved
 from vispe.evaluate.rotation.result import Measurement
-from vispe.evaluate.rotation.stream import batches
 from vispe.symmetry.warp import rotate
 
 Classifier = Callable[[Tensor], Tensor]

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.batches import FeatureFunction, Segmenter
+from vispe.backbones.callables import D4Segmenter, named_callable
+from vispe.backbones.maps import ModelFeatures
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation.callables import D4Segmenter, named_callable
-from vispe.evaluate.rotation.model import ModelFeatures
 from vispe.evaluate.rotation.saved import SavedSegmenter
-from vispe.evaluate.rotation.stream import FeatureFunction, Segmenter
 from vispe.symmetry.remedies import D4Features, symmetrize
 
 Kind = Literal["features", "segmenter"]
@@ -151,7 +151,7 @@ def load_subject(
 
 
 def _timm(name: str, given: _Options) -> Subject:
-    from vispe.evaluate.backbone import input_settings, load_backbone
+    from vispe.backbones.timm import input_settings, load_backbone
 
     net = load_backbone(
         name,
@@ -167,8 +167,8 @@ def _timm(name: str, given: _Options) -> Subject:
 
 
 def _open_clip(name: str, given: _Options) -> Subject:
-    from vispe.evaluate.backbone import input_settings
-    from vispe.evaluate.clip_backbone import load_tower
+    from vispe.backbones.open_clip import load_tower
+    from vispe.backbones.timm import input_settings
 
     tower = load_tower(
         name, pos_embed=given.pos_embed, weights=given.weights, img_size=given.img_size, seed=given.seed
@@ -181,7 +181,7 @@ def _open_clip(name: str, given: _Options) -> Subject:
 def _model(
     title: str, net: nn.Module, mean: Tensor, std: Tensor, side: int, exact: bool, given: _Options
 ) -> Subject:
-    from vispe.segment.features import choose_device
+    from vispe.backbones.device import choose_device
 
     if given.symmetric:
         symmetrize(net)

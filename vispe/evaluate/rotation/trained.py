@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate
 
+from vispe.backbones.batches import FeatureFunction, features_of
 from vispe.errors import InputError
-from vispe.evaluate.rotation.stream import FeatureFunction, features_of
 from vispe.symmetry.d4 import IDENTITY, Element
 
 

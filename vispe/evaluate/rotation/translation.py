@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import FeatureFunction, batches, features_of, patch_of
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.compare import MEASURES, check_measures
 from vispe.evaluate.rotation.result import Measurement
-from vispe.evaluate.rotation.stream import FeatureFunction, batches, features_of, patch_of
 
 Shift = tuple[int, int]
 

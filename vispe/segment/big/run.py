@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from vispe.backbones.device import choose_device
 from vispe.errors import InputError, OptionError
 from vispe.segment.batch import MODEL_NAME
 from vispe.segment.big import find_stores, progress
@@ -13,7 +14,7 @@ from vispe.segment.big.scribbles import read_scribbles
 from vispe.segment.big.train import train
 from vispe.segment.big.work import BigRun
 from vispe.segment.disk import room
-from vispe.segment.features import FeatureConfig, Features, choose_device
+from vispe.segment.features import FeatureConfig, Features
 from vispe.segment.inputs import Reading, belongs_to, find_files
 from vispe.segment.modelfile import load_model, save_model
 from vispe.segment.predict import Post

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.device import choose_device
 from vispe.errors import InputError, OptionError
-from vispe.segment.features import BLOCK, choose_device
+from vispe.segment.features import BLOCK
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.text.readouts import parse_readout

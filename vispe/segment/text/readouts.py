@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from vispe.encodings.spec import parse_text
 from vispe.errors import OptionError, UnknownName, did_you_mean
 from vispe.hosts.context import Context
-from vispe.spec_text import parse_text
 
 
 @dataclass(frozen=True)

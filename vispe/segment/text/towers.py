@@ -19,7 +19,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 import vispe
-from vispe.base import Biased
+from vispe.encodings.base import Biased
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.context import Context
 from vispe.hosts.open_clip import image_tower

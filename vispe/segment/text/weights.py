@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from vispe.backbones.create import unreachable
+from vispe.backbones.downloads import check_allowed
 from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
-from vispe.segment.downloads import check_allowed
 from vispe.segment.text.readouts import Readout
-from vispe.segment.tokens import unreachable
 
 MODEL, TAG = "ViT-B-16", "laion2b_s34b_b88k"
 """The model and the weights that are taken where none are named."""

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from vispe.backbones.batches import checked_labels
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation.stream import checked_labels
 from vispe.segment.predict import Prediction
 from vispe.segment.trust.moves import REPEAT, Lay, Move, Moved, Rim, Shift, fitting
 from vispe.segment.trust.result import FAMILIES, Posed, Trust

@@ -1,0 +1,260 @@
+"""What attention does in every layer of a model, seen while an image passes, without changing the model.
+
+A pre-hook on each attention layer hands its arguments to the code with which vispe runs that kind of layer, which
+gives queries, keys, bias and rotation as one `Call`; maps are computed from it as the reference backend does. The
+layer itself then runs as ever, so outputs are bit-identical, and the hooks are gone afterwards.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers import DiffAttention
+from timm.models.vision_transformer import DiffParallelScalingBlock
+from torch import Tensor, nn
+
+from vispe.attention.call import Call, combine
+from vispe.attention.precision import no_autocast
+from vispe.encodings.base import bias_of, transform_of
+from vispe.encodings.layer import Attention
+from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.grid import Grid, Positions, as_positions
+from vispe.hosts import open_clip_attention, timm_attention
+from vispe.hosts.context import Context
+
+_SWAPS = {**timm_attention.SWAPS, **open_clip_attention.SWAPS}
+_STOCK = {ours: stock for stock, ours in _SWAPS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One layer in one forward pass.
+
+    Attributes:
+        layer: its number, from 0.
+        path: its name in the model.
+        call: queries and keys (b, h, n, d_h) as they enter vispe's attention, and what is done to them. A rotary
+            embedding of the host itself has been applied already.
+        x: input of the layer (b, n, d).
+        grid: the tokens: prefix, then the patches row-major.
+    """
+
+    layer: int
+    path: str
+    call: Call
+    x: Tensor
+    grid: Grid
+
+
+def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return (path, module) of every self-attention layer of a ViT, in order.
+
+    Args:
+        model: a timm model, an open_clip model or its image tower, or a model with `vispe.Attention` layers, with or
+            without an encoding of vispe.
+
+    Raises:
+        UnsupportedHost: there are no such layers, or one is of a kind whose maps cannot be read.
+    """
+    tower, start = _tower(model)
+    if hasattr(tower, "blocks"):
+        found = [(f"{start}{path}", module) for _, path, module in timm_attention.attentions(tower)]
+    elif hasattr(getattr(tower, "transformer", None), "resblocks"):
+        found = [(f"{start}{path}", module) for _, path, module in open_clip_attention.attentions(tower)]
+    else:
+        found = []
+    own = [(path, module) for path, module in model.named_modules() if isinstance(module, Attention)]
+    layers = own or found
+    for path, module in layers:
+        if reason := _unreadable(module):
+            raise UnsupportedHost(f"The attention of {path} cannot be read: {reason}.")
+    if not layers:
+        raise UnsupportedHost(
+            f"{type(model).__name__} has no attention layers that can be read; use a ViT of timm or open_clip, or "
+            "vispe.Attention in your own."
+        )
+    return layers
+
+
+@torch.no_grad()
+def watch(model: nn.Module, images: Tensor, on_layer: Callable[[Seen], None]) -> None:
+    """Run a model on images and call `on_layer` for every attention layer in turn, while it runs.
+
+    Args:
+        model: see `attention_layers`; in evaluation mode.
+        images: (b, 3, H, W) on the model's device.
+        on_layer: what looks at a layer; it should keep sums, not maps.
+
+    Raises:
+        OptionError: the model is in training mode.
+        UnsupportedHost: see `attention_layers`.
+        ShapeError: the tokens are not the patches of the image behind prefix tokens.
+    """
+    if model.training:
+        raise OptionError(
+            "The model is in training mode, where its attention is random; call model.eval() first."
+        )
+    layers = attention_layers(model)
+    tower, _ = _tower(model)
+    handles = []
+    try:
+        for number, (path, module) in enumerate(layers):
+            hook = _hook(tower, tuple(images.shape[-2:]), number, path, on_layer)
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        getattr(tower, "forward_features", tower)(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def attention_map(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    """Return logits and attention (b, h, n, m) of some heads of a call, float32 or better.
+
+    Logits include bias and masks; rows that may attend to nothing have attention 0.
+    """
+    with no_autocast(call.q.device):
+        q, k, _ = call.transformed()
+        wide = torch.promote_types(q.dtype, torch.float32)
+        logits = (q[:, heads].to(wide) * call.factor) @ k[:, heads].to(wide).transpose(-1, -2)
+        parts = (call.added(), call.allowed())
+        added, keep = (p if p is None or p.shape[1] == 1 else p[:, heads] for p in parts)
+        mask, dead = combine(call.dense_bias(heads), added, keep, call.finite)
+        logits = logits if mask is None else logits + mask
+        attn = logits.softmax(-1)
+        return logits, attn if dead is None else attn.masked_fill(dead, 0.0)
+
+
+def prefix_names(model: nn.Module, prefix: int) -> tuple[str, ...]:
+    """Return what the tokens in front of the patches are: class, distillation, register 1, register 2, ..."""
+    tower, _ = _tower(model)
+    holder = getattr(tower, "embeds", tower)  # NaFlex keeps its tokens there
+    first = ("cls_token", "class"), ("class_embedding", "class"), ("dist_token", "distillation")
+    names = [word for name, word in first if getattr(holder, name, None) is not None][:prefix]
+    kind = "register" if getattr(holder, "reg_token", None) is not None else "prefix"
+    return (*names, *(f"{kind} {i + 1}" for i in range(prefix - len(names))))
+
+
+class _Watch(Context):
+    """A context in which attention is described and not computed."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, given: Any) -> None:
+        if isinstance(given, Context):
+            own = (given.positions, given.encodings, given.mask, given.is_causal, given.rope, given.mixed)
+        else:
+            own = (None, (), given, False)
+        super().__init__(*own)
+        self.found: list[tuple[Call, Tensor]] = []
+
+    def plain_mask(self, module: nn.Module, x: Tensor) -> None:
+        """Return None: every layer goes through `attend`."""
+        del module, x
+
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
+    ) -> Tensor:
+        """Keep the call; what is returned goes nowhere."""
+        del dropout_p
+        own = getattr(module, "pos_enc", None)
+        encodings = self.encodings if own is None else (*self.encodings, *own.parts())
+        call = _described(q, k, v, encodings, self.positions, getattr(module, "vispe_layer", 0), x)
+        masked = Call(q, k, v, call.bias, call.transform, attn_mask=self.mask, is_causal=self.is_causal)
+        self.found.append((masked, x))
+        return v
+
+
+def _described(
+    q: Tensor, k: Tensor, v: Tensor, encodings: Any, pos: Positions | None, layer: int, x: Tensor
+) -> Call:
+    if not encodings:
+        return Call(q, k, v)
+    return Call(q, k, v, bias_of(encodings, pos, layer, x), transform_of(encodings, pos, layer, x))
+
+
+def _hook(
+    tower: nn.Module, size: tuple[int, ...], number: int, path: str, on_layer: Callable[[Seen], None]
+) -> Callable[..., None]:
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if isinstance(module, Attention):
+            call, x, pos = _own_call(module, *args, **kwargs)
+        else:
+            forward = _SWAPS[_STOCK.get(type(module), type(module))].forward
+            bound = inspect.signature(forward).bind(module, *args, **kwargs)
+            watcher = _Watch(bound.arguments.get("attn_mask"))
+            if bound.arguments.get("is_causal"):
+                watcher.is_causal = True
+            bound.arguments["attn_mask"] = watcher
+            forward(*bound.args, **bound.kwargs)
+            ((call, x),), pos = watcher.found, watcher.positions
+        grid = pos.grid if pos is not None and pos.grid is not None else _grid(tower, size, x.shape[1])
+        if grid.axes != 2 or grid.tokens != x.shape[1]:
+            raise ShapeError(
+                f"{path} has {x.shape[1]} tokens, which are not a grid of {grid.shape} patches behind {grid.prefix} "
+                "prefix tokens; give whole images, without dropped patches."
+            )
+        on_layer(Seen(number, path, call, x, grid))
+
+    return look
+
+
+def _own_call(
+    module: Attention,
+    x: Tensor,
+    where: Any,
+    *,
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+) -> tuple[Call, Tensor, Positions]:
+    """Return the call of a `vispe.Attention`: its own forward pass, with `attend` describing instead of computing."""
+    pos = as_positions(where, x)
+    encodings = () if module.pos_enc is None else module.pos_enc.parts()
+    pos = pos if module.pos_enc is None else module.pos_enc.prepare(pos)
+    if module.qkv is not None:
+        parts = module.qkv(x).chunk(3, -1)
+    else:
+        parts = (module.q_proj(x), module.k_proj(x), module.v_proj(x))
+    q, k, v = (t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in parts)
+    call = _described(module.q_norm(q), module.k_norm(k), v, encodings, pos, module.layer, x)
+    masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
+    return Call(call.q, call.k, v, call.bias, call.transform, **masks), x, pos
+
+
+def _tower(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the part of a model that sees images, and the path to it."""
+    tower, path = model, ""
+    for name in ("visual", "trunk"):
+        if isinstance(getattr(tower, name, None), nn.Module):
+            tower, path = getattr(tower, name), f"{path}{name}."
+    return tower, path
+
+
+def _grid(tower: nn.Module, size: tuple[int, ...], tokens: int) -> Grid:
+    """Return the grid of a model that has no positions of vispe to say it."""
+    embed = getattr(tower, "patch_embed", getattr(tower, "embeds", None))
+    patch = getattr(embed, "patch_size", getattr(tower, "patch_size", None))
+    if patch is None:
+        raise UnsupportedHost(f"{type(tower).__name__} does not say how large its patches are.")
+    h, w = patch if isinstance(patch, tuple | list) else (patch, patch)
+    shape = (-(-size[0] // h), -(-size[1] // w))  # a patch at the border may be padded
+    return Grid(shape, prefix=max(0, tokens - shape[0] * shape[1]))
+
+
+def _unreadable(module: nn.Module) -> str | None:
+    """Return why the maps of an attention layer cannot be read, or None."""
+    kind = _STOCK.get(type(module), type(module))
+    if isinstance(module, Attention):
+        return None
+    if kind not in _SWAPS:
+        return f"{type(module).__name__} is not an attention layer that vispe knows"
+    if kind in (DiffAttention, DiffParallelScalingBlock):
+        return f"{kind.__name__} subtracts two maps per head"
+    if getattr(module, "scaled_cosine", False):
+        return "it compares queries and keys by their cosine"
+    if isinstance(module, nn.MultiheadAttention) and not module.batch_first:
+        return "it takes tokens before samples; build it with batch_first=True"
+    return None

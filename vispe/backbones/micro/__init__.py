@@ -1,0 +1,6 @@
+"""vispe_micro: the small backbone that `vispe segment` uses unless told otherwise."""
+
+from vispe.backbones.micro.load import WEIGHTS, features, load_micro, patch_features
+from vispe.backbones.micro.model import PATCH, STRIDE, Micro
+
+__all__ = ["PATCH", "STRIDE", "WEIGHTS", "Micro", "features", "load_micro", "patch_features"]

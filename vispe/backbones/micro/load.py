@@ -1,0 +1,95 @@
+"""The weights of vispe_micro, as they come with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.backbones.micro.model import PATCH, STRIDE, Micro
+from vispe.errors import InputError
+
+WEIGHTS = Path(__file__).with_name("vispe_micro.safetensors")
+"""The shipped weights, float16; `vispe_micro.json` beside them is their card: data, licences, recipe, scores."""
+
+
+def load_micro(weights: str | Path | None = None) -> Micro:
+    """Return vispe_micro in evaluation mode, float32, on the CPU.
+
+    Args:
+        weights: safetensors file written by `models/micro/train.py`; the shipped one by default.
+
+    Raises:
+        InputError: the file is missing, is no safetensors file, or does not fit.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(weights or WEIGHTS)
+    if not path.is_file():
+        raise InputError(
+            f"{path} is not a file; give weights of vispe_micro, or none for those of the package."
+        )
+    try:
+        state = {name: value.float() for name, value in load_file(path).items()}
+        model = Micro(**sizes(state))
+        model.load_state_dict(state)
+    except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{path} does not fit vispe_micro ({reason}); leave it out for the shipped ones."
+        ) from error
+    return model.eval().requires_grad_(False)
+
+
+def sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the arguments of the `Micro` whose weights these are."""
+    return {
+        "dim": len(state["head.1.weight"]),
+        "widths": tuple(len(state[f"stem.{i}.mix.weight"]) for i in range(3)),
+        "width": len(state["trunk.entry.weight"]),
+        "depth": sum(name.endswith(".slope") and name.startswith("trunk.blocks") for name in state),
+        "heads": len(state["trunk.blocks.0.slope"]),
+    }
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Micro:
+    return load_micro()
+
+
+@torch.inference_mode()
+def features(images: Tensor) -> Tensor:
+    """Return the features of the shipped model: (b, 3, h, w) in [0, 1], or (b, 1, h, w) grey -> (b, 32, h / 2, w / 2).
+
+    Sides are multiples of 16 pixels (ShapeError if not).
+    """
+    with flushed():
+        return _shipped().to(images.device)(images)
+
+
+@contextmanager
+def flushed() -> Iterator[None]:
+    """Take denormal numbers for 0 in this thread: they slow activations of a CPU down several times."""
+    before = float(torch.tensor(1e-40) * 1) == 0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+def patch_features(images: Tensor) -> Tensor:
+    """Return the mean of the features over each patch of 16 pixels: (b, 3, h, w) -> (b, 32, h / 16, w / 16).
+
+    For evaluators that want one vector for each patch: `vispe rotate vispe.backbones.micro:patch_features images/`.
+    """
+    return torch.nn.functional.avg_pool2d(features(images), PATCH // STRIDE)
+
+
+patch_features.patch = PATCH  # type: ignore[attr-defined]

@@ -1,0 +1,104 @@
+"""A small dense backbone whose features turn with the picture: convolutions, a transformer with 2D ALiBi, and back."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vispe.backbones.micro.kernels import Gelu, SymmetricConv
+from vispe.backbones.micro.trunk import Trunk
+from vispe.errors import OptionError, ShapeError
+
+STRIDE = 2  # pixels between the cells of the result
+PATCH = 16  # pixels between tokens
+_MEAN, _STD = 0.5, 0.25
+
+
+class Micro(nn.Module):
+    """Gives every second pixel `dim` features that see its texture, shape and surroundings.
+
+    An overlapping stem of symmetric convolutions brings the picture to tokens of 16 pixels; a vision transformer with
+    `alibi2d(slopes=learned,normalize=reference,wrap=false)` lets them look around; symmetric convolutions bring the
+    result back to a stride of 2, joined at every stride with what the stem saw there, so that thin phases survive.
+    Every part commutes with the eight poses of a square; nothing knows where a pixel is.
+
+    Args:
+        dim: features.
+        widths: channels at strides 2, 4 and 8.
+        width: channels of the transformer.
+        depth: its blocks.
+        heads: its heads, a divisor of `width` (OptionError if not).
+
+    Shapes: (b, 3, h, w) in [0, 1], or (b, 1, h, w) for grey, which gives what three equal channels give at less cost ->
+    (b, dim, h / 2, w / 2), for h and w that are multiples of 16 (ShapeError if not).
+    """
+
+    def __init__(
+        self,
+        dim: int = 32,
+        widths: tuple[int, int, int] = (16, 48, 96),
+        width: int = 160,
+        depth: int = 4,
+        heads: int = 5,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise OptionError(
+                f"vispe_micro needs heads that divide its width, got width={width}, heads={heads}; choose others."
+            )
+        fine, middle, coarse = widths
+        self.dim = dim
+        self.front = nn.Sequential(SymmetricConv(3, 16, 8, side=6, stride=2), Gelu(), nn.Conv2d(32, fine, 1))
+        self.stem = nn.ModuleList(Block(c) for c in widths)
+        self.down = nn.ModuleList(
+            SymmetricConv(a, b, 0, side=4, stride=2)
+            for a, b in ((fine, middle), (middle, coarse), (coarse, width))
+        )
+        self.trunk = Trunk(width, depth, heads)
+        self.gelu = Gelu()
+        self.up = nn.ModuleList(
+            nn.Conv2d(a, b, 1) for a, b in ((width, coarse), (coarse, middle), (middle, dim))
+        )
+        self.back = nn.ModuleList(Block(c) for c in (coarse, middle))
+        self.join = nn.Identity() if fine == dim else nn.Conv2d(fine, dim, 1)
+        self.head = nn.Sequential(Gelu(), nn.Conv2d(dim, dim, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features of (b, 3, h, w) or (b, 1, h, w) in [0, 1]."""
+        if (
+            images.ndim != 4
+            or images.shape[1] not in (1, 3)
+            or images.shape[-2] % PATCH
+            or images.shape[-1] % PATCH
+        ):
+            raise ShapeError(
+                f"vispe_micro needs images (b, 3, h, w), or (b, 1, h, w) for grey, h and w multiples of {PATCH}, "
+                f"got {tuple(images.shape)}; pad them by reflection."
+            )
+        x = self.front((images - _MEAN) / _STD)
+        seen: list[Tensor] = []
+        for block, down in zip(self.stem, self.down, strict=True):
+            x = block(x)
+            seen.append(x)
+            x = self.gelu(down(x))
+        x = self.trunk(x)
+        for number, up in enumerate(self.up):
+            x = up(x)
+            x = nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+            if number < len(self.back):
+                x = self.back[number](x + seen[-1 - number])
+        return self.head(x + self.join(seen[0]))
+
+
+class Block(nn.Module):
+    """Residual block: x + a mixture of symmetric convolutions of x, (b, c, h, w) -> the same shape."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        edges = channels // 4
+        self.conv = SymmetricConv(channels, channels, edges)
+        self.mix = nn.Conv2d(channels + 2 * edges, channels, 1)
+        self.gelu = Gelu()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x + mix(gelu(conv(x)))."""
+        return x + self.mix(self.gelu(self.conv(x)))

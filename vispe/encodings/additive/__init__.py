@@ -1,0 +1,1 @@
+"""Kind additive: something that depends on the place is added to tokens."""

@@ -1,0 +1,156 @@
+"""Random Fourier features of the coordinates (Tancik et al., arXiv 2006.10739)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import exact_product
+from vispe.encodings.parts.coords import affine, padded, small_init
+from vispe.encodings.parts.fourier import FourierEncoding, Normalize, check_features
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, check_flag, is_positive
+
+Basis = Literal["gaussian", "identity", "octaves", "none"]
+
+
+@register
+class Fourier(FourierEncoding):
+    """Adds sines and cosines of the coordinates along random directions to the tokens.
+
+    [sin(2 pi B x), cos(2 pi B x)], B (features / 2, axes) drawn from N(0, scale^2) and kept       arXiv 2006.10739
+
+    On its own, ``encode(x)`` takes free coordinates (..., axes), in [0, 1) as the authors use them. ``fourier.tancik``
+    has the scale that they take for photographs; ``fourier.basic`` one wave per axis; ``fourier.nerf`` octaves.
+
+    Args:
+        dim: width of the tokens, d.
+        grid: shape of the model's grid; says how many coordinates there are.
+        axes: number of coordinates, 1 to 3, where no grid is known; 2 by default.
+        basis: 'gaussian' (random), 'identity' (B = 1) or 'octaves' (2^(k-1) along every axis, k = 0, 1, ..), or
+            'none' for the coordinates themselves.
+        features: sines and cosines in all; as many as fit into d by default. 'identity' has 2 per axis, 'none' 1.
+        scale: standard deviation of B, in waves per unit of the coordinates; only for 'gaussian'.
+        two_pi: whether angles have the factor 2 pi; without it a scale means 2 pi times less.
+        learned: whether B is trained. It is saved in any case, since no run can draw it again.
+        project: whether a linear map to d follows; without it channels beyond the features are 0.
+        normalize: coordinates of `table`, from cell centres: 'field' (fractions of the field of view), 'common'
+            (of its longest side, for both axes), 'reference' (of the longest side of the training grid, in patches),
+            'corners' (-1 to 1 from the first to the last cell), 'none' (as they are).
+        reference: shape of the training grid for normalize='reference'; that of the host by default.
+
+    Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0.
+    New resolution: the same field is sampled at other points; with 'reference' and 'none' waves go on beyond it.
+    Cost: features / 2 * axes fixed numbers, O(n d) per forward.
+    Invariant to: the resolution, where cell centres coincide (normalize='field'); within a grid, products of two
+        tokens' encodings depend on their offset only (project=False), in expectation on its length ('gaussian').
+    Raises: ShapeError if `pos` has another number of axes; OptionError for features that do not fit.
+    Differs from the reference: angles are in float32 or better for every dtype of the model; positions are cell centres
+        (there pixel corners, i / n).
+    """
+
+    name = "fourier"
+    paper = "Fourier Features Let Networks Learn High Frequency Functions, https://arxiv.org/abs/2006.10739"
+    year = 2020
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "tancik": {"scale": 10.0},
+        "basic": {"basis": "identity"},
+        "nerf": {"basis": "octaves"},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        grid: Sequence[int] | None = None,
+        axes: int | None = None,
+        basis: Basis = "gaussian",
+        features: int | None = None,
+        scale: float = 1.0,
+        two_pi: bool = True,
+        learned: bool = False,
+        project: bool = False,
+        normalize: Normalize = "field",
+        reference: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(dim, axes, grid, normalize, reference)
+        if basis not in get_args(Basis):
+            raise OptionError(f"basis must be one of {', '.join(get_args(Basis))}, got {basis!r}.")
+        for option, value in (("two_pi", two_pi), ("learned", learned), ("project", project)):
+            check_flag(option, value)
+        if not is_positive(scale):
+            raise OptionError(f"fourier needs a positive scale, got scale={scale!r}.")
+        if basis != "gaussian" and scale != 1:
+            raise OptionError(
+                f"scale={scale} has no effect with basis={basis!r}, whose frequencies are fixed."
+            )
+        if basis == "none" and (learned or not two_pi):
+            raise OptionError(
+                "learned and two_pi have no effect with basis='none', which has no frequencies."
+            )
+        self.basis, self.features, self.scale = basis, features, float(scale)
+        self.two_pi, self.learned, self.project = two_pi, learned, project
+        self.count = self._count(basis, features, dim)
+        if not project and self.count > dim:
+            raise OptionError(
+                f"fourier has {self.count} features, which do not fit into dim={dim}; take fewer, or project=true."
+            )
+        kept = basis == "gaussian" or (learned and basis != "none")
+        frequency = torch.empty(self.count // 2, self.coordinates) if kept else None
+        if learned:
+            self.frequency: Tensor | None = None if frequency is None else nn.Parameter(frequency)
+        else:
+            self.register_buffer("frequency", frequency)
+        self.head = nn.Linear(self.count, dim) if project else None
+        self.reset_parameters()
+
+    def _count(self, basis: str, features: int | None, dim: int) -> int:
+        """Return the number of features, checked against the basis."""
+        a = self.coordinates
+        step = {"gaussian": 2, "octaves": 2 * a, "identity": 2 * a, "none": a}[basis]
+        count = (max(dim // step, 1) if basis in ("gaussian", "octaves") else 1) * step
+        if features is None:
+            return count
+        if basis != "none":
+            check_features("fourier", features)
+        if features % step or (basis in ("identity", "none") and features != count):
+            rule = "a multiple of" if basis == "octaves" else "exactly"
+            raise OptionError(
+                f"fourier needs {rule} {step} features with basis={basis!r}, got features={features}."
+            )
+        return features
+
+    def reset_parameters(self) -> None:
+        """Draw the frequencies, or set those of a fixed basis; the projection starts small (0.02)."""
+        if self.frequency is not None:
+            if self.basis == "gaussian":
+                nn.init.normal_(self.frequency, std=self.scale)
+            else:
+                with torch.no_grad():
+                    self.frequency.copy_(self._fixed(self.frequency))
+        if self.head is not None:
+            small_init(self.head)
+
+    def _fixed(self, like: Tensor) -> Tensor:
+        """Return the frequencies of a basis that is not drawn, (features / 2, axes)."""
+        a = self.coordinates
+        octaves = self.count // (2 * a)
+        first = 0 if self.basis == "identity" else -1
+        powers = 2.0 ** (torch.arange(octaves, device=like.device) + first)
+        axes = torch.eye(a, device=like.device)
+        return (axes[:, None] * powers[None, :, None]).flatten(0, 1).to(like.dtype)
+
+    def _encode(self, coords: Tensor) -> Tensor:
+        if self.basis == "none":
+            return self._joined(coords)
+        frequency = self._fixed(coords) if self.frequency is None else self.frequency
+        angle = exact_product(coords * (2 * math.pi) if self.two_pi else coords, frequency.t())
+        return self._joined(torch.cat([angle.sin(), angle.cos()], -1))
+
+    def _joined(self, features: Tensor) -> Tensor:
+        return padded(features, self.dim) if self.head is None else affine(self.head, features)

@@ -1,0 +1,153 @@
+"""Learnable Fourier features with an MLP behind them (Li et al., arXiv 2106.02795)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.precision import exact_product
+from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.fourier import FourierEncoding, Normalize, check_features, with_first
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, check_flag, is_positive, is_whole
+from vispe.grid import Positions
+
+Init = Literal["paper", "willguimont", "jhlew"]
+
+
+@register
+class FourierLearned(FourierEncoding):
+    """Adds an MLP of sines and cosines of the coordinates, with learned frequencies, to the tokens.
+
+    r = W x, f = [cos r, sin r] / sqrt(F), MLP(f) = W2 GELU(W1 f + b1) + b2, no factor 2 pi       arXiv 2106.02795
+
+    At first the product of two f is about exp(-|x - y|^2 / (2 gamma^2)) / 2: gamma is a length. Three readings of
+    the paper's N(0, gamma^-2) are published, and their presets take the gamma of their examples:
+    ``fourier_learned.paper`` (standard deviation 1 / gamma; also the default), ``fourier_learned.willguimont``
+    (gamma^-2) and ``fourier_learned.jhlew`` (gamma^2). ``fourier_learned.loope`` is what arXiv 2504.14386 compares with
+    (standard deviation 1, coordinates from -1 to 1, a learned vector for the class token).
+
+    On its own, ``encode(x)`` takes free coordinates (..., axes).
+
+    Args:
+        dim: width of the tokens, d.
+        grid: shape of the model's grid; says how many coordinates there are.
+        axes: number of coordinates where no grid is known; 2 by default. `table` needs 1 to 3.
+        groups: so many equal groups of coordinates are encoded alike, into d / groups channels each.
+        features: sines and cosines, F; even.
+        hidden: units of the MLP.
+        init: how gamma gives the standard deviation of W: 'paper', 'willguimont' or 'jhlew', as above.
+        gamma: see `init`; 0.2 by default, a fifth of the field of view.
+        freq_std: the standard deviation of W itself, in place of `init` and `gamma`.
+        normalize: coordinates of `table`, from cell centres: 'field' (fractions of the field of view), 'common'
+            (of its longest side, for both axes), 'reference' (of the longest side of the training grid, in patches),
+            'corners' (-1 to 1 from the first to the last cell), 'none' (as they are).
+        reference: shape of the training grid for normalize='reference'; that of the host by default.
+        class_vector: whether the first prefix token gets a learned vector, 0 at first.
+
+    Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0, but see `class_vector`.
+    New resolution: evaluated at the new coordinates; see `normalize`.
+    Cost: F / 2 * axes / groups + (F + 1) hidden + (hidden + 1) d / groups parameters; the MLP on n tokens per forward.
+    Invariant to: the resolution, where cell centres coincide (normalize='field').
+    Raises: ShapeError if `pos` has another number of axes; OptionError for options that do not fit together.
+    Differs from the reference: no code was released with the paper; everything is in float32 for half-precision
+        parameters; coordinates are slow to fast (y, x), which permutes columns of W only.
+    """
+
+    name = "fourier_learned"
+    paper = (
+        "Learnable Fourier Features for Multi-Dimensional Spatial Positional Encoding, "
+        "https://arxiv.org/abs/2106.02795"
+    )
+    year = 2021
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {"init": "paper"},
+        "willguimont": {"init": "willguimont", "gamma": 10.0},
+        "jhlew": {"init": "jhlew", "gamma": 1.0},
+        "loope": {"freq_std": 1.0, "features": 768, "normalize": "corners", "class_vector": True},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        grid: Sequence[int] | None = None,
+        axes: int | None = None,
+        groups: int = 1,
+        features: int | None = None,
+        hidden: int = 32,
+        init: Init = "paper",
+        gamma: float | None = None,
+        freq_std: float | None = None,
+        normalize: Normalize = "field",
+        reference: Sequence[int] | None = None,
+        class_vector: bool = False,
+    ) -> None:
+        super().__init__(dim, axes, grid, normalize, reference, most=64)
+        if init not in get_args(Init):
+            raise OptionError(f"init must be one of {', '.join(get_args(Init))}, got {init!r}.")
+        for option, value in (("gamma", gamma), ("freq_std", freq_std)):
+            if value is not None and not is_positive(value):
+                raise OptionError(f"fourier_learned needs a positive {option}, got {option}={value!r}.")
+        if freq_std is not None and (gamma is not None or init != "paper"):
+            raise OptionError(
+                f"freq_std={freq_std} says the standard deviation of the frequencies itself; leave init and gamma out."
+            )
+        check_features("fourier_learned", features)
+        if not is_whole(hidden) or hidden < 1:
+            raise OptionError(f"fourier_learned needs an MLP of one unit or more, got hidden={hidden!r}.")
+        if not is_whole(groups) or groups < 1 or self.coordinates % groups or dim % groups:
+            raise OptionError(
+                f"groups must divide the {self.coordinates} coordinates and dim={dim}, got groups={groups!r}."
+            )
+        check_flag("class_vector", class_vector)
+        self.groups, self.features, self.hidden = groups, features, hidden
+        self.init, self.gamma, self.freq_std = init, gamma, freq_std
+        self.class_vector = class_vector
+        count = features or dim + dim % 2
+        self.frequency = nn.Linear(self.coordinates // groups, count // 2, bias=False)
+        self.mlp = nn.ModuleList([nn.Linear(count, hidden), nn.Linear(hidden, dim // groups)])
+        self.vector = nn.Parameter(torch.empty(1, dim)) if class_vector else None
+        self.reset_parameters()
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the frequencies at first."""
+        if self.freq_std is not None:
+            return float(self.freq_std)
+        gamma = 0.2 if self.gamma is None else self.gamma
+        return float({"paper": 1 / gamma, "willguimont": gamma**-2, "jhlew": gamma**2}[self.init])
+
+    def reset_parameters(self) -> None:
+        """Draw the frequencies with standard deviation `std`, and the MLP as torch does."""
+        nn.init.normal_(self.frequency.weight, std=self.std)
+        for layer in self.mlp.children():
+            cast("nn.Linear", layer).reset_parameters()
+        if self.vector is not None:
+            nn.init.zeros_(self.vector)
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Rename ``Wr.weight``, ``mlp.0.*`` and ``mlp.2.*`` of the published module, where it is itself `own`."""
+        del beside
+        if f"{own}Wr.weight" not in state_dict:
+            return
+        names = {"Wr.weight": "frequency.weight", "mlp.2.weight": "mlp.1.weight", "mlp.2.bias": "mlp.1.bias"}
+        for theirs, ours in names.items():
+            state_dict[own + ours] = state_dict.pop(own + theirs)
+
+    def _table(self, pos: Positions) -> Tensor:
+        table = super()._table(pos)
+        return table if self.vector is None else with_first(table, self.vector, pos)
+
+    def _encode(self, coords: Tensor) -> Tensor:
+        grouped = coords.reshape(*coords.shape[:-1], self.groups, -1)
+        angle = exact_product(grouped, self.frequency.weight.t())
+        waves = torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * angle.shape[-1])
+        first, second = (cast("nn.Linear", layer) for layer in self.mlp)
+        return affine(second, F.gelu(affine(first, waves))).flatten(-2)

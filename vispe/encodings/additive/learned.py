@@ -1,0 +1,110 @@
+"""A learned table with one vector per grid cell, as in the original ViT (arXiv 2010.11929, section 3.1)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.encodings.base import Additive
+from vispe.encodings.parts.regrid import trained_grid
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+
+
+@register
+class Learned(Additive):
+    """Adds a learned vector per grid cell to the tokens.
+
+    table[y, x] is a parameter; another grid reads it resampled: bicubic, antialiased when shrinking, to the target
+    size itself (never by a scale factor, which rounds to a shifted raster), cell centres aligned.
+
+    Args:
+        dim: width of the tokens, d.
+        grid: shape of the table, (h, w): the grid of the training resolution.
+        std: standard deviation of the truncated normal initialisation.
+
+    Shapes: pos of a grid with n tokens -> (1, n, d) float32; prefix tokens get 0.
+    New resolution: resampled as above.   Cost: h * w * d parameters, one resampling per new grid.
+    Invariant to: nothing.
+    Raises: ShapeError if `pos` does not come from a 2-axis grid.
+    Differs from the reference: prefix tokens have no entry; timm's own `pos_embed='learn'` may have one.
+    """
+
+    name = "learned"
+    paper = "An Image is Worth 16x16 Words, https://arxiv.org/abs/2010.11929"
+    year = 2020
+    extrapolates = False
+
+    def __init__(self, *, dim: int, grid: tuple[int, int], std: float = 0.02) -> None:
+        super().__init__()
+        if len(grid) != 2 or not all(isinstance(n, int) and n > 0 for n in grid):
+            raise OptionError(f"learned needs a grid of two whole numbers above 0, got grid={grid}.")
+        if dim < 1 or not 0 <= std < float("inf"):
+            raise OptionError(f"learned needs dim above 0 and std of 0 or more, got dim={dim}, std={std}.")
+        self.dim, self.grid, self.std = dim, (grid[0], grid[1]), std
+        self.weight = nn.Parameter(torch.empty(1, grid[0] * grid[1], dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the table from a truncated normal of standard deviation `std`."""
+        from timm.layers.weight_init import trunc_normal_  # here: `import vispe` leaves timm alone
+
+        trunc_normal_(self.weight, std=self.std)
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Resample a table of another grid as `table` would read it; without a known grid it must be square."""
+        table = state_dict.get(f"{own}weight")
+        if table is None or table.ndim != 3:
+            return
+        old = trained_grid(f"{own}weight", grid, table.shape[1], self.grid, math.prod)
+        if old != self.grid:
+            state_dict[f"{own}weight"] = resample(table, old, self.grid)
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the table for the grid of `pos`, (1 or b, n, d), 0 for prefix tokens."""
+        if pos.grid is None or pos.axes != 2:
+            raise ShapeError(
+                f"learned needs the tokens of a 2-axis grid, got {pos}; use sincos2d for free coordinates."
+            )
+        table = at_least_float32(resample(self.weight, self.grid, pos.grid.shape))
+        prefix = table.new_zeros(1, pos.grid.prefix, self.dim)
+        table = torch.cat([prefix, table], 1)
+        if pos.regular:
+            return table
+        token = (pos.numbers() + pos.grid.prefix).clamp(min=0)  # tokens without a place are masked below
+        kept = table[0].index_select(0, token.flatten()).unflatten(0, token.shape)
+        return kept * pos.spatial[..., None]
+
+
+def resample(table: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
+    """Return a table (1, h * w, d) resampled from grid `old` to grid `new` (1, h' * w', d), in its dtype.
+
+    Bicubic with antialiasing towards the target size, computed in float32 or better.
+    """
+    if not torch.compiler.is_exporting() and tuple(old) == tuple(new):  # the size stays free in an export
+        return table
+    exact = at_least_float32(table)
+    if torch.compiler.is_compiling():  # its backward pass fails for sizes that stay free (torch 2.15)
+        rows, columns = (_weights(o, n, exact) for o, n in zip(old, new, strict=True))
+        exact = exact_product(rows, exact.reshape(old[0], -1)).reshape(new[0], old[1], -1)
+        return exact_product(columns, exact).flatten(0, 1)[None].to(table.dtype)
+    picture = _interpolate(exact.reshape(1, *old, -1).permute(0, 3, 1, 2), new)
+    return picture.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)
+
+
+def _interpolate(picture: Tensor, size: tuple[int, ...]) -> Tensor:
+    return F.interpolate(picture, size=tuple(size), mode="bicubic", antialias=True, align_corners=False)
+
+
+def _weights(old: int, new: int, like: Tensor) -> Tensor:
+    """Return the matrix (new, old) that resamples one axis: what becomes of each unit vector."""
+    units = torch.eye(old, dtype=like.dtype, device=like.device)
+    return _interpolate(units[:, None, None], (1, new))[
+        :, 0, 0
+    ].t()  # along width: torch 2.15 errs along height

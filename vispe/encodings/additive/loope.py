@@ -1,0 +1,274 @@
+"""A 1D sine-cosine code of the patches' order along a space-filling curve (LOOPE, arXiv 2504.14386)."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.base import Additive
+from vispe.encodings.parts.curves import START, ImageShift, ReleasedShift, curve_order, curve_places
+from vispe.encodings.parts.fourier import with_first
+from vispe.encodings.parts.regrid import training_grid
+from vispe.encodings.registry import register
+from vispe.errors import EncodingMismatch, OptionError, ShapeError, check_flag, is_positive, is_whole
+from vispe.grid import Positions
+
+_logger = logging.getLogger(__name__)
+Order = Literal["gilbert", "raster"]
+Start = Literal["width", "longer", "even"]
+Context = Literal["image", "released", "cells", "none"]
+First = Literal["learned", "origin", "zero"]
+
+
+@register
+class Loope(Additive):
+    """Adds sines and cosines of each patch's place along a space-filling curve, which the image may shift.
+
+    [sin(X w_i), cos(X w_i)] interleaved, w_i = temperature^(-2i / d), X = curve index + shift        arXiv 2504.14386
+
+    The index goes along the generalised Hilbert ("Gilbert") curve from 1; a shift in (-1, 1) may exchange neighbours.
+    Bare ``loope`` reads the shift from the image by convolutions that work on every grid and start at 0.
+    ``loope.static`` has the curve alone, ``loope.cells`` an order that is learned, one shift per cell for all images,
+    and ``loope.released`` the network of the authors' code.
+
+    Args:
+        dim: width of the tokens, d; even.
+        grid: shape of the model's grid, (h, w).
+        order: 'gilbert' or 'raster' (row by row).
+        start: the side along which the curve sets out: 'width' (the authors' code), 'longer' (their supplement: the
+            height if that is larger), 'even' (the height if it alone is even: then no step is diagonal).
+        context: the shift: 'image', 'released', 'cells' or 'none', as above.
+        class_token: what the first prefix token gets: a 'learned' vector, 0 at first; 'origin', the code of X = 0,
+            as the authors' static tables have it; or 'zero'.
+        rescale: X is multiplied by the cells of the training grid over those of the grid, so that it keeps its range.
+        reference: shape of the training grid for `rescale`; that of the host by default.
+        temperature: ratio of the longest to the shortest wavelength, about.
+        exact: angles of the curve are reduced in float64; False rounds frequencies and angles to float32, as the
+            authors' code does, which is off by 1e-5 at 200 cells and 1e-4 at 1000.
+        in_chans: channels of the image that context='image' or 'released' reads.
+
+    Shapes: pos of a grid (h, w) and images (b, in_chans, height, width) -> (1 or b, n, d) float32; prefix tokens get 0,
+        but see `class_token`.
+    New resolution: the curve of the new grid; see `rescale`. 'cells' resamples its shifts and 'released' the image to
+        its own grid and the shifts from it, both bilinear.
+    Cost: none without context; 'image' 3 k parameters and a second, small patch embedding, 'cells' h w, 'released' 58 k
+        and (h w)^2; tables per image are (b, n, d).
+    Invariant to: nothing.
+    Raises: ShapeError if `pos` does not come from a 2-axis grid, or the image is missing; OptionError for options
+        that do not fit together.
+    Differs from the reference: 'image' has no batch norm, no activation behind the last layer and no matrix over all
+        cells, so it works on every grid, an image does not see the others of its batch, and it starts at the static
+        order; 'released' keeps all of these. See `exact`.
+    """
+
+    name = "loope"
+    paper = (
+        "LOOPE: Learnable Optimal Patch Order in Positional Embeddings for Vision Transformers, "
+        "https://arxiv.org/abs/2504.14386"
+    )
+    year = 2025
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "static": {"context": "none"},
+        "cells": {"context": "cells"},
+        "released": {"context": "released"},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        grid: Sequence[int] | None = None,
+        order: Order = "gilbert",
+        start: Start = "width",
+        context: Context = "image",
+        class_token: First = "learned",
+        rescale: bool = False,
+        reference: Sequence[int] | None = None,
+        temperature: float = 10000.0,
+        exact: bool = True,
+        in_chans: int = 3,
+    ) -> None:
+        super().__init__()
+        if not is_whole(dim) or dim < 2 or dim % 2:
+            raise OptionError(f"loope needs an even width, got dim={dim!r}.")
+        for option, value, known in (
+            ("order", order, get_args(Order)),
+            ("start", start, START),
+            ("context", context, get_args(Context)),
+            ("class_token", class_token, get_args(First)),
+        ):
+            if value not in known:
+                raise OptionError(f"{option} must be one of {', '.join(known)}, got {value!r}.")
+        if order == "raster" and start != "width":
+            raise OptionError(f"start={start!r} has no effect with order='raster'; leave it out.")
+        check_flag("rescale", rescale)
+        check_flag("exact", exact)
+        self.reference = training_grid(reference, 2, rescale, "rescale=false")
+        if not is_positive(temperature):
+            raise OptionError(f"loope needs a positive temperature, got temperature={temperature!r}.")
+        if not is_whole(in_chans) or in_chans < 1:
+            raise OptionError(f"loope needs images of one channel or more, got in_chans={in_chans!r}.")
+        if context in ("none", "cells") and in_chans != 3:
+            raise OptionError(
+                f"in_chans={in_chans} has no effect with context={context!r}, which reads no image."
+            )
+        if grid is not None and len(grid) != 2:
+            raise OptionError(f"loope is for grids (h, w), got grid={tuple(grid)}.")
+        if context in ("released", "cells") and grid is None:
+            raise OptionError(
+                f"loope with context={context!r} needs grid=(h, w), the grid of the training images."
+            )
+        self.dim, self.order, self.start, self.context = dim, order, start, context
+        self.grid = None if grid is None else (grid[0], grid[1])
+        self.class_token, self.rescale, self.temperature = class_token, rescale, float(temperature)
+        self.exact, self.in_chans = exact, in_chans
+        self.network = None
+        if context == "image":
+            self.network = ImageShift(in_chans)
+        elif context == "released" and self.grid is not None:
+            self.network = ReleasedShift(in_chans, self.grid)
+        self.offset = nn.Parameter(torch.empty(self.grid)) if context == "cells" and self.grid else None
+        self.vector = nn.Parameter(torch.empty(1, dim)) if class_token == "learned" else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the network; the shifts of cells and the class token's vector are 0."""
+        if self.network is not None:
+            self.network.reset_parameters()
+        for parameter in (self.offset, self.vector):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Rename ``art_conv.*`` and ``cls_token`` of the released module, where it is itself `own`."""
+        del beside
+        if self.context != "released" or f"{own}art_conv.0.weight" not in state_dict:
+            return
+        names = {f"art_conv.{2 * i}": f"network.convs.{i}" for i in range(5)}
+        names |= {"art_conv.10": "network.norm", "art_conv.12": "network.linear"}
+        state_dict.pop(f"{own}art_conv.10.num_batches_tracked", None)
+        for name in [n for n in state_dict if n.startswith(f"{own}art_conv.")]:
+            module, _, last = name.removeprefix(own).rpartition(".")
+            state_dict[f"{own}{names[module]}.{last}"] = state_dict.pop(name)
+        if self.vector is not None and f"{own}cls_token" in state_dict:
+            state_dict[f"{own}vector"] = state_dict.pop(f"{own}cls_token").reshape(1, -1)
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Resample the shifts of cells of another grid as `shift` would read them; a matrix of cells cannot be."""
+        offset, ours = state_dict.get(f"{own}offset"), self.offset
+        if offset is not None and ours is not None and offset.ndim == 2 and offset.shape != ours.shape:
+            exact = at_least_float32(offset)[None, None]
+            made = F.interpolate(exact, size=ours.shape, mode="bilinear", align_corners=False)
+            state_dict[f"{own}offset"] = made[0, 0].to(offset.dtype)
+            _logger.info("%soffset is resampled from the grid %s to %s.", own, tuple(offset.shape), self.grid)
+        matrix = state_dict.get(f"{own}network.linear.weight")
+        if self.grid is None or not isinstance(self.network, ReleasedShift) or matrix is None:
+            return
+        if matrix.shape[0] != self.grid[0] * self.grid[1] or (grid is not None and grid != self.grid):
+            trained = f" {grid}" if grid else ""
+            raise EncodingMismatch(
+                f"{own}network.linear.weight is a matrix over the {matrix.shape[0]} cells of the grid{trained} that "
+                f"loope was trained on, and the model has {self.grid}; a matrix cannot be resampled. Give loope that "
+                "grid as grid=[h,w]: it then resamples what the matrix gives."
+            )
+
+    def static(self, pos: Positions) -> Tensor:
+        """Return the number of each cell along the order, from 1, (h w,) float64 where that exists."""
+        h, w = self._shape(pos)
+
+        def make() -> Tensor:
+            device = torch.device("cpu") if pos.coords.device.type == "mps" else pos.coords.device
+            if self.order == "raster":
+                return torch.arange(1, h * w + 1, dtype=torch.float64, device=device)
+            return self._along_curve(h, w, device)
+
+        return pos.remember((self.name, self.order, self.start), make)
+
+    def _along_curve(self, h: int, w: int, device: torch.device) -> Tensor:
+        fixed = torch.onnx.is_in_onnx_export() and isinstance(h, int) and isinstance(w, int)
+        if fixed or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            # neither can hold the operation of vispe
+            return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
+        return curve_places(h, w, self.start, device)
+
+    def shift(self, pos: Positions, image: Tensor | None = None) -> Tensor | None:
+        """Return the shift of each cell, (1 or b, h w) in (-1, 1); None without context."""
+        shape = self._shape(pos)
+        if self.offset is not None:
+            offset = at_least_float32(self.offset)
+            if shape != self.grid:
+                offset = F.interpolate(offset[None, None], size=shape, mode="bilinear", align_corners=False)
+            return offset.reshape(1, -1).tanh()
+        if self.network is None:
+            return None
+        if image is None or image.ndim != 4 or image.shape[1] != self.in_chans:
+            found = "none" if image is None else tuple(image.shape)
+            raise ShapeError(
+                f"loope reads its shift from images (b, {self.in_chans}, height, width), got {found}; hand them to "
+                "`table`, set in_chans, or take 'loope.static'."
+            )
+        return self.network(image, shape).flatten(1)
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the code of every token, (1 or b, n, d) in float32 or better."""
+        shape = self._shape(pos)
+        trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid or shape
+        scale = trained[0] * trained[1] / (shape[0] * shape[1]) if self.rescale else 1.0
+
+        shift = self.shift(pos, image)
+        angle = self._angles(pos, shift, scale) if self.exact else self._rounded_angles(pos, shift, scale)
+        table = self._tokens(angle, pos)
+        if self.vector is not None:
+            return with_first(table, self.vector, pos)
+        if self.class_token == "origin":
+            return with_first(table, _waves(torch.zeros_like(angle[0, :1])), pos)
+        return table
+
+    def _angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
+        def make() -> Tensor:
+            static = self.static(pos)[None, :, None] * scale
+            return (static * self._rates(static)).remainder(2 * torch.pi).to(pos.coords)
+
+        angle = pos.remember((self.name, self.dim, self.order, self.start, self.temperature, scale), make)
+        if shift is None:
+            return angle
+        return angle.to(shift.dtype) + (shift * scale)[..., None] * self._rates(shift)
+
+    def _rounded_angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
+        place = (self.static(pos)[None] * scale).to(pos.coords.device, torch.float32)
+        if shift is not None:
+            place = place + (shift * scale).float()
+        powers = torch.arange(0, self.dim, 2, dtype=torch.float32, device=place.device)
+        return place[..., None] * (powers * -(math.log(self.temperature) / self.dim)).exp()
+
+    def _tokens(self, angle: Tensor, pos: Positions) -> Tensor:
+        """Return the waves of the tokens that `pos` has, from the angles of all cells (1 or b, h w, d / 2)."""
+        waves = _waves(angle)
+        prefix = pos.grid.prefix if pos.grid else 0
+        if pos.regular:
+            return F.pad(waves, (0, 0, prefix, 0))
+        numbers = pos.numbers()
+        b = max(len(waves), len(numbers), len(pos.spatial))
+        index = torch.where(pos.spatial, numbers, 0).expand(b, -1)
+        kept = waves.expand(b, -1, -1).gather(1, index[..., None].expand(-1, -1, self.dim))
+        return kept * pos.spatial[..., None]
+
+    def _rates(self, like: Tensor) -> Tensor:
+        powers = torch.arange(0, self.dim, 2, dtype=like.dtype, device=like.device) / self.dim
+        return self.temperature**-powers
+
+    def _shape(self, pos: Positions) -> tuple[int, int]:
+        if pos.grid is None or pos.axes != 2:
+            raise ShapeError(f"loope needs the tokens of a grid with 2 axes, got {pos}; it orders cells.")
+        return pos.grid.shape[0], pos.grid.shape[1]
+
+
+def _waves(angle: Tensor) -> Tensor:
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)

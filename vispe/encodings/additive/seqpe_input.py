@@ -1,0 +1,91 @@
+"""SeqPE added to the tokens: the 'input_add' form of arXiv 2506.13277."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from vispe.encodings.base import Additive
+from vispe.encodings.parts.digit_tokens import SeqPEBase
+from vispe.encodings.parts.digits import Direction
+from vispe.encodings.registry import register
+from vispe.grid import Positions
+
+
+@register
+class SeqPEInput(SeqPEBase, Additive):
+    """Adds to the tokens vectors that a small transformer makes of each position's digits.
+
+    x + encoder(digits of (row, column))          arXiv 2506.13277, there 'input_add'
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads of the encoder; those of the model by default.
+        grid: shape of the model's grid; says how many numbers a position has.
+        axes: numbers per position, 1 to 3, where no grid is known; 2 by default.
+        embed_dim: width of the encoder; d by default.
+        layers: blocks of the encoder.
+        max_digits: digits per axis, 2 by default (sides up to 100), in 1D 4.
+        direction: 'causal' or 'bi' attention between digits.
+        mask_padding: whether the zeros in front of a number are hidden.
+        final_norm: whether a norm precedes the last map of the encoder.
+        class_token: whether the result is read at a learned vector behind the digits; otherwise at the last digit.
+        class_vector: whether prefix tokens get a learned vector; otherwise 0.
+        temperature: divisor of the result.
+        dropout: of both branches of the encoder's blocks, in training.
+        shift: probability that a forward pass in training takes a window at a random offset instead of 0.
+
+    Shapes: pos of a grid -> (1 or b, n, d) float32; prefix tokens get 0 without class_vector.
+    New resolution: the encoder spells the new indices, up to 10^max_digits per axis.   Cost: cells x 5 tokens (2D)
+        through the encoder; once per grid and set of weights while predicting.
+    Invariant to: nothing.
+    Raises: ShapeError without a grid, with other axes, or for a side beyond 10^max_digits.
+    Differs from the reference: as `seqpe`.
+    """
+
+    name = "seqpe_input"
+    paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
+    year = 2025
+    ndim = (1, 2, 3)
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        grid: Sequence[int] | None = None,
+        axes: int | None = None,
+        embed_dim: int | None = None,
+        layers: int = 2,
+        max_digits: int | None = None,
+        direction: Direction = "causal",
+        mask_padding: bool = True,
+        final_norm: bool = True,
+        class_token: bool = True,
+        class_vector: bool = False,
+        temperature: float = 1.0,
+        dropout: float = 0.0,
+        shift: float = 0.0,
+    ) -> None:
+        options = {
+            "axes": axes,
+            "embed_dim": embed_dim,
+            "out_dim": dim,
+            "layers": layers,
+            "max_digits": max_digits,
+            "direction": direction,
+            "mask_padding": mask_padding,
+            "final_norm": final_norm,
+            "class_token": class_token,
+            "class_vector": class_vector,
+            "temperature": temperature,
+            "dropout": dropout,
+            "shift": shift,
+        }
+        super().__init__(dim, num_heads, grid, options)
+        self.reset_parameters()
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the vectors of all tokens, (1 or b, n, d) in float32 or better."""
+        return self.vectors(pos)

@@ -1,0 +1,134 @@
+"""Shifted Gaussians of every coordinate (Rethinking Positional Encoding, arXiv 2107.02561)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.encodings.parts.coords import CoordinateEncoder, affine, padded, small_init
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, check_flag, is_positive, is_whole
+from vispe.grid import Positions
+
+Divisor = Literal["constant", "batch", "none"]
+
+
+@register
+class ShiftedGaussian(CoordinateEncoder):
+    """Adds to every token how near its coordinates are to evenly spaced centres on each axis.
+
+    exp(-(x - c_k)^2 / (2 sigma^2)), c_k = k / m, k = 0 .. m - 1, per axis; axes concatenated          arXiv 2107.02561
+
+    On its own, ``encode(x)`` takes free coordinates (..., axes) in [0, 1].
+
+    Args:
+        dim: width of the tokens, d.
+        grid: shape of the model's grid; says how many coordinates there are.
+        axes: number of coordinates, 1 to 3, where no grid is known; 2 by default.
+        centres: number of centres per axis, m, or a list of the centres themselves; d // axes by default. Channels
+            beyond axes * m are 0.
+        sigma: width of the Gaussians, in fractions of the field. The paper tries 0.07, 0.003 and 0.001.
+        divisor: 'constant' divides by the norm of the encoding of a point on the middle centre of every axis, so
+            that norms are about 1 and a point's encoding depends on nothing else; 'batch' by the largest norm among
+            the points at hand (for tokens: of the whole grid), as the released code; 'none' not at all.
+        project: whether a learned linear map from axes * m features to d follows.
+        normalize: `table` reads coordinates as fractions of the field; False takes them as they are.
+
+    Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0.
+    New resolution: the same field of view is sampled at other points.   Cost: no parameters without project, O(n d).
+    Invariant to: the resolution, where cell centres coincide (normalize=True); distances between encodings depend
+        on offsets only, away from the first and last centre.
+    Raises: ShapeError if `pos` has another number of axes.
+    Differs from the reference: a constant divisor by default, because with the largest norm of the batch a
+        point's encoding depends on the other points.
+    """
+
+    name = "shifted_gaussian"
+    paper = "Rethinking Positional Encoding, https://arxiv.org/abs/2107.02561"
+    year = 2021
+    ndim = (1, 2, 3)
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        grid: Sequence[int] | None = None,
+        axes: int | None = None,
+        centres: int | Sequence[float] | None = None,
+        sigma: float = 0.07,
+        divisor: Divisor = "constant",
+        project: bool = False,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(dim, axes, grid, normalize)
+        if not is_positive(sigma):
+            raise OptionError(f"shifted_gaussian needs a positive sigma, got sigma={sigma!r}.")
+        if divisor not in get_args(Divisor):
+            raise OptionError(f"divisor must be one of {', '.join(get_args(Divisor))}, got {divisor!r}.")
+        check_flag("project", project)
+        self.centres = centres if centres is None or isinstance(centres, int) else tuple(centres)
+        self.sigma, self.divisor, self.project = sigma, divisor, project
+        self._points = _checked(centres, max(dim // self.coordinates, 1))
+        middle = self._points[len(self._points) // 2]
+        bumps = [math.exp(-(((middle - c) / sigma) ** 2)) for c in self._points]
+        self._norm = math.sqrt(self.coordinates * math.fsum(bumps))
+        features = len(self._points) * self.coordinates
+        if features > dim and not project:
+            raise OptionError(
+                f"shifted_gaussian has {len(self._points)} centres on each of {self.coordinates} axes, which do not "
+                f"fit into dim={dim}; take fewer, or project=true."
+            )
+        self.head = nn.Linear(features, dim) if project else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the linear map, if there is one, from a truncated normal of 0.02; its bias is 0."""
+        if self.head is not None:
+            small_init(self.head)
+
+    def centre_points(self) -> tuple[float, ...]:
+        """Return the centres of one axis."""
+        return self._points
+
+    def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
+        features = self._bumps(coords)
+        if self.divisor == "constant":
+            features = features / self._norm
+        elif self.divisor == "batch":
+            features = features / self._largest(features, pos)
+        return padded(features, self.dim) if self.head is None else affine(self.head, features)
+
+    def _bumps(self, coords: Tensor) -> Tensor:
+        gap = (coords[..., None] - coords.new_tensor(self._points)) / self.sigma
+        return (gap.square() * -0.5).exp().flatten(-2)
+
+    def _largest(self, features: Tensor, pos: Positions | None) -> Tensor:
+        """Return the largest norm of all points at hand; of the whole grid when tokens have been dropped."""
+        placed = None if pos is None else pos.spatial
+        if pos is not None and pos.grid is not None and pos.index is not None:
+            whole = pos.grid.positions(pos.coords.device)
+            features, placed = self._bumps(self.place(whole)), whole.spatial
+        norms = features.square().sum(-1).sqrt()
+        norms = norms if placed is None else norms.masked_fill(~placed, 0.0)
+        return norms.max().clamp(min=torch.finfo(norms.dtype).tiny)
+
+
+def _checked(centres: object, default: int) -> tuple[float, ...]:
+    if centres is None:
+        centres = default
+    if is_whole(centres):
+        count = cast("int", centres)
+        if count > 0:
+            return tuple(k / count for k in range(count))
+    elif isinstance(centres, list | tuple) and centres:
+        given = cast("Sequence[object]", centres)
+        points = [float(c) for c in given if isinstance(c, int | float) and not isinstance(c, bool)]
+        if len(points) == len(given) and all(math.isfinite(c) for c in points):
+            return tuple(points)
+    raise OptionError(
+        f"centres is a whole number above 0 or a list of finite numbers, got centres={centres!r}."
+    )

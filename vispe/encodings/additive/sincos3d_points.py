@@ -1,0 +1,93 @@
+"""Sines and cosines of 3D points with an MLP behind them (PETR, arXiv 2203.05625; 3DPPE, arXiv 2211.14710)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vispe.encodings.parts.coords import CoordinateEncoder, affine, padded
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, check_flag, is_positive, is_whole
+from vispe.grid import Positions
+
+
+@register
+class SinCos3DPoints(CoordinateEncoder):
+    """Adds an MLP of the sines and cosines of every token's 3D point to the tokens.
+
+    per axis and i = 0 .. F - 1: a_i = 2 pi p / T^(2 floor(i / 2) / F), sin for even i, cos for odd i; axes in the
+    order y, x, z; then linear, ReLU, linear          arXiv 2211.14710
+
+    On its own, ``encode(points)`` takes points (..., 3) as x, y, z in [0, 1]: a pixel and its depth, un-projected and
+    divided by the range of the scene. Used for image tokens and object queries alike, it puts both into one space.
+    ``table`` reads `Positions.coords`, whose axes run slow to fast: depth (or time) is z, rows are y, columns x.
+
+    Args:
+        dim: width of the tokens, d.
+        features: sines and cosines per axis, F, even; 128 with the MLP, without it the largest that fits into d / 3.
+        temperature: T.
+        mlp: whether the MLP (d hidden units) follows; without it channels beyond 3 F are 0.
+        normalize: `table` reads coordinates as fractions of the field; False takes them as they are.
+
+    Shapes: pos.coords (1 or b, n, 3) -> (1 or b, n, d) float32; prefix tokens get 0.
+    New resolution: the same field of view is sampled at other points.   Cost: the MLP on n points.
+    Invariant to: the resolution, where cell centres coincide (normalize=True).
+    Raises: ShapeError if `pos` is not 3-axis.
+    Differs from the reference: angles are computed in float32 or better for every dtype of the model.
+    """
+
+    name = "sincos3d_points"
+    paper = "3DPPE: 3D Point Positional Encoding for Multi-Camera 3D Object Detection Transformers, https://arxiv.org/abs/2211.14710"
+    year = 2022
+    ndim = (3,)
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        features: int | None = None,
+        temperature: float = 10000.0,
+        mlp: bool = True,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(dim, 3, None, normalize, least=6)
+        check_flag("mlp", mlp)
+        if not is_positive(temperature):
+            raise OptionError(
+                f"sincos3d_points needs a positive temperature, got temperature={temperature!r}."
+            )
+        if features is not None and not (is_whole(features) and features > 0 and features % 2 == 0):
+            raise OptionError(f"sincos3d_points needs an even number of features, got features={features!r}.")
+        self.features, self.temperature, self.mlp = features, temperature, mlp
+        self.per_axis = features or (128 if mlp else dim // 6 * 2)
+        if not mlp and 3 * self.per_axis > dim:
+            raise OptionError(
+                f"sincos3d_points has 3 x {self.per_axis} features, which do not fit into dim={dim} without an MLP; "
+                "take fewer, or mlp=true."
+            )
+        self.first = nn.Linear(3 * self.per_axis, dim) if mlp else None
+        self.second = nn.Linear(dim, dim) if mlp else None
+
+    def reset_parameters(self) -> None:
+        """Initialise both layers as torch does."""
+        for layer in (self.first, self.second):
+            if layer is not None:
+                layer.reset_parameters()
+
+    def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
+        points = coords if pos is None else coords.flip(-1)  # slow to fast -> x, y, z
+        waves = self._waves(points)
+        if self.first is None or self.second is None:
+            return padded(waves, self.dim)
+        return affine(self.second, affine(self.first, waves).relu())
+
+    def _waves(self, points: Tensor) -> Tensor:
+        pairs = self.per_axis // 2
+        place = "cpu" if points.device.type == "mps" else points.device
+        powers = torch.arange(pairs, dtype=torch.float64, device=place) / pairs
+        rates = (2 * math.pi * self.temperature**-powers).to(points)
+        y_x_z = torch.cat([points[..., 1:2], points[..., 0:1], points[..., 2:]], -1)
+        angle = y_x_z[..., None] * rates
+        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)

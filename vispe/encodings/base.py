@@ -1,0 +1,311 @@
+"""What an encoding is: four small interfaces, and `Compose`, the only combinator.
+
+An encoding is a final class that implements one or more of `Additive`, `Rotary`, `Biased` and `Mixing`.
+Options are keyword-only constructor arguments, JSON-able, and kept as attributes of the same name, so that
+`Encoding.config` rebuilds an equal module.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias import Bias, SumBias
+from vispe.attention.content import ValueTerm
+from vispe.attention.rotation import Transform
+from vispe.encodings.saved import keep, refuse_other, saved_grid
+from vispe.errors import UnsupportedCombination
+from vispe.grid import Positions
+
+HOST_FACTS = ("dim", "num_heads", "depth", "grid")
+
+
+class Encoding(nn.Module):
+    """Base of every positional encoding.
+
+    Class attributes state facts: `name`, `paper` (title and link), `year`, `ndim` (accepted numbers of axes),
+    `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has
+    a form, such as a table of offsets, that needs no n x n mask).
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    year: ClassVar[int] = 0
+    ndim: ClassVar[tuple[int, ...]] = (2,)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    extrapolates: ClassVar[bool] = True
+    fused: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether every layer has parameters of its own: hosts then build one instance per attention."""
+        return False
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Return the positions of one forward pass, with every random draw made (into `Positions.attrs`).
+
+        Hosts call it once per forward, outside checkpointed blocks. It may not read parameters, and it leaves
+        positions that have been prepared already as they are.
+
+        Args:
+            pos: positions of the input.
+            generator: source of the draws; the global one by default.
+            draws: values to use instead of drawing, by name.
+        """
+        del generator, draws
+        return pos
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters; nothing to do without any."""
+
+    def truncate(self, depth: int) -> None:
+        """Drop what belongs to blocks from `depth` on, which the model has lost; here nothing does."""
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters that must not decay: all."""
+        return {name for name, _ in self.named_parameters()}
+
+    def parts(self) -> tuple[Encoding, ...]:
+        """Return the encodings that this one consists of."""
+        return (self,)
+
+    def active(self, layer: int) -> bool:
+        """Whether the encoding does anything in block `layer`; hosts make no parameters where it does not."""
+        del layer
+        return True
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Rename entries of released checkpoints to the names of this module, in place.
+
+        Args:
+            state_dict: what is being loaded.
+            beside: prefix of the module that holds this encoding.
+            own: prefix of this encoding.
+        """
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Resample entries that are for another grid to that of this module, in place; here there are none.
+
+        Args:
+            state_dict: what is being loaded.
+            own: prefix of this encoding.
+            grid: shape of the grid that they are for; None where it is not known, so that their sizes must tell.
+
+        Raises:
+            EncodingMismatch: they cannot be resampled.
+        """
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        cast(Any, super())._save_to_state_dict(destination, prefix, keep_vars)
+        keep(destination, prefix, self._terms(), getattr(self, "grid", None))
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        refuse_other(local_metadata, self._terms(), f"module {prefix.removesuffix('.') or self.name}")
+        self.regrid(state_dict, prefix, saved_grid(local_metadata))
+        reports = (missing_keys, unexpected_keys, error_msgs)
+        cast(Any, super())._load_from_state_dict(state_dict, prefix, local_metadata, strict, *reports)
+
+    def _terms(self) -> list[dict[str, Any]]:
+        return [self.spec]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Name and arguments, JSON-able: `create_encoding(enc.config)` builds an equal module."""
+        return {"name": self.name, **{p: getattr(self, p) for p in inspect.signature(type(self)).parameters}}
+
+    @property
+    def spec(self) -> Any:
+        """The config without what the host supplies: what to keep on a model."""
+        defaults = {p.name: p.default for p in inspect.signature(type(self)).parameters.values()}
+        return {
+            k: v for k, v in self.config.items() if k not in HOST_FACTS and (k == "name" or v != defaults[k])
+        }
+
+    def extra_repr(self) -> str:
+        """Show the arguments."""
+        return ", ".join(f"{k}={v}" for k, v in self.config.items() if k != "name")
+
+
+class Additive(Encoding):
+    """Adds a vector to every token, once, after patch embedding."""
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return what is added, (1 or b, n, d) float32, 0 for tokens without a place unless defined otherwise."""
+        raise NotImplementedError
+
+
+class Rotary(Encoding):
+    """Transforms queries and keys (and values, outputs) inside attention."""
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the transform of block `layer`; the identity for tokens without a place."""
+        raise NotImplementedError
+
+
+class Biased(Encoding):
+    """Adds to the attention logits."""
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the bias of block `layer`, or None where it has none.
+
+        Args:
+            pos: positions of the tokens.
+            layer: index of the block.
+            x: the block's input to attention (b, n, d), for encodings with gates.
+        """
+        raise NotImplementedError
+
+    def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
+        """Return what is added to the output of attention in block `layer`, or None."""
+        del pos, layer
+        return None
+
+
+class Mixing(Encoding):
+    """Mixes neighbouring tokens between blocks."""
+
+    def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
+        """Return the tokens (b, n, d) after block `layer` has been left."""
+        raise NotImplementedError
+
+
+class Compose(Additive, Rotary, Biased, Mixing):
+    """Several encodings at once: tables and biases add up, mixing runs in order, one may rotate.
+
+    Args:
+        encodings: the members, in order.
+
+    Raises:
+        UnsupportedCombination: there is no member, or more than one of them rotates.
+    """
+
+    name = "compose"
+
+    def __init__(self, encodings: Sequence[Encoding]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(part for e in encodings for part in e.parts())
+        if not len(self.members):
+            raise UnsupportedCombination("A sum of no encodings was asked; say 'none' for no encoding.")
+        rotary = [e.name for e in self.parts() if isinstance(e, Rotary)]
+        if len(rotary) > 1:
+            raise UnsupportedCombination(
+                f"{' + '.join(rotary)} was asked, but two rotary encodings would turn the same channels; keep one."
+            )
+
+    def parts(self) -> tuple[Encoding, ...]:
+        """See `Encoding.parts`."""
+        return tuple(e for e in self.members if isinstance(e, Encoding))
+
+    @property
+    def per_layer(self) -> bool:
+        """See `Encoding.per_layer`; hosts ask the parts."""
+        return any(e.per_layer for e in self.parts())
+
+    def active(self, layer: int) -> bool:
+        """Whether any member does anything in block `layer`."""
+        return any(e.active(layer) for e in self.parts())
+
+    @property
+    def config(self) -> Any:
+        """The configs of the members."""
+        return [e.config for e in self.parts()]
+
+    @property
+    def spec(self) -> Any:
+        """The specs of the members."""
+        return self._terms()
+
+    def _terms(self) -> list[dict[str, Any]]:
+        return [e.spec for e in self.parts()]
+
+    def extra_repr(self) -> str:
+        """Nothing: the members are shown."""
+        return ""
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """See `Encoding.prepare`."""
+        for e in self.parts():
+            pos = e.prepare(pos, generator, draws)
+        return pos
+
+    def reset_parameters(self) -> None:
+        """See `Encoding.reset_parameters`."""
+        for e in self.parts():
+            e.reset_parameters()
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """See `Encoding.adopt`."""
+        for i, e in enumerate(self.parts()):
+            e.adopt(state_dict, beside, f"{own}members.{i}.")
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the sum of the members' tables; a zero when none is additive."""
+        tables = [e.table(pos, image) for e in self.parts() if isinstance(e, Additive)]
+        return sum(tables[1:], tables[0]) if tables else pos.coords.new_zeros(1, 1, 1)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the transform of the member that rotates; the identity without one."""
+        return transform_of(self.parts(), pos, layer, x) or Transform()
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the sum of the members' biases."""
+        return bias_of(self.parts(), pos, layer, x)
+
+    def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
+        """Return the value term of the one member that has it."""
+        return value_term_of(self.parts(), pos, layer)
+
+    def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
+        """Run the members that mix, in order."""
+        for e in self.parts():
+            if isinstance(e, Mixing):
+                x = e.mix(x, pos, layer)
+        return x
+
+
+def bias_of(
+    encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
+) -> Bias | None:
+    """Return the sum of the biases of `encodings` in block `layer`, or None."""
+    biases = [e.bias(pos, layer, x) for e in encodings if isinstance(e, Biased)]
+    terms = [b for b in biases if b is not None]
+    return SumBias(terms) if len(terms) > 1 else terms[0] if terms else None
+
+
+def transform_of(
+    encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
+) -> Transform | None:
+    """Return the transform of the encoding that rotates, or None."""
+    return next((e.transform(pos, layer, x) for e in encodings if isinstance(e, Rotary)), None)
+
+
+def value_term_of(encodings: Sequence[Encoding], pos: Positions, layer: int) -> ValueTerm | None:
+    """Return the one value term of `encodings` in block `layer`, or None."""
+    found = [e.value_term(pos, layer) for e in encodings if isinstance(e, Biased)]
+    terms = [t for t in found if t is not None]
+    if len(terms) > 1:
+        raise UnsupportedCombination("Two encodings add to the attention output; keep one of them.")
+    return terms[0] if terms else None
+
+
+KINDS: dict[str, type[Encoding]] = {"additive": Additive, "rotary": Rotary, "bias": Biased, "mixing": Mixing}

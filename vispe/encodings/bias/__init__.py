@@ -1,0 +1,1 @@
+"""Kind bias: something that depends on two places is added to the logits of attention."""

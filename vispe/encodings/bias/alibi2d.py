@@ -1,0 +1,93 @@
+"""2D ALiBi: attention falls off with the distance between patches (arXiv 2603.16840; ALiBi: arXiv 2108.12409)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from vispe.attention.distance import Metric, Normalize
+from vispe.encodings.parts.slopes import AlibiBase, Slopes
+from vispe.encodings.registry import register
+
+
+@register
+class Alibi2D(AlibiBase):
+    """Attention falls off linearly with the distance between patches.
+
+    bias[h, i, j] = -slope[h] * |p_i - p_j| / divisor          arXiv 2603.16840
+
+    Bare ``alibi2d``, also called ``alibi2d.dinosaw``, has the settings of the released checkpoints: slope 1,
+    euclidean, divided by the largest distance, on the torus. ``alibi2d.geometric`` gives every head a reach of its
+    own; ``alibi2d.local`` has no divisor and no torus, so a patch step costs the same at every resolution.
+
+    Args:
+        num_heads: heads, h.
+        depth: blocks of the model, to check `layers`.
+        slopes: 'constant' (all 1), 'geometric' (2^(-8k/h), k = 1..h, any h), 'alibi' (the rule of arXiv 2108.12409 for
+            head counts that are no power of two) or 'learned' (h per layer, from U[0, 1)).
+            Under class-token pooling the learned slopes of the last block get no gradient: only its class row is
+            read, and that has no bias.
+        softplus: learned slopes pass through softplus, so that they stay positive.
+        metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
+        wrap: distances on the torus: per axis min(d, n - d).
+        normalize: 'max' divides by the largest distance in the grid (the bias then depends on the
+            resolution), 'reference' by that of the reference grid, 'none' not at all.
+        reference: (h, w) for normalize='reference'; the grid that the host was built with by default.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        layers: blocks that have the bias; all by default.
+        jitter: standard deviation of Gaussian noise on the bias, one draw per forward, in training only.
+        biased_heads: the first so many heads have slopes, the others 0; all by default.
+
+    Shapes: pos (n, 2) -> bias (1, h, n, n); prefix rows and columns are 0.
+    New resolution: no resampling needed; see `normalize`.   Cost: O(h) memory, O(1) per score.
+    Invariant to: translation (on the torus with wrap); rotation by 90 degrees and flips of a square grid.
+    Raises: ShapeError if `pos` is not 2-axis; OptionError for options that do not fit together.
+    Differs from the reference: the bias is made in float32 for every model dtype, a 1 x 1 grid gives 0 (there
+        0/0), jitter is off in eval mode and leaves one draw per forward instead of one per layer.
+    """
+
+    name = "alibi2d"
+    paper = (
+        "What DINO saw: ALiBi positional encoding reduces positional bias, https://arxiv.org/abs/2603.16840"
+    )
+    year = 2026
+    ndim = (2,)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "dinosaw": {"slopes": "constant", "metric": "euclidean", "normalize": "max", "wrap": True},
+        "geometric": {"slopes": "geometric"},
+        "local": {"normalize": "none", "wrap": False},
+    }
+    fused = True
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        depth: int | None = None,
+        slopes: Slopes = "constant",
+        softplus: bool = False,
+        metric: Metric = "euclidean",
+        wrap: bool = True,
+        normalize: Normalize = "max",
+        reference: Sequence[int] | None = None,
+        spacing: Sequence[float] | None = None,
+        layers: Sequence[int] | None = None,
+        jitter: float = 0.0,
+        biased_heads: int | None = None,
+    ) -> None:
+        super().__init__(
+            num_heads,
+            slopes,
+            softplus,
+            {
+                "metric": metric,
+                "wrap": wrap,
+                "normalize": normalize,
+                "reference": reference,
+                "spacing": spacing,
+                "layers": layers,
+                "jitter": jitter,
+                "biased_heads": biased_heads,
+                "depth": depth,
+            },
+        )

@@ -1,0 +1,161 @@
+"""GRAPE-A on grids: ALiBi whose slope is gated by queries and keys (arXiv 2512.07805, sections on A and appendix G)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.bias import Bias, DistanceBias
+from vispe.attention.distance import Metric, Normalize, check_rule
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.base import Biased
+from vispe.encodings.parts.rank2 import ContentGateBias, OneSidedBias
+from vispe.encodings.parts.slopes import fixed_slopes
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError, check_flag, is_whole
+from vispe.grid import Positions, as_spacing
+
+Gates = Literal["none", "key", "query", "query_key"]
+FixedSlopes = Literal["alibi", "geometric", "constant"]
+
+
+@register
+class GrapeAlibi(Biased):
+    """Attention falls off with distance, the faster the wider the gates of query and key are open.
+
+    bias = -slope_h softplus(omega_h) (gate_q(i) + gate_k(j)) |p_i - p_j|          arXiv 2512.07805
+
+    gate_k(j) = softplus(k_j . u_h / (|u_h| sqrt(d_h))), gate_q(i) = softplus(q_i . v_h / (|v_h| sqrt(d_h))), of queries
+    and keys before any rotation.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        gates: 'key', 'query', 'query_key' (both), or 'none': plain ALiBi, without omega.
+        slopes: 'alibi' (the rule of arXiv 2108.12409), 'geometric' (2^(-8k/h)) or 'constant' (1).
+        metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
+        wrap: distances on the torus: per axis min(d, n - d).
+        normalize: 'max' divides by the largest distance in the grid, 'none' not at all.
+        causal: max(p_i - p_j, 0) in place of the distance, as the released language models; 1 axis only.
+        l2_norm: whether u and v are divided by their length.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Presets: ``grape_alibi.additive``, ``grape_alibi.key`` and ``grape_alibi.query_key`` are the gates of the paper's
+        models; the last is the default.
+
+    Shapes: pos (n, axes) -> bias (b, h, n, n); prefix rows and columns are 0.
+    New resolution: no resampling needed; a step costs the same.   Cost: h (2 d_h + 1) parameters per layer; the bias is
+        made dense for every image.
+    Invariant to: translation, at equal queries and keys; rotation by 90 degrees and flips of a square grid.
+    Raises: ShapeError for causal=True on a grid of several axes, or without queries and keys.
+    Differs from the reference: distances on grids, where the reference has one causal axis (as causal=True).
+    """
+
+    name = "grape_alibi"
+    paper = "Group Representational Position Encoding, https://arxiv.org/abs/2512.07805"
+    year = 2025
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "additive": {"gates": "none"},
+        "key": {"gates": "key"},
+        "query_key": {"gates": "query_key"},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        gates: Gates = "query_key",
+        slopes: FixedSlopes = "alibi",
+        metric: Metric = "euclidean",
+        wrap: bool = False,
+        normalize: Normalize = "none",
+        causal: bool = False,
+        l2_norm: bool = True,
+        spacing: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        if not is_whole(num_heads) or num_heads < 1 or dim % num_heads:
+            raise OptionError(f"grape_alibi needs dim={dim} to be a multiple of num_heads={num_heads}.")
+        for name, value, known in (
+            ("gates", gates, get_args(Gates)),
+            ("slopes", slopes, get_args(FixedSlopes)),
+            ("normalize", normalize, ("max", "none")),
+        ):
+            if value not in known:
+                raise OptionError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
+        check_rule(metric, normalize)
+        for name, flag in (("wrap", wrap), ("causal", causal), ("l2_norm", l2_norm)):
+            check_flag(name, flag)
+        if causal and (wrap or normalize != "none" or metric != "euclidean" or spacing is not None):
+            raise OptionError(
+                "causal=True counts steps back along one axis; metric, wrap, normalize and spacing do nothing then."
+            )
+        if gates == "none" and not l2_norm:
+            raise OptionError("l2_norm is about the gates, which gates='none' does not have.")
+        self.dim, self.num_heads, self.wrap, self.causal, self.l2_norm = dim, num_heads, wrap, causal, l2_norm
+        self.gates: Gates = gates
+        self.slopes: FixedSlopes = slopes
+        self.metric: Metric = metric
+        self.normalize: Normalize = normalize
+        axes = len(spacing) if isinstance(spacing, list | tuple) else 1
+        self.spacing = None if spacing is None else as_spacing(spacing, axes)
+        if causal or self.spacing is not None:
+            self.ndim = (1 if self.spacing is None else axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of the class's
+        width = dim // num_heads
+        self.omega = None if gates == "none" else nn.Parameter(torch.empty(num_heads))
+        self.u = nn.Parameter(torch.empty(num_heads, width)) if "key" in gates else None
+        self.v = nn.Parameter(torch.empty(num_heads, width)) if "query" in gates else None
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has gates of its own."""
+        return self.gates != "none"
+
+    def reset_parameters(self) -> None:
+        """Set softplus(omega) to 1 and draw u and v from N(0, 1 / d_h)."""
+        if self.omega is not None:
+            nn.init.constant_(self.omega, math.log(math.e - 1))
+        for direction in (self.u, self.v):
+            if direction is not None:
+                nn.init.normal_(direction, std=direction.shape[1] ** -0.5)
+
+    def head_slopes(self) -> tuple[float, ...]:
+        """Return one slope per head."""
+        return fixed_slopes(self.slopes, self.num_heads)
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the bias; what `dense` gives of it depends on queries and keys unless there are no gates."""
+        if self.causal and pos.axes != 1:
+            raise ShapeError(f"grape_alibi needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
+        if self.spacing is not None and len(self.spacing) != pos.axes:
+            raise ShapeError(
+                f"grape_alibi needs {len(self.spacing)} axes for spacing={self.spacing}, got {pos.axes} ({pos})."
+            )
+        if self.causal:
+            profile: Bias = OneSidedBias(self.head_slopes(), pos)
+        else:
+            profile = DistanceBias(
+                self.head_slopes(),
+                pos,
+                metric=self.metric,
+                wrap=self.wrap,
+                normalize=self.normalize,
+                spacing=self.spacing,
+            )
+        if self.omega is None:
+            return profile
+        return ContentGateBias(profile, self.omega, self._unit(self.u), self._unit(self.v))
+
+    def _unit(self, direction: Tensor | None) -> Tensor | None:
+        if direction is None:
+            return None
+        wide = at_least_float32(direction)
+        return F.normalize(wide, dim=-1) if self.l2_norm else wide

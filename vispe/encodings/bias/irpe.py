@@ -1,0 +1,258 @@
+"""iRPE: offsets of patches in a few buckets, each with a learned scalar or vector (arXiv 2107.14222)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.bias import Bias, SumBias
+from vispe.attention.content import ContextBias, ValueTerm
+from vispe.attention.table import TableBias
+from vispe.encodings.base import Biased
+from vispe.encodings.parts import buckets as _irpe
+from vispe.encodings.parts.buckets import RATIOS, CrossBias, CrossValue, Method, piecewise_index
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Grid, Positions
+
+__all__ = ["IRPE", "bucket_ids", "num_buckets", "piecewise_index"]
+
+Mode = Literal["bias", "contextual"]
+
+
+def num_buckets(method: Method, ratio: float, prefix_buckets: int = 1) -> int:
+    """Return how many buckets a table has; 'cross' has two tables of that size.
+
+    Args:
+        method: 'euclidean', 'quantization', 'product' or 'cross'.
+        ratio: see `IRPE`.
+        prefix_buckets: see `IRPE`.
+    """
+    _check_rule(method, ratio, prefix_buckets)
+    return _irpe.patch_buckets(method, ratio) + prefix_buckets
+
+
+def bucket_ids(
+    where: Positions | Grid | Sequence[int], method: Method, ratio: float, prefix_buckets: int = 1
+) -> tuple[Tensor, ...]:
+    """Return the bucket of every pair of tokens, (b or 1, n, n) int64 with queries along rows.
+
+    One tensor; two, for rows and columns, with method 'cross'.
+
+    Args:
+        where: positions, a grid, or the bare shape of one without prefix tokens.
+        method: 'euclidean', 'quantization', 'product' or 'cross'.
+        ratio: see `IRPE`.
+        prefix_buckets: see `IRPE`; with 0 the pairs with a prefix token have the number behind the last bucket.
+    """
+    _check_rule(method, ratio, prefix_buckets)
+    if not isinstance(where, Positions):
+        where = (where if isinstance(where, Grid) else Grid(tuple(where))).positions()
+    return _irpe.pair_buckets(where, method, ratio, prefix_buckets)
+
+
+def _published(on: str, method: Method = "product") -> dict[str, Any]:
+    return {"method": method, "mode": "contextual", "on": on}
+
+
+@register
+class IRPE(Biased):
+    """Attention reads a learned scalar or vector for the bucket that the offset of two patches falls into.
+
+    o = p_i - p_j;  g: o itself up to alpha, then logarithmic, at most beta (alpha, beta, gamma = 1, 2, 8 ratio)
+    contextual: logits[h, i, j] += scale * (q_i . Tk[h, b(o)] + k_j . Tq[h, b(-o)]);  out_i += sum_j A_ij Tv[h, b(o)]
+    bias: logits[h, i, j] += Tk[h, b(o)] + Tq[h, b(-o)]          arXiv 2107.14222
+
+    The released DeiT models are ``irpe.ctx_product_50_shared_k``, ``irpe.ctx_product_50_shared_qk`` and
+    ``irpe.ctx_product_50_shared_qkv`` (all beside the absolute table: convert with keep_abs=True); their
+    checkpoints load. The authors' other models are ``irpe.ctx_euc_20_shared_k``, ``irpe.ctx_quant_51_shared_k``,
+    ``irpe.ctx_cross_56_shared_k`` and, in their DETR encoder, ``irpe.detr_7x7`` and ``irpe.detr_9x9``.
+
+    Args:
+        dim: width of the tokens; dim / num_heads is that of a head, d_h.
+        num_heads: heads, h.
+        method: what b is: 'product' g(dy) and g(dx) as a pair; 'cross' a table for g(dy) and one for g(dx), which
+            add up; 'euclidean' g(round(|o|)); 'quantization' g(|o|^2).
+        mode: 'contextual' (vectors that q, k or the attention weights meet) or 'bias' (scalars).
+        on: which of q, k and v have a table: 'k', 'qk', 'qkv', 'v', ...; v needs the contextual mode.
+        shared: one table for all heads instead of one per head.
+        ratio: where buckets begin to be shared, in patches; 1.9 for product, 33 for quantization, 20 for
+            euclidean and cross by default.
+        prefix_buckets: 1: class and register tokens have one more bucket, for all pairs they are in; 3: one each for
+            prefix to patch, patch to prefix, prefix to prefix; 0: none, their terms are 0.
+
+    Shapes: pos (n, 2) of a grid -> bias (b, h, n, n), contextual, or (1, h or 1, n, n). Tables, all 0 at first:
+        (h or 1, d_h, buckets) on q and k, (h or 1, buckets, d_h) on v, (h or 1, buckets) as bias.
+    New resolution: no resampling needed; offsets beyond 8 ratio share the outer bucket.
+    Cost: contextual k or q: b h n buckets d_h and a gather of n x n; 'cross' gathers n (h + w) and adds; v: sums per
+        bucket, nothing of n x n x d_h, but attention weights are materialised.
+    Invariant to: translation. Euclidean and quantization: rotation by 90 degrees and flips of a square grid too.
+    Raises: ShapeError if `pos` is not of a 2-axis grid; OptionError for options that do not fit together.
+    Differs from the reference: the grid is always given, never guessed from the number of tokens, and any number of
+        prefix tokens may come and go; tables have no weight decay unless the optimiser is told so.
+    """
+
+    name = "irpe"
+    paper = "Rethinking and Improving Relative Position Encoding for Vision Transformer, https://arxiv.org/abs/2107.14222"
+    year = 2021
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "ctx_product_50_shared_k": _published("k"),
+        "ctx_product_50_shared_qk": _published("qk"),
+        "ctx_product_50_shared_qkv": _published("qkv"),
+        "ctx_euc_20_shared_k": _published("k", "euclidean"),
+        "ctx_quant_51_shared_k": _published("k", "quantization"),
+        "ctx_cross_56_shared_k": _published("k", "cross"),
+        "detr_7x7": {**_published("k"), "prefix_buckets": 0},
+        "detr_9x9": {**_published("k"), "prefix_buckets": 0, "ratio": 2.0},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        method: Method = "product",
+        mode: Mode = "contextual",
+        on: str = "k",
+        shared: bool = True,
+        ratio: float | None = None,
+        prefix_buckets: int = 1,
+    ) -> None:
+        super().__init__()
+        if method not in get_args(Method):
+            raise OptionError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}.")
+        if mode not in get_args(Mode):
+            raise OptionError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}.")
+        if type(on) is not str or not on or len(set(on)) != len(on) or set(on) - set("qkv"):
+            raise OptionError(f"on must be some of the letters q, k, v, each once, got on={on!r}.")
+        if mode == "bias" and "v" in on:
+            raise OptionError(
+                f"A bias is added to the logits, so mode='bias' cannot be on v, got on={on!r}; "
+                "leave v out or say mode=contextual."
+            )
+        if type(shared) is not bool:
+            raise OptionError(f"shared is true or false, got shared={shared!r}.")
+        if num_heads < 1 or dim < 1 or dim % num_heads:
+            raise OptionError(
+                f"irpe needs dim to be a multiple of num_heads, got dim={dim}, num_heads={num_heads}."
+            )
+        ratio = RATIOS[method] if ratio is None else ratio
+        _check_rule(method, ratio, prefix_buckets)
+        self.dim, self.num_heads, self.on, self.shared, self.ratio = dim, num_heads, on, shared, float(ratio)
+        self.method: Method = method
+        self.mode: Mode = mode
+        self.prefix_buckets = prefix_buckets
+        buckets, heads, width = num_buckets(method, ratio, prefix_buckets), self._heads, dim // num_heads
+        for letter in "qkv":
+            shape = (heads, buckets, width) if letter == "v" else (heads, width, buckets)
+            shape = (heads, buckets) if mode == "bias" else shape
+            made = (
+                None
+                if letter not in on
+                else _Cross(mode, shape)
+                if method == "cross"
+                else _Table(mode, shape)
+            )
+            setattr(self, f"rpe_{letter}", made)  # a registered None would swallow entries of checkpoints
+
+    @property
+    def _heads(self) -> int:
+        return 1 if self.shared else self.num_heads
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has tables of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Set all tables to 0, so that at first nothing is added."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Take the tables that released checkpoints keep on the attention layer."""
+        for key in [k for k in state_dict if k.startswith(tuple(f"{beside}rpe_{c}." for c in self.on))]:
+            state_dict[own + key.removeprefix(beside)] = state_dict.pop(key)
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the terms on k and q; None when there is only one on v."""
+        _irpe.grid_of(pos)
+        term = self._fixed if self.mode == "bias" else self._contextual
+        terms = [term(pos, letter) for letter in "kq" if letter in self.on]
+        return SumBias(terms) if len(terms) > 1 else terms[0] if terms else None
+
+    def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
+        """Return the term on v, or None."""
+        if "v" not in self.on:
+            return None
+        _irpe.grid_of(pos)
+        tables = self._tables("v")
+        if self.method == "cross":
+            return CrossValue(
+                tables[0], tables[1], _irpe.grid_lines(pos, self.ratio, self.prefix_buckets), pos
+            )
+        return ValueTerm(tables[0], self._pairs(pos)[0])
+
+    def _contextual(self, pos: Positions, letter: str) -> Bias:
+        tables = self._tables(letter)
+        dot = "query" if letter == "k" else "key"
+        if self.method == "cross":
+            lines = _irpe.grid_lines(pos, self.ratio, self.prefix_buckets)
+            return CrossBias((tables[0], tables[1]), lines, dot, pos)
+        buckets = self._pairs(pos)[0]
+        if dot == "key":  # the table on q is read by the offset seen from the key
+            buckets = buckets.transpose(-1, -2)
+        return ContextBias(tables[0], buckets, dot, True, pos)
+
+    def _fixed(self, pos: Positions, letter: str) -> Bias:
+        tables = list(self.get_submodule(f"rpe_{letter}").parameters())
+        offsets = _irpe.offset_buckets(pos, self.method, self.ratio)
+        read = [
+            table.index_select(1, ids.flatten()).reshape(-1, *ids.shape)
+            for table, ids in zip(tables, offsets, strict=True)
+        ]
+        values = read[0] if len(read) == 1 else read[0][:, :, None] + read[1][:, None]
+        values = values if letter == "k" else values.flip(1, 2)
+        if not self.prefix_buckets:
+            return TableBias(values, pos, one_grid=False)
+        edge = sum(tables[1:], tables[0])[:, -self.prefix_buckets :].expand(-1, 3)
+        return TableBias(values, pos, edge if letter == "k" else edge[:, [1, 0, 2]], one_grid=False)
+
+    def _pairs(self, pos: Positions) -> tuple[Tensor, ...]:
+        return _irpe.pair_buckets(pos, self.method, self.ratio, self.prefix_buckets)
+
+    def _tables(self, letter: str) -> Sequence[Tensor]:
+        """Return the tables of vectors, (h or 1, buckets, d_h); zeros stand in for an absent prefix bucket."""
+        parameters = list(self.get_submodule(f"rpe_{letter}").parameters())
+        tables = parameters if letter == "v" else [p.transpose(-1, -2) for p in parameters]
+        return tables if self.prefix_buckets else [F.pad(t, (0, 0, 0, 1)) for t in tables]
+
+
+class _Table(nn.Module):
+    """One table, with the names of the released checkpoints."""
+
+    def __init__(self, mode: Mode, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        name = "lookup_table_bias" if mode == "bias" else "lookup_table_weight"
+        self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+
+
+class _Cross(nn.Module):
+    """The tables of rows and columns."""
+
+    def __init__(self, mode: Mode, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.rp_rows, self.rp_cols = _Table(mode, shape), _Table(mode, shape)
+
+
+def _check_rule(method: str, ratio: object, prefix_buckets: object) -> None:
+    if method not in RATIOS:
+        raise OptionError(f"method must be one of {', '.join(RATIOS)}, got {method!r}.")
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
+        raise OptionError(f"ratio needs a number above 0, got ratio={ratio!r}.")
+    if isinstance(prefix_buckets, bool) or prefix_buckets not in (0, 1, 3):
+        raise OptionError(f"prefix_buckets must be 0, 1 or 3, got prefix_buckets={prefix_buckets!r}.")

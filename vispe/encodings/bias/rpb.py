@@ -1,0 +1,145 @@
+"""The learned table of offsets of Swin and BEiT, on 1, 2 or 3 axes (arXiv 2103.14030, arXiv 2106.08254)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias import Bias
+from vispe.attention.table import TableBias
+from vispe.encodings.base import Biased
+from vispe.encodings.parts import tables as _rpb
+from vispe.encodings.parts.regrid import trained_grid
+from vispe.encodings.parts.tables import Resample
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+
+TABLE = "relative_position_bias_table"
+HOLDERS = (
+    "",
+    "rel_pos.",
+    "rel_pos_bias.",
+    "shared_rel_pos.",
+)  # on the attention layer, or at the root for all
+
+
+@register
+class TableOfOffsets(Biased):
+    """Adds a learned number per head and offset of two patches to the attention logits.
+
+    bias[h, i, j] = table[row of (p_i - p_j), h]          arXiv 2103.14030, section 3.2
+
+    ``rpb.swin`` has the layout of Swin, Video Swin (3 axes) and timm's `RelPosBias`, drawn at random; ``rpb.beit`` that
+    of BEiT: three more rows for class-token pairs, all 0 at first. The entries of such checkpoints load under
+    their own names (`relative_position_bias_table` on the attention layer, in `rel_pos`, or shared at the root).
+
+    Args:
+        num_heads: heads, h.
+        grid: shape of the token grid at the training resolution, 1 to 3 axes, supplied by the host.
+        window: shape of the grid that the table is for; `grid` by default.
+        prefix_values: three more rows, for prefix to patch, patch to prefix and prefix to prefix tokens.
+        std: standard deviation of the truncated normal initialisation; 0 starts without effect.
+        resample: how another grid reads the table: 'geometric' keeps near offsets and spreads far ones (BEiT, timm);
+            'bicubic' stretches all alike.
+        share_layers: one table for all layers instead of one each.
+
+    Shapes: pos of a grid -> bias (1, h, n, n); table (prod(2 n_a - 1) + 3 with prefix_values, h). Prefix rows and
+        columns are 0 without `prefix_values`.
+    New resolution: the table is resampled in each forward, see `resample`; the parameter stays as it is.
+    Cost: prod(2 n_a - 1) h parameters per layer, O(1) per score.
+    Invariant to: translation.
+    Raises: ShapeError if `pos` is not of a grid with as many axes as the table.
+    Differs from the reference: any number of prefix tokens, all alike; windows are the whole grid; the resampled
+        table keeps its gradient and its parameter, where timm makes a new parameter.
+    """
+
+    name = "rpb"
+    paper = "Swin Transformer, https://arxiv.org/abs/2103.14030"
+    year = 2021
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "swin": {"prefix_values": False, "std": 0.02},
+        "beit": {"prefix_values": True, "std": 0.0},
+    }
+    extrapolates = False
+    fused = True
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        grid: Sequence[int],
+        window: Sequence[int] | None = None,
+        prefix_values: bool = False,
+        std: float = 0.02,
+        resample: Resample = "geometric",
+        share_layers: bool = False,
+    ) -> None:
+        super().__init__()
+        _rpb.check_heads(self.name, num_heads)
+        _rpb.check_flags({"prefix_values": prefix_values, "share_layers": share_layers})
+        if resample not in get_args(Resample):
+            raise OptionError(f"resample must be one of {', '.join(get_args(Resample))}, got {resample!r}.")
+        self.grid = _rpb.sizes(self.name, "grid", grid)
+        self.window = None if window is None else _rpb.sizes(self.name, "window", window, len(self.grid))
+        self.num_heads, self.prefix_values, self.share_layers = num_heads, prefix_values, share_layers
+        self.std = _rpb.check_number("std", std, 0.0, float("inf"), "a standard deviation of 0 or more")
+        self.resample: Resample = resample
+        self.__dict__["ndim"] = (len(self.grid),)  # what this instance accepts
+        rows = _offsets(self.table_grid)
+        self.relative_position_bias_table = nn.Parameter(torch.empty(rows + 3 * prefix_values, num_heads))
+        self.reset_parameters()
+
+    @property
+    def table_grid(self) -> tuple[int, ...]:
+        """Shape of the grid that the table is for."""
+        return self.window or self.grid
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has a table of its own, unless they share one."""
+        return not self.share_layers
+
+    def reset_parameters(self) -> None:
+        """Draw the table from a truncated normal of standard deviation `std`."""
+        if self.std:
+            nn.init.trunc_normal_(self.relative_position_bias_table, std=self.std)
+        else:
+            nn.init.zeros_(self.relative_position_bias_table)
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Take the table that released checkpoints keep on the attention layer, or at the root for all layers."""
+        _rpb.take(state_dict, beside, own, {holder + TABLE: TABLE for holder in HOLDERS})
+        _rpb.drop_index(state_dict, beside, HOLDERS)
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Resample a table of another grid as `bias` would read it; without a known grid it must be square."""
+        table = state_dict.get(own + TABLE)
+        if table is None or table.ndim != 2 or self.window is not None:
+            return
+        rows = table.shape[0] - 3 * self.prefix_values
+        old = trained_grid(own + TABLE, grid, rows, self.grid, _offsets)
+        if old == self.grid:
+            return
+        values = table[:rows].t().reshape(table.shape[1], *(2 * n - 1 for n in old))
+        made = _rpb.resample_table(values, old, self.grid, self.resample).flatten(1).t().to(table.dtype)
+        state_dict[own + TABLE] = torch.cat([made, table[rows:]])
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
+        """Return the bias, the same for every block that has this table."""
+        grid = _rpb.grid_of(self.name, self.ndim[0], pos)
+        table = self.relative_position_bias_table.t()
+        prefix = table[:, -3:] if self.prefix_values else None
+        table = table[:, :-3] if self.prefix_values else table
+        values = table.reshape(self.num_heads, *(2 * n - 1 for n in self.table_grid))
+        return TableBias(_rpb.resample_table(values, self.table_grid, grid.shape, self.resample), pos, prefix)
+
+
+def _offsets(grid: Sequence[int]) -> int:
+    """Return how many offsets two cells of a grid can have."""
+    return math.prod(2 * n - 1 for n in grid)

@@ -1,0 +1,181 @@
+"""The continuous bias of Swin V2: a small network reads logarithmic offsets (arXiv 2111.09883)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias import Bias
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.table import TableBias
+from vispe.encodings.base import Biased
+from vispe.encodings.parts import tables as _rpb
+from vispe.encodings.parts.kept import Kept
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Grid, Positions
+
+Coords = Literal["swin", "cr"]
+DRAW = "rpb_cpb_dropout"
+HOLDERS = ("", "rel_pos.", "shared_rel_pos.")  # on the attention layer, or at the root for all
+
+
+@register
+class ContinuousBias(Biased):
+    """A small network turns the logarithmic offset of two patches into a number per head for the logits.
+
+    c = 8 o / (n - 1) per axis;  bias[h, i, j] = 16 sigmoid(W2 relu(W1 sign(c) log2(1 + |c|) / 3 + b))[h]
+
+    That is ``rpb_cpb.swinv2`` (arXiv 2111.09883, section 3.3). ``rpb_cpb.vit_relpos`` is what timm's `vit_relpos`
+    models have: sign(o) ln(1 + |o|) in patches, no sigmoid, dropout. The entries of their checkpoints load under
+    their own names (`cpb_mlp.*` on the attention layer; `mlp.*` in `rel_pos`, or in `shared_rel_pos` at the root).
+
+    Args:
+        num_heads: heads, h.
+        grid: shape of the token grid at the training resolution, 1 to 3 axes, supplied by the host.
+        coords: 'swin' as above, or 'cr': sign(o) ln(1 + |o|), an output bias, and no sigmoid.
+        hidden: width of the hidden layer.
+        pretrained: n in place of the input's grid, for coords='swin': the grid of the pretraining, after which larger
+            grids reach further instead of finer.
+        centre: for coords='swin': 16 (sigmoid - 1/2). Without prefix tokens that changes nothing; with them, patches
+            do not start with a bias of 8 that prefix tokens lack. True for 'swin' by default.
+        dropout: share of hidden units that are dropped in training; one draw per forward, for all layers.
+        share_layers: one network for all layers instead of one each.
+
+    Shapes: pos of a grid with a axes -> bias (1, h, n, n); W1 (hidden, a), W2 (h, hidden). Prefix rows and columns
+        are 0.
+    New resolution: no resampling needed; see `pretrained`.
+    Cost: hidden (a + h + 1) parameters per layer; the network runs once per offset, O(1) per score.
+    Invariant to: translation.
+    Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for options that do not fit together.
+    Differs from the reference: computed in float32 for every model dtype; an axis of one patch has coordinate 0
+        (timm's `RelPosMlp`: 0/0); any number of prefix tokens; `centre`, off in the presets; windows are the whole
+        grid; attention is not by cosine.
+    """
+
+    name = "rpb_cpb"
+    paper = "Swin Transformer V2, https://arxiv.org/abs/2111.09883"
+    year = 2021
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "swinv2": {"coords": "swin", "hidden": 512, "centre": False},
+        "vit_relpos": {"coords": "cr", "hidden": 128, "dropout": 0.125},
+    }
+    fused = True
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        grid: Sequence[int],
+        coords: Coords = "swin",
+        hidden: int = 512,
+        pretrained: Sequence[int] | None = None,
+        centre: bool | None = None,
+        dropout: float = 0.0,
+        share_layers: bool = False,
+    ) -> None:
+        super().__init__()
+        self._kept = Kept()
+        _rpb.check_heads(self.name, num_heads)
+        if coords not in get_args(Coords):
+            raise OptionError(f"coords must be one of {', '.join(get_args(Coords))}, got {coords!r}.")
+        centre = coords == "swin" if centre is None else centre
+        _rpb.check_flags({"centre": centre, "share_layers": share_layers})
+        if coords == "cr" and (centre or pretrained is not None):
+            raise OptionError(
+                f"centre and pretrained belong to coords='swin', got centre={centre}, pretrained={pretrained} with "
+                "coords='cr'; leave them out."
+            )
+        self.grid = _rpb.sizes(self.name, "grid", grid)
+        axes = len(self.grid)
+        self.pretrained = (
+            None if pretrained is None else _rpb.sizes(self.name, "pretrained", pretrained, axes)
+        )
+        self.hidden = _rpb.sizes(self.name, "hidden", [hidden], 1)[0]
+        self.num_heads, self.centre, self.share_layers = num_heads, centre, share_layers
+        self.dropout = _rpb.check_number("dropout", dropout, 0.0, 1.0, "a share of 0 or more and below 1")
+        self.coords: Coords = coords
+        self.__dict__["ndim"] = (axes,)  # what this instance accepts
+        out = nn.Linear(hidden, num_heads, bias=coords == "cr")
+        self.cpb_mlp = nn.Sequential(nn.Linear(axes, hidden), nn.ReLU(), out)
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has a network of its own, unless they share one."""
+        return not self.share_layers
+
+    def reset_parameters(self) -> None:
+        """Draw the weights from a truncated normal of standard deviation 0.02; biases are 0."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.trunc_normal_(parameter, std=0.02)
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Take the network that released checkpoints keep on the attention layer, or at the root for all layers."""
+        names = {name: name for name in self.state_dict()}
+        for holder in HOLDERS[1:]:
+            for ours in self.state_dict():
+                theirs = ours.replace("cpb_mlp.0", "mlp.fc1").replace("cpb_mlp.2", "mlp.fc2")
+                names[holder + theirs] = ours
+        _rpb.take(state_dict, beside, own, names)
+        _rpb.drop_index(state_dict, beside, HOLDERS)
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Draw which hidden units stay at which offset, in training; as factors 0 or 1 / (1 - dropout)."""
+        given = (draws or {}).get(DRAW)
+        if not self.dropout or (given is None and (not self.training or DRAW in pos.attrs)):
+            return pos
+        count = math.prod(2 * n - 1 for n in _rpb.grid_of(self.name, self.ndim[0], pos).shape)
+        if given is None:
+            chance = torch.rand(count, self.hidden, generator=generator, device=pos.coords.device)
+            given = (chance >= self.dropout) / (1.0 - self.dropout)
+        if tuple(given.shape) != (count, self.hidden):
+            raise ShapeError(
+                f"rpb_cpb needs a draw of {DRAW} of shape ({count}, {self.hidden}), got {tuple(given.shape)}."
+            )
+        return pos.replace(attrs={**pos.attrs, DRAW: given})
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
+        """Return the bias, the same for every block that has this network."""
+        grid = _rpb.grid_of(self.name, self.ndim[0], pos)
+        return TableBias(self._kept(self, pos, lambda: self._table(pos, grid)), pos)
+
+    def _table(self, pos: Positions, grid: Grid) -> Tensor:
+        offsets = self._offsets(pos, grid)
+        part = self.cpb_mlp.get_parameter
+        hidden = exact_product(offsets, part("0.weight").t()) + at_least_float32(part("0.bias"))
+        hidden = hidden.relu()
+        if self.dropout and DRAW in pos.attrs:
+            hidden = hidden * pos.attrs[DRAW]
+        values = exact_product(hidden, part("2.weight").t())
+        if self.coords == "swin":
+            values = 16.0 * (values.sigmoid() - 0.5 if self.centre else values.sigmoid())
+        else:
+            values = values + at_least_float32(part("2.bias"))
+        return values.t().reshape(self.num_heads, *(2 * n - 1 for n in grid.shape))
+
+    def _offsets(self, pos: Positions, grid: Grid) -> Tensor:
+        """Return the logarithmic coordinates of every offset of the grid, (offsets, axes)."""
+
+        def make() -> Tensor:
+            lines: list[Tensor] = []
+            for n, wide in zip(grid.shape, self.pretrained or grid.shape, strict=True):
+                line = torch.arange(1 - n, n, dtype=torch.float32, device=pos.coords.device)
+                if self.coords == "swin":
+                    line = line * (8.0 / max(wide - 1, 1))
+                    lines.append(line.sign() * torch.log2(1.0 + line.abs()) / 3.0)
+                else:
+                    lines.append(line.sign() * torch.log1p(line.abs()))
+            return torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).flatten(0, -2)
+
+        return pos.remember(("rpb_cpb", self.coords, self.pretrained), make)

@@ -1,0 +1,19 @@
+"""No positional information at all: the baseline that every encoding is compared with."""
+
+from vispe.encodings.base import Encoding
+from vispe.encodings.registry import register
+
+
+@register
+class NoEncoding(Encoding):
+    """Tokens carry no position; a transformer then sees a bag of patches.
+
+    Shapes: nothing is added anywhere.
+    New resolution: nothing to do.   Cost: none.
+    Invariant to: every permutation of the patches.
+    Differs from the reference: there is none.
+    """
+
+    name = "none"
+    ndim = (1, 2, 3)
+    fused = True

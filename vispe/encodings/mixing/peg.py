@@ -1,0 +1,228 @@
+"""Conditional positional encoding by a convolution between blocks (CPVT, arXiv 2102.10882)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.precision import at_least_float32, no_autocast
+from vispe.encodings.base import Mixing
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError, is_whole
+from vispe.grid import Grid, Positions
+
+Padding = Literal["zeros", "circular", "reflect"]
+Init = Literal["reference", "zero"]
+
+
+@register
+class Peg(Mixing):
+    """Adds a depthwise convolution of the patch tokens to them, after some of the blocks.
+
+    y = x + conv(x), depthwise, kernel_size x kernel_size, with bias          arXiv 2102.10882
+
+    Position comes from the zeros around the picture and travels inward with every layer; block 0 knows none. Prefix
+    tokens pass unchanged. For CPVT-GAP build the ViT with ``class_token=False, global_pool='avg', fc_norm=False``.
+
+    Bare ``peg`` is the model with one convolution; ``peg.cpvt`` has one after each of the first five blocks, as the
+    published CPVT models. ``peg.retrofit`` changes nothing at first, for models that are trained already.
+
+    Args:
+        dim: width of the tokens, d.
+        depth: blocks of the model, to check `after`.
+        first: a convolution follows each of the first so many blocks (all, where the model has fewer).
+        after: the blocks that a convolution follows, from 0, in place of `first`.
+        kernel_size: side of the kernel, odd, 3 or more.
+        init: 'reference' (normal, standard deviation sqrt(2) / kernel_size, bias 0) or 'zero' (weight and bias 0).
+        padding: 'zeros', or 'circular' or 'reflect', which show no border: translation, not position, remains.
+        symmetric: the kernel is averaged over the 8 symmetries of the square.
+
+    Shapes: x (b, n, d) -> (b, n, d), in the dtype of x.
+    New resolution: nothing is resampled.   Cost: d (kernel_size^2 + 1) parameters and as many operations per token.
+    Invariant to: nothing, but the convolution commutes with cyclic shifts (padding='circular'), and with rotation by 90
+        degrees and flips (symmetric=True); with shifts of content away from the border in any case.
+    Raises: ShapeError if the tokens do not come from a 2-axis grid; OptionError for options that do not fit together.
+    Differs from the reference: the grid is known and never guessed from the number of tokens; sums are in float32 for
+        half precision; dropped tokens are zeros to their neighbours, and their places stay empty (the reference is
+        undefined there).
+    """
+
+    name = "peg"
+    paper = "Conditional Positional Encodings for Vision Transformers, https://arxiv.org/abs/2102.10882"
+    year = 2021
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"cpvt": {"first": 5}, "retrofit": {"init": "zero"}}
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        depth: int | None = None,
+        first: int = 1,
+        after: Sequence[int] | None = None,
+        kernel_size: int = 3,
+        init: Init = "reference",
+        padding: Padding = "zeros",
+        symmetric: bool = False,
+    ) -> None:
+        super().__init__()
+        if not is_whole(dim) or dim < 1:
+            raise OptionError(f"peg needs a width above 0, got dim={dim!r}.")
+        if not is_whole(kernel_size) or kernel_size < 3 or kernel_size % 2 == 0:
+            raise OptionError(f"peg needs an odd kernel_size of 3 or more, got kernel_size={kernel_size!r}.")
+        for option, value, known in (("init", init, get_args(Init)), ("padding", padding, get_args(Padding))):
+            if value not in known:
+                raise OptionError(f"{option} must be one of {', '.join(known)}, got {value!r}.")
+        if type(symmetric) is not bool:
+            raise OptionError(f"symmetric is true or false, got symmetric={symmetric!r}.")
+        self.dim, self.depth, self.kernel_size = dim, depth, kernel_size
+        self.init, self.padding, self.symmetric = init, padding, symmetric
+        self.first, self.blocks = first, _blocks(first, after, depth)
+        self.after = None if after is None else self.blocks
+        self.proj = nn.ModuleList(
+            nn.Conv2d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim) for _ in self.blocks
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise every kernel and bias, see `init`."""
+        for conv in self.proj.children():
+            conv = cast("nn.Conv2d", conv)
+            nn.init.zeros_(cast("Tensor", conv.bias))
+            if self.init == "zero":
+                nn.init.zeros_(conv.weight)
+            else:
+                nn.init.normal_(conv.weight, std=math.sqrt(2) / self.kernel_size)
+
+    def active(self, layer: int) -> bool:
+        """Whether a convolution follows block `layer`."""
+        return layer in self.blocks
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Rename ``pos_block.<i>.proj[.0].*`` (CPVT, Twins, timm) and ``peg.<i>.proj[.0].*``, i-th convolution."""
+        for i in range(len(self.blocks)):
+            for module in ("pos_block", "peg"):
+                for last in ("weight", "bias"):
+                    for inner in ("proj.0", "proj"):
+                        theirs = f"{beside}{module}.{i}.{inner}.{last}"
+                        if theirs in state_dict:
+                            state_dict[f"{own}proj.{i}.{last}"] = state_dict.pop(theirs)
+
+    def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
+        """Return the tokens (b, n, d) after block `layer` has been left; as they are where nothing follows it."""
+        shape, prefix = self._grid(pos)
+        if layer not in self.blocks:
+            return x
+        if pos.regular:
+            patches = x[:, prefix:]
+            return torch.cat([x[:, :prefix], patches + self._conv(patches, shape, layer)], 1)
+        cells = shape[0] * shape[1]
+        index = torch.where(pos.spatial, pos.numbers(), cells).expand(
+            x.shape[0], -1
+        )  # a bin for all without a place
+        index = index[..., None].expand_as(x)
+        canvas = x.new_zeros(x.shape[0], cells + 1, x.shape[2]).scatter(1, index, x)
+        mixed = self._conv(canvas[:, :cells], shape, layer)
+        return x + F.pad(mixed, (0, 0, 0, 1)).gather(1, index)
+
+    def shrink(self, x: Tensor, pos: Positions, layer: int, stride: int = 2) -> tuple[Tensor, Positions]:
+        """Return tokens and positions of a coarser grid: the convolution with a stride and no identity term.
+
+        For models in stages: hosts with one grid call `mix`. Prefix tokens pass unchanged.
+
+        Args:
+            x: tokens (b, n, d).
+            pos: their positions, a full grid (h, w).
+            layer: the block that has been left; one of `after`.
+            stride: the new grid is (ceil(h / stride), ceil(w / stride)).
+
+        Raises:
+            ShapeError: tokens have been dropped, or they do not come from a 2-axis grid.
+            OptionError: no convolution follows this block, or the stride is not 2 or more.
+        """
+        shape, prefix = self._grid(pos)
+        if pos.index is not None or pos.grid is None:
+            raise ShapeError(f"peg.shrink needs every token of a grid, got {pos}; drop tokens after it.")
+        if layer not in self.blocks or not is_whole(stride) or stride < 2:
+            raise OptionError(
+                f"peg.shrink needs a stride of 2 or more after one of the blocks {self.blocks}, got stride={stride!r} "
+                f"after block {layer}."
+            )
+        small = self._conv(x[:, prefix:], shape, layer, stride)
+        coarse = Grid(
+            (-(-shape[0] // stride), -(-shape[1] // stride)),
+            prefix,
+            tuple(s * stride for s in pos.grid.spacing or (1.0, 1.0)),
+        )
+        return torch.cat([x[:, :prefix], small], 1), coarse.positions(pos.coords.device)
+
+    def kernel(self, layer: int) -> Tensor:
+        """Return the kernel after block `layer`, (d, 1, k, k) in float32 or better, symmetrised if asked for."""
+        weight = at_least_float32(self._layer(layer).weight)
+        if self.symmetric:
+            weight = weight + weight.flip(-1)
+            weight = weight + weight.flip(-2)
+            weight = (weight + weight.transpose(-1, -2)) / 8
+        return weight
+
+    def _layer(self, layer: int) -> nn.Conv2d:
+        return cast("nn.Conv2d", self.proj[self.blocks.index(layer)])
+
+    def _grid(self, pos: Positions) -> tuple[tuple[int, ...], int]:
+        if pos.grid is None or pos.axes != 2:
+            raise ShapeError(f"peg needs the tokens of a grid with 2 axes, got {pos}; it reads neighbours.")
+        return pos.grid.shape, pos.grid.prefix
+
+    def _conv(self, patches: Tensor, shape: tuple[int, ...], layer: int, stride: int = 1) -> Tensor:
+        """Return the convolution of patch tokens (b, h w, d), without the identity, in their dtype."""
+        weight, bias, reach = (
+            self.kernel(layer),
+            cast("Tensor", self._layer(layer).bias),
+            self.kernel_size // 2,
+        )
+        dtype = torch.promote_types(patches.dtype, weight.dtype)
+        picture = patches.to(dtype).reshape(-1, *shape, self.dim).permute(0, 3, 1, 2)
+        if self.padding != "zeros":
+            for axis in (2, 3):
+                picture = picture.index_select(axis, _around(shape[axis - 2], reach, self.padding, picture))
+        with no_autocast(patches.device):
+            mixed = F.conv2d(
+                picture,
+                weight.to(dtype),
+                bias.to(dtype),
+                stride,
+                reach if self.padding == "zeros" else 0,
+                groups=self.dim,
+            )
+        return mixed.permute(0, 2, 3, 1).flatten(1, 2).to(patches.dtype)
+
+
+def _around(n: int, reach: int, padding: str, like: Tensor) -> Tensor:
+    """Return which of n cells to read at -reach .. n + reach - 1."""
+    cell = torch.arange(-reach, n + reach, device=like.device)
+    if padding == "circular":
+        return cell % n
+    period = max(2 * (n - 1), 1)
+    cell = cell % period
+    return torch.minimum(cell, period - cell) % n
+
+
+def _blocks(first: object, after: object, depth: int | None) -> list[int]:
+    """Return the blocks that a convolution follows, checked."""
+    if not is_whole(first) or cast("int", first) < 1:
+        raise OptionError(f"peg needs at least one block that it follows, got first={first!r}.")
+    if after is None:
+        return list(range(min(cast("int", first), depth or cast("int", first))))
+    if first != 1:
+        raise OptionError(f"first={first} has no effect beside after={after}; leave one of them out.")
+    blocks = list(cast("Sequence[Any]", after)) if isinstance(after, list | tuple) else []
+    if not blocks or not all(is_whole(i) for i in blocks):
+        raise OptionError(f"after needs a list of whole numbers, got after={after!r}.")
+    if min(blocks) < 0 or len(set(blocks)) < len(blocks) or (depth is not None and max(blocks) >= depth):
+        limit = "" if depth is None else f" below depth={depth}"
+        raise OptionError(f"after needs different block indices of 0 or more{limit}, got after={after}.")
+    return blocks

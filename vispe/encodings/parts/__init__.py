@@ -1,0 +1,1 @@
+"""What several encodings are made of."""

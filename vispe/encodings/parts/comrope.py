@@ -1,0 +1,299 @@
+"""ComRoPE's coordinates and its two forms, shared by `comrope_ap` and `comrope_ld` (arXiv 2506.03737)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, Self, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import at_least_float32
+from vispe.attention.rotation import PairRotation, Transform
+from vispe.encodings.parts.skew import (
+    SkewRotary,
+    check_axes,
+    check_block,
+    check_number,
+    eigh,
+    head_width,
+    need_axes,
+    plane_entries,
+    promoted,
+    skew_matrix,
+)
+from vispe.errors import OptionError, ShapeError, check_choice
+from vispe.grid import PerToken, Positions
+
+Form = Literal["matrix", "folded"]
+Normalize = Literal["axis", "common", "none"]
+Init = Literal["normal", "geometric"]
+
+
+class ComRoPE(SkewRotary):
+    """Commuting rotations; `comrope_ap` and `comrope_ld` are its final classes."""
+
+    def __init__(
+        self, dim: int, num_heads: int, options: dict[str, Any], *, by_axis: bool, shared: bool
+    ) -> None:
+        super().__init__()
+        self.dim, self.num_heads = dim, num_heads
+        self.axes: int = options["axes"]
+        self.block: int | None = options["block"]
+        self.form: Form = options["form"]
+        self.normalize: Normalize = options["normalize"]
+        self.cls_position: float | None = options["cls_position"]
+        self.init: Init = options["init"]
+        self.init_std: float = options["init_std"]
+        self.base: float | None = options["base"]
+        self.jitter: float = options["jitter"]
+        self.jitter_offset: float = options["jitter_offset"]
+        check_axes(self.name, self.axes)
+        self.ndim = (self.axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
+        self.head = head_width(self.name, dim, num_heads)
+        parts = self.axes if by_axis else 1
+        self.width = check_block(self.name, self.block, self.head, parts)
+        self.blocks = self.head // (parts * self.width) * parts
+        check_choice("form", self.form, get_args(Form))
+        check_choice("normalize", self.normalize, get_args(Normalize))
+        check_choice("init", self.init, get_args(Init))
+        check_number("init_std", self.init_std)
+        check_number("jitter", self.jitter)
+        check_number("jitter_offset", self.jitter_offset)
+        if self.cls_position is not None:
+            check_number("cls_position", self.cls_position, -math.inf)
+        if self.base is not None:
+            check_number("base", self.base, open_=True)
+            if self.init != "geometric":
+                raise OptionError(
+                    f"base={self.base} has no effect with init={self.init!r}; say init=geometric."
+                )
+        heads, planes = 1 if shared else num_heads, self.width // 2
+        if self.form == "matrix":
+            self.skew = nn.Parameter(torch.empty(heads, 1, self.blocks, self.width * (self.width - 1) // 2))
+        else:
+            self.rate = nn.Parameter(torch.empty(heads, self.blocks, planes))
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has rotations of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Draw the generators; in the folded form their frequencies, which have the same distribution."""
+        with torch.no_grad():
+            if self.init == "geometric":
+                rates = self.frequencies(like=next(self.parameters()))
+                if self.form == "folded":
+                    self.rate.copy_(rates.expand_as(self.rate))
+                else:
+                    self.skew.zero_()
+                    self.skew[..., plane_entries(self.width)] = -rates[None, None].to(self.skew)
+            elif self.form == "matrix":
+                self.skew.normal_(0.0, self.init_std * 2**0.5)  # the difference of two entries of P
+            else:
+                size = self.width * (self.width - 1) // 2
+                upper = torch.randn(*self.rate.shape[:2], size, device=self.rate.device)
+                drawn = skew_matrix(upper * self.init_std * 2**0.5, self.width)
+                self.rate.copy_(eigh(1j * drawn)[0][..., -self.rate.shape[-1] :])
+
+    def frequencies(self, like: Tensor) -> Tensor:
+        """Return the geometric frequencies (blocks, planes): `init_std` times powers of `base`, per axis."""
+        order, count = self._order()
+        planes = self.width // 2
+        place = order[:, None] * planes + torch.arange(planes)
+        base = 0.01 ** (1.0 / (count * planes)) if self.base is None else self.base
+        return (self.init_std * float(base) ** place.double()).to(like.device, torch.float32)
+
+    def _order(self) -> tuple[Tensor, int]:
+        """Return which block of its axis each block is (blocks,), and how many blocks share frequencies."""
+        raise NotImplementedError
+
+    def _phases(self, places: Tensor) -> Tensor:
+        """Return what the rates of each block are multiplied with, (b, n, blocks)."""
+        raise NotImplementedError
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Draw the displacements of this forward pass while training (`jitter`, `jitter_offset`).
+
+        Args:
+            pos: positions of the input.
+            generator: source of the draws.
+            draws: standard normal numbers to use instead: 'comrope_jitter' (1 or b, n, axes) and
+                'comrope_offset' (axes,).
+        """
+        given = draws or {}
+        found: dict[str, Any] = {}
+        for key, amount, shape in (
+            ("comrope_jitter", self.jitter, (1, pos.tokens, pos.axes)),
+            ("comrope_offset", self.jitter_offset, (pos.axes,)),
+        ):
+            noise = given.get(key)
+            if noise is None and self.training and amount and key not in pos.attrs:
+                noise = torch.randn(shape, generator=generator, device=pos.coords.device)
+            if noise is None:
+                continue
+            if noise.ndim != len(shape) or tuple(noise.shape[-2:]) != shape[-2:]:
+                raise ShapeError(
+                    f"{self.name} needs a draw of {key} of shape {shape}, got {tuple(noise.shape)}."
+                )
+            found[key] = PerToken(noise, (1,)) if len(shape) > 1 else noise
+        return pos.replace(attrs={**pos.attrs, **found}) if found else pos
+
+    def places(self, pos: Positions) -> Tensor:
+        """Return the coordinates (b or 1, n, axes): relative to the image, with the displacements of `prepare`."""
+        noise = pos.attrs.get("comrope_jitter") if self.jitter else None
+        offset = pos.attrs.get("comrope_offset") if self.jitter_offset else None
+        if noise is None and offset is None:
+            key = ("comrope", self.normalize, self.cls_position)
+            return pos.remember(key, lambda: self._places(pos, None, None))
+        return self._places(pos, noise, offset)
+
+    def _places(self, pos: Positions, noise: PerToken | None, offset: Tensor | None) -> Tensor:
+        x = pos.coords
+        if noise is not None:
+            moved = (noise.values.to(x) * (0.5 * self.jitter)).clamp(-0.5, 0.5)
+            if self.axes == 3:  # frames stay where they are
+                moved = torch.cat([torch.zeros_like(moved[..., :1]), moved[..., 1:]], -1)
+            x = x + moved * pos.cell[:, None]
+        if self.normalize != "none":
+            extent = pos.extent if self.normalize == "axis" else pos.extent[:, -2:].amax(-1, keepdim=True)
+            x = (x + 0.5 * pos.cell[:, None]) / extent[:, None]
+        placed = pos.spatial[..., None]
+        if offset is not None:
+            shift = offset.to(x) * self.jitter_offset
+            return torch.where(
+                placed, x + shift, self._prefix(x) + (0 if self.cls_position is None else shift)
+            )
+        return torch.where(placed, x, self._prefix(x))
+
+    def _prefix(self, like: Tensor) -> Tensor:
+        return torch.full_like(like, 0.0 if self.cls_position is None else self.cls_position)
+
+    def angles(self, pos: Positions) -> Tensor:
+        """Return the angles of the folded form, (b or 1, h or 1, n, pairs)."""
+        rate = at_least_float32(self.rate)
+        phases = self._phases(promoted(self.places(pos), rate))  # (b, n, blocks)
+        return (phases[:, None, ..., None] * rate[None, :, None]).flatten(-2)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the rotation of queries and keys."""
+        if self.form == "matrix":
+            return super().transform(pos, layer, x)
+        need_axes(self.name, self.axes, pos)
+        return PairRotation(*self._kept(self, pos, lambda: self._tables(pos)), "interleaved")
+
+    def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
+        angles = self.angles(pos)
+        return angles.cos(), angles.sin()
+
+    def rotations(self, pos: Positions) -> Tensor:
+        """Return the rotation matrices (b or 1, h or 1, n, blocks, s, s).
+
+        On a grid each axis has few coordinates: their exponentials are taken once and multiplied, because all
+        generators commute.
+        """
+        if self.form == "folded":
+            raise OptionError(f"{self.name} in its folded form has angles and no matrices; say form=matrix.")
+        places = self.places(pos)
+        if not pos.regular or torch.compiler.is_compiling() or not pos.static or len(places) > 1:
+            return super().rotations(pos)
+        key = ("comrope_lines", self.normalize, self.cls_position)
+        moved = bool(self.jitter or self.jitter_offset) and (
+            "comrope_jitter" in pos.attrs or "comrope_offset" in pos.attrs
+        )
+        lines = None if moved or places.is_meta else pos.remember(key, lambda: _lines(places, pos))
+        return super().rotations(pos) if lines is None else self._on_grid(lines)
+
+    def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the rotations (1, h or 1, n, blocks, s, s) from the lines of `_lines`."""
+        raise NotImplementedError
+
+    def fold(self) -> tuple[Self, Tensor]:
+        """Return an equal encoding in the folded form, and the basis (h or 1, d_h, d_h) that it needs.
+
+        Attention is unchanged when queries and keys are expressed in the basis, q -> basis q and k -> basis k:
+        use `in_basis` on the rows of their projections. Nothing of the basis then remains at run time.
+        """
+        if self.form == "folded":
+            raise OptionError(f"{self.name} is in its folded form already.")
+        options: dict[str, Any] = {k: v for k, v in self.config.items() if k != "name"}
+        folded = cast("Callable[..., Self]", type(self))(**{**options, "form": "folded"})
+        with torch.no_grad():
+            matrices = skew_matrix(self.skew[:, 0].double(), self.width)
+            heads, planes = matrices.shape[0], self.width // 2
+            values, vectors = eigh(1j * matrices)
+            basis = torch.zeros(heads, self.head, self.head, dtype=torch.float64, device=matrices.device)
+            rates = values[..., self.width - planes :].clamp(min=0)
+            spare = 2 * planes * self.blocks
+            for h in range(heads):
+                for m in range(self.blocks):
+                    rows = _real_basis(vectors[h, m], rates[h, m])
+                    span = slice(m * self.width, (m + 1) * self.width)
+                    basis[h, 2 * planes * m : 2 * planes * (m + 1), span] = rows[: 2 * planes]
+                    if self.width % 2:
+                        basis[h, spare + m, span] = rows[-1]
+            used = self.blocks * self.width
+            for c in range(used, self.head):
+                basis[:, c, c] = 1.0
+            folded.to(self.skew.device, self.skew.dtype)
+            folded.rate.copy_(rates)
+            for name, parameter in self.named_parameters():
+                if name != "skew":
+                    folded.get_parameter(name).copy_(parameter)
+        return folded.train(self.training), basis
+
+    @staticmethod
+    def in_basis(rows: Tensor, basis: Tensor) -> Tensor:
+        """Return the weight (h d_h, c) or bias (h d_h,) of a projection to queries or keys in the basis of `fold`."""
+        head = basis.shape[-1]
+        turned = basis.to(torch.float64) @ rows.reshape(-1, head, rows[0].numel()).double()
+        return turned.reshape(rows.shape).to(rows.dtype)
+
+
+def _lines(places: Tensor, pos: Positions) -> list[tuple[Tensor, Tensor]] | None:
+    """Return, per axis, its coordinates (n_i + 1,), that of prefix tokens last, and which each token has (n,).
+
+    None when the coordinates are not those of a grid, that is, after they were moved.
+    """
+    if pos.grid is None:
+        return None
+    prefix, shape = pos.grid.prefix, pos.grid.shape
+    lines: list[tuple[Tensor, Tensor]] = []
+    cells = pos.cells()[0]
+    for axis, count in enumerate(shape):
+        picture = places[0, prefix:, axis].reshape(shape)
+        first = picture.movedim(axis, 0).reshape(count, -1)[:, 0]
+        outside = places[0, :1, axis] if prefix else first[:1]
+        line = torch.cat([first, outside])
+        index = torch.where(pos.spatial[0], cells[:, axis], count)
+        if not torch.equal(line.index_select(0, index), places[0, :, axis]):
+            return None
+        lines.append((line, index))
+    return lines
+
+
+def _complete(rows: Tensor) -> Tensor:
+    """Return orthonormal rows that make orthonormal `rows` (k, s) a basis, (s - k, s)."""
+    qr = cast("Callable[..., tuple[Tensor, Tensor]]", torch.linalg.qr)  # pyright: ignore[reportUnknownMemberType]
+    return qr(rows.t(), mode="complete")[0][:, len(rows) :].t()
+
+
+def _real_basis(vectors: Tensor, rates: Tensor) -> Tensor:
+    """Return rows a_1, b_1, a_2, b_2, ... in which exp(x S) turns (a_j, b_j) by x times rate j."""
+    size, planes = vectors.shape[-1], rates.shape[-1]
+    pairs = vectors[:, size - planes :] * 2**0.5
+    rows = torch.stack([pairs.real.t(), pairs.imag.t()], 1).flatten(0, 1)
+    turning = (rates > 1e-12).repeat_interleave(2)
+    known = rows[turning]
+    if len(known) == size:
+        return known
+    rest = _complete(known)
+    full = torch.empty(size, size, dtype=rest.dtype, device=rest.device)
+    still = torch.ones(size, dtype=torch.bool, device=rest.device)
+    still[: 2 * planes] = ~turning
+    full[~still], full[still] = known, rest
+    return full

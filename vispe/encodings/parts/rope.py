@@ -1,0 +1,288 @@
+"""What the rotary encodings of grids share: coordinates, augmentation, schedules for new resolutions, tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor
+
+from vispe.attention.rotation import Layout, PairRotation
+from vispe.encodings.base import Rotary
+from vispe.encodings.parts.kept import Kept
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions, as_spacing
+from vispe.grid.frequencies import Schedule, check_schedule
+
+LogitScale = Literal["none", "yarn", "entropy"]
+AUGMENTATIONS = ("shift_coords", "jitter_coords", "rescale_coords")
+
+
+class Draws(NamedTuple):
+    """The augmentation of one forward pass; each (1 or blocks, axes or 1), None for no such change."""
+
+    shift_coords: Tensor | None = None
+    jitter_coords: Tensor | None = None
+    rescale_coords: Tensor | None = None
+
+    def apply(self, coords: Tensor, cell: Tensor | None, layer: int) -> Tensor:
+        """Return augmented coordinates (b, n, a); shifts are in units of `cell` (b, a)."""
+        shift, jitter, rescale = (None if d is None else d[min(layer, len(d) - 1)].to(coords) for d in self)
+        if shift is not None:
+            coords = coords + (shift if cell is None else shift * cell[:, None])
+        if jitter is not None:
+            coords = coords * jitter
+        return coords if rescale is None else coords * rescale
+
+
+class RopeBase(Rotary):
+    """Rotates pairs of channels of queries and keys by angles linear in the coordinates.
+
+    Subclasses give `_angles`; `options` are those that all rotary encodings of grids have.
+    """
+
+    ndim = (1, 2, 3)
+
+    def __init__(self, dim: int, num_heads: int, layout: Layout, options: dict[str, Any]) -> None:
+        super().__init__()
+        self._kept = Kept()
+        self.dim, self.num_heads = dim, num_heads
+        self.layout: Layout = layout
+        for name, number in (("dim", dim), ("num_heads", num_heads)):
+            if not _whole(number):
+                raise OptionError(f"{self.name} needs whole numbers above 0, got {name}={number!r}.")
+        if dim % num_heads:
+            raise OptionError(
+                f"{self.name} needs dim to be a multiple of num_heads, got dim={dim}, num_heads={num_heads}."
+            )
+        if layout not in get_args(Layout):
+            raise OptionError(f"layout must be half or interleaved, got {layout!r}.")
+        self._set_pairs(dim // num_heads, options["rotated"])
+        self._set_augmentation(options)
+        self._set_schedule(options)
+        self.spacing = _spacing(options["spacing"])
+        self._key = ""
+
+    def _seal(self) -> None:
+        """Keep what the tables depend on beside the positions, once all options are set."""
+        self._key = repr(self.config)
+
+    def _set_pairs(self, width: int, rotated: Any) -> None:
+        if isinstance(rotated, bool) or not isinstance(rotated, int | float) or not 0 < rotated <= 1:
+            raise OptionError(
+                f"rotated is the share of the channels that turn, above 0 up to 1, got {rotated!r}."
+            )
+        channels = width * rotated
+        if channels % 4:
+            raise OptionError(
+                f"{self.name} needs a head width divisible by 4, got head width {width} with rotated={rotated} "
+                f"(dim={self.dim}, num_heads={self.num_heads}); choose another num_heads or share."
+            )
+        self.rotated = float(rotated)
+        self.pairs, self.width = int(channels) // 2, width
+
+    def _set_augmentation(self, options: dict[str, Any]) -> None:
+        for name, low in zip(AUGMENTATIONS, (0.0, 1.0, 1.0), strict=True):
+            value = options[name]
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and (not number or not low <= value < math.inf):
+                raise OptionError(f"{name} is None or a number of {low:g} or more, got {name}={value!r}.")
+        self.shift_coords: float | None = options["shift_coords"]
+        self.jitter_coords: float | None = options["jitter_coords"]
+        self.rescale_coords: float | None = options["rescale_coords"]
+        per_block, depth = options["per_block"], options["depth"]
+        if not isinstance(per_block, bool):
+            raise OptionError(f"per_block is true or false, got per_block={per_block!r}.")
+        if per_block and all(options[name] is None for name in AUGMENTATIONS):
+            raise OptionError(f"per_block=True has no effect without {', '.join(AUGMENTATIONS)}; set one.")
+        if per_block and depth is None:
+            raise OptionError("per_block=True draws for every block of the model; say how many by depth.")
+        self.per_block, self.depth = per_block, depth
+
+    def _set_schedule(self, options: dict[str, Any]) -> None:
+        schedule, scale, reference = options["schedule"], options["logit_scale"], options["reference"]
+        check_schedule(schedule)
+        if scale not in get_args(LogitScale):
+            raise OptionError(f"logit_scale must be one of {', '.join(get_args(LogitScale))}, got {scale!r}.")
+        self.schedule: Schedule = schedule
+        self.logit_scale: LogitScale = scale
+        if reference is not None and not self._needs_reference:
+            raise OptionError(
+                f"reference={reference} has no effect with schedule={schedule!r}, logit_scale={scale!r}; choose others."
+            )
+        numbers = None if reference is None else _numbers(reference)
+        if reference is not None and not numbers:
+            raise OptionError(
+                f"reference needs one whole number above 0 for each axis, got reference={reference!r}."
+            )
+        self.reference: tuple[int, ...] | None = numbers
+        if scale != "none" and self.layout == "half" and 2 * self.pairs < self.width:
+            raise OptionError(
+                f"logit_scale={scale!r} must reach all channels, but rotated={self.rotated} with layout='half' "
+                "leaves some out; choose rotated=1 or layout='interleaved'."
+            )
+
+    @property
+    def _needs_reference(self) -> bool:
+        """Whether the training grid matters."""
+        return self.schedule != "none" or self.logit_scale != "none"
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Draw the augmentation of this forward pass while training.
+
+        `draws` may hold shift_coords (axes,), jitter_coords (axes,) and rescale_coords (1,), the last two as
+        factors; with `per_block` each with a first axis of `depth`. Given ones count in evaluation too.
+        """
+        given = {name: d for name, d in (draws or {}).items() if name in AUGMENTATIONS}
+        if not given and (not self.training or "rope" in pos.attrs):
+            return pos
+        made: dict[str, Tensor] = {}
+        for name, axes in zip(AUGMENTATIONS, (pos.axes, pos.axes, 1), strict=True):
+            limit = getattr(self, name)
+            shape = (self.depth if self.per_block and self.depth else 1, axes)
+            if limit is not None and name in given:
+                made[name] = self._given(name, given[name], shape)
+            elif limit is not None and self.training:
+                unit = torch.rand(shape, generator=generator, device=pos.coords.device) * 2 - 1
+                made[name] = unit * limit if name == "shift_coords" else (unit * math.log(limit)).exp()
+        return pos.replace(attrs={**pos.attrs, "rope": Draws(**made)}) if made else pos
+
+    def _given(self, name: str, draw: Tensor, shape: tuple[int, int]) -> Tensor:
+        draw = draw[None] if draw.ndim == 1 else draw
+        if tuple(draw.shape) != shape:
+            raise ShapeError(f"{self.name} needs a draw of {name} of shape {shape}, got {tuple(draw.shape)}.")
+        return draw
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
+        """Return the rotation of block `layer`; the identity for tokens without a place."""
+        if pos.axes not in self.ndim:
+            wanted = " or ".join(map(str, self.ndim))
+            raise ShapeError(f"{self.name} needs positions of {wanted} axes, got {pos.axes} ({pos}).")
+        if self.spacing is not None and len(self.spacing) != pos.axes:
+            raise ShapeError(
+                f"{self.name} needs spacing for {pos.axes} axes, got spacing={self.spacing}; give one per axis."
+            )
+
+        def make() -> tuple[Tensor, Tensor]:
+            return self._tables(pos, layer)
+
+        if "rope" in pos.attrs:
+            return PairRotation(*make(), self.layout)
+        if self.per_layer:
+            return PairRotation(*self._kept(self, pos, make), self.layout)
+        return pos.remember(self._key, lambda: PairRotation(*make(), self.layout))
+
+    def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
+        placed = pos if self.spacing is None else pos.spaced(self.spacing)
+        angle = self._angles(placed, layer) * pos.spatial[:, None, :, None]  # (b or 1, h or 1, n, pairs)
+        cos, sin = angle.cos(), angle.sin()
+        if self.logit_scale == "none":
+            return cos, sin
+        rest = self.width // 2 - self.pairs
+        if rest:
+            still = cos.new_zeros(*cos.shape[:-1], rest)
+            cos, sin = torch.cat([cos, still + 1], -1), torch.cat([sin, still], -1)
+        root = self._logit_factor(placed).sqrt().to(cos)[:, None, None, None]
+        return cos * root, sin * root
+
+    def _angles(self, pos: Positions, layer: int) -> Tensor:
+        """Return the angles (b or 1, h or 1, n, pairs) of all tokens, in float32 or better."""
+        raise NotImplementedError
+
+    def _sizes(self, pos: Positions) -> tuple[Tensor, Tensor]:
+        """Return patches per axis now and in training, (b or 1, a) and (a,).
+
+        Raises:
+            ShapeError: the training grid is unknown or has other axes.
+        """
+        reference = self.reference or (pos.grid.reference if pos.grid is not None else None)
+        if reference is None or len(reference) != pos.axes:
+            raise ShapeError(
+                f"{self.name} with schedule={self.schedule!r}, logit_scale={self.logit_scale!r} needs the training "
+                f"grid of {pos.axes} axes, got reference={reference}; say reference=... or Grid(reference=...)."
+            )
+        now = pos.extent / pos.cell
+        return now, now.new_tensor(reference)
+
+    def _logit_factor(self, pos: Positions) -> Tensor:
+        """Return what multiplies the logits, (b or 1,)."""
+        now, trained = self._sizes(pos)
+        if self.logit_scale == "entropy":
+            return now.prod(-1).clamp(min=2).log() / trained.prod(-1).clamp(min=2).log()
+        scale = (now / trained).log().mean(-1).exp()  # what both axes have in common
+        return (0.1 * scale.clamp(min=1).log() + 1).square()
+
+
+def exact_device(like: Tensor) -> torch.device:
+    """Return where float64 exists: the tensor's device, or the CPU for devices without it."""
+    return torch.device("cpu") if like.device.type == "mps" else like.device
+
+
+def share_pairs(pairs: int, axes: int) -> list[int]:
+    """Return how many pairs each axis gets: equal whole numbers; the rest does not turn."""
+    return [pairs // axes] * axes
+
+
+def check_split(name: str, split: object, pairs: int) -> tuple[int, ...]:
+    """Return `split` as a tuple: whole numbers of pairs for 1 to 3 axes, not more than there are."""
+    numbers = _numbers(split)
+    if not numbers or sum(numbers) > pairs:
+        raise OptionError(
+            f"split needs a number of pairs above 0 for each axis, at most {pairs} in all for {name}, "
+            f"got split={split!r}."
+        )
+    return numbers
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _numbers(given: object) -> tuple[int, ...]:
+    """Return 1 to 3 whole numbers above 0 as a tuple, or () for anything else."""
+    values = cast("Sequence[int]", given) if isinstance(given, list | tuple) else ()
+    return tuple(values) if len(values) <= 3 and all(_whole(n) for n in values) else ()
+
+
+def _spacing(given: object) -> tuple[float, ...] | None:
+    if given is None:
+        return None
+    axes = len(cast("Sequence[object]", given)) if isinstance(given, list | tuple) else 0
+    if not 1 <= axes <= 3:
+        raise OptionError(
+            f"spacing needs one positive number for each of 1 to 3 axes, got spacing={given!r}."
+        )
+    return as_spacing(cast("Sequence[object]", given), axes)
+
+
+def pair_counts(name: str, split: tuple[int, ...] | None, pairs: int, axes: int) -> list[int]:
+    """Return the pairs of each axis, in the order of the axes."""
+    if split is None:
+        counts = share_pairs(pairs, axes)
+        if not counts[0]:
+            raise ShapeError(f"{name} needs a pair of channels per axis, got {pairs} pairs for {axes} axes.")
+        return counts
+    if len(split) != axes:
+        raise ShapeError(f"{name} needs split for {axes} axes, got split={split}; give pairs for each axis.")
+    return list(split)
+
+
+def axial_angles(coords: Tensor, freqs: list[Tensor], order: Sequence[int], pairs: int) -> Tensor:
+    """Return angles (b or 1, 1, n, pairs): axis after axis in `order`, then zeros.
+
+    Args:
+        coords: (b or 1, n, a).
+        freqs: per axis (b or 1, pairs of the axis).
+        order: axes, in the order of their channels.
+        pairs: pairs in all.
+    """
+    parts = [coords[..., axis, None] * freqs[axis][:, None].to(coords) for axis in order]
+    angle = torch.cat(parts, -1)
+    rest = pairs - angle.shape[-1]
+    if rest:
+        angle = torch.cat([angle, angle.new_zeros(*angle.shape[:-1], rest)], -1)
+    return angle[:, None]

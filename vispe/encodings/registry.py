@@ -1,0 +1,308 @@
+"""Names of encodings: registration, presets, spec strings, and errors that suggest the closest name.
+
+A spec says which encoding is meant. It is a name ``'alibi2d'``, a preset ``'alibi2d.dinosaw'``, options
+``'alibi2d(slopes=learned,wrap=false)'`` (``:`` is accepted for ``=``), a sum ``'rope_axial+alibi2d'``, a dict
+``{'name': ..., option: ...}``, a list of these (a sum), or an `Encoding`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any, TypeGuard, TypeVar, cast
+
+from vispe.encodings.base import HOST_FACTS, KINDS, Compose, Encoding
+from vispe.encodings.spec import parse_text
+from vispe.errors import OptionError, UnknownEncoding, VispeError, did_you_mean
+
+Spec = Any
+E = TypeVar("E", bound=type[Encoding])
+_REGISTRY: dict[str, type[Encoding]] = {}
+_SIZES = ("dim", "num_heads", "depth")  # what an encoding and its host must agree on
+
+
+@dataclass(frozen=True)
+class EncodingInfo:
+    """The facts of one encoding.
+
+    Attributes:
+        name: name in the registry.
+        kinds: any of additive, rotary, bias, mixing.
+        ndim: numbers of axes that it accepts.
+        summary: what it does to the model, in one line.
+        paper: title and link.
+        year: of publication.
+        presets: preset name to its options.
+        options: option name to its default; options without default are None.
+        extrapolates: whether a new grid needs no resampling.
+        fused: whether its bias has a form, such as a table of offsets, that needs no n x n mask.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    ndim: tuple[int, ...]
+    summary: str
+    paper: str
+    year: int
+    presets: dict[str, dict[str, Any]]
+    options: dict[str, Any]
+    extrapolates: bool
+    fused: bool
+
+
+def register(cls: E) -> E:
+    """Class decorator: make an `Encoding` known by its `name`.
+
+    Raises:
+        OptionError: the name is missing, not lower snake case, or taken by another class.
+    """
+    name = cls.name
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise OptionError(f"{cls.__name__} needs a lower_snake name to be registered, got name={name!r}.")
+    if name in _REGISTRY and _REGISTRY[name] is not cls:
+        raise OptionError(f"The name {name!r} is taken by {_REGISTRY[name].__qualname__}; choose another.")
+    _REGISTRY[name] = cls
+    return cls
+
+
+@cache
+def _load_plugins() -> None:
+    """Import every third-party module that announces itself in the entry-point group `vispe.encodings`."""
+    for point in metadata.entry_points(group="vispe.encodings"):
+        try:
+            loaded = point.load()
+        except (ImportError, AttributeError) as error:  # one broken package must not take all encodings away
+            source = point.dist.name if point.dist else "an unknown package"
+            warnings.warn(
+                f"The encoding {point.name!r} of {source} cannot be loaded from {point.value!r} ({error}); "
+                "update or uninstall it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            continue
+        if inspect.isclass(loaded) and issubclass(loaded, Encoding):
+            register(loaded)
+        elif not inspect.ismodule(loaded):  # a module registers what it defines
+            raise OptionError(
+                f"The entry point {point.name!r} of group vispe.encodings is {loaded!r}; "
+                "it must be a class derived from vispe.Encoding, or a module that registers one."
+            )
+
+
+def list_encodings(
+    filter: str | Sequence[str] = "*",
+    kind: str | None = None,
+    ndim: int | None = None,
+    exclude: str | Sequence[str] = (),
+) -> list[str]:
+    """Return the names of encodings, sorted naturally.
+
+    Args:
+        filter: wildcard or several; one with a dot lists presets (``'alibi2d.*'``).
+        kind: keep those of a kind: additive, rotary, bias or mixing.
+        ndim: keep those that accept this number of axes.
+        exclude: wildcard or several to leave out.
+    """
+    _load_plugins()
+    if kind is not None and kind not in KINDS:
+        raise OptionError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.{did_you_mean(kind, KINDS)}")
+    wanted = [filter] if isinstance(filter, str) else list(filter)
+    unwanted = [exclude] if isinstance(exclude, str) else list(exclude)
+    names: list[str] = []
+    for name, cls in _REGISTRY.items():
+        if (kind and not issubclass(cls, KINDS[kind])) or (ndim and ndim not in cls.ndim):
+            continue
+        full = [name, *(f"{name}.{preset}" for preset in cls.presets)]
+        names += [n for n in full if any(("." in f) == ("." in n) and fnmatch.fnmatch(n, f) for f in wanted)]
+    names = [n for n in names if not any(fnmatch.fnmatch(n, f) for f in unwanted)]
+    return sorted(set(names), key=lambda n: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", n)])
+
+
+def encoding_class(name: str) -> type[Encoding]:
+    """Return the class that is registered as `name`.
+
+    Raises:
+        UnknownEncoding: there is none; the message lists close matches, then all names.
+    """
+    _load_plugins()
+    if name not in _REGISTRY:
+        known = [*_REGISTRY, *(f"{n}.{p}" for n, c in _REGISTRY.items() for p in c.presets)]
+        raise UnknownEncoding(
+            f"There is no encoding {name!r}.{did_you_mean(name, known)} Known: {', '.join(list_encodings())}."
+        )
+    return _REGISTRY[name]
+
+
+def encoding_info(name: str) -> EncodingInfo:
+    """Return the facts of an encoding, for example ``encoding_info('alibi2d')``.
+
+    A preset such as ``'alibi2d.local'`` gives the same with its values among the defaults of the options.
+    """
+    preset = _check(name, {})
+    cls = encoding_class(preset.pop("name"))
+    parameters = inspect.signature(cls).parameters.values()
+    options = {
+        p.name: preset.get(p.name, None if p.default is p.empty else p.default)
+        for p in parameters
+        if p.name not in HOST_FACTS
+    }
+    return EncodingInfo(
+        name=cls.name,
+        kinds=tuple(k for k, base in KINDS.items() if issubclass(cls, base)),
+        ndim=cls.ndim,
+        summary=(inspect.getdoc(cls) or "").partition("\n")[0],
+        paper=cls.paper,
+        year=cls.year,
+        presets={k: dict(v) for k, v in cls.presets.items()},
+        options=options,
+        extrapolates=cls.extrapolates,
+        fused=cls.fused,
+    )
+
+
+def parse_spec(spec: Spec) -> list[dict[str, Any]]:
+    """Return a spec as a list of dicts with 'name' and checked options; presets are resolved.
+
+    Raises:
+        UnknownEncoding: a name or preset does not exist.
+        OptionError: the text cannot be read, or an option does not exist.
+    """
+    if isinstance(spec, Encoding):
+        return [dict(s) for s in (spec.spec if isinstance(spec, Compose) else [spec.spec])]
+    if isinstance(spec, str) and spec.strip():
+        return [_check(*term) for term in parse_text(spec)]
+    if isinstance(spec, Mapping):
+        options = {str(k): v for k, v in cast("Mapping[Any, Any]", spec).items()}
+        if not isinstance(options.get("name"), str):
+            raise OptionError(f"An encoding given as dict needs a 'name', got keys {sorted(options)}.")
+        return [_check(options.pop("name"), options)]
+    if _is_list(spec):
+        return [term for member in spec for term in parse_spec(member)]
+    raise OptionError(f"An encoding is a name, a dict, a list of these or an Encoding, got {spec!r}.")
+
+
+def plain_terms(spec: Spec) -> list[dict[str, Any]]:
+    """Return a spec as `parse_spec` does, without options at their defaults and without what the host supplies.
+
+    Specs that mean the same give the same, so these are what is compared and kept with weights.
+
+    Raises:
+        UnknownEncoding, OptionError: see `parse_spec`.
+    """
+    return [_plain(term) for term in parse_spec(spec)]
+
+
+def _plain(term: dict[str, Any]) -> dict[str, Any]:
+    defaults = {
+        p.name: _json(p.default) for p in inspect.signature(encoding_class(term["name"])).parameters.values()
+    }
+    given = {k: _json(v) for k, v in term.items() if k not in HOST_FACTS}
+    return {k: v for k, v in given.items() if k == "name" or v != defaults[k]}
+
+
+def _json(value: Any) -> Any:
+    """Return a value with lists for tuples, as it comes back from a file."""
+    return [_json(v) for v in cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else value
+
+
+def create_encoding(spec: Spec, **options: Any) -> Encoding:
+    """Build an encoding.
+
+    Args:
+        spec: see the module's docstring.
+        **options: options of the encoding (for a single one), and the facts of the host that it needs:
+            `dim` (width), `num_heads`, `depth` (blocks) and `grid` (shape of the token grid). Facts that an
+            encoding has no use for are dropped; an unknown option is an error.
+
+    Returns:
+        the encoding, or a `Compose` for a sum.
+
+    Raises:
+        UnknownEncoding: there is no such encoding or preset.
+        OptionError: an option is unknown, or has a value that is not accepted, or a needed fact is missing.
+    """
+    facts = {k: options.pop(k) for k in HOST_FACTS if k in options}
+    if isinstance(spec, Encoding):
+        if options:
+            raise OptionError(
+                f"Options {sorted(options)} were given beside a finished {spec.name}; give them to it."
+            )
+        for part in spec.parts():
+            _agrees(part.name, {k: getattr(part, k) for k in _SIZES if hasattr(part, k)}, facts)
+        return spec
+    if _is_list(spec) and len(spec) > 1:
+        built = [create_encoding(member, **facts) for member in spec]  # finished members stay themselves
+    elif _is_list(spec):
+        return create_encoding(spec[0], **facts, **options)
+    else:
+        terms = parse_spec(spec)
+        built = [_build({**term, **(options if len(terms) == 1 else {})}, facts) for term in terms]
+    if options and len(built) > 1:
+        raise OptionError(f"Options {sorted(options)} beside a sum are ambiguous; write them into the spec.")
+    return built[0] if len(built) == 1 else Compose(built)
+
+
+def _is_list(spec: Spec) -> TypeGuard[Sequence[Any]]:
+    return isinstance(spec, Sequence) and not isinstance(spec, str) and len(cast("Sequence[Any]", spec)) > 0
+
+
+def _agrees(name: str, given: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Raise when an encoding says another width or number of heads than its host."""
+    for fact in _SIZES:
+        if given.get(fact) is not None and facts.get(fact) is not None and given[fact] != facts[fact]:
+            raise OptionError(
+                f"{name} has {fact}={given[fact]} but the model has {fact}={facts[fact]}; "
+                f"leave {fact} out, the model supplies it."
+            )
+
+
+def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
+    options = dict(term)
+    name = options.pop("name")
+    _check(name, options)
+    _agrees(name, options, facts)
+    cls = encoding_class(name)
+    parameters = inspect.signature(cls).parameters
+    known = {k: v for k, v in facts.items() if k in parameters and v is not None}
+    missing = [
+        p.name for p in parameters.values() if p.default is p.empty and p.name not in {**known, **options}
+    ]
+    if missing:
+        raise OptionError(
+            f"{name} needs {', '.join(missing)}; pass create_encoding({name!r}, "
+            f"{', '.join(f'{m}=...' for m in missing)})."
+        )
+    return cls(**{**known, **options})
+
+
+def _check(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    base, dot, preset = name.partition(".")
+    cls = encoding_class(base)
+    if dot and preset not in cls.presets:
+        full = [f"{base}.{p}" for p in cls.presets]
+        raise UnknownEncoding(
+            f"There is no preset {name!r}.{did_you_mean(name, full)} Known: {', '.join(full) or 'none'}."
+        )
+    accepted = inspect.signature(cls).parameters
+    for option in options:
+        if option not in accepted:
+            raise OptionError(
+                f"{base} has no option {option!r}.{did_you_mean(option, accepted)} "
+                f"It accepts: {', '.join(accepted) or 'none'}."
+            )
+    return {"name": base, **(cls.presets[preset] if preset else {}), **options}
+
+
+def spec_error(spec: Spec) -> VispeError | None:
+    """Return what is wrong with a spec, or None: to ask whether a name is one of ours without raising."""
+    try:
+        parse_spec(spec)
+    except VispeError as error:
+        return error
+    return None

@@ -1,0 +1,1 @@
+"""Kind rotary: queries and keys are transformed by where they are."""

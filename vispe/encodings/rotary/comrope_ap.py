@@ -1,0 +1,152 @@
+"""ComRoPE with axial partition: every block of channels turns with one axis (arXiv 2506.03737)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.parts.comrope import ComRoPE, Form, Init, Normalize
+from vispe.encodings.parts.skew import exponential, promoted, skew_matrix, skew_upper
+from vispe.encodings.registry import register
+from vispe.errors import check_choice, check_flag
+
+Partition = Literal["interleaved", "contiguous"]
+
+
+@register
+class ComRoPEAP(ComRoPE):
+    """Rotates blocks of query and key channels by learned matrices, every block along one axis.
+
+    q' = R(p) q, k' = R(p) k, R = exp(sum_i p_i A_i); block j of A_i is S_j = P_j - P_j^T when j belongs to axis i,
+    else 0          arXiv 2506.03737, 'axial partition'
+
+    The A_i commute, so R(p)^T R(p') = R(p' - p): attention sees offsets only. ``form='folded'`` is the same method
+    without matrix exponentials: S_j = B_j^T diag(rates) B_j with 2 x 2 rotations on the diagonal, and B_j cancels
+    in q'.k' once it is part of the projections of q and k; what remains is axial RoPE with learned frequencies
+    per head, one sine and cosine per pair. `fold` turns a trained matrix form into it, exactly.
+
+    ``comrope_ap.reference`` has the class token in the centre and the positions moved at random while training,
+    as the good rows of the paper's table 1; ``comrope_ap.folded`` is the folded form; ``comrope_ap.rope`` is axial
+    RoPE as a start: frequencies in geometric order, the same in every head.
+
+    Args:
+        dim: width of the tokens; its channels per head are d_h.
+        num_heads: heads, h.
+        axes: number of axes, 1 to 3.
+        block: channels per block, s; 8 by default, or what fits `axes` times into d_h. Channels beyond a multiple of
+            axes * block pass unchanged.
+        form: 'matrix' (s (s - 1) / 2 parameters per block) or 'folded' (s // 2 frequencies per block).
+        partition: 'interleaved' gives block j to axis j mod axes, 'contiguous' gives each axis a run of blocks.
+        share_heads: one set of generators for all heads of the layer.
+        normalize: 'axis' has coordinates (i + 0.5) / n per axis; 'common' divides all axes by the larger of the last
+            two, so that patches stay square; 'none' leaves units of `Grid.spacing`.
+        cls_position: coordinate of class and register tokens on every axis, None for no rotation.
+        init: 'normal' (entries of P have standard deviation init_std) or 'geometric' (frequencies init_std *
+            base ** k, k = 0, 1, ... along each axis, in the planes of neighbouring channels).
+        init_std: see `init`; 0 starts as the model without encoding.
+        base: ratio of neighbouring frequencies; by default the last is near a hundredth of the first.
+        jitter: training moves positions by clip(0.5 * jitter * gauss, -0.5, 0.5) cells, except along frames.
+        jitter_offset: training moves all positions together by jitter_offset * gauss.
+
+    Shapes: pos (n, axes) -> matrices (1, h, n, d_h / s, s, s) or tables (1, h, n, pairs).
+    New resolution: normalised coordinates interpolate; nothing is resampled.   Cost: h d_h (s - 1) / 2 parameters per
+        layer, folded h d_h / 2; matrices of n h d_h s numbers, folded n h d_h.
+    Invariant to: translation, in coordinates; class tokens are absolute unless they have a place.
+    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
+    Differs from the reference: only what is above the diagonal of P - P^T is a parameter (P counts each number
+        twice; checkpoints are converted); class tokens have no place unless `cls_position` says so (there 0.5);
+        angles are in float32 for every model dtype; grids need not be square.
+    """
+
+    name = "comrope_ap"
+    paper = (
+        "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable Commuting Angle Matrices, "
+        "https://arxiv.org/abs/2506.03737"
+    )
+    year = 2025
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "reference": {"cls_position": 0.5, "jitter": 1.0},
+        "folded": {"form": "folded"},
+        "rope": {"block": 2, "partition": "contiguous", "init": "geometric", "share_heads": True},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        axes: int = 2,
+        block: int | None = None,
+        form: Form = "matrix",
+        partition: Partition = "interleaved",
+        share_heads: bool = False,
+        normalize: Normalize = "axis",
+        cls_position: float | None = None,
+        init: Init = "normal",
+        init_std: float = 1.0,
+        base: float | None = None,
+        jitter: float = 0.0,
+        jitter_offset: float = 0.0,
+    ) -> None:
+        check_choice("partition", partition, get_args(Partition))
+        check_flag("share_heads", share_heads)
+        super().__init__(
+            dim,
+            num_heads,
+            {
+                "axes": axes,
+                "block": block,
+                "form": form,
+                "normalize": normalize,
+                "cls_position": cls_position,
+                "init": init,
+                "init_std": init_std,
+                "base": base,
+                "jitter": jitter,
+                "jitter_offset": jitter_offset,
+            },
+            by_axis=True,
+            shared=share_heads,
+        )
+        self.partition: Partition = partition
+        self.share_heads = share_heads
+        self.reset_parameters()
+
+    def _axis_of(self, device: torch.device | None = None) -> Tensor:
+        """Return which axis each block belongs to, (blocks,)."""
+        block = torch.arange(self.blocks, device=device)
+        if self.partition == "interleaved":
+            return block % self.axes
+        return block.div(self.blocks // self.axes, rounding_mode="floor")
+
+    def _order(self) -> tuple[Tensor, int]:
+        block, count = torch.arange(self.blocks), self.blocks // self.axes
+        interleaved = self.partition == "interleaved"
+        return block.div(self.axes, rounding_mode="floor") if interleaved else block % count, count
+
+    def generators(self) -> Tensor:
+        """Return the generators (h or 1, axes, blocks, s, s): block j is 0 except for its own axis."""
+        own = torch.arange(self.axes, device=self.skew.device)[:, None] == self._axis_of(self.skew.device)
+        return skew_matrix(at_least_float32(self.skew), self.width) * own[..., None, None]
+
+    def _phases(self, places: Tensor) -> Tensor:
+        return places.index_select(-1, self._axis_of(places.device))
+
+    def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
+        matrices = skew_matrix(at_least_float32(self.skew), self.width)
+        axis_of = self._axis_of(matrices.device)
+        order = axis_of.argsort(stable=True)
+        turns: list[Tensor] = []
+        for (line, index), own in zip(lines, order.chunk(self.axes), strict=True):
+            made = exponential(matrices.index_select(2, own), promoted(line, self.skew)[None, :, None])
+            turns.append(made.index_select(2, index))
+        return torch.cat(turns, 3).index_select(3, order.argsort())
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Take `freqs` (h, 1, blocks, s, s) that released checkpoints keep on the attention layer."""
+        if self.form == "matrix" and f"{beside}freqs" in state_dict:
+            state_dict[f"{own}skew"] = skew_upper(state_dict.pop(f"{beside}freqs"))

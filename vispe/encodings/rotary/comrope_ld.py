@@ -1,0 +1,140 @@
+"""ComRoPE with linearly dependent generators: all axes turn the same planes (arXiv 2506.03737)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.encodings.parts.comrope import ComRoPE, Form, Init, Normalize
+from vispe.encodings.parts.skew import exponential, promoted, skew_matrix, skew_upper
+from vispe.encodings.registry import register
+
+
+@register
+class ComRoPELD(ComRoPE):
+    """Rotates blocks of query and key channels by learned matrices that all axes share up to a factor.
+
+    q' = R(p) q, k' = R(p) k, R = exp(sum_i p_i A_i); block j of A_i is theta_ij S_j, S_j = P_j - P_j^T
+                                                                  arXiv 2506.03737, 'linearly dependent'
+
+    The A_i commute, so R(p)^T R(p') = R(p' - p): attention sees offsets only. ``form='folded'`` is the same method
+    without matrix exponentials: S_j = B_j^T diag(rates) B_j with 2 x 2 rotations on the diagonal, and B_j cancels
+    in q'.k' once it is part of the projections of q and k; what remains is RoPE with learned 2D frequencies
+    rate * theta per head, one sine and cosine per pair. `fold` turns a trained matrix form into it, exactly.
+
+    ``comrope_ld.reference`` has the class token in the centre and the positions moved at random while training,
+    as the good rows of the paper's table 1; ``comrope_ld.folded`` is the folded form.
+
+    Args:
+        dim: width of the tokens; its channels per head are d_h.
+        num_heads: heads, h.
+        axes: number of axes, 1 to 3.
+        block: channels per block, s; 8 by default, or d_h if that is less. Channels beyond a multiple of it pass
+            unchanged.
+        form: 'matrix' (s (s - 1) / 2 parameters per block) or 'folded' (s // 2 frequencies per block).
+        normalize: 'axis' has coordinates (i + 0.5) / n per axis; 'common' divides all axes by the larger of the last
+            two, so that patches stay square; 'none' leaves units of `Grid.spacing`.
+        cls_position: coordinate of class and register tokens on every axis, None for no rotation.
+        init: 'normal' (entries of P have standard deviation init_std) or 'geometric' (frequencies init_std *
+            base ** k, k = 0, 1, ..., in the planes of neighbouring channels); theta is normal in both.
+        init_std: see `init`; 0 starts as the model without encoding.
+        base: ratio of neighbouring frequencies; by default the last is near a hundredth of the first.
+        jitter: training moves positions by clip(0.5 * jitter * gauss, -0.5, 0.5) cells, except along frames.
+        jitter_offset: training moves all positions together by jitter_offset * gauss.
+
+    Shapes: pos (n, axes) -> matrices (1, h, n, d_h / s, s, s) or tables (1, h, n, pairs).
+    New resolution: normalised coordinates interpolate; nothing is resampled.   Cost: h d_h (s - 1) / 2 + axes d_h / s
+        parameters per layer, folded h d_h / 2 in place of the first; matrices of n h d_h s numbers, folded n h d_h.
+    Invariant to: translation, in coordinates; class tokens are absolute unless they have a place.
+    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
+    Differs from the reference: only what is above the diagonal of P - P^T is a parameter (P counts each number
+        twice; checkpoints are converted); class tokens have no place unless `cls_position` says so (there 0.5);
+        angles are in float32 for every model dtype; grids need not be square.
+    """
+
+    name = "comrope_ld"
+    paper = (
+        "ComRoPE: Scalable and Robust Rotary Position Embedding Parameterized by Trainable Commuting Angle Matrices, "
+        "https://arxiv.org/abs/2506.03737"
+    )
+    year = 2025
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "reference": {"cls_position": 0.5, "jitter": 1.0},
+        "folded": {"form": "folded"},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        axes: int = 2,
+        block: int | None = None,
+        form: Form = "matrix",
+        normalize: Normalize = "axis",
+        cls_position: float | None = None,
+        init: Init = "normal",
+        init_std: float = 1.0,
+        base: float | None = None,
+        jitter: float = 0.0,
+        jitter_offset: float = 0.0,
+    ) -> None:
+        super().__init__(
+            dim,
+            num_heads,
+            {
+                "axes": axes,
+                "block": block,
+                "form": form,
+                "normalize": normalize,
+                "cls_position": cls_position,
+                "init": init,
+                "init_std": init_std,
+                "base": base,
+                "jitter": jitter,
+                "jitter_offset": jitter_offset,
+            },
+            by_axis=False,
+            shared=False,
+        )
+        self.theta = nn.Parameter(torch.empty(axes, self.blocks))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the generators, and the axes' factors from a standard normal."""
+        super().reset_parameters()
+        nn.init.normal_(self.theta)
+
+    def _order(self) -> tuple[Tensor, int]:
+        return torch.arange(self.blocks), self.blocks
+
+    def generators(self) -> Tensor:
+        """Return the generators (h, axes, blocks, s, s)."""
+        theta = at_least_float32(self.theta)[..., None, None]
+        return skew_matrix(at_least_float32(self.skew), self.width) * theta
+
+    def _phases(self, places: Tensor) -> Tensor:
+        return exact_product(places, self.theta)
+
+    def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
+        generators = self.generators()
+        turns = [
+            exponential(generators[:, i : i + 1], promoted(line, self.skew)[None, :, None]).index_select(
+                2, index
+            )
+            for i, (line, index) in enumerate(lines)
+        ]
+        total = turns[0]
+        for turn in turns[1:]:
+            total = exact_product(total, turn)
+        return total
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Take `freqs` (h, 1, blocks, s, s) and `multiplier` that released checkpoints keep on the attention layer."""
+        if self.form == "matrix" and f"{beside}freqs" in state_dict:
+            state_dict[f"{own}skew"] = skew_upper(state_dict.pop(f"{beside}freqs"))
+            state_dict[f"{own}theta"] = state_dict.pop(f"{beside}multiplier")[0, :, :, 0, 0]

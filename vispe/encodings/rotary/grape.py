@@ -1,0 +1,139 @@
+"""GRAPE-M: rotations of queries and keys with learned frequencies or learned planes (arXiv 2512.07805)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import at_least_float32
+from vispe.attention.rotation import BlockTransform, PairRotation, Transform
+from vispe.encodings.base import Rotary
+from vispe.encodings.parts.kept import Kept
+from vispe.encodings.parts.rank2 import rank2_rotation
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError, check_flag, is_positive, is_whole
+from vispe.grid import Positions
+
+Planes = Literal["canonical", "rank2"]
+
+
+@register
+class Grape(Rotary):
+    """Rotates queries and keys by their position, with learned frequencies or in learned planes.
+
+    q_i, k_i -> G(p_i) q_i, G(p_i) k_i, G(p) = product over axes of exp(p_axis L_axis)          arXiv 2512.07805
+
+    'canonical': L turns the pairs (c, c + d_h/2) by -f_c, with learned f_c = exp(log_freq_c / scale) that start at
+    base^(-2c/d_h); pair c belongs to axis c mod axes. 'rank2': each axis has a block of d_h / axes channels
+    and in it one learned plane, L = a b^T - b a^T; planes of different axes are disjoint, so all G commute.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        planes: 'canonical' or 'rank2'.
+        base: ratio of the first frequency to the one after the last; in 'rank2' heads share it out.
+        shared: whether heads share the frequencies; only for canonical planes.
+        scale: what stored log-frequencies are multiplied with, so that a step of the optimiser in them is so many
+            times smaller; only for canonical planes.
+
+    Presets: ``grape.text`` has the base of the released language models, 10000.
+
+    Shapes: pos (n, axes) -> rotations of (b, h, n, d_h); prefix tokens are not rotated.
+    New resolution: coordinates go on.   Cost: as RoPE; 'rank2' has one matrix per token, head and axis.
+    Invariant to: translation: logits depend on offsets only; norms of queries and keys.
+    Raises: ShapeError when a head is too narrow for the axes, or with 'rank2' no multiple of them.
+    Differs from the reference: the reference has one axis, where both are equal; base 100 by default, for grids of tens
+        of patches; half-precision parameters are rounded like all others (there kept in float32), but computed in
+        float32. The context-dependent phases ('ctx') need an order of the tokens and are left out.
+    """
+
+    name = "grape"
+    paper = "Group Representational Position Encoding, https://arxiv.org/abs/2512.07805"
+    year = 2025
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        planes: Planes = "canonical",
+        base: float = 100.0,
+        shared: bool = True,
+        scale: float = 16.0,
+    ) -> None:
+        super().__init__()
+        self._kept = Kept()
+        if not is_whole(num_heads) or num_heads < 1 or dim % num_heads:
+            raise OptionError(f"grape needs dim={dim} to be a multiple of num_heads={num_heads}.")
+        if planes not in get_args(Planes):
+            raise OptionError(f"planes must be one of {', '.join(get_args(Planes))}, got {planes!r}.")
+        if not is_positive(base) or not is_positive(scale):
+            raise OptionError(f"grape needs positive numbers, got base={base!r}, scale={scale!r}.")
+        check_flag("shared", shared)
+        if planes == "rank2" and not (shared and scale == 16.0):
+            raise OptionError("shared and scale are about frequencies, which planes='rank2' does not have.")
+        self.dim, self.num_heads, self.base, self.shared, self.scale = dim, num_heads, base, shared, scale
+        self.planes: Planes = planes
+        width = dim // num_heads
+        fits = [n for n in (1, 2, 3) if (width % n == 0 if planes == "rank2" else True) and width >= 2 * n]
+        self.ndim = tuple(fits)  # pyright: ignore[reportAttributeAccessIssue]  those of the class that it is wide enough for
+        if planes == "canonical":
+            if width % 2:
+                raise OptionError(f"grape needs an even head width, got dim / num_heads = {width}.")
+            self.log_freq = nn.Parameter(torch.empty(*() if shared else (num_heads,), width // 2))
+        else:
+            self.a = nn.Parameter(torch.empty(num_heads, width))
+            self.b = nn.Parameter(torch.empty(num_heads, width))
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer learns rotations of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Set the frequencies to their start, or draw the planes at random with a frequency per head."""
+        with torch.no_grad():
+            if self.planes == "canonical":
+                pairs = self.log_freq.shape[-1]
+                step = -math.log(self.base) * self.scale / pairs
+                self.log_freq.copy_(torch.arange(pairs, device=self.log_freq.device) * step)
+                return
+            width = self.a.shape[1]
+            powers = torch.arange(self.num_heads, device=self.a.device) / self.num_heads
+            size = (self.base**-powers / width).sqrt()[:, None]
+            self.a.normal_().mul_(size)
+            self.b.normal_().mul_(size)
+
+    def frequencies(self) -> Tensor:
+        """Return the frequency of every pair, (pairs,) or (h, pairs), in float32 or better."""
+        return (at_least_float32(self.log_freq) / self.scale).exp()
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the rotations of all tokens."""
+        coords = pos.coords * pos.spatial[..., None]
+        width, axes = self.dim // self.num_heads, pos.axes
+        if axes not in self.ndim:
+            raise ShapeError(
+                f"grape needs heads of 2 or more channels for each of {axes} axes, all alike with planes='rank2', "
+                f"got a head width of {width} with planes={self.planes!r}."
+            )
+        if self.planes == "rank2":
+            matrices = self._kept(self, pos, lambda: self._blocks(coords, axes))
+            return BlockTransform(q=matrices, k=matrices)
+        return PairRotation(*self._kept(self, pos, lambda: self._tables(coords, axes)), "half")
+
+    def _blocks(self, coords: Tensor, axes: int) -> Tensor:
+        a, b = (at_least_float32(t).reshape(1, self.num_heads, 1, axes, -1) for t in (self.a, self.b))
+        return rank2_rotation(a, b, coords[:, None])
+
+    def _tables(self, coords: Tensor, axes: int) -> tuple[Tensor, Tensor]:
+        rates = self.frequencies()
+        axis = torch.arange(self.dim // self.num_heads // 2, device=coords.device) % axes
+        angle = coords.index_select(-1, axis)[:, None] * (rates if self.shared else rates[:, None])
+        return angle.cos(), -angle.sin()

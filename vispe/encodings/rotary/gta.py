@@ -1,0 +1,239 @@
+"""GTA: queries, keys and values in the frame of their token's geometry (arXiv 2310.10375)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import at_least_float32
+from vispe.attention.rotation import PairRotation, Transform
+from vispe.encodings.base import Rotary
+from vispe.encodings.parts.frames import Group, Matrices, angles_of, circle, joined, poses, rotations, shifts
+from vispe.encodings.parts.regrid import training_grid
+from vispe.encodings.parts.skew import check_axes, check_number, head_width, need_axes
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError, check_choice, check_flag, is_whole
+from vispe.grid import PerToken, Positions
+
+Normalize = Literal["axis", "train", "none"]
+POSE = "extrinsic"
+
+
+@register
+class GTA(Rotary):
+    """Expresses queries, keys and values in the frame of their token, and the output in that of its query.
+
+    q' = rho(g)^-T q, k' = rho(g) k, v' = rho(g) v, out = rho(g)^-1 out'                arXiv 2310.10375
+
+    rho acts on groups of the d channels of a head, in this order: triv (identity), se3 and so3 (pose of the camera),
+    so2 and t2 (place in the image). Images need so2 alone: axial RoPE that turns values too, so what is attended
+    arrives as seen from the query. Bare ``gta`` gives it all channels. The authors' settings for multi-view scenes are
+    ``gta(se3=32,so2=32)`` for 64 channels per head (CLEVR-TR) and ``gta(se3=48,so2=48)`` for 96 (MSN-Hard).
+
+    Poses come in `Positions.attrs['extrinsic']`: (b or 1, views, 4, 4), tokens in view-major order, or `PerToken`
+    with (b or 1, n, 4, 4); they are the matrices E whose inverse is rho.
+
+    Args:
+        dim: width of the tokens; its channels per head are d.
+        num_heads: heads, h.
+        axes: number of axes, 1 to 3 (t2 needs 2).
+        se3: channels with the 4 x 4 matrix of the camera pose, a multiple of 4.
+        so3: channels with the rotation of the inverse camera pose (no gradient), a multiple of 3 (so3_degree=1) or 8.
+        so2: channels that turn with the place, a multiple of 2 * axes; by default all that are left.
+        t2: channels with 3 x 3 matrices of the shift in the image, a multiple of 3. What is left is triv.
+        so3_degree: 1 for vectors, 2 for vectors and symmetric matrices without trace.
+        values: transform values and outputs as well; false leaves the relative transform of scores only.
+        max_freq: periods of the fastest channel over a coordinate of 1, one for all axes or one each.
+        share_freqs: all so2 frequencies equal max_freq; otherwise they are max_freq * 2 ** -k.
+        normalize: 'axis' has coordinates i / n per axis; 'train' i / n_train, which a patch keeps at every
+            resolution; 'none' leaves units of `Grid.spacing`.
+        reference: grid of the training resolution, n_train; `Grid.reference` by default, else the grid itself.
+        trans_coeff: start of the learned factor of the translations of poses, one per layer.
+
+    Shapes: pos (n, axes) -> tables (1, 1, n, pairs), or matrices (b, 1, n, blocks, s, s) with other groups.
+    New resolution: 'axis' interpolates, 'train' goes on; nothing is resampled.   Cost: no parameters (se3: one per
+        layer); twice the rotations of RoPE, on v and the output.
+    Invariant to: translation in coordinates; a common motion of all cameras (E -> E M).
+    Raises: ShapeError if `pos` has other axes or no poses where they are needed; OptionError for options that do
+        not fit together.
+    Differs from the reference: coordinates grow from left to right and top to bottom (there they fall, which mirrors
+        every angle); prefix tokens are left alone; so3 works without se3, in an orthonormal basis of our own; the
+        ablations with Euclidean similarity and elementwise factors are not part.
+    """
+
+    name = "gta"
+    paper = "GTA: A Geometry-Aware Attention Mechanism for Multi-View Transformers, https://arxiv.org/abs/2310.10375"
+    year = 2023
+    ndim = (1, 2, 3)
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        axes: int = 2,
+        se3: int = 0,
+        so3: int = 0,
+        so2: int | None = None,
+        t2: int = 0,
+        so3_degree: int = 2,
+        values: bool = True,
+        max_freq: float | Sequence[float] = 1.0,
+        share_freqs: bool = False,
+        normalize: Normalize = "axis",
+        reference: Sequence[int] | None = None,
+        trans_coeff: float = 0.01,
+    ) -> None:
+        super().__init__()
+        check_axes(self.name, axes)
+        self.ndim = (axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
+        self.dim, self.num_heads, self.axes = dim, num_heads, axes
+        self.head = head_width(self.name, dim, num_heads)
+        if not is_whole(so3_degree) or so3_degree not in (1, 2):
+            raise OptionError(f"so3_degree must be 1 or 2, got so3_degree={so3_degree!r}.")
+        if so3 == 0 and so3_degree != 2:
+            raise OptionError(f"so3_degree={so3_degree} has no effect without so3 channels; say so3=...")
+        self.se3, self.so3, self.so2, self.t2, self.so3_degree = se3, so3, so2, t2, so3_degree
+        self.groups = self._groups()
+        check_flag("values", values)
+        check_flag("share_freqs", share_freqs)
+        check_choice("normalize", normalize, get_args(Normalize))
+        self.values, self.share_freqs = values, share_freqs
+        self.normalize: Normalize = normalize
+        self.reference = training_grid(reference, axes, normalize == "train", f"normalize={normalize!r}")
+        several = isinstance(max_freq, Sequence) and not isinstance(max_freq, str)
+        self.max_freq = tuple(cast("Sequence[float]", max_freq)) if several else cast("float", max_freq)
+        each = self.max_freq if isinstance(self.max_freq, tuple) else (self.max_freq,) * axes
+        if len(each) != axes:
+            raise OptionError(f"max_freq needs one number or one for each of {axes} axes, got {max_freq!r}.")
+        for number in each:
+            check_number("max_freq", number)
+        self.top = tuple(float(n) for n in each)
+        check_number("trans_coeff", trans_coeff, -float("inf"))
+        if not se3 and trans_coeff != 0.01:
+            raise OptionError(f"trans_coeff={trans_coeff} has no effect without se3 channels; say se3=...")
+        self.trans_coeff = float(trans_coeff)
+        if se3:
+            self.scale = nn.Parameter(torch.empty(1))
+            self.reset_parameters()
+
+    def _groups(self) -> list[Group]:
+        """Return the groups that have channels, in order; raise `OptionError` when they do not fit."""
+        turns = 2 * self.axes
+        blocks = {"se3": 4, "so3": 3 if self.so3_degree == 1 else 8, "so2": turns, "t2": 3}
+        sizes: dict[str, Any] = {"se3": self.se3, "so3": self.so3, "so2": self.so2, "t2": self.t2}
+        if self.so2 is None and all(is_whole(n) for n in (self.se3, self.so3, self.t2)):
+            sizes["so2"] = max(0, self.head - self.se3 - self.so3 - self.t2) // turns * turns
+        for name, block in blocks.items():
+            size = sizes[name]
+            if not is_whole(size) or size < 0 or size % block:
+                raise OptionError(f"{name} needs a multiple of {block} channels, got {name}={size!r}.")
+        used = sum(sizes.values())
+        if not 0 < used <= self.head:
+            raise OptionError(
+                f"gta has {self.head} channels per head, but its groups use {used} ({sizes}); change their sizes."
+            )
+        if self.t2 and self.axes != 2:
+            raise OptionError(f"t2 shifts in the plane, so it needs axes=2, got axes={self.axes}.")
+        blocks["so2"] = 2
+        found = [Group(n, s, blocks[n]) for n, s in sizes.items() if s]
+        triv = self.head - used
+        return [Group("triv", triv, 1), *found] if triv else found
+
+    @property
+    def per_layer(self) -> bool:
+        """The factor of translations belongs to a layer."""
+        return bool(self.se3)
+
+    def reset_parameters(self) -> None:
+        """Start the factor of translations at `trans_coeff`."""
+        if self.se3:
+            nn.init.constant_(self.scale, self.trans_coeff)
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Give every token the pose of its view, so that poses follow when tokens are dropped."""
+        if not (self.se3 or self.so3) or not isinstance(pos.attrs.get(POSE), Tensor):
+            return pos
+        return pos.replace(attrs={**pos.attrs, POSE: _per_token(pos, pos.attrs[POSE])})
+
+    def _poses(self, pos: Positions) -> Tensor:
+        """Return the pose of every token (b or 1, n, 4, 4), the identity for tokens without a place."""
+        given = pos.attrs.get(POSE)
+        if given is None:
+            raise ShapeError(
+                f"gta with se3 or so3 channels needs camera poses; put (b, views, 4, 4) matrices into "
+                f"Positions.attrs[{POSE!r}]."
+            )
+        held = given if isinstance(given, PerToken) else _per_token(pos, given)
+        eye = torch.eye(4, dtype=held.values.dtype, device=held.values.device)
+        return torch.where(pos.spatial[..., None, None], held.values, eye)
+
+    def places(self, pos: Positions) -> Tensor:
+        """Return the coordinates (b or 1, n, axes) in fractions of the image, 0 for tokens without a place."""
+        x = pos.coords
+        if self.normalize == "axis":
+            x = x / pos.extent[:, None]
+        elif self.normalize == "train":
+            trained = self.reference or (pos.grid and (pos.grid.reference or pos.grid.shape))
+            x = x / (pos.extent / pos.cell if trained is None else x.new_tensor(trained)[None])[:, None]
+        return x * pos.spatial[..., None]
+
+    def angles(self, pos: Positions) -> Tensor:
+        """Return the angles of so2 (b or 1, n, pairs): frequencies from slow to fast, x before y in each."""
+        size = next((g.size for g in self.groups if g.name == "so2"), 0)
+        count = size // (2 * self.axes)
+        powers = torch.arange(1 - count, 1, dtype=pos.coords.dtype, device=pos.coords.device)
+        freqs = torch.ones_like(powers) if self.share_freqs else 2.0**powers
+        top = pos.coords.new_tensor(self.top)
+        return angles_of(self.places(pos).flip(-1), freqs, top.flip(-1))
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the transform of queries, keys, values and outputs."""
+        need_axes(self.name, self.axes, pos)
+        names = [g.name for g in self.groups]
+        skip = self.groups[0].size if names[0] == "triv" else 0
+        if set(names) <= {"triv", "so2"} and skip % 2 == 0:
+            key = (self.name, skip, self.head, self.top, self.share_freqs, self.normalize, self.reference)
+            cos, sin = pos.remember(key, lambda: self._tables(pos, skip // 2))
+            return PairRotation(cos, sin, "interleaved", self.values)
+        return joined([(g, self._matrices(g, pos)) for g in self.groups], self.values)
+
+    def _tables(self, pos: Positions, skip: int) -> tuple[Tensor, Tensor]:
+        angles = self.angles(pos)[:, None]
+        angles = torch.cat([angles.new_zeros(*angles.shape[:-1], skip), angles], -1)
+        return angles.cos(), angles.sin()
+
+    def _matrices(self, group: Group, pos: Positions) -> Matrices | None:
+        if group.name == "triv":
+            return None
+        if group.name == "so2":
+            turn = circle(self.angles(pos))
+            return Matrices(turn, turn, turn.mT)
+        if group.name == "t2":
+            made = shifts(self.places(pos).flip(-1))
+        elif group.name == "se3":
+            made = poses(at_least_float32(self._poses(pos)), at_least_float32(self.scale))
+        else:
+            made = rotations(at_least_float32(self._poses(pos)), pos.spatial, self.so3_degree)
+        copies = group.size // group.block
+        return Matrices(*(m.expand(-1, -1, copies, -1, -1) for m in made))
+
+
+def _per_token(pos: Positions, views: Tensor) -> PerToken:
+    """Return poses (b or 1, views, 4, 4) repeated for the tokens of each view, prefix tokens with the identity."""
+    prefix = pos.grid.prefix if pos.grid else 0
+    patches = pos.tokens - prefix
+    good = views.ndim == 4 and tuple(views.shape[2:]) == (4, 4) and views.is_floating_point()
+    if not good or patches % views.shape[1] or pos.index is not None:
+        raise ShapeError(
+            f"gta needs poses (b, views, 4, 4) with equally many of the {patches} tokens per view, given before tokens "
+            f"are dropped (prepare), got {tuple(views.shape)} {views.dtype} for {pos}."
+        )
+    each = views.repeat_interleave(patches // views.shape[1], 1)
+    eye = torch.eye(4, dtype=views.dtype, device=views.device).expand(len(views), prefix, 4, 4)
+    return PerToken(torch.cat([eye, each], 1), (1,))

@@ -1,0 +1,207 @@
+"""LieRE: rotations by exponentials of learned generators that need not commute (arXiv 2406.10322)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import at_least_float32
+from vispe.attention.rotation import PairRotation, Transform
+from vispe.encodings.parts.regrid import training_grid
+from vispe.encodings.parts.skew import (
+    SkewRotary,
+    check_axes,
+    check_block,
+    check_number,
+    head_width,
+    need_axes,
+    skew_matrix,
+    skew_upper,
+)
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, check_choice, check_flag
+from vispe.grid import Positions
+
+Generators = Literal["learned", "inverse_exp", "even"]
+Normalize = Literal["train", "linspace", "none"]
+Init = Literal["uniform", "symmetric", "normal"]
+
+
+@register
+class LieRE(SkewRotary):
+    """Rotates blocks of query and key channels by exponentials of learned generators, one per axis.
+
+    q' = R(p) q, k' = R(p) k, R = exp(sum_i p_i (U_i - U_i^T)), U_i learned upper triangles       arXiv 2406.10322
+
+    The generators of two axes do not commute, so attention also sees where in the image a pair is, not its
+    offset only. ``liere.full`` has one block per head (the paper's LieRE-64 at 64 channels); ``liere.reference`` has
+    the coordinates of the authors' code; ``liere.comrope`` starts as the baseline of arXiv 2506.03737.
+
+    Args:
+        dim: width of the tokens; its channels per head are d_h.
+        num_heads: heads, h.
+        axes: number of axes, 1 to 3.
+        block: channels per block, s; 8 by default, or d_h if that is less. Channels beyond a multiple of it pass
+            unchanged. With 2 it is RoPE with learned frequencies per pair and axis.
+        kind: 'learned', or fixed axial rotations of pairs without parameters: 'inverse_exp' with
+            frequencies exp(-4 t), 'even' with t, for t from 0 to 1.
+        per_head: whether heads have generators of their own.
+        share_layers: one set of generators for all layers.
+        normalize: 'train' has coordinates i / n_train per axis, the same for a patch at every resolution;
+            'linspace' has those of the authors' code, from 0 to n / n_train with both ends; 'none' leaves
+            units of `Grid.spacing`.
+        reference: grid of the training resolution, n_train; `Grid.reference` by default, else the grid itself.
+        init: 'uniform' draws from [0, 2 pi) (all generators then lean the same way), 'symmetric' from [-pi, pi),
+            'normal' is P - P^T for P of standard deviation init_std * scale_factor.
+        init_std: see `init`.
+        scale_factor: generators are divided by it, which divides their learning rate too.
+
+    Shapes: pos (n, axes) -> matrices (1, h, n, d_h / s, s, s).
+    New resolution: with 'train' coordinates go on; nothing is resampled.   Cost: axes h d_h (s - 1) / 2 parameters per
+        layer; one exponential of an s x s matrix per token, block and head in every layer.
+    Invariant to: nothing (with one axis, block=2 or fixed generators: translation, for 'train' and 'none').
+    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
+    Differs from the reference: only the strict upper triangle is a parameter (checkpoints are converted); any
+        channels per head; by default coordinates of a patch do not depend on the size of the image; heads have
+        generators of their own; exponentials are in float32 or better for every model dtype.
+    """
+
+    name = "liere"
+    paper = "LieRE: Lie Rotational Positional Encodings, https://arxiv.org/abs/2406.10322"
+    year = 2024
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "full": {"block": "head"},
+        "reference": {"normalize": "linspace"},
+        "comrope": {"init": "normal"},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        axes: int = 2,
+        block: int | Literal["head"] | None = None,
+        kind: Generators = "learned",
+        per_head: bool = True,
+        share_layers: bool = False,
+        normalize: Normalize = "train",
+        reference: Sequence[int] | None = None,
+        init: Init = "uniform",
+        init_std: float = 1.0,
+        scale_factor: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_axes(self.name, axes)
+        self.ndim = (axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
+        self.dim, self.num_heads, self.axes, self.block = dim, num_heads, axes, block
+        self.head = head_width(self.name, dim, num_heads)
+        self.width = check_block(self.name, self.head if block == "head" else block, self.head, 1)
+        self.blocks = self.head // self.width
+        check_choice("kind", kind, get_args(Generators))
+        check_choice("normalize", normalize, get_args(Normalize))
+        check_choice("init", init, get_args(Init))
+        check_flag("per_head", per_head)
+        check_flag("share_layers", share_layers)
+        check_number("init_std", init_std)
+        check_number("scale_factor", scale_factor, open_=True)
+        self.kind: Generators = kind
+        self.normalize: Normalize = normalize
+        self.init: Init = init
+        self.per_head, self.share_layers = per_head, share_layers
+        self.init_std, self.scale_factor = init_std, scale_factor
+        self.reference = training_grid(
+            reference, axes, normalize in ("train", "linspace"), f"normalize={normalize!r}"
+        )
+        if kind != "learned":
+            self._check_fixed(block, per_head, share_layers, init, init_std, scale_factor)
+            return
+        if init != "normal" and init_std != 1.0:
+            raise OptionError(f"init_std={init_std} has no effect with init={init!r}; say init=normal.")
+        heads, entries = num_heads if per_head else 1, self.width * (self.width - 1) // 2
+        self.skew = nn.Parameter(torch.empty(heads, axes, self.blocks, entries))
+        self.reset_parameters()
+
+    def _check_fixed(self, *given: object) -> None:
+        names = ("block", "per_head", "share_layers", "init", "init_std", "scale_factor")
+        for option, value, default in zip(
+            names, given, (None, True, False, "uniform", 1.0, 1.0), strict=True
+        ):
+            if value != default:
+                raise OptionError(
+                    f"{option}={value!r} has no effect with kind={self.kind!r}, which has no "
+                    "parameters; leave it out."
+                )
+        if self.head < 2 * self.axes:
+            raise OptionError(
+                f"{self.name} with kind={self.kind!r} needs a pair of channels per axis, got "
+                f"{self.head} channels per head for {self.axes} axes."
+            )
+
+    @property
+    def per_layer(self) -> bool:
+        """Learned generators belong to a layer unless they are shared."""
+        return self.kind == "learned" and not self.share_layers
+
+    def reset_parameters(self) -> None:
+        """Draw the generators."""
+        if self.kind != "learned":
+            return
+        with torch.no_grad():
+            if self.init == "normal":  # the difference of two entries of P
+                self.skew.normal_(0.0, self.init_std * self.scale_factor * 2**0.5)
+            else:
+                low = -math.pi if self.init == "symmetric" else 0.0
+                self.skew.uniform_(low, low + 2 * math.pi)
+
+    def generators(self) -> Tensor:
+        """Return the generators (h or 1, axes, blocks, s, s)."""
+        if self.kind != "learned":
+            raise OptionError(f"{self.name} has matrices with kind=learned only, got {self.kind!r}.")
+        return skew_matrix(at_least_float32(self.skew), self.width) / self.scale_factor
+
+    def places(self, pos: Positions) -> Tensor:
+        """Return the coordinates (b or 1, n, axes), 0 for tokens without a place."""
+        key = (self.name, self.normalize, self.reference)
+        return pos.remember(key, lambda: self._places(pos))
+
+    def _places(self, pos: Positions) -> Tensor:
+        x = pos.coords
+        if self.normalize != "none":
+            trained = self.reference or (pos.grid and (pos.grid.reference or pos.grid.shape))
+            cells = pos.extent / pos.cell
+            wanted = cells if trained is None else x.new_tensor(trained)[None]
+            if self.normalize == "train":
+                x = x / wanted[:, None]
+            else:
+                x = x / pos.cell[:, None] * (cells / wanted / (cells - 1).clamp(min=1))[:, None]
+        return x * pos.spatial[..., None]
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the rotation of queries and keys."""
+        if self.kind == "learned":
+            return super().transform(pos, layer, x)
+        need_axes(self.name, self.axes, pos)
+        key = (self.name, "fixed", self.head, self.kind, self.normalize, self.reference)
+        cos, sin = pos.remember(key, lambda: self._fixed(pos))
+        return PairRotation(cos, sin, "interleaved")
+
+    def _fixed(self, pos: Positions) -> tuple[Tensor, Tensor]:
+        even = torch.linspace(0, 1, self.head // self.axes // 2, device=pos.coords.device)
+        phases = (-4 * even).exp() if self.kind == "inverse_exp" else even
+        angles = (self.places(pos)[..., None] * phases.to(pos.coords)).flatten(2)[:, None]
+        return angles.cos(), angles.sin()
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Take `generator_raw_params` (axes, 1, h or 1 times blocks, s, s), kept beside the encoding."""
+        if self.kind == "learned" and f"{beside}generator_raw_params" in state_dict:
+            raw = state_dict.pop(f"{beside}generator_raw_params")[:, 0].triu(1)
+            upper = skew_upper(raw)
+            state_dict[f"{own}skew"] = upper.reshape(self.axes, -1, self.blocks, upper.shape[-1]).transpose(
+                0, 1
+            )

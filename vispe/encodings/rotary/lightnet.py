@@ -1,0 +1,135 @@
+"""LightNet's MD-LRPE: linearised relative positions on several axes, for linear attention too (arXiv 2405.21022)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import at_least_float32
+from vispe.attention.rotation import Expand, PairRotation, Transform
+from vispe.encodings.base import Rotary
+from vispe.encodings.parts.kept import Kept
+from vispe.encodings.parts.skew import check_axes, check_number, head_width, need_axes
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, check_choice, check_flag
+from vispe.grid import Positions
+
+Form = Literal["cosine", "rotate"]
+Spectrum = Literal["shared", "heads"]
+
+
+@register
+class LightNet(Rotary):
+    """Weighs every channel of the score of a query and a key by the cosine of their offset.
+
+    cosine: x' = [x cos(phi), x sin(phi)], so q'.k' = sum_c q_c k_c cos(phi_c(p) - phi_c(p'))      arXiv 2405.21022
+    rotate: pairs of neighbouring channels turn by phi (axial RoPE)
+    phi = the products p_axis * theta of all axes in a row, cut to the channels; theta has e numbers per head
+
+    The map acts on queries and keys alone, so it also serves linear attention, where the cosine form keeps
+    channels apart that feature maps have made non-negative. ``lightnet.rotate`` is the rotation;
+    ``lightnet.spectrum`` has other frequencies in every head, as the first of the author's implementations.
+
+    Args:
+        dim: width of the tokens; its channels per head are d.
+        num_heads: heads, h.
+        axes: number of axes, 1 to 3.
+        form: 'cosine' (e = ceil(d / axes), queries and keys get 2 d channels) or 'rotate' (e = d / 2 / axes, rounded
+            down; channels beyond 2 * axes * e pass unchanged).
+        spectrum: 'shared' has theta_i the same in every head; with 'heads' the next head goes on where the last ended,
+            that is, d is replaced by h d in `base`.
+        base: theta_i = base ** (-2 i / d), i = 0 .. e - 1; neither axis nor image size scales it. In the cosine form
+            it spans down to base ** (-2 / axes).
+        learned: theta is a parameter, one set per layer.
+
+    Shapes: pos (n, axes) -> tables (1, h or 1, n, d) or, rotated, (1, h or 1, n, axes * e).
+    New resolution: coordinates go on, in patches (units of `Grid.spacing`); as with RoPE, phases that training
+        has not seen appear.   Cost: no parameters (learned: h e per layer); twice the width of q and k (cosine).
+    Invariant to: translation.
+    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
+    Differs from the reference: runs on any device and for prefix tokens anywhere; scores are scaled by
+        d ** -0.5, not by the doubled width; MD-TPE, the recurrence that the paper adds to the input, is not part.
+    """
+
+    name = "lightnet"
+    paper = "You Only Scan Once: Efficient Multi-dimension Sequential Modeling with LightNet, https://arxiv.org/abs/2405.21022"
+    year = 2024
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "rotate": {"form": "rotate"},
+        "spectrum": {"spectrum": "heads"},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        axes: int = 2,
+        form: Form = "cosine",
+        spectrum: Spectrum = "shared",
+        base: float = 10000.0,
+        learned: bool = False,
+    ) -> None:
+        super().__init__()
+        self._kept = Kept()
+        check_axes(self.name, axes)
+        self.ndim = (axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
+        self.dim, self.num_heads, self.axes = dim, num_heads, axes
+        self.head = head_width(self.name, dim, num_heads)
+        check_choice("form", form, get_args(Form))
+        check_choice("spectrum", spectrum, get_args(Spectrum))
+        check_number("base", base, open_=True)
+        check_flag("learned", learned)
+        self.form: Form = form
+        self.spectrum: Spectrum = spectrum
+        self.base, self.learned = float(base), learned
+        self.rates = -(-self.head // axes) if form == "cosine" else self.head // 2 // axes
+        if self.rates < 1:
+            raise OptionError(
+                f"lightnet with form='rotate' needs a pair of channels per axis, got {self.head} channels per head for "
+                f"{axes} axes; say form=cosine."
+            )
+        if learned:
+            self.theta = nn.Parameter(torch.empty(num_heads, self.rates))
+            self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Learned frequencies belong to a layer."""
+        return self.learned
+
+    def reset_parameters(self) -> None:
+        """Start learned frequencies where the fixed ones are."""
+        if self.learned:
+            with torch.no_grad():
+                self.theta.copy_(self._fixed(self.theta.device).expand_as(self.theta))
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """Return theta (h or 1, e), float32 or better."""
+        return at_least_float32(self.theta) if self.learned else self._fixed(device)
+
+    def _fixed(self, device: torch.device) -> Tensor:
+        heads = self.num_heads if self.spectrum == "heads" else 1
+        number = torch.arange(heads * self.rates, dtype=torch.float64).reshape(heads, -1)
+        return (self.base ** (-2.0 * number / (heads * self.head))).to(device, torch.float32)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the map of queries and keys; prefix tokens have phase 0."""
+        need_axes(self.name, self.axes, pos)
+        if self.learned:
+            cos, sin = self._kept(self, pos, lambda: self._tables(pos))
+        else:
+            key = (self.name, self.head, self.num_heads, self.form, self.spectrum, self.base)
+            cos, sin = pos.remember(key, lambda: self._tables(pos))
+        return Expand(cos, sin) if self.form == "cosine" else PairRotation(cos, sin, "interleaved")
+
+    def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
+        theta = self.frequencies(pos.coords.device)
+        places = at_least_float32(pos.coords * pos.spatial[..., None])
+        phi = (places[:, None, ..., None] * theta[None, :, None, None]).flatten(-2)
+        if self.form == "cosine":
+            phi = phi[..., : self.head]
+        return phi.cos(), phi.sin()

@@ -1,0 +1,156 @@
+"""Axial RoPE: each half of the channels turns with one coordinate (arXiv 2403.13298; RoPE: arXiv 2104.09864)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.rotation import Layout
+from vispe.encodings.parts.rope import (
+    LogitScale,
+    RopeBase,
+    axial_angles,
+    check_split,
+    exact_device,
+    pair_counts,
+)
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
+
+Indexing = Literal["xy", "ij"]
+
+
+@register
+class RopeAxial(RopeBase):
+    """Queries and keys turn with the coordinates of their patch, a part of the channels for each axis.
+
+    Pair j of an axis with J pairs turns by coordinate * temperature^(-j / J)          arXiv 2403.13298
+
+    Bare ``rope_axial``, also called ``rope_axial.ropevit``, has the settings of the released rope-vit models;
+    ``rope_axial.eva`` has those of EVA-02 and ``rope_axial.pe`` those of the Perception Encoder. On three axes
+    it is the axial RoPE of volumes and video tubelets, with `spacing` for voxels that are no cubes.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        depth: blocks of the model, for `per_block`.
+        temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi units of the spacing.
+        indexing: 'xy' gives the first channels to the last axis (x, then y), 'ij' to the first axis.
+        layout: which channels are a pair: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs. A checkpoint
+            works only with its own.
+        offset: added to the patch numbers. Scores of class tokens with patches feel it.
+        rotated: share of the channels of a head that turn; the others carry content only.
+        split: pairs of channels for each axis, first axis first; equal parts by default, and what three axes leave
+            over does not turn.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        schedule: what happens at another resolution, per axis: 'none' goes on with the patch numbers, 'rescale'
+            maps them onto the training grid, 'pi' does so for larger grids only, 'ntk' stretches slow pairs more than
+            fast ones, 'yarn' stretches only pairs of less than one turn in the training grid.
+        reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
+        logit_scale: factor of all logits at another resolution: 'none', 'yarn' ((0.1 ln s + 1)^2 with s the mean
+            stretch) or 'entropy' (ln n / ln n_reference, n patches). Prefix tokens are scaled with the others.
+        shift_coords: in training, adds uniform [-s, s] patches per axis.
+        jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
+        rescale_coords: in training, then multiplies all axes by one such factor.
+        per_block: fresh draws for every block instead of one draw per forward.
+
+    Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not turned.
+    New resolution: see `schedule`.   Cost: no parameters, O(n d_h) per forward, 3 flops per channel of q and k.
+    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are kept
+        (logit_scale=none); a quarter turn of the grid exchanges the channel groups of the axes.
+    Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
+        OptionError for options that do not fit together.
+    Differs from the reference: tables are made from the coordinates of each grid; rope-vit reuses them whenever
+        the number of tokens agrees, so that 14 x 14 tables serve 7 x 28 patches.
+    """
+
+    name = "rope_axial"
+    paper = "Rotary Position Embedding for Vision Transformer, https://arxiv.org/abs/2403.13298"
+    year = 2024
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "ropevit": {"temperature": 100.0, "indexing": "xy"},
+        "eva": {"temperature": 10000.0, "indexing": "ij", "schedule": "rescale"},
+        "pe": {"temperature": 10000.0, "indexing": "xy", "offset": 1.0, "schedule": "rescale"},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        depth: int | None = None,
+        temperature: float = 100.0,
+        indexing: Indexing = "xy",
+        layout: Layout = "interleaved",
+        offset: float = 0.0,
+        rotated: float = 1.0,
+        split: Sequence[int] | None = None,
+        spacing: Sequence[float] | None = None,
+        schedule: Schedule = "none",
+        reference: Sequence[int] | None = None,
+        logit_scale: LogitScale = "none",
+        shift_coords: float | None = None,
+        jitter_coords: float | None = None,
+        rescale_coords: float | None = None,
+        per_block: bool = False,
+    ) -> None:
+        super().__init__(
+            dim,
+            num_heads,
+            layout,
+            {
+                "depth": depth,
+                "rotated": rotated,
+                "spacing": spacing,
+                "schedule": schedule,
+                "reference": reference,
+                "logit_scale": logit_scale,
+                "shift_coords": shift_coords,
+                "jitter_coords": jitter_coords,
+                "rescale_coords": rescale_coords,
+                "per_block": per_block,
+            },
+        )
+        if not 0 < temperature < float("inf"):
+            raise OptionError(f"rope_axial needs a positive temperature, got temperature={temperature}.")
+        if indexing not in ("xy", "ij"):
+            raise OptionError(f"indexing must be xy or ij, got {indexing!r}.")
+        if not -float("inf") < offset < float("inf"):
+            raise OptionError(f"offset must be a number of patches, got offset={offset}.")
+        self.temperature, self.offset = float(temperature), float(offset)
+        self.indexing: Indexing = indexing
+        self.split = None if split is None else check_split("rope_axial", split, self.pairs)
+        self._seal()
+
+    def frequencies(self, pos: Positions) -> list[Tensor]:
+        """Return radians per unit of the coordinates, per axis (b or 1, pairs of the axis) float64."""
+        counts = pair_counts(self.name, self.split, self.pairs, pos.axes)
+        exact = exact_device(pos.coords)
+        own = [inverse_frequencies(2 * n, self.temperature, torch.float64)[None].to(exact) for n in counts]
+        if self.schedule == "none":
+            return own
+        now, trained = (t.to(exact, torch.float64) for t in self._sizes(pos))
+        cell = pos.cell.to(exact, torch.float64)
+        return [
+            grid_frequencies(
+                freqs,
+                self.schedule,
+                now[:, i] / trained[i],
+                trained[i] * cell[:, i],
+                cell=cell[:, i],
+            )
+            for i, freqs in enumerate(own)
+        ]
+
+    def _angles(self, pos: Positions, layer: int) -> Tensor:
+        coords = pos.coords + self.offset * pos.cell[:, None] if self.offset else pos.coords
+        if "rope" in pos.attrs:
+            coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
+        axes = range(pos.axes)
+        order = axes if self.indexing == "ij" else [*reversed(axes)]
+        return axial_angles(coords, self.frequencies(pos), order, self.pairs)

@@ -1,0 +1,186 @@
+"""The RoPE of DINOv3: angles of coordinates that span -1 to 1 on every grid (arXiv 2508.10104)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.rotation import Layout
+from vispe.encodings.parts.rope import (
+    LogitScale,
+    RopeBase,
+    axial_angles,
+    check_split,
+    exact_device,
+    pair_counts,
+)
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
+
+NormalizeCoords = Literal["separate", "max", "min"]
+
+
+@register
+class RopeDinov3(RopeBase):
+    """Queries and keys turn with the place of their patch in the picture, a part of the channels for each axis.
+
+    c = 2 (i + 1/2) / size - 1; pair k of an axis with K pairs turns by 2 pi c / temperature^(k / K)   DINOv3 code
+
+    ``rope_dinov3.released`` adds what the released models were trained with: sizes rescaled by up to 2.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        depth: blocks of the model, for `per_block`.
+        temperature: ratio of the longest to the shortest period; the shortest is half a picture.
+        min_period: shortest period, in half pictures; with `max_period` in place of `temperature`.
+        max_period: longest period; periods are spaced evenly in the logarithm, both ends included.
+        normalize_coords: size that divides the coordinates: 'separate' that of each axis (a patch step then turns
+            by other angles along a short side), 'max' or 'min' the largest or smallest of all.
+        layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1. A checkpoint
+            works only with its own.
+        rotated: share of the channels of a head that turn; the others carry content only.
+        split: pairs of channels for each axis, first axis first; equal parts by default, and what three axes leave
+            over does not turn.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`; with 'max' and 'min'
+            sizes are lengths, so that voxels that are no cubes keep their proportions.
+        schedule: what happens at another resolution: 'rescale' is DINOv3's own, every grid spans -1 to 1; 'none'
+            keeps the step of the training grid, 'pi' keeps it in smaller grids only, 'ntk' and 'yarn' keep it for fast
+            pairs and stretch slow ones.
+        reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
+        logit_scale: factor of all logits at another resolution: 'none', 'yarn' ((0.1 ln s + 1)^2 with s the mean
+            stretch) or 'entropy' (ln n / ln n_reference, n patches). Prefix tokens are scaled with the others.
+        shift_coords: in training, adds uniform [-s, s] half pictures per axis.
+        jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
+        rescale_coords: in training, then multiplies all axes by one such factor.
+        per_block: fresh draws for every block, as the authors' training does, instead of one draw per forward.
+
+    Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not turned.
+    New resolution: see `schedule`.   Cost: no parameters, O(n d_h) per forward, 3 flops per channel of q and k.
+    Invariant to: translation in scores between patches of one grid (not of prefix tokens with patches); scaling
+        of picture and spacing together; norms are kept (logit_scale=none).
+    Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
+        OptionError for options that do not fit together.
+    Differs from the reference: one draw per forward unless `per_block`; periods are float64 and tables float32,
+        where the released models keep periods rounded to bfloat16 (their `rope_embed.periods` are checked, then
+        dropped on loading).
+    """
+
+    name = "rope_dinov3"
+    paper = "DINOv3, https://arxiv.org/abs/2508.10104"
+    year = 2025
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"released": {"rescale_coords": 2.0}}
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        depth: int | None = None,
+        temperature: float = 100.0,
+        min_period: float | None = None,
+        max_period: float | None = None,
+        normalize_coords: NormalizeCoords = "separate",
+        layout: Layout = "half",
+        rotated: float = 1.0,
+        split: Sequence[int] | None = None,
+        spacing: Sequence[float] | None = None,
+        schedule: Schedule = "rescale",
+        reference: Sequence[int] | None = None,
+        logit_scale: LogitScale = "none",
+        shift_coords: float | None = None,
+        jitter_coords: float | None = None,
+        rescale_coords: float | None = None,
+        per_block: bool = False,
+    ) -> None:
+        super().__init__(
+            dim,
+            num_heads,
+            layout,
+            {
+                "depth": depth,
+                "rotated": rotated,
+                "spacing": spacing,
+                "schedule": schedule,
+                "reference": reference,
+                "logit_scale": logit_scale,
+                "shift_coords": shift_coords,
+                "jitter_coords": jitter_coords,
+                "rescale_coords": rescale_coords,
+                "per_block": per_block,
+            },
+        )
+        if not 0 < temperature < math.inf:
+            raise OptionError(f"rope_dinov3 needs a positive temperature, got temperature={temperature}.")
+        if (min_period is None) != (max_period is None):
+            raise OptionError(
+                f"min_period and max_period go together, got min_period={min_period}, max_period={max_period}."
+            )
+        if min_period is not None and max_period is not None and not 0 < min_period <= max_period < math.inf:
+            raise OptionError(
+                f"rope_dinov3 needs 0 < min_period <= max_period, got {min_period} and {max_period}."
+            )
+        if normalize_coords not in ("separate", "max", "min"):
+            raise OptionError(f"normalize_coords must be separate, max or min, got {normalize_coords!r}.")
+        self.temperature = float(temperature)
+        self.min_period, self.max_period = min_period, max_period
+        self.normalize_coords: NormalizeCoords = normalize_coords
+        self.split = None if split is None else check_split("rope_dinov3", split, self.pairs)
+        self._seal()
+
+    @property
+    def _needs_reference(self) -> bool:
+        return self.schedule != "rescale" or self.logit_scale != "none"
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Drop the periods that released checkpoints save, once they agree with ours to bfloat16."""
+        for name in (f"{beside}rope_embed.periods", f"{beside}rope.periods"):
+            if name in state_dict:
+                saved, ours = state_dict[name].double().cpu(), self.periods(len(state_dict[name]))
+                if not torch.allclose(saved, ours, rtol=2**-7):
+                    raise OptionError(
+                        f"{name} has periods {saved.min():.4g} to {saved.max():.4g} but temperature={self.temperature} "
+                        f"gives {ours.min():.4g} to {ours.max():.4g}; say min_period and max_period."
+                    )
+                del state_dict[name]
+
+    def periods(self, count: int | None = None) -> Tensor:
+        """Return the periods of an axis with `count` pairs (a half of all by default), in half pictures, float64."""
+        count = self.pairs // 2 if count is None else count
+        if self.min_period is None or self.max_period is None:
+            return 1 / inverse_frequencies(2 * count, self.temperature, torch.float64)
+        way = torch.linspace(0, 1, count, dtype=torch.float64)
+        return self.min_period * (self.max_period / self.min_period) ** way
+
+    def _angles(self, pos: Positions, layer: int) -> Tensor:
+        size = self._size(pos.extent)
+        coords = (pos.coords + pos.cell[:, None] / 2) / size[:, None] * 2 - 1
+        if "rope" in pos.attrs:
+            coords = pos.attrs["rope"].apply(coords, None, layer)
+        exact = exact_device(coords)
+        counts = pair_counts(self.name, self.split, self.pairs, pos.axes)
+        freqs = [(2 * math.pi / self.periods(n))[None].to(exact) for n in counts]
+        if self.schedule != "rescale":
+            trained = self._size(self._sizes(pos)[1] * pos.cell).to(exact, torch.float64)
+            size, cell = (t.to(exact, torch.float64) for t in (size, pos.cell))
+            freqs = [self._scheduled(f, size[:, i], trained[:, i], cell[:, i]) for i, f in enumerate(freqs)]
+        return axial_angles(coords, freqs, range(pos.axes), self.pairs)
+
+    def _scheduled(self, freqs: Tensor, size: Tensor, trained: Tensor, cell: Tensor) -> Tensor:
+        """Return radians per unit of our coordinates from those of the training grid, by way of lengths."""
+        per_length = freqs * 2 / trained[:, None]
+        made = grid_frequencies(per_length, self.schedule, size / trained, trained, cell=cell)
+        return made * size[:, None] / 2
+
+    def _size(self, extent: Tensor) -> Tensor:
+        """Return what divides the coordinates of each axis, (b or 1, a)."""
+        if self.normalize_coords == "separate":
+            return extent
+        one = extent.amax(-1, True) if self.normalize_coords == "max" else extent.amin(-1, True)
+        return one.expand_as(extent)

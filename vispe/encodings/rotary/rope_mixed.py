@@ -1,0 +1,210 @@
+"""Mixed RoPE: every pair of channels turns with a learned direction of the grid (arXiv 2403.13298)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import at_least_float32
+from vispe.attention.rotation import Layout
+from vispe.encodings.parts.rope import LogitScale, RopeBase
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
+
+
+@register
+class RopeMixed(RopeBase):
+    """Queries and keys turn with the coordinates of their patch along learned directions, per block and head.
+
+    Pair i of head n turns by x * F[0, n, i] + y * F[1, n, i]          arXiv 2403.13298
+
+    Bare ``rope_mixed``, also called ``rope_mixed.ropevit``, has the settings of the released rope-vit models.
+    The frequencies F start in a random frame of each head, as many pairs along each axis of it.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        depth: blocks of the model, for `per_block`.
+        axes: axes of the grids that it is for; frequencies are (axes, h, pairs), last axis (x) first.
+        temperature: ratio of the longest to the shortest wavelength at the start; the shortest is 2 pi units of
+            the spacing.
+        rotate: whether the frames of the heads start at random; else along the axes.
+        trainable: whether the frequencies learn; they are saved either way.
+        layout: which channels are a pair: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs. A checkpoint
+            works only with its own.
+        rotated: share of the channels of a head that turn; the others carry content only.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        schedule: what happens at another resolution, per axis: 'none' goes on with the patch numbers, 'rescale'
+            maps them onto the training grid, 'pi' does so for larger grids only, 'yarn' stretches only pairs of less
+            than one turn in the training grid. ('ntk' is for frequencies in order.)
+        reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
+        logit_scale: factor of all logits at another resolution: 'none', 'yarn' ((0.1 ln s + 1)^2 with s the mean
+            stretch) or 'entropy' (ln n / ln n_reference, n patches). Prefix tokens are scaled with the others.
+        shift_coords: in training, adds uniform [-s, s] patches per axis.
+        jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
+        rescale_coords: in training, then multiplies all axes by one such factor.
+        per_block: fresh draws for every block instead of one draw per forward.
+
+    Shapes: pos.coords (1 or b, n, axes) -> tables (1 or b, h, n, pairs) float32; prefix tokens are not turned.
+    New resolution: see `schedule`.   Cost: axes * d / 2 parameters per block, O(n d) per block.
+    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are kept
+        (logit_scale=none).
+    Raises: ShapeError if `pos` has other axes, or the training grid is needed and unknown; OptionError for
+        options that do not fit together.
+    Differs from the reference: one parameter per block (`freqs` of the released models, one for all blocks, is
+        split on loading); tables are made for each grid (rope-vit reuses them whenever the number of tokens
+        agrees); angles are float32 also under autocast.
+    """
+
+    name = "rope_mixed"
+    paper = "Rotary Position Embedding for Vision Transformer, https://arxiv.org/abs/2403.13298"
+    year = 2024
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"ropevit": {"temperature": 10.0}}
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        depth: int | None = None,
+        axes: int = 2,
+        temperature: float = 10.0,
+        rotate: bool = True,
+        trainable: bool = True,
+        layout: Layout = "interleaved",
+        rotated: float = 1.0,
+        spacing: Sequence[float] | None = None,
+        schedule: Schedule = "none",
+        reference: Sequence[int] | None = None,
+        logit_scale: LogitScale = "none",
+        shift_coords: float | None = None,
+        jitter_coords: float | None = None,
+        rescale_coords: float | None = None,
+        per_block: bool = False,
+    ) -> None:
+        super().__init__(
+            dim,
+            num_heads,
+            layout,
+            {
+                "depth": depth,
+                "rotated": rotated,
+                "spacing": spacing,
+                "schedule": schedule,
+                "reference": reference,
+                "logit_scale": logit_scale,
+                "shift_coords": shift_coords,
+                "jitter_coords": jitter_coords,
+                "rescale_coords": rescale_coords,
+                "per_block": per_block,
+            },
+        )
+        if isinstance(axes, bool) or axes not in (1, 2, 3):
+            raise OptionError(f"axes must be 1, 2 or 3, got axes={axes!r}.")
+        if not 0 < temperature < math.inf:
+            raise OptionError(f"rope_mixed needs a positive temperature, got temperature={temperature}.")
+        flags: dict[str, object] = {"rotate": rotate, "trainable": trainable}
+        for name, flag in flags.items():
+            if not isinstance(flag, bool):
+                raise OptionError(f"{name} is true or false, got {name}={flag!r}.")
+        if schedule == "ntk":
+            raise OptionError(
+                "schedule='ntk' needs frequencies in order, but those of rope_mixed are learned; choose 'yarn'."
+            )
+        if self.pairs < axes:
+            raise OptionError(
+                f"rope_mixed needs a pair of channels per axis, got {self.pairs} pairs for axes={axes}."
+            )
+        self.axes, self.temperature = axes, float(temperature)
+        self.rotate, self.trainable = rotate, trainable
+        vars(self)["ndim"] = (axes,)  # what this instance accepts, among what the class can be built for
+        self.freqs = nn.Parameter(torch.empty(axes, num_heads, self.pairs), requires_grad=trainable)
+        self.reset_parameters()
+        self._seal()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every block has its own frequencies."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Draw a frame for every head; magnitudes are ``temperature ** (-j / J)`` along each of its axes."""
+        heads, like = self.num_heads, self.freqs
+        if self.axes == 2:  # in the order of timm and the reference, so that seeds agree
+            from timm.layers import pos_embed_sincos  # here: `import vispe` leaves timm alone
+
+            draw = cast("Callable[..., Tensor]", pos_embed_sincos.init_random_2d_freqs)
+            made = draw(4 * (self.pairs // 2), 1, heads, self.temperature, self.rotate)[:, 0]
+        else:
+            frame = torch.eye(self.axes).expand(heads, -1, -1)
+            if self.rotate:
+                frame = _frames(heads, self.axes)
+            counts = [len(part) for part in torch.arange(self.pairs).tensor_split(self.axes)]
+            sizes = [inverse_frequencies(2 * n, self.temperature) for n in counts]
+            parts = [frame[:, :, i, None] * size for i, size in enumerate(sizes)]  # (h, a, J)
+            made = torch.cat(parts, -1).transpose(0, 1)
+        with torch.no_grad():
+            like.copy_(made)
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Take this block's part of `freqs` (2, depth, h * pairs) of rope-vit or `rope.freqs` of timm.
+
+        The last block removes them, together with the coordinates that rope-vit saves.
+        """
+        place = re.fullmatch(r"(.*?)blocks\.(\d+)\.(?:attn\.)?", beside)
+        if place is None:
+            return
+        root, block = place[1], int(place[2])
+        for name in (f"{root}freqs", f"{root}rope.freqs"):
+            if name not in state_dict:
+                continue
+            saved = state_dict[name]
+            depth = saved.shape[1]
+            if saved.shape[0] != self.axes or saved[:, 0].numel() != self.freqs.numel() or block >= depth:
+                raise ShapeError(
+                    f"{name} has shape {tuple(saved.shape)}, but block {block} needs "
+                    f"({self.axes}, above {block}, {self.num_heads} * {self.pairs}); build the model of the checkpoint."
+                )
+            state_dict[f"{own}freqs"] = saved[:, block].reshape(self.freqs.shape)
+            if block == depth - 1:
+                for done in (name, f"{root}freqs_t_x", f"{root}freqs_t_y"):
+                    state_dict.pop(done, None)
+
+    def _angles(self, pos: Positions, layer: int) -> Tensor:
+        coords = pos.coords
+        if "rope" in pos.attrs:
+            coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
+        freqs = at_least_float32(self.freqs).flip(0)  # axes as those of the positions
+        scaled = [freqs[i][None] for i in range(self.axes)]  # (1, h, pairs) each
+        if self.schedule != "none":
+            now, trained = self._sizes(pos)
+            scaled = [
+                grid_frequencies(
+                    f,
+                    self.schedule,
+                    (now[:, i] / trained[i])[:, None],
+                    (trained[i] * pos.cell[:, i])[:, None],
+                    cell=pos.cell[:, i, None],
+                )
+                for i, f in enumerate(scaled)
+            ]
+        # elementwise products: autocast would round a matrix product; the last axis comes first, as in the reference
+        angle = coords[:, None, :, -1, None] * scaled[-1][:, :, None]
+        for i in reversed(range(self.axes - 1)):
+            angle = angle + coords[:, None, :, i, None] * scaled[i][:, :, None]
+        return angle
+
+
+def _frames(heads: int, axes: int) -> Tensor:
+    """Return random orthonormal frames (h, axes, axes), evenly distributed."""
+    made = torch.randn(heads, axes, axes)
+    frame, upper = cast("tuple[Tensor, Tensor]", torch.linalg.qr(made))  # pyright: ignore[reportUnknownMemberType]
+    return frame * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]

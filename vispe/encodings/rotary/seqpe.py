@@ -1,0 +1,187 @@
+"""SeqPE: positions are read as digit sequences by a small transformer (arXiv 2506.13277)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias import Bias, LowRankBias
+from vispe.attention.rotation import Affine, Transform
+from vispe.encodings.base import Biased, Rotary
+from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.digit_losses import contrastive_loss, transfer_loss
+from vispe.encodings.parts.digit_tokens import SeqPEBase
+from vispe.encodings.parts.digits import Direction
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError, check_flag, is_whole
+from vispe.grid import Positions
+
+Mode = Literal["attn_mul", "attn_add", "attn_scalar"]
+__all__ = ["SeqPE", "contrastive_loss", "transfer_loss"]
+
+
+@register
+class SeqPE(SeqPEBase, Rotary, Biased):
+    """Multiplies queries and keys by vectors that a small transformer makes of each position's digits.
+
+    e = encoder(digits of (row, column)); [pq, pk] = W_layer e; q * pq, k * pk          arXiv 2506.13277
+
+    The released training adds two losses, see `auxiliary_losses`, which make far positions resemble near ones.
+    Mind the scale of e: with 'attn_mul' it multiplies the logits quadratically.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads of the model and of the encoder, h.
+        depth: blocks of the model: one projection to pq, pk for each ('multi'); one in all without it.
+        grid: shape of the model's grid; says how many numbers a position has.
+        axes: numbers per position, 1 to 3, where no grid is known; 2 by default.
+        mode: 'attn_mul' (q * pq), 'attn_add' (q + pq) or 'attn_scalar' (pq . pk added to q . k, before the scale
+            d_h^-0.5). Encoding + tokens ('input_add') is ``seqpe_input``.
+        multi_head: whether every head has its own pq, pk; otherwise all share d / h channels.
+        projection: 'multi' (per layer) or 'single' (shared by the layers).
+        embed_dim: width of the encoder; d by default.
+        out_dim: channels of e; embed_dim by default.
+        layers: blocks of the encoder.
+        max_digits: digits per axis, 2 by default (sides up to 100), in 1D 4.
+        direction: 'causal' or 'bi' attention between digits.
+        mask_padding: whether the zeros in front of a number are hidden.
+        final_norm: whether a norm precedes the last map of the encoder.
+        class_token: whether e is read at a learned vector behind the digits; otherwise at the last digit.
+        class_vector: whether prefix tokens have a learned e; otherwise they stay as they are.
+        temperature: divisor of e.
+        dropout: of both branches of the encoder's blocks, in training.
+        shift: probability that a forward pass in training takes a window at a random offset instead of 0.
+
+    Presets: ``seqpe.vit_s`` and ``seqpe.vit_b`` are the settings of the released ImageNet runs.
+
+    Shapes: pos of a grid -> q and k scaled or shifted per token, or a bias (1, h, n, n); prefix tokens pass
+        unchanged without class_vector.
+    New resolution: the encoder spells the new indices, up to 10^max_digits per axis.   Cost: cells x 5 tokens (2D)
+        through the encoder, per layer in training; once per grid and set of weights while predicting.
+    Invariant to: nothing.
+    Raises: ShapeError without a grid, with other axes, or for a side beyond 10^max_digits.
+    Differs from the reference: prefix tokens pass unchanged by default; the random offset is drawn anew in each
+        pass (there from 320 stored ones); spacing has no effect, because digits spell whole cells.
+    """
+
+    name = "seqpe"
+    paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
+    year = 2025
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "vit_s": {"class_vector": True, "dropout": 0.1, "shift": 0.1},
+        "vit_b": {"class_vector": True, "dropout": 0.3, "shift": 0.1},
+    }
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        depth: int | None = None,
+        grid: Sequence[int] | None = None,
+        axes: int | None = None,
+        mode: Mode = "attn_mul",
+        multi_head: bool = True,
+        projection: Literal["multi", "single"] = "multi",
+        embed_dim: int | None = None,
+        out_dim: int | None = None,
+        layers: int = 2,
+        max_digits: int | None = None,
+        direction: Direction = "causal",
+        mask_padding: bool = True,
+        final_norm: bool = True,
+        class_token: bool = True,
+        class_vector: bool = False,
+        temperature: float = 1.0,
+        dropout: float = 0.0,
+        shift: float = 0.0,
+    ) -> None:
+        options = {
+            "axes": axes,
+            "embed_dim": embed_dim,
+            "out_dim": out_dim,
+            "layers": layers,
+            "max_digits": max_digits,
+            "direction": direction,
+            "mask_padding": mask_padding,
+            "final_norm": final_norm,
+            "class_token": class_token,
+            "class_vector": class_vector,
+            "temperature": temperature,
+            "dropout": dropout,
+            "shift": shift,
+        }
+        super().__init__(dim, num_heads, grid, options)
+        if mode not in get_args(Mode):
+            raise OptionError(
+                f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}; to add it to the tokens take "
+                "seqpe_input."
+            )
+        if projection not in ("multi", "single"):
+            raise OptionError(f"projection must be multi or single, got {projection!r}.")
+        check_flag("multi_head", multi_head)
+        if depth is not None and not (is_whole(depth) and depth > 0):
+            raise OptionError(f"seqpe needs depth of 1 or more, got depth={depth!r}.")
+        self.depth, self.mode, self.multi_head, self.projection = depth, mode, multi_head, projection
+        channels = dim if multi_head else dim // num_heads
+        count = depth if depth and projection == "multi" else 1
+        out = self.encoder.out_proj.out_features
+        self._last = -1  # the layer that asked last
+        self.pe_qk = nn.ModuleList(nn.Linear(out, 2 * channels) for _ in range(count))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw matrices from a truncated normal of 0.02; biases are 0."""
+        super().reset_parameters()
+        for layer in self.pe_qk:
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+
+    def truncate(self, depth: int) -> None:
+        """Drop the projections of blocks that the model has lost."""
+        if len(self.pe_qk) > depth > 0:
+            self.pe_qk = self.pe_qk[:depth]
+            self.depth = depth
+
+    def _factors(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
+        """Return pq and pk of a block, (1 or b, h or 1, n, d_h) each."""
+        if len(self.pe_qk) > 1 and not 0 <= layer < len(self.pe_qk):
+            raise ShapeError(
+                f"seqpe has projections for {len(self.pe_qk)} blocks, but block {layer} asks for one."
+            )
+        module = self.pe_qk[layer if len(self.pe_qk) > 1 else 0]
+        again = False
+        if not torch.compiler.is_compiling():
+            again, self._last = layer > self._last, layer  # layers ask in order: a lower number is a new pass
+        both = affine(cast("nn.Linear", module), self.vectors(pos, again))
+        heads = self.num_heads if self.multi_head else 1
+        pair = both.reshape(*both.shape[:2], 2, heads, -1).permute(2, 0, 3, 1, 4)
+        return pair[0], pair[1]
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the factors or summands of queries and keys of block `layer`."""
+        if self.mode == "attn_scalar":
+            return Transform()
+        pq, pk = self._factors(pos, layer)
+        if self.mode == "attn_mul":
+            return Affine(q_mul=self._bare(pq, pos, 1.0), k_mul=self._bare(pk, pos, 1.0))
+        return Affine(q_add=self._bare(pq, pos, 0.0), k_add=self._bare(pk, pos, 0.0))
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return pq . pk of block `layer` with mode='attn_scalar', else None."""
+        if self.mode != "attn_scalar":
+            return None
+        pq, pk = self._factors(pos, layer)
+        scale = (self.dim // self.num_heads) ** -0.5
+        return LowRankBias(self._bare(pq * scale, pos, 0.0), self._bare(pk, pos, 0.0), pos)
+
+    def _bare(self, values: Tensor, pos: Positions, neutral: float) -> Tensor:
+        """Return the values with `neutral` at prefix tokens that have no vector."""
+        if self.class_vector or "seqpe" in pos.attrs:
+            return values
+        return torch.where(pos.spatial[:, None, :, None], values, neutral)
