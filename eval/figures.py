@@ -20,7 +20,7 @@ from PIL import Image
 
 import vispe
 from vispe.attention import DistanceBias
-from vispe.attention.triton.strip import Layout, build, layout_of
+from vispe.attention.bias.strip import Layout, build, layout_of
 from vispe.cli.main import main as command
 from vispe.images.find import find_images
 from vispe.report.style import BLUE, GREY, INK, ORANGE

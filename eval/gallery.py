@@ -24,7 +24,10 @@ from PIL import Image
 from torch import Tensor
 
 import vispe
-from vispe.attention.rotation import BlockTransform, Expand, PairRotation, Transform
+from vispe.attention.transform.affine import Expand
+from vispe.attention.transform.base import Transform
+from vispe.attention.transform.blocks import BlockTransform
+from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.report.style import GREY, INK
 

@@ -10,8 +10,9 @@ from tests import oracle
 from tests.attention_cases import HEADS, WIDTH, Case, doubles, leaf, tensors
 from tests.test_conformance import DEPTH, DIM, NAMES, build, positions, shapes
 from vispe import attention
-from vispe.attention import _BACKENDS, DistanceBias
+from vispe.attention import DistanceBias
 from vispe.attention.call import Call
+from vispe.attention.choose import BACKENDS
 from vispe.encodings.base import bias_of, value_term_of
 from vispe.encodings.registry import encoding_info
 from vispe.errors import BackendUnavailable
@@ -67,7 +68,7 @@ def relative(found, wanted):
 
 def refused(backend, q, k, v, **arguments):
     """Return why a backend refuses, after `attention` has said it in a sentence, or None."""
-    reason = _BACKENDS[backend][0](Call(q, k, v, **arguments))
+    reason = BACKENDS[backend][0](Call(q, k, v, **arguments))
     if reason is not None:
         assert re.fullmatch(r"\S.{12,}[^\s.]", reason), reason
         sentence = f"backend={backend!r} cannot serve this call: {reason}; use backend='auto'."

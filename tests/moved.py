@@ -6,8 +6,9 @@ from tests.attention_cases import CASES, HEADS, WIDTH, close, leaf, tensors
 from tests.bias_matrix import DERIVED
 from tests.test_conformance import DEPTH, DIM, build, positions, shapes
 from vispe import Grid, attention
-from vispe.attention import _BACKENDS, DistanceBias, GatedBias, SumBias, TableBias
+from vispe.attention import DistanceBias, GatedBias, SumBias, TableBias
 from vispe.attention.call import Call
+from vispe.attention.choose import BACKENDS
 from vispe.encodings.base import bias_of
 from vispe.errors import VispeError
 
@@ -124,7 +125,7 @@ def agrees_when_moved(name, move, backend, compiler=None):
         return False
     make, params, pos = made
     q, k, v = tensors(2, pos.tokens)
-    if _BACKENDS[backend][0](Call(q, k, v, make())) is not None:
+    if BACKENDS[backend][0](Call(q, k, v, make())) is not None:
         return False
 
     def run(q, k, v):

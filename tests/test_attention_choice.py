@@ -14,8 +14,8 @@ from vispe.attention import (
     SumBias,
     TableBias,
     ValueTerm,
-    sdpa,
 )
+from vispe.attention.backends import sdpa
 from vispe.errors import BackendUnavailable, OptionError, ShapeError, UnknownName
 
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -5,10 +5,8 @@ import torch
 
 from tests.attention_cases import CASES, HEADS, WIDTH, close, leaf, tensors
 from vispe import Grid, attention, create_encoding
-from vispe.attention import (
-    DistanceBias,
-    sdpa,
-)
+from vispe.attention import DistanceBias
+from vispe.attention.backends import sdpa
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

@@ -17,12 +17,8 @@ from tests.attention_cases import (
     tensors,
 )
 from vispe import Grid, attention
-from vispe.attention import (
-    DistanceBias,
-    SumBias,
-    TableBias,
-    sdpa,
-)
+from vispe.attention import DistanceBias, SumBias, TableBias
+from vispe.attention.backends import sdpa
 from vispe.errors import ShapeError
 
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from vispe.attention import triton as fused
-from vispe.attention.triton import tiles
+from vispe.attention.backends import triton as fused
+from vispe.attention.backends.triton import tiles
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.attention_bench import Bench, Case, Plan, judge, plan_for, table, winners
 from vispe.evaluate.attention_bench import run as runner

@@ -21,7 +21,7 @@ from tests.bias_matrix import (
     distance,
 )
 from vispe import Grid, attention
-from vispe.attention import _BACKENDS
+from vispe.attention.choose import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,7 +38,7 @@ def float64():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("backend", _BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_bias_agrees_or_is_refused(name, backend, dtype):
     pos = GRID.positions()
@@ -46,7 +46,7 @@ def test_every_bias_agrees_or_is_refused(name, backend, dtype):
     assert refusal is None or backend not in ("reference", "sdpa")
 
 
-@pytest.mark.parametrize("backend", _BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("number", range(len(DISTANCES)), ids=lambda i: "-".join(map(str, DISTANCES[i])))
 def test_every_distance(number, backend):
     pos = GRID.positions()
@@ -56,7 +56,7 @@ def test_every_distance(number, backend):
 
 @pytest.mark.parametrize("spec", DERIVED)
 def test_what_encodings_derive(spec):
-    assert not {"reference"} & set(derived_agrees_or_refuses(spec, _BACKENDS, LIMITS))
+    assert not {"reference"} & set(derived_agrees_or_refuses(spec, BACKENDS, LIMITS))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,16 +6,8 @@ import torch
 from tests import oracle
 from tests.attention_cases import HEADS, close, doubles, tensors
 from vispe import Grid, attention
-from vispe.attention import (
-    DenseBias,
-    DistanceBias,
-    GatedBias,
-    LowRankBias,
-    ProfileBias,
-    SumBias,
-    TableBias,
-    strip_gradient,
-)
+from vispe.attention import DenseBias, DistanceBias, GatedBias, LowRankBias, ProfileBias, SumBias, TableBias
+from vispe.attention.backends import blocked as strip_gradient
 
 GRID, NONE = Grid((3, 4)), float("-inf")
 TABLES = {

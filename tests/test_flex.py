@@ -10,18 +10,10 @@ import torch
 
 from tests import oracle
 from vispe import Grid, attention, explain
-from vispe.attention import (
-    DenseBias,
-    DistanceBias,
-    PairRotation,
-    ProfileBias,
-    SumBias,
-    TableBias,
-    ValueTerm,
-    flex,
-)
+from vispe.attention import DenseBias, DistanceBias, PairRotation, ProfileBias, SumBias, TableBias, ValueTerm
+from vispe.attention.backends import flex
+from vispe.attention.backends.triton import refuses
 from vispe.attention.call import Call
-from vispe.attention.triton import refuses
 from vispe.errors import BackendUnavailable
 
 pytestmark = pytest.mark.slow

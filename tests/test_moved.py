@@ -6,7 +6,7 @@ import torch
 from tests.attention_cases import tensors
 from tests.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
 from tests.test_conformance import NAMES, build, positions, shapes
-from vispe.attention import strip_gradient
+from vispe.attention.backends import blocked as strip_gradient
 from vispe.encodings.base import transform_of
 from vispe.encodings.registry import encoding_info
 

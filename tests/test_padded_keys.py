@@ -3,7 +3,7 @@
 import pytest
 
 from tests.padded_keys import NAMES, same_whatever_padding_holds
-from vispe.attention import strip_gradient
+from vispe.attention.backends import blocked as strip_gradient
 
 
 @pytest.mark.parametrize("least", [0, 10**9], ids=["strips", "mask"])

@@ -6,7 +6,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.attention_cases import close
 from vispe import Grid, attention
-from vispe.attention import DistanceBias, SumBias, TableBias, explain, strip_gradient
+from vispe.attention import DistanceBias, SumBias, TableBias, explain
+from vispe.attention.backends import blocked as strip_gradient
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 HEADS = 3

@@ -15,7 +15,8 @@ import transformers
 import vispe
 from tests.hosts import open_clip_common
 from vispe import Grid, attention, explain, use_backend
-from vispe.attention import DistanceBias, selection
+from vispe.attention import DistanceBias
+from vispe.attention import preference as selection
 from vispe.cli.main import main
 from vispe.errors import BackendUnavailable, UnknownName
 from vispe.hosts.paths import STOCK, attention_paths

@@ -4,7 +4,7 @@
 
 All ways of one shape run in turn on one thread; the numbers are CPU times relative to SDPA without a mask (medians),
 so other load on the machine matters little. `before` is a learned bias as a dense mask with a gradient, which was the
-only way before `vispe.attention.strip_gradient`; strips are
+only way before `vispe.attention.backends.blocked`; strips are
 measured everywhere, and taken where a row says so. A run that was stopped goes on where it was.
 """
 
@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vispe
-from vispe.attention import DistanceBias, TableBias, attention, strip_gradient
+from vispe.attention import DistanceBias, TableBias, attention
+from vispe.attention.backends import blocked as strip_gradient
 from vispe.grid import Grid
 
 OUT = Path(__file__).parents[1] / "results" / "bias_gradient_cpu.json"

@@ -26,7 +26,8 @@ import torch
 from timing import version
 
 from vispe import Grid
-from vispe.attention.triton import strip, tiles
+from vispe.attention.backends.triton import tiles
+from vispe.attention.bias import strip
 from vispe.evaluate.attention_bench.checks import LIMITS, check
 from vispe.evaluate.attention_bench.measure import timed, warm
 
@@ -154,8 +155,8 @@ def work(
     kernel: str, grid: Grid, batch: int, width: int, dtype: torch.dtype, device: str
 ) -> Callable[[int], Any]:
     """Return what is timed: the launch of one kernel (with that of its companion, for gradients of q, k and v)."""
-    from vispe.attention.triton.launch import run_forward
-    from vispe.attention.triton.launch_backward import run_backward, run_bias
+    from vispe.attention.backends.triton.grid.launch import run_forward
+    from vispe.attention.backends.triton.grid.launch_backward import run_backward, run_bias
 
     heads = 2 if device == "cpu" else 12
     batch = max(1, batch // 8) if dtype == torch.float32 else batch

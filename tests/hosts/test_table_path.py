@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import vispe
 from tests.hosts.common import close, image, tiny
 from tests.hosts.packed import naflex
-from vispe.attention.triton.lower import not_a_table
+from vispe.attention.bias.lower import not_a_table
 
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "rpb", "alibi2d+rope_axial"]
 HOSTS = {

@@ -8,8 +8,8 @@ import torch
 from tests import oracle
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
-from vispe.attention.triton import tiles as sizes
-from vispe.attention.triton.strip import Layout, fits_half
+from vispe.attention.backends.triton import tiles as sizes
+from vispe.attention.bias.strip import Layout, fits_half
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -20,7 +20,7 @@ FORWARD = {
 }  # bfloat16 is cut, not rounded, here
 BACKWARD = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2.4e-2}
 HEADS = 2
-BACKEND = sys.modules["vispe.attention.triton"]
+BACKEND = sys.modules["vispe.attention.backends.triton"]
 
 
 @pytest.fixture(autouse=True)

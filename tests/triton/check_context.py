@@ -7,10 +7,10 @@ import vispe
 from tests import oracle
 from vispe import Grid, attention
 from vispe.attention import SumBias
-from vispe.attention.content import DecomposedBias
-from vispe.attention.triton import tiles as sizes
-from vispe.attention.triton.decomposed_op import decomposed_attention
-from vispe.attention.triton.slots import lay_out, slots_of
+from vispe.attention.backends.triton import tiles as sizes
+from vispe.attention.backends.triton.content.decomposed_op import decomposed_attention
+from vispe.attention.backends.triton.content.slots import lay_out, slots_of
+from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.errors import BackendUnavailable
 
 pytestmark = pytest.mark.usefixtures("poisoned")

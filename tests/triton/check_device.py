@@ -7,12 +7,12 @@ import torch
 
 from vispe import Grid, attention, explain, use_backend
 from vispe.attention import DistanceBias, PairRotation
-from vispe.attention.triton import device
+from vispe.attention.backends.triton import device
 from vispe.errors import BackendUnavailable
 
 POS = Grid((3, 4), 1).positions()
 BIAS = DistanceBias((0.5, 0.2, 0.1), POS)
-launch = importlib.import_module("vispe.attention.triton.launch")
+launch = importlib.import_module("vispe.attention.backends.triton.grid.launch")
 
 
 def tensors():
@@ -52,7 +52,7 @@ def test_a_kernel_that_cannot_be_made_is_refused(monkeypatch):
 
 
 def test_a_backward_pass_that_fails_is_an_error_and_the_next_step_goes_on(monkeypatch):
-    op = importlib.import_module("vispe.attention.triton.op")
+    op = importlib.import_module("vispe.attention.backends.triton.grid.op")
 
     def broken(*arguments):
         raise RuntimeError("out of resource: shared memory")
@@ -75,7 +75,7 @@ def test_a_context_runs_the_kernels_also_in_a_compiled_function():
     q, k, v = tensors()
     wanted = attention(q, k, v, bias=BIAS, backend="reference")
     ran = []
-    op = importlib.import_module("vispe.attention.triton.op")
+    op = importlib.import_module("vispe.attention.backends.triton.grid.op")
     with pytest.MonkeyPatch.context() as patch:
         forward = op.run_forward
         patch.setattr(op, "run_forward", lambda *a: ran.append(1) or forward(*a))

@@ -6,7 +6,7 @@ import torch
 from tests.attention_cases import HEADS, close, leaf, tensors
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, SumBias, TableBias
-from vispe.attention.content import DecomposedBias
+from vispe.attention.bias.decomposed import DecomposedBias
 
 GRID = Grid((5, 4), 2)
 

@@ -16,10 +16,10 @@ from tests.triton.check_context import (
 )
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, TableBias
-from vispe.attention.triton import content
-from vispe.attention.triton import tiles as sizes
-from vispe.attention.triton.gated_op import gated_attention
-from vispe.attention.triton.strip import Layout, build, layout_of, pack
+from vispe.attention.backends.triton import tiles as sizes
+from vispe.attention.backends.triton.content import route as content
+from vispe.attention.backends.triton.content.gated_op import gated_attention
+from vispe.attention.bias.strip import Layout, build, layout_of, pack
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

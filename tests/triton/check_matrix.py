@@ -12,7 +12,7 @@ import torch
 from tests.attention_cases import CASES
 from tests.bias_matrix import EXACT, METRICS, NORMS, agrees_or_refuses, derived_agrees_or_refuses, distance
 from vispe import Grid
-from vispe.attention.triton.strip import Layout
+from vispe.attention.bias.strip import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 LIMITS = EXACT | {torch.bfloat16: (8e-3, 2.4e-2)}
@@ -29,7 +29,7 @@ TABLES = ENCODINGS - {"grape_alibi", "grape_path", "irpe", "irpe(on=kv)", "seqpe
 @pytest.fixture
 def strips(monkeypatch):
     """Small grids, which would take rows, take strips."""
-    backend = sys.modules["vispe.attention.triton"]
+    backend = sys.modules["vispe.attention.backends.triton"]
     monkeypatch.setattr(backend, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
 
 

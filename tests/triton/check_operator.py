@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from tests.triton import ranks
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, TableBias
-from vispe.attention.triton.op import table_attention
-from vispe.attention.triton.strip import build, layout_of, pack
+from vispe.attention.backends.triton.grid.op import table_attention
+from vispe.attention.bias.strip import build, layout_of, pack
 
 HEADS, WIDTH = 2, 16
 GRID = Grid((4, 5), 1)

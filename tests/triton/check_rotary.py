@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests import oracle
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, PairRotation
-from vispe.attention.triton import rotary_op
-from vispe.attention.triton.rotary_op import rotate_pairs
+from vispe.attention.backends.triton.rotary import op as rotary_op
+from vispe.attention.backends.triton.rotary.op import rotate_pairs
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -183,7 +183,7 @@ class Operators(TorchDispatchMode):
 
 
 def test_a_rotation_before_a_bias_is_one_operator(monkeypatch):
-    half = sys.modules["vispe.attention.triton.tiles"]
+    half = sys.modules["vispe.attention.backends.triton.tiles"]
     monkeypatch.setattr(half, "_FULL", half._HALF)  # the interpreter needs as long for a small tile
     grid = Grid((3, 4), 1)
     q, k, v = slices(torch.float32, 4, 4, n=grid.tokens)

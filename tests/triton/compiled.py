@@ -10,14 +10,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from vispe.attention.triton.backward import grad_kv, grad_q
-from vispe.attention.triton.coords import forward_coords
-from vispe.attention.triton.coords_backward import grad_kv_coords, grad_q_coords, grad_table
-from vispe.attention.triton.decomposed import decomposed_forward
-from vispe.attention.triton.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
-from vispe.attention.triton.forward import forward
-from vispe.attention.triton.gradient import grad_bias
-from vispe.attention.triton.tiles import Tiles, tiles
+from vispe.attention.backends.triton.content.decomposed import decomposed_forward
+from vispe.attention.backends.triton.content.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
+from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q
+from vispe.attention.backends.triton.grid.forward import forward
+from vispe.attention.backends.triton.grid.gradient import grad_bias
+from vispe.attention.backends.triton.places.backward import grad_kv_coords, grad_q_coords, grad_table
+from vispe.attention.backends.triton.places.forward import forward_coords
+from vispe.attention.backends.triton.tiles import Tiles, tiles
 
 KERNELS = {
     "forward": forward, "grad_q": grad_q, "grad_kv": grad_kv, "grad_bias": grad_bias, "forward_coords": forward_coords,

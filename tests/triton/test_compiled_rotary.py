@@ -22,8 +22,8 @@ def report(name, arch, half, pairs, shared, width=64):
     from triton.compiler import ASTSource
 
     from tests.triton.compiled import machine_code
-    from vispe.attention.triton import rotary
-    from vispe.attention.triton.rotary_op import ELEMENTS, HEADS
+    from vispe.attention.backends.triton.rotary import kernels as rotary
+    from vispe.attention.backends.triton.rotary.op import ELEMENTS, HEADS
 
     kernel = getattr(rotary, name)
     rest = triton.next_power_of_2(max(1, width - 2 * pairs))

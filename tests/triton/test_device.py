@@ -14,8 +14,11 @@ from torch._subclasses import FakeTensorMode
 
 import vispe
 from vispe import Grid, attention, explain, use_backend
-from vispe.attention import DistanceBias, PairRotation, flex, rotation, selection
-from vispe.attention.triton import device
+from vispe.attention import DistanceBias, PairRotation
+from vispe.attention import preference as selection
+from vispe.attention.backends import flex
+from vispe.attention.backends.triton import device
+from vispe.attention.transform import pairs as rotation
 from vispe.errors import BackendUnavailable, ShapeError
 
 GRID = Grid((3, 4), 1)
@@ -161,7 +164,7 @@ def test_nothing_is_launched_to_find_out_while_programs_are_made(gpu, monkeypatc
 
 def test_wrong_numbers_are_a_failure(gpu, monkeypatch):
     monkeypatch.undo()
-    launch = importlib.import_module("vispe.attention.triton.launch")
+    launch = importlib.import_module("vispe.attention.backends.triton.grid.launch")
     monkeypatch.setattr(launch, "run_forward", lambda q, *rest: (q * 0.5, None))
     with pytest.raises(RuntimeError, match="wrong numbers"):
         device._launch(torch.device("cpu"))

@@ -5,9 +5,9 @@ import torch
 
 from vispe import Grid, Positions, attention, explain
 from vispe.attention import DenseBias, DistanceBias, SumBias, TableBias, ValueTerm
+from vispe.attention.backends.triton import refuses
+from vispe.attention.bias.lower import not_a_table
 from vispe.attention.call import Call
-from vispe.attention.triton import refuses
-from vispe.attention.triton.lower import not_a_table
 from vispe.errors import BackendUnavailable
 
 GRID = Grid((3, 4), 1)

@@ -5,7 +5,7 @@ import torch
 
 from tests import oracle
 from vispe import Grid
-from vispe.attention.triton.strip import WORD, Layout, build, layout_of, pack
+from vispe.attention.bias.strip import WORD, Layout, build, layout_of, pack
 
 GRIDS = [(1, 1), (1, 6), (5, 1), (5, 7), (4, 8), (3, 5), (14, 14), (9,), (2, 3, 4), (3, 2, 5)]
 

@@ -5,25 +5,18 @@ columns), `triton` (fused kernels, on CUDA) and `flex` (FlexAttention of torch).
 says why it cannot serve a call, and `run(call)`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from vispe.attention import flex, lowrank, reference, sdpa, strip_gradient
-from vispe.attention import triton as fused
-from vispe.attention.bias import Bias, DenseBias, DistanceBias, LowRankBias, SumBias
-from vispe.attention.call import Call
-from vispe.attention.content import ContextBias, GatedBias, ValueTerm
-from vispe.attention.rotation import Affine, BlockTransform, Expand, PairRotation, Transform
-from vispe.attention.selection import Backend, Selected, selected, use_backend
-from vispe.attention.table import ProfileBias, TableBias
-from vispe.attention.triton.device import KernelsFailed, say_once
-from vispe.errors import BackendUnavailable
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.content import ContextBias, GatedBias
+from vispe.attention.bias.dense import DenseBias, LowRankBias, SumBias
+from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.bias.table import ProfileBias, TableBias
+from vispe.attention.bias.values import ValueTerm
+from vispe.attention.choose import Explanation, attention, explain
+from vispe.attention.preference import use_backend
+from vispe.attention.transform.affine import Affine, Expand
+from vispe.attention.transform.base import Transform
+from vispe.attention.transform.blocks import BlockTransform
+from vispe.attention.transform.pairs import PairRotation
 
 __all__ = [
     "Affine",
@@ -46,164 +39,3 @@ __all__ = [
     "explain",
     "use_backend",
 ]
-
-_Entry = tuple[Callable[[Call], str | None], Callable[[Call], Tensor]]
-_BACKENDS: dict[str, _Entry] = {
-    "reference": (reference.refuses, reference.run),
-    "sdpa": (sdpa.refuses, sdpa.run),
-    "lowrank": (lowrank.refuses, lowrank.run),
-    "triton": (fused.refuses, fused.run),
-    "flex": (flex.refuses, flex.run),
-}
-LONG = 1024  # tokens from which extra columns beat a dense mask (CPU, measured)
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Which backend a call takes and why; `str` of it is readable."""
-
-    backend: str
-    reason: str
-    refused: dict[str, str]
-
-    def __str__(self) -> str:
-        lines = [f"{self.backend}: {self.reason}"]
-        return "\n".join(lines + [f"not {name}: {why}" for name, why in self.refused.items()])
-
-
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    bias: Bias | None = None,
-    transform: Transform | None = None,
-    value_term: ValueTerm | None = None,
-    attn_mask: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    is_causal: bool = False,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    enable_gqa: bool = False,
-    backend: Backend = "auto",
-    deterministic: bool | None = None,
-) -> Tensor:
-    """Return ``softmax(scale * q k^T + bias) v`` (b, h, n, d_v) in q's dtype (under autocast, in its dtype).
-
-    Args:
-        q: queries (b, h, n, d), after qk-norm and before rotation.
-        k: keys (b, h_kv, m, d).
-        v: values (b, h_kv, m, d_v).
-        bias: what an encoding's `bias()` returned.
-        transform: what an encoding's `transform()` returned; applied to q, k, v and the output.
-        value_term: relative values, added to the output.
-        attn_mask: bool (True = attend) or additive float, broadcastable to (b, h, n, m).
-        key_padding_mask: bool (b, m), True = a real key. What padded keys and values hold is never read, NaN included.
-        is_causal: key j is visible to query i when j <= i.
-        cu_seqlens: (s + 1,) integer ends of sequences packed along n, starting with 0; needs b = 1.
-        scale: factor of the logits, ``d ** -0.5`` by default.
-        dropout_p: dropout of the attention weights.
-        enable_gqa: repeat key and value heads for groups of query heads.
-        backend: 'auto' takes what `use_backend` or the environment variable VISPE_BACKEND names, else the fastest that
-            serves the call; a named one is obeyed or refused.
-        deterministic: True takes an SDPA kernel with a reproducible backward pass on CUDA (CPU kernels all are).
-            Gradients of tables on CUDA follow `torch.use_deterministic_algorithms`, whatever is said here.
-
-    Rows that may attend to nothing give 0.
-
-    Raises:
-        ShapeError: shapes, dtypes or devices disagree.
-        BackendUnavailable: the named backend cannot serve the call.
-        UnknownName: there is no such backend.
-    """
-    named = selected(backend)
-    nothing = transform is value_term is attn_mask is key_padding_mask is cu_seqlens is None
-    alone = nothing and not is_causal and dropout_p == 0.0 and named.backend == "auto"
-    if alone and bias is not None:
-        mask = sdpa.known(q, k, v, bias)
-        if mask is not None:
-            return sdpa.attend(q, k, v, mask, scale)
-    call = Call(
-        q, k, v, bias, transform, value_term, attn_mask, key_padding_mask, is_causal, cu_seqlens, scale, dropout_p,
-        enable_gqa, deterministic,
-    )  # fmt: skip
-    name, out = _run(call, named)
-    if alone and name == "sdpa":
-        sdpa.know(call)
-    return out
-
-
-def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arguments: Any) -> Explanation:
-    """Return which backend `attention` would take, and why the others were not taken.
-
-    Args:
-        q: see `attention`.
-        k: see `attention`.
-        v: see `attention`.
-        backend: see `attention`.
-        **arguments: the other arguments of `attention`.
-    """
-    named, call = selected(backend), Call(q, k, v, **arguments)
-    name, reason = _choose(call, named)
-    if name == "sdpa" and strip_gradient.taken(call):
-        reason = "blocks of a mask, from which a learned bias gets its gradient"
-    refused = {other: refuses(call) for other, (refuses, _) in _BACKENDS.items() if other != name}
-    other_why = "not faster here, or less exact" if named.backend == "auto" else "not the one that is named"
-    return Explanation(name, reason, {other: why or other_why for other, why in refused.items()})
-
-
-def _run(call: Call, named: Selected) -> tuple[str, Tensor]:
-    """Return the backend that served a call, and the output."""
-    name = _choose(call, named)[0]
-    try:
-        out = _BACKENDS[name][1](call)
-    except KernelsFailed:
-        if named.backend == name and name in ("triton", "flex"):
-            raise
-        return _run(call, named)  # without these kernels, which are refused from now on
-    if named.backend == "auto":
-        say_once(call.q)
-    return name, out
-
-
-def _choose(call: Call, named: Selected) -> tuple[str, str]:
-    """Return a backend and why it is taken."""
-    if named.backend != "auto":
-        refusal = _BACKENDS[named.backend][0](call)
-        if refusal and named.by == "name":
-            raise BackendUnavailable(
-                f"backend={named.backend!r} cannot serve this call: {refusal}; use backend='auto'."
-            )
-        if refusal:
-            raise BackendUnavailable(
-                f"The backend {named.backend!r}, chosen by {named.by}, cannot serve this call: {refusal}; choose "
-                "'auto' there, or name another backend for this call."
-            )
-        return named.backend, f"asked for by {named.by}"
-    refusal = sdpa.refuses(call)
-    if refusal:
-        return "reference", refusal
-    plain = call.bias is None and call.cu_seqlens is None
-    if call.q.is_cuda and not plain and fused.refuses(call) is None:
-        return "triton", "fused kernels add the bias and separate sequences without an n x n tensor"
-    if call.bias is None:
-        return "sdpa", "there is no bias"
-    if _columns_pay(call):
-        return (
-            "lowrank",
-            f"squared distance with {call.k.shape[2]} keys is cheaper as extra columns than as a mask",
-        )
-    if (flex.discourages(call) or flex.refuses(call)) is None:
-        return "flex", f"FlexAttention makes no n x n tensor, and triton says: {fused.refuses(call)}"
-    kept = "kept with its positions" if call.bias.key is not None else "made in each call"
-    return "sdpa", f"one dense mask, {kept}"
-
-
-def _columns_pay(call: Call) -> bool:
-    """Whether extra columns are faster than a mask, and as exact."""
-    bias = call.bias
-    if not isinstance(bias, DistanceBias) or call.k.shape[2] < LONG or lowrank.refuses(call) is not None:
-        return False
-    # float32 columns cancel: their error is 2^-24 of the largest distance, which a divisor keeps near 1
-    return call.dtype == torch.bfloat16 or (call.dtype == torch.float32 and bias.normalize != "none")

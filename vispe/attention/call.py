@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.attention.bias import ALL, Bias
-from vispe.attention.content import ValueTerm
+from vispe.attention.bias.base import ALL, Bias
+from vispe.attention.bias.values import ValueTerm
 from vispe.attention.precision import autocast_on, compute_dtype, no_autocast, readable
-from vispe.attention.rotation import Transform
+from vispe.attention.transform.base import Transform
 from vispe.errors import OptionError, ShapeError
 
 

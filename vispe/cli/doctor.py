@@ -200,8 +200,8 @@ def _choice() -> dict[str, str]:
     """Return which backend is named and by whom, and on which devices the Triton kernels run."""
     import torch
 
-    from vispe.attention.selection import VARIABLE, selected
-    from vispe.attention.triton.device import no_device
+    from vispe.attention.backends.triton.device import no_device
+    from vispe.attention.preference import VARIABLE, selected
 
     backend, by = selected()
     found = {

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias import Bias, SumBias
-from vispe.attention.content import ValueTerm
-from vispe.attention.rotation import Transform
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.values import ValueTerm
+from vispe.attention.transform.base import Transform
 from vispe.encodings.saved import keep, refuse_other, saved_grid
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions

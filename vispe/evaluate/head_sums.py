@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vispe.attention.bias import Bias, SumBias
-from vispe.attention.content import ContextBias, DecomposedBias, GatedBias
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.content import ContextBias, GatedBias
+from vispe.attention.bias.decomposed import DecomposedBias
+from vispe.attention.bias.dense import SumBias
 from vispe.backbones.attention import Seen, attention_map
 from vispe.errors import ShapeError
 from vispe.grid import Grid

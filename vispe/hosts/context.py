@@ -10,9 +10,9 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from vispe.attention import LONG
+from vispe.attention.choose import LONG
 from vispe.attention.precision import compute_dtype
-from vispe.attention.selection import selected
+from vispe.attention.preference import selected
 from vispe.encodings.base import Encoding, Mixing, Rotary, bias_of, value_term_of
 from vispe.grid import Positions
 from vispe.hosts import traced

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vispe.attention.rotation import PairRotation
+from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import ShapeError, UnsupportedHost
 from vispe.hosts.hf_state import SequenceState
 from vispe.multimodal import Coordinates

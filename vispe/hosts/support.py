@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from vispe.attention.table import has_grid_table
+from vispe.attention.bias.table import has_grid_table
 from vispe.encodings.base import Additive, Biased, Encoding
 from vispe.encodings.registry import create_encoding, encoding_info, list_encodings
 from vispe.errors import ShapeError

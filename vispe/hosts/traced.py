@@ -14,9 +14,9 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from vispe.attention import reference
+from vispe.attention.backends import reference
+from vispe.attention.bias.table import has_grid_table
 from vispe.attention.call import Call
-from vispe.attention.table import has_grid_table
 from vispe.encodings import layer as layers
 from vispe.encodings.base import Additive, Encoding, Mixing, bias_of, transform_of, value_term_of
 from vispe.errors import ShapeError

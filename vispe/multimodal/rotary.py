@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.rotation import Layout, PairRotation
+from vispe.attention.transform.base import Layout
+from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import ShapeError
 from vispe.multimodal._typed import unfolded
 from vispe.multimodal.allocation import ZERO

@@ -24,7 +24,7 @@ from tests.hosts.hf.vision_oracle import (
     pictures,
     tower,
 )
-from vispe.attention.triton.places import not_placed
+from vispe.attention.backends.triton.places.places import not_placed
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
 from vispe.hosts.hf_vision import convert_vision, describe_vision, restore_vision

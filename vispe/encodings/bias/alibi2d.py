@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from vispe.attention.distance import Metric, Normalize
+from vispe.attention.bias.distances import Metric, Normalize
 from vispe.encodings.parts.slopes import AlibiBase, Slopes
 from vispe.encodings.registry import register
 

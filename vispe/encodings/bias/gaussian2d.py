@@ -9,8 +9,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from vispe.attention.bias import Bias, Request
-from vispe.attention.distance import Metric, distances, offsets
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.distances import Metric, distances, offsets
 from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias import Bias, DistanceBias
-from vispe.attention.distance import Metric, Normalize, check_rule
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.bias.distances import Metric, Normalize, check_rule
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.rank2 import ContentGateBias, OneSidedBias

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias import Bias, DenseBias
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import DenseBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.coords import affine_weight

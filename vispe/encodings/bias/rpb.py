@@ -9,8 +9,8 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias import Bias
-from vispe.attention.table import TableBias
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
 from vispe.encodings.parts import tables as _rpb
 from vispe.encodings.parts.regrid import trained_grid

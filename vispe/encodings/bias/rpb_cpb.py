@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias import Bias
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import at_least_float32, exact_product
-from vispe.attention.table import TableBias
 from vispe.encodings.base import Biased
 from vispe.encodings.parts import tables as _rpb
 from vispe.encodings.parts.kept import Kept

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias import Request
-from vispe.attention.content import DecomposedBias, ValueTerm, line_of
+from vispe.attention.bias.base import Request
+from vispe.attention.bias.decomposed import DecomposedBias, line_of
+from vispe.attention.bias.table import table_index
+from vispe.attention.bias.values import ValueTerm
 from vispe.attention.precision import exact_product, no_infinity
-from vispe.attention.table import table_index
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.precision import exact_product
-from vispe.attention.rotation import BlockTransform
+from vispe.attention.transform.blocks import BlockTransform
 
 _inv = cast("Callable[[Tensor], Tensor]", torch.linalg.inv)  # pyright: ignore[reportUnknownMemberType]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias import Bias, Request
-from vispe.attention.content import GatedBias
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.content import GatedBias
 from vispe.attention.precision import at_least_float32
 from vispe.errors import ShapeError
 from vispe.grid import Positions

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from vispe.attention.rotation import Layout, PairRotation
+from vispe.attention.transform.base import Layout
+from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.kept import Kept
 from vispe.errors import OptionError, ShapeError

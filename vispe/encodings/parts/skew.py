@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32, exact_product, no_autocast
-from vispe.attention.rotation import BlockTransform, Transform
+from vispe.attention.transform.base import Transform
+from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.kept import Kept
 from vispe.errors import OptionError, ShapeError, is_whole

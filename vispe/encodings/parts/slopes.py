@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias import Bias, DenseBias, DistanceBias, SumBias
-from vispe.attention.distance import Metric, Normalize, check_rule
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import DenseBias, SumBias
+from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.bias.distances import Metric, Normalize, check_rule
 from vispe.encodings.base import Biased
 from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid import PerToken, Positions, as_spacing

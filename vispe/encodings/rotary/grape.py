@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.attention.rotation import BlockTransform, PairRotation, Transform
+from vispe.attention.transform.base import Transform
+from vispe.attention.transform.blocks import BlockTransform
+from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.kept import Kept
 from vispe.encodings.parts.rank2 import rank2_rotation

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.attention.rotation import PairRotation, Transform
+from vispe.attention.transform.base import Transform
+from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.frames import Group, Matrices, angles_of, circle, joined, poses, rotations, shifts
 from vispe.encodings.parts.regrid import training_grid

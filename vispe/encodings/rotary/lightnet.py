@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.attention.rotation import Expand, PairRotation, Transform
+from vispe.attention.transform.affine import Expand
+from vispe.attention.transform.base import Transform
+from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.kept import Kept
 from vispe.encodings.parts.skew import check_axes, check_number, head_width, need_axes

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.rotation import Layout
+from vispe.attention.transform.base import Layout
 from vispe.encodings.parts.rope import (
     LogitScale,
     RopeBase,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.attention.rotation import Layout
+from vispe.attention.transform.base import Layout
 from vispe.encodings.parts.rope import LogitScale, RopeBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError

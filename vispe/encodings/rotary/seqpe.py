@@ -8,8 +8,10 @@ from typing import Any, ClassVar, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias import Bias, LowRankBias
-from vispe.attention.rotation import Affine, Transform
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import LowRankBias
+from vispe.attention.transform.affine import Affine
+from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Biased, Rotary
 from vispe.encodings.parts.coords import affine
 from vispe.encodings.parts.digit_losses import contrastive_loss, transfer_loss

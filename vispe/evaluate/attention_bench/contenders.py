@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vispe.attention import Backend, attention
+from vispe.attention import attention
+from vispe.attention.preference import Backend
 from vispe.errors import BackendUnavailable
 from vispe.evaluate.attention_bench.cases import GRID_MODES, STRUCTURED, Mode, Plan
 from vispe.evaluate.attention_bench.flex import make_flex

@@ -25,7 +25,7 @@ SHAPES = (
 
 def new_grid(plan: Plan, device: str) -> dict[str, Any]:
     """Return the seconds of the first call on each of several grids, and how many kernels each compiled."""
-    from vispe.attention.triton import backward, forward, gradient
+    from vispe.attention.backends.triton.grid import backward, forward, gradient
 
     kernels = [forward.forward, backward.row_sums, backward.grad_q, backward.grad_kv, gradient.grad_bias]
     first = plan.cases[0]

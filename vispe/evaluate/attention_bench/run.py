@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import vispe
-from vispe.attention import triton as fused
+from vispe.attention.backends import triton as fused
 from vispe.errors import InputError, VispeError
 from vispe.evaluate.attention_bench.cases import STRUCTURED, Case, Mode, Plan
 from vispe.evaluate.attention_bench.checks import line, run_check, what_to_check

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention import Bias, DistanceBias, GatedBias, PairRotation, attention
-from vispe.attention.content import DecomposedBias
+from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.precision import exact_product
 from vispe.grid import Positions
 

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.rotation import PairRotation, Transform
+from vispe.attention.transform.base import Transform
+from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import InputError, OptionError, ShapeError, check_flag, is_whole
 from vispe.multimodal import allocation
 from vispe.multimodal.merging import merge_tokens

@@ -1,0 +1,287 @@
+"""Attention on CPU with a learned bias table: the gradient of the table is summed up block by block.
+
+SDPA leaves its fast CPU kernel when the mask needs a gradient, and keeps several (b, h, n, n) tensors. Here the
+fast kernel runs with a mask without gradient, made for some heads and grid rows at a time, and returns the log of
+the row sums. The backward pass makes ``dS = P (dO v^T - delta)`` for one block after the other, sums it over the
+batch and adds it to the strip of `vispe.attention.bias.strip`, where all queries of one grid row have one window
+per column. Nothing of size n x n is kept, and blocks have a fixed size, so the memory is linear in n.
+
+Half precision is computed in float32, as SDPA does with such masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from vispe.attention.bias.lower import not_a_table, table_of
+from vispe.attention.bias.strip import Layout, build
+from vispe.attention.call import Call
+from vispe.attention.precision import no_autocast
+
+FORWARD_BLOCK = 1 << 24  # bytes of a mask
+BACKWARD_BLOCK = (
+    1 << 21
+)  # bytes of a block of scores, per thread (measured: 1.0 and 4 MB alike, 0.5 MB slower)
+# Queries of the whole batch from which strips are faster. Measured in float32 with d = 64, H 6 or 12, one thread; time
+# of forward and backward with a learned table relative to SDPA without mask, strips / dense mask with a gradient:
+# 257 tokens: b 1 2.2 / 1.7, b 2 1.8 / 2.0, b 8 1.5 / 1.9; 576 tokens: b 1 1.9 / 1.7;
+# 1025 tokens: b 1 1.9 / 2.2, b 2 1.9 / 2.6.
+LEAST: float = 1024
+SHORTEST_ROW = 4  # columns of a grid from which whole grid rows pay
+_KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def attend(call: Call) -> Tensor | None:
+    """Return attention (b, h, n, d_v) with the gradient of its bias by strips, or None if a dense mask must serve."""
+    if not _serves(call) or call.bias is None or call.bias.pos is None or call.bias.pos.grid is None:
+        return None
+    grid = call.bias.pos.grid
+    layout = Layout(grid.shape, grid.prefix, rows=False)
+    wide = torch.promote_types(call.dtype, torch.float32)
+    with no_autocast(call.q.device):
+        table, edge = table_of(call.bias)
+        if not (table.requires_grad or (edge is not None and edge.requires_grad)):
+            return None
+        runs, ends = build(table.to(wide), edge, layout)
+    if runs.shape[0] not in (1, call.q.shape[1]):
+        return None  # the dense path says what is wrong
+    q, k, v = (t.to(call.dtype).to(wide) for t in call.transformed())
+    keep, dead = call.key_padding_mask, None
+    if keep is not None:
+        dead = ~keep.any(1)[:, None, None, None]
+        keep = keep | dead[:, :, 0, 0]
+    out: Tensor = _StripAttention.apply(q, k, v, runs, ends, keep, layout, call.factor)  # pyright: ignore
+    out = out.to(call.dtype)
+    return call.finish(out if dead is None else out.masked_fill(dead, 0.0))
+
+
+def taken(call: Call) -> bool:
+    """Whether `attend` serves the call."""
+    if not _serves(call) or call.bias is None:
+        return False
+    with no_autocast(call.q.device):
+        return any(t is not None and t.requires_grad for t in table_of(call.bias))
+
+
+def _serves(call: Call) -> bool:
+    """Whether the bias may need a gradient, and everything else is what the blocks know."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore
+        return False
+    q, k, v, bias = call.q, call.k, call.v, call.bias
+    if bias is None or bias.key is not None or q.device.type != "cpu" or not torch.is_grad_enabled():
+        return False
+    if call.value_term is not None or call.attn_mask is not None or call.is_causal or call.dropout_p:
+        return False
+    if call.cu_seqlens is not None or q.shape[2] != k.shape[2] or q.shape[3] != v.shape[3] or not q.numel():
+        return False
+    if _KERNEL is None or q.shape[0] * q.shape[2] < LEAST or not (_plain(q) and _plain(k) and _plain(v)):
+        return False
+    if not_a_table(bias) is not None or bias.pos is None or bias.pos.grid is None:
+        return False
+    return Layout(bias.pos.grid.shape, bias.pos.grid.prefix, rows=False).pitch >= SHORTEST_ROW
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether `x` is an ordinary tensor, outside of the transforms of `torch.func` and forward-mode gradients."""
+    if type(x) not in (Tensor, torch.nn.Parameter) or torch._C._are_functorch_transforms_active():  # pyright: ignore
+        return False
+    return forward_ad.unpack_dual(x).tangent is None  # pyright: ignore[reportUnknownMemberType]
+
+
+class _Block(NamedTuple):
+    """Some heads, and the queries of some whole grid rows (prefix queries go with the first)."""
+
+    heads: slice
+    first: int
+    last: int
+    tokens: slice
+
+
+def _blocks(heads: int, layout: Layout, limit: int) -> Iterator[_Block]:
+    """Yield blocks of at most `limit` scores, or of one grid row."""
+    n, some = layout.tokens, max(1, min(heads, limit // layout.tokens**2))
+    rows = layout.shape[0] if n * n <= limit else max(1, limit // n // layout.pitch)
+    for head in range(0, heads, some):
+        for first in range(0, layout.shape[0], rows):
+            last = min(first + rows, layout.shape[0])
+            start = layout.prefix + first * layout.pitch if first else 0
+            yield _Block(
+                slice(head, min(head + some, heads)),
+                first,
+                last,
+                slice(start, layout.prefix + last * layout.pitch),
+            )
+
+
+class _Strip:
+    """Runs and numbers of prefix keys (see `build`), read and written as windows of one grid row of queries."""
+
+    def __init__(self, runs: Tensor, ends: Tensor, layout: Layout) -> None:
+        self.runs, self.ends, self.layout = runs, ends, layout
+        length = layout.pitch * (2 * layout.shape[0] - 1) * layout.pitch
+        self.windows = runs[:, layout.prefix : layout.prefix + length].view(len(runs), layout.pitch, -1)
+
+    def pick(self, heads: slice) -> slice:
+        return heads if len(self.runs) > 1 else slice(None)
+
+    def rows(self, block: _Block) -> Tensor:
+        """Return the windows of a block, last grid row first, (h or 1, pitch, grid rows, patches)."""
+        layout = self.layout  # windows move forward as rows of queries move back
+        windows = self.windows[self.pick(block.heads), :, (layout.shape[0] - block.last) * layout.pitch :]
+        return windows.unfold(2, layout.patches, layout.pitch)[:, :, : block.last - block.first]
+
+    def patches(self, block: _Block, scores: Tensor) -> Tensor:
+        """Return what belongs to patches in scores (h or 1, rows, n), as (h or 1, grid rows, pitch, patches)."""
+        count, pitch = block.last - block.first, self.layout.pitch
+        return scores[:, -count * pitch :, self.layout.prefix :].view(len(scores), count, pitch, -1)
+
+    def mask(self, block: _Block) -> Tensor:
+        """Return the bias of a block, (h or 1, rows, n)."""
+        prefix, heads = self.layout.prefix, self.pick(block.heads)
+        ends, bias = self.ends[heads], self.rows(block).transpose(1, 2).flip(1)
+        if not prefix:
+            return bias.flatten(1, 2)
+        mask = ends.new_empty(len(ends), block.tokens.stop - block.tokens.start, self.layout.tokens)
+        self.patches(block, mask).copy_(bias)
+        mask[:, :, :prefix] = ends[:, None, :1]
+        if not block.first:
+            mask[:, :prefix, :prefix] = ends[:, None, 1:]
+            mask[:, :prefix, prefix:] = self.runs[heads, -1:, None]
+        return mask
+
+    def add(self, block: _Block, scores: Tensor) -> None:
+        """Add the gradient of the bias of a block."""
+        prefix, heads = self.layout.prefix, self.pick(block.heads)
+        if len(self.runs) == 1:
+            scores = scores.sum(0, keepdim=True)
+        windows, parts = self.rows(block).unbind(2), self.patches(block, scores).unbind(1)
+        for window, part in zip(windows[::-1], parts, strict=True):  # windows overlap: one at a time
+            window.add_(part)
+        if not prefix:
+            return
+        own = prefix if not block.first else 0  # prefix queries of this block
+        self.ends[heads, 0] += scores[:, own:, :prefix].sum((1, 2))
+        if own:
+            self.ends[heads, 1] += scores[:, :own, :prefix].sum((1, 2))
+            self.runs[heads, -self.layout.patches :] += scores[:, :own, prefix:].sum(1)
+
+
+class _StripAttention(torch.autograd.Function):
+    """Attention (b, h, n, d) from q, k, v, runs, ends (see `build`), keep (b, n) or None, layout and scale."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, runs: Tensor, ends: Tensor, keep: Tensor | None,
+                layout: Layout, scale: float) -> Tensor:  # fmt: skip
+        with no_autocast(q.device):
+            out, lse = _forward(q, k, v, _Strip(runs, ends, layout), keep, scale)
+        ctx.save_for_backward(q, k, v, runs, ends, keep, out, lse)
+        ctx.rest = layout, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        q, k, v, runs, ends, keep, out, lse = ctx.saved_tensors
+        layout, scale = ctx.rest
+        with no_autocast(q.device):
+            if torch.is_grad_enabled():  # a gradient of the gradient is asked for
+                inputs = [
+                    t if t.requires_grad else t.detach().requires_grad_() for t in (q, k, v, runs, ends)
+                ]
+                q, k, v, runs, ends = inputs
+                again = _by_definition(q, k, v, runs, ends, keep, layout, scale)
+                found = torch.autograd.grad(again, inputs, grad, create_graph=True, allow_unused=True)
+            else:
+                found = _backward(grad, q, k, v, out, lse, _Strip(runs, ends, layout), keep, scale)
+        return *found, None, None, None
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, strip: _Strip, keep: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3])
+    for block in _blocks(q.shape[1], strip.layout, FORWARD_BLOCK // q.itemsize):
+        heads, tokens = block.heads, block.tokens
+        mask = strip.mask(block)
+        if keep is None:  # heads first: one mask for the whole batch
+            turned = (t.transpose(0, 1) for t in (q[:, heads, tokens], k[:, heads], v[:, heads]))
+            part, sums = _KERNEL(*turned, attn_mask=mask[:, None], scale=scale)
+            out[:, heads, tokens], lse[:, heads, tokens] = part.transpose(0, 1), sums.transpose(0, 1)
+            continue
+        for i in range(len(q)):
+            own = mask.masked_fill(~keep[i], float("-inf"))[None]
+            sample = slice(i, i + 1)
+            part, sums = _KERNEL(
+                q[sample, heads, tokens], k[sample, heads], v[sample, heads], attn_mask=own, scale=scale
+            )
+            out[sample, heads, tokens], lse[sample, heads, tokens] = part, sums
+    return out, lse
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, strip: _Strip, keep: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    b, h, n, d = q.shape
+    # a column more subtracts log-sum-exp and delta within the products
+    q1 = torch.cat([q, -lse[..., None]], -1)
+    grad1 = torch.cat([grad, -(grad * out).sum(-1, keepdim=True)], -1)
+    k1, v1 = (t.new_ones(b, h, d + 1, n) for t in (k, v))
+    torch.mul(k.transpose(-1, -2), scale, out=k1[:, :, :d])
+    v1[:, :, :d] = v.transpose(-1, -2)
+    dq, dk, dv = (q.new_empty(b, h, n, d) for _ in range(3))
+    summed = _Strip(torch.zeros_like(strip.runs), torch.zeros_like(strip.ends), strip.layout)
+    memory: list[Tensor] = []
+    for block in _blocks(h, strip.layout, BACKWARD_BLOCK * torch.get_num_threads() // q.itemsize):
+        heads, tokens = block.heads, block.tokens
+        mask, kept = strip.mask(block), 1 if block.first else 0  # the first block of rows writes, others add
+        p, ds, total = _buffers(mask, heads.stop - heads.start, memory)
+        for i in range(b):
+            torch.baddbmm(mask, q1[i, heads, tokens], k1[i, heads], out=p)
+            if keep is not None:
+                p.masked_fill_(~keep[i], float("-inf"))
+            p.exp_()
+            torch.bmm(grad1[i, heads, tokens], v1[i, heads], out=ds)
+            ds.mul_(p)
+            dv[i, heads].baddbmm_(p.transpose(1, 2), grad[i, heads, tokens], beta=kept)
+            dk[i, heads].baddbmm_(ds.transpose(1, 2), q[i, heads, tokens], beta=kept, alpha=scale)
+            dq[i, heads, tokens].baddbmm_(ds, k[i, heads], beta=0, alpha=scale)
+            if b > 1:
+                total = total.copy_(ds) if i == 0 else total.add_(ds)
+        summed.add(block, total if b > 1 else ds)
+    return dq, dk, dv, summed.runs, summed.ends
+
+
+def _buffers(mask: Tensor, heads: int, memory: list[Tensor]) -> Iterator[Tensor]:
+    """Return three tensors (heads, rows, n) for a mask (heads or 1, rows, n), in memory that all blocks share."""
+    shape = heads, *mask.shape[1:]
+    size = heads * mask.shape[1] * mask.shape[2]
+    if not memory:  # the first block is the largest
+        memory += [mask.new_empty(size) for _ in range(3)]
+    return (t[:size].view(shape) for t in memory)
+
+
+def _by_definition(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    runs: Tensor,
+    ends: Tensor,
+    keep: Tensor | None,
+    layout: Layout,
+    scale: float,
+) -> Tensor:
+    """Return the same attention by plain operations, which can be differentiated again."""
+    token = torch.arange(layout.tokens)
+    prefix = token < layout.prefix
+    bias = runs[:, (layout.base()[:, None] + token).clamp(max=runs.shape[1] - 1)]
+    bias = torch.where(prefix, ends[:, prefix.long()][:, :, None], bias)
+    if keep is not None:
+        bias = torch.where(keep[:, None, None], bias, float("-inf"))
+    dead = (bias == float("-inf")).all(-1, keepdim=True)
+    weights = ((q * scale) @ k.transpose(-1, -2) + bias.masked_fill(dead, 0.0)).softmax(-1)
+    return weights.masked_fill(dead, 0.0) @ v

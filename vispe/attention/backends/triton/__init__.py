@@ -1,0 +1,125 @@
+"""Fused attention with a bias table: forward and backward passes without an n x n tensor (CUDA).
+
+Every translation-invariant bias on a grid is one table, of any origin. `lower` makes the table, `strip` lays it out so
+that the bias of a query is one contiguous read, `op` holds the operators, and the kernels know nothing but runs of
+numbers. Tokens that are not one full grid in order say where they are by numbers of their own, see `places`. Nothing
+of Triton is imported before the first call.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.attention.backends.triton.content import route as content
+from vispe.attention.backends.triton.content.route import not_decomposed, reads_content
+from vispe.attention.backends.triton.device import failed
+from vispe.attention.backends.triton.device import no_device as _no_device
+from vispe.attention.backends.triton.places.places import not_placed, placed_attention
+from vispe.attention.bias.content import GatedBias
+from vispe.attention.bias.lower import not_a_table, table_of
+from vispe.attention.bias.strip import Layout, build, fits_half, layout_of, pack
+from vispe.attention.call import Call
+from vispe.attention.precision import no_autocast
+from vispe.errors import ShapeError
+from vispe.grid import Positions
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WIDEST = 128  # columns of a head
+
+
+def refuses(call: Call) -> str | None:
+    """Return why this backend cannot serve `call`, or None."""
+    q, k, v = call.q, call.k, call.v
+    device = _no_device(q)
+    if device:
+        return device
+    for given, why in (
+        (call.value_term is not None, "a value term needs the attention weights, which are never made"),
+        (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
+        (call.is_causal, "is_causal is not fused"),
+        (call.dropout_p > 0, "dropout is not fused"),
+        (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
+        (q.shape[2] != k.shape[2], f"{q.shape[2]} queries and {k.shape[2]} keys are not one grid"),
+        (max(q.shape[3], v.shape[3]) > WIDEST, f"heads are wider than {WIDEST}"),
+        (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
+        (not call.factor > 0, f"the scale {call.factor} is not positive"),
+    ):
+        if given:
+            return why
+    if call.bias is not None and reads_content(call.bias):
+        packed = "packed sequences are not fused with a bias that reads content"
+        kernels = "gated" if isinstance(call.bias, GatedBias) else "decomposed"
+        return (not_decomposed(call.bias) if call.cu_seqlens is None else packed) or failed(q, kernels)
+    if _anywhere(call):
+        return (None if call.bias is None else not_placed(call.bias)) or failed(q, "coords")
+    return failed(q, "table")
+
+
+def run(call: Call) -> Tensor:
+    """Return attention (b, h, n, d_v) in `Call.dtype`; the memory beside the output is linear in n."""
+    from vispe.attention.backends.triton.grid.op import table_attention
+
+    q, k, v = (_rows(t.to(call.dtype)) for t in call.transformed())
+    if reads_content(call.bias):
+        return content.run(call, q, k, v)
+    if _anywhere(call):
+        return call.finish(placed_attention(call, q, k, v))
+    keep = call.key_padding_mask
+    if call.bias is None or call.bias.pos is None:
+        return call.finish(
+            table_attention(q, k, v, *[None] * 4, keep, None, None, 0, call.factor, 1, False)[0]
+        )
+    grid = call.bias.pos.grid
+    layout = layout_of(*((q.shape[2],), 0) if grid is None else (grid.shape, grid.prefix))
+    address, base = _places(call.bias.pos, layout)
+    packed, edge, runs, ends = _bias(call, layout)
+    steady = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
+    sharers = 1 if layout.rows else layout.shape[0]
+    out, _ = table_attention(
+        q, k, v, packed, address, edge, base, keep, runs, ends, layout.selected, call.factor, sharers, steady
+    )
+    return call.finish(out)
+
+
+def _anywhere(call: Call) -> bool:
+    """Whether the tokens are not one full grid in order, so that each has to say where it is."""
+    return call.cu_seqlens is not None or (call.bias is not None and not_a_table(call.bias) is not None)
+
+
+def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the packed bias, and what it was made from where that has a gradient."""
+    bias, heads = call.bias, call.q.shape[1]
+    if bias is None or bias.pos is None or bias.pos.grid is None:
+        raise ShapeError("A bias without positions was given to the kernels; bind it to positions.")
+    narrow = call.dtype != torch.float32 and fits_half(bias, bias.pos.grid, call.factor)
+    stored = torch.float16 if narrow else torch.float32
+
+    def made() -> tuple[Tensor, Tensor]:
+        with no_autocast(call.q.device):
+            table, edge = table_of(bias)
+            if table.shape[0] not in (1, heads):
+                raise ShapeError(
+                    f"The bias has {table.shape[0]} heads, but there are {heads}; give 1 or {heads}."
+                )
+            return build(table.to(call.q.device, torch.float32), edge, layout)
+
+    if bias.key is not None:
+        key = ("packed bias", bias.key, call.factor, stored, layout.rows)
+        packed, edge = bias.pos.remember(key, lambda: pack(*made(), layout, call.factor, stored))
+        return packed, edge, None, None
+    runs, ends = made()
+    packed, edge = pack(runs, ends, layout, call.factor, stored)
+    graded = torch.is_grad_enabled() and (runs.requires_grad or ends.requires_grad)
+    return packed, edge, runs if graded else None, ends if graded else None
+
+
+def _places(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return `Layout.address` and `Layout.base`, kept with the positions."""
+    device = pos.coords.device
+    return pos.remember(("run starts", layout.rows), lambda: (layout.address(device), layout.base(device)))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return `x` with the columns of a token side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()

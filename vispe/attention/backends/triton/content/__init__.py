@@ -1,0 +1,1 @@
+"""Fused attention for biases that depend on content: gated and decomposed."""

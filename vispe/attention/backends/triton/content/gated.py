@@ -1,0 +1,220 @@
+"""The kernels of gated biases, ``(row_i + col_j) * profile(i, j)``: a strip, and two numbers per token."""
+
+import triton
+import triton.language as tl
+
+from vispe.attention.backends.triton.grid.backward import grad_scores
+from vispe.attention.backends.triton.grid.forward import edges, finish, padding, plan, product, rows, weigh
+from vispe.attention.backends.triton.grid.gradient import write_bias
+
+
+@triton.jit
+def gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D: tl.constexpr, BD: tl.constexpr,
+                 BN: tl.constexpr, MASKED: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Return logits / scale of a tile of queries and the keys from `start` on, these keys, profile and gate."""
+    j = start + tl.arange(0, BN)
+    k = rows(K, j, kn, n, D, BD, MASKED)
+    profile = tl.load(S + address[:, None] + j[None, :])
+    if MASKED:
+        profile = tl.where(j[None, :] < p, edge[:, None], profile)
+        gate = a[:, None] + tl.load(COL + j, mask=j < n, other=0.0)[None, :]
+    else:
+        gate = a[:, None] + tl.load(COL + j)[None, :]
+    x = product(q, tl.trans(k), profile * gate, UPCAST)
+    if MASKED:
+        x = tl.where(padding(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
+    return x, k, profile, gate
+
+
+@triton.jit(do_not_specialize=["n", "p"])
+def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on,
+                  sh, eh, n, p, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
+                  BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
+                  UPCAST: tl.constexpr):  # fmt: skip
+    """Write the output and log2 of the row sums for one tile of queries."""
+    pid = tl.program_id(0)
+    b = (pid % batch).to(tl.int64)
+    tiles = tl.cdiv(n, BM)
+    h = (pid // batch // tiles).to(tl.int64)
+    i = (pid // batch % tiles) * BM + tl.arange(0, BM)
+    q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
+    K += b * kb + h * kh
+    V += b * vb + h * vh
+    KEEP += b * n
+    S += h * sh
+    COL += (b * heads + h) * n
+    address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
+    edge = edges(EDGE + h * eh, i, p, True)
+    a = tl.load(ROW + (b * heads + h) * n + i, mask=i < n, other=0.0)
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BE), tl.float32)
+    front, end, masked = plan(n, p, BN, HAS_KEEP)
+    for t in range(0, masked):
+        start = tl.where(t < front, t, end + t - front) * BN
+        x, _, _, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, True, HAS_KEEP,
+                                  UPCAST)  # fmt: skip
+        acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, True, UPCAST)
+    for t in range(front, end):
+        x, _, _, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, t * BN, kn, n, p, D, BD, BN, False, HAS_KEEP,
+                                  UPCAST)  # fmt: skip
+        acc, top, total = weigh(acc, top, total, x, V, t * BN, vn, n, c, E, BE, BN, False, UPCAST)
+    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, E, BE)
+
+
+@triton.jit
+def gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, start, kn, vn, n, p, c,
+                 D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+                 MASKED: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Return the sums of dS k and dS profile after one more tile of keys."""
+    x, k, profile, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, MASKED,
+                                    HAS_KEEP, UPCAST)  # fmt: skip
+    v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
+    ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+    return product(ds.to(k.dtype), k, acc, UPCAST), da + tl.sum(ds * profile, 1)
+
+
+@triton.jit(do_not_specialize=["n", "p"])
+def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ, DROW, qb, qh, qn, kb, kh, kn, vb, vh,
+                 vn, gb, gh, gn, db, dh, dn, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
+                 E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
+                 UPCAST: tl.constexpr):  # fmt: skip
+    """Write dq and the gradient of the row gates of one tile of queries, looping over keys."""
+    pid = tl.program_id(0)
+    b = (pid % batch).to(tl.int64)
+    tiles = tl.cdiv(n, BM)
+    h = (pid // batch // tiles).to(tl.int64)
+    i = (pid // batch % tiles) * BM + tl.arange(0, BM)
+    own = (b * heads + h) * n
+    q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
+    do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
+    lse = tl.load(LSE + own + i, mask=i < n, other=float("inf"))
+    delta = tl.load(DELTA + own + i, mask=i < n, other=0.0)
+    K += b * kb + h * kh
+    V += b * vb + h * vh
+    KEEP += b * n
+    S += h * sh
+    COL += own
+    address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
+    edge = edges(EDGE + h * eh, i, p, True)
+    a = tl.load(ROW + own + i, mask=i < n, other=0.0)
+    acc = tl.zeros((BM, BD), tl.float32)
+    da = tl.zeros((BM,), tl.float32)
+    front, end, masked = plan(n, p, BN, HAS_KEEP)
+    for t in range(0, masked):
+        start = tl.where(t < front, t, end + t - front) * BN
+        acc, da = gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, start, kn, vn, n, p,
+                               c, D, BD, E, BE, BN, True, HAS_KEEP, UPCAST)  # fmt: skip
+    for t in range(front, end):
+        acc, da = gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, t * BN, kn, vn, n, p,
+                               c, D, BD, E, BE, BN, False, HAS_KEEP, UPCAST)  # fmt: skip
+    d = tl.arange(0, BD)
+    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
+             mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
+    tl.store(DROW + own + i, da * scale, mask=i < n)
+
+
+@triton.jit
+def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, start, qn, gn, n, p, c,
+                  D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+                  BN: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Return the sums of dS^T q, P^T dO and dS^T profile after one more tile of queries; tiles are keys x queries."""
+    i = start + tl.arange(0, BM)
+    q = rows(Q, i, qn, n, D, BD, MASKED)
+    do = rows(GRAD, i, gn, n, E, BE, MASKED)
+    lse = tl.load(LSE + i, mask=i < n, other=float("inf"))
+    delta = tl.load(DELTA + i, mask=i < n, other=0.0)
+    address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
+    profile = tl.load(S + address[None, :] + j[:, None])
+    if MASKED:
+        profile = tl.where(j[:, None] < p, edges(EDGE, i, p, True)[None, :], profile)
+    gate = g[:, None] + tl.load(ROW + i, mask=i < n, other=0.0)[None, :]
+    x = product(k, tl.trans(q), profile * gate, UPCAST)
+    if MASKED:
+        x = tl.where(real[:, None], x, float("-inf"))
+    weight = tl.exp2(x * c - lse[None, :])
+    dv = product(weight.to(do.dtype), do, dv, UPCAST)
+    dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32), UPCAST)
+    ds = weight * (dp - delta[None, :])
+    return product(ds.to(q.dtype), q, dk, UPCAST), dv, dc + tl.sum(ds * profile, 1)
+
+
+@triton.jit(do_not_specialize=["n", "p"])
+def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DK, DV, DCOL, qb, qh, qn, kb, kh, kn,
+                  vb, vh, vn, gb, gh, gn, db, dh, dn, eb, et, en, sh, eh, n, p, c, scale, batch, heads,
+                  D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+                  BN: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Write dk, dv and the gradient of the column gates of one tile of keys, looping over queries."""
+    pid = tl.program_id(0)
+    b = (pid % batch).to(tl.int64)
+    tiles = tl.cdiv(n, BN)
+    h = (pid // batch // tiles).to(tl.int64)
+    first = (pid // batch % tiles) * BN
+    j = first + tl.arange(0, BN)
+    own = (b * heads + h) * n
+    k = rows(K + b * kb + h * kh, j, kn, n, D, BD, True)
+    v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
+    g = tl.load(COL + own + j, mask=j < n, other=0.0)
+    real = padding(KEEP + b * n, j, n, HAS_KEEP)
+    Q += b * qb + h * qh
+    GRAD += b * gb + h * gh
+    LSE += own
+    DELTA += own
+    ROW += own
+    S += h * sh
+    EDGE += h * eh
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    dc = tl.zeros((BN,), tl.float32)
+    plain = n // BM
+    if HAS_KEEP:
+        plain = 0
+    plain = tl.where(
+        (first < p) | (first + BN > n), 0, plain
+    )  # a tile that needs care needs it for all queries
+    for t in range(0, plain):
+        dk, dv, dc = gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, t * BM,
+                                   qn, gn, n, p, c, D, BD, E, BE, BM, BN, False, UPCAST)  # fmt: skip
+    for t in range(plain, tl.cdiv(n, BM)):
+        dk, dv, dc = gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, t * BM,
+                                   qn, gn, n, p, c, D, BD, E, BE, BM, BN, True, UPCAST)  # fmt: skip
+    d = tl.arange(0, BD)
+    e = tl.arange(0, BE)
+    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
+             mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
+    tl.store(DV + b * eb + h * et + j[:, None].to(tl.int64) * en + e[None, :], dv.to(DV.dtype.element_ty),
+             mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip
+    tl.store(DCOL + own + j, dc * scale, mask=j < n)
+
+
+@triton.jit(do_not_specialize=["n", "p"])
+def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh,
+                       qn, kb, kh, kn, vb, vh, vn, gb, gh, gn, sh, eh, rh, n, p, c, batch, heads, D: tl.constexpr,
+                       BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                       HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr,
+                       FIXED: tl.constexpr):  # fmt: skip
+    """As `grad_bias`, for the profile."""
+    pid = tl.program_id(0)
+    across, down = tl.cdiv(n, BN), tl.cdiv(n, BM)
+    h = (pid // (across * down)).to(tl.int64)
+    row, column = pid // across % down, pid % across
+    i = row * BM + tl.arange(0, BM)
+    j = column * BN + tl.arange(0, BN)
+    S += h * sh
+    address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
+    edge = edges(EDGE + h * eh, i, p, True)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for sample in range(0, batch):
+        b = sample + tl.zeros((), tl.int64)
+        own = (b * heads + h) * n
+        q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
+        a = tl.load(ROW + own + i, mask=i < n, other=0.0)
+        x, _, _, gate = gated_scores(q, a, K + b * kb + h * kh, COL + own, S, address, edge, KEEP + b * n,
+                                     column * BN, kn, n, p, D, BD, BN, True, HAS_KEEP, UPCAST)  # fmt: skip
+        v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
+        do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
+        lse = tl.load(LSE + own + i, mask=i < n, other=float("inf"))
+        delta = tl.load(DELTA + own + i, mask=i < n, other=0.0)
+        acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST) * gate
+    ends = ENDS + (h * down * across + row * across + column) * 2
+    write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, column * BN, n, p, SHARED, FIXED)

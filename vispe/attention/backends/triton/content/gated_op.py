@@ -1,0 +1,169 @@
+"""Attention with a gated bias as operators of torch, and the launches of their kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import cdiv
+
+from vispe.attention.backends.triton.content.gated import (
+    gated_forward,
+    gated_grad_kv,
+    gated_grad_profile,
+    gated_grad_q,
+)
+from vispe.attention.backends.triton.device import watched
+from vispe.attention.backends.triton.grid.backward import row_sums
+from vispe.attention.backends.triton.grid.launch import (
+    LOG2E,
+    bias_strides,
+    choose,
+    constants,
+    shared,
+    strides,
+    sums_of,
+    tokens_first,
+)
+from vispe.attention.backends.triton.grid.launch_backward import unit_of
+from vispe.attention.backends.triton.tiles import Tiles
+
+
+@torch.library.custom_op("vispe::gated_attention", mutates_args=())
+@watched("gated")
+def gated_attention(
+    q: Tensor, k: Tensor, v: Tensor, row: Tensor, col: Tensor, packed: Tensor, address: Tensor, edge: Tensor,
+    base: Tensor, keep: Tensor | None, runs: Tensor | None, ends: Tensor | None, prefix: int, scale: float,
+    sharers: int, deterministic: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the output and log2 of the row sums.
+
+    Args:
+        q: see `launch.run_forward`; so are k, v, address, keep, prefix and scale.
+        k: keys.
+        v: values.
+        row: gates of queries (b, h, n), float32, contiguous.
+        col: gates of keys, likewise.
+        packed: the profile by `strip.pack`, not shifted, float32.
+        address: where its runs start.
+        edge: the profile of prefix keys.
+        base: (n,) int32 of `Layout.base`.
+        keep: real keys.
+        runs: what `packed` was made from, and is not read: the gradient goes to it.
+        ends: what `edge` was made from, likewise.
+        prefix: how many keys take their profile from `edge`.
+        scale: factor of the logits.
+        sharers: how many queries may share an element of the runs.
+        deterministic: sum in fixed point where queries share.
+    """
+    del base, runs, ends, sharers, deterministic
+    b, h, n, _ = q.shape
+    out = tokens_first(q, v.shape[-1])
+    lse = sums_of(q)
+    size = choose("forward", q, v)
+    gated_forward[(cdiv(n, size.queries) * b * h,)](
+        q, k, v, packed, address, edge, row, col, _mask(keep, q), out, lse, *strides(q, k, v, out),
+        *bias_strides(packed, edge), n, prefix, scale * LOG2E, b, h, **_constants(q, v, size, keep),
+    )  # fmt: skip
+    return out, lse
+
+
+@gated_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    del k, rest
+    return tokens_first(q, v.shape[-1]), sums_of(q)
+
+
+@torch.library.custom_op("vispe::gated_attention_grad", mutates_args=())
+@watched("gated")
+def gated_attention_grad(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, row: Tensor, col: Tensor, packed: Tensor,
+    address: Tensor, edge: Tensor, base: Tensor, keep: Tensor | None, prefix: int, scale: float, length: int,
+    sharers: int, deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k, v, both gates and of the profile; the last two are empty when `length` is 0."""
+    grad = shared(grad, lse)
+    b, h, n, _ = q.shape
+    delta, drow, dcol = (torch.empty_like(lse[0]) for _ in range(3))
+    dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
+    size = choose("grad_q", q, v)
+    made = _constants(q, v, size, keep)
+    row_sums[(cdiv(n, 64), h, b)](
+        out, grad, delta, *strides(out, grad), n, h, E=made["E"], BE=made["BE"], BM=64, enable_fp_fusion=True
+    )
+    common = (q, k, v, packed, address, edge, row, col, _mask(keep, q), grad, lse, delta)
+    rest = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
+    gated_grad_q[(cdiv(n, size.queries) * b * h,)](
+        *common, dq, drow, *strides(q, k, v, grad, dq), *rest, **made
+    )
+    size = choose("grad_kv", q, v)
+    gated_grad_kv[(cdiv(n, size.keys) * b * h,)](
+        *common, dk, dv, dcol, *strides(q, k, v, grad, dk, dv), *rest, **_constants(q, v, size, keep)
+    )
+    if not length:
+        return dq, dk, dv, drow, dcol, lse.new_empty(0), lse.new_empty(0)
+    size = choose("grad_bias", q, v)
+    down, across = cdiv(n, size.queries), cdiv(n, size.keys)
+    fixed = deterministic and sharers > 1
+    unit = lse
+    if fixed:
+        largest = row.abs().amax().double() + col.abs().amax().double()
+        unit = unit_of(grad, v, b * sharers) / torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-30))))
+    runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
+    ends = torch.zeros(h, down * across, 2, dtype=torch.float32, device=q.device)
+    gated_grad_profile[(h * down * across,)](
+        *common, base, runs, ends, unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix,
+        scale * LOG2E, b, h, **_constants(q, v, size, keep), SHARED=sharers > 1, FIXED=fixed,
+    )  # fmt: skip
+    if fixed:
+        runs = (runs.double() / unit).float()
+    ends = ends.sum(1)
+    if packed.shape[0] == 1 < h:
+        runs, ends = runs.sum(0, keepdim=True), ends.sum(0, keepdim=True)
+    return dq, dk, dv, drow, dcol, runs, ends
+
+
+@gated_attention_grad.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, row: Tensor, col: Tensor, packed: Tensor,
+    address: Tensor, edge: Tensor, base: Tensor, keep: Tensor | None, prefix: int, scale: float, length: int,
+    sharers: int, deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    del grad, k, out, address, edge, base, keep, prefix, scale, sharers, deterministic
+    width, made = q.shape[-1], (torch.empty_like(lse[0]), torch.empty_like(lse[0]))
+    made = (tokens_first(q, width), tokens_first(q, width), tokens_first(q, v.shape[-1]), *made)
+    if not length:
+        return *made, lse.new_empty(0), lse.new_empty(0)
+    return *made, lse.new_empty(packed.shape[0], length), lse.new_empty(packed.shape[0], 2)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, row, col, packed, address, edge, base, keep, runs, _, *ctx.rest = inputs
+    ctx.save_for_backward(q, k, v, *output, row, col, packed, address, edge, base, keep)
+    ctx.length = 0 if runs is None else runs.shape[1]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    prefix, scale, sharers, deterministic = ctx.rest
+    length = ctx.length if any(ctx.needs_input_grad[10:12]) else 0
+    *made, runs, ends = gated_attention_grad(
+        grad, *ctx.saved_tensors, prefix, scale, length, sharers, deterministic
+    )
+    profile = (runs, ends) if length else (None, None)
+    return *made, *[None] * 5, *profile, *[None] * 4
+
+
+gated_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+
+
+def _mask(keep: Tensor | None, q: Tensor) -> Tensor:
+    """Return the mask; any tensor stands in for one that is not read."""
+    return q if keep is None else keep.contiguous()
+
+
+def _constants(q: Tensor, v: Tensor, size: Tiles, keep: Tensor | None) -> dict[str, int | bool]:
+    made = constants(q, v, size, None, keep)
+    del made["HAS_BIAS"]
+    return made

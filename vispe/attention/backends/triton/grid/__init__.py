@@ -1,0 +1,1 @@
+"""Fused attention with one table for all tokens of a full grid."""

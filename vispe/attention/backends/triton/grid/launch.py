@@ -1,0 +1,110 @@
+"""Launching the kernels on tensors: plain functions, no autograd."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+from triton import cdiv, next_power_of_2
+
+from vispe.attention.backends.triton.grid.forward import forward
+from vispe.attention.backends.triton.tiles import Tiles, tiles
+
+LOG2E = 1.4426950408889634
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton read it when its kernels were made
+
+
+def run_forward(
+    q: Tensor, k: Tensor, v: Tensor, packed: Tensor | None, address: Tensor | None, edge: Tensor | None,
+    keep: Tensor | None, prefix: int, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the output (b, h, n, d_v), tokens before heads in memory, and log2 of the row sums (b, h, n).
+
+    Args:
+        q: (b, h, n, d), last stride 1; float16, bfloat16 or float32.
+        k: likewise.
+        v: (b, h, n, d_v).
+        packed: (h or 1, length) of `strip.pack`, or None for no bias.
+        address: (n,) int32 of `Layout.address`.
+        edge: (h or 1, 2) of `strip.pack`.
+        keep: (b, n) bool, True for real keys.
+        prefix: how many keys take their bias from `edge`.
+        scale: factor of the logits, positive.
+    """
+    b, h, n, _ = q.shape
+    out = tokens_first(q, v.shape[-1])
+    lse = sums_of(q)
+    size = choose("forward", q, v)
+    forward[(cdiv(n, size.queries) * b * h,)](
+        q, k, v, *bias_of(packed, address, edge, q), q if keep is None else keep.contiguous(), out, lse,
+        *strides(q, k, v, out), *bias_strides(packed, edge), n, prefix if packed is not None else 0, scale * LOG2E,
+        b, h, **constants(q, v, size, packed, keep),
+    )  # fmt: skip
+    return out, lse
+
+
+def sums_of(q: Tensor) -> Tensor:
+    """Return empty memory (2, b, h, n) for log2 of the row sums and for the shares of rows, see `shared`."""
+    return torch.empty(2, *q.shape[:3], dtype=torch.float32, device=q.device)
+
+
+def shared(grad: Tensor, lse: Tensor) -> Tensor:
+    """Return the gradient of the output times the share of each row, with last stride 1.
+
+    The log2 of the sum of a row whose logits are huge has no digits left for their number. Such a row has its largest
+    logit there, and one over the sum here; a backward pass is linear in this gradient. Shares of other rows are 1.
+    """
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    return torch.mul(grad, lse[1, ..., None], out=torch.empty_like(grad))
+
+
+def tokens_first(q: Tensor, width: int) -> Tensor:
+    """Return empty memory (b, h, n, width) in which the heads of a token lie together."""
+    b, h, n, _ = q.shape
+    return torch.empty(b, n, h, width, dtype=q.dtype, device=q.device).transpose(1, 2)
+
+
+def choose(kernel: str, q: Tensor, v: Tensor) -> Tiles:
+    """Return the tiles of a kernel for these tensors."""
+    return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], q.dtype, is_older(q))
+
+
+def is_older(q: Tensor) -> bool:
+    """Whether the GPU has little shared memory: those before compute capability 9, and those of 12."""
+    arch = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
+    return arch < (9, 0) or arch[0] == 12
+
+
+def strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Return the strides of batch, heads and tokens of all tensors."""
+    return tuple(s for t in tensors for s in t.stride()[:3])
+
+
+def bias_of(
+    packed: Tensor | None, address: Tensor | None, edge: Tensor | None, q: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the bias operands; any tensor stands in for those that are not read."""
+    if packed is None or address is None or edge is None:
+        return q, q, q
+    return packed, address, edge
+
+
+def bias_strides(packed: Tensor | None, edge: Tensor | None) -> tuple[int, int]:
+    """Return the strides of heads, 0 where heads share one bias."""
+    if packed is None or edge is None:
+        return 0, 0
+    return (packed.stride(0), edge.stride(0)) if packed.shape[0] > 1 else (0, 0)
+
+
+def constants(
+    q: Tensor, v: Tensor, size: Tiles, packed: Tensor | None, keep: Tensor | None
+) -> dict[str, int | bool]:
+    """Return what a kernel is compiled for."""
+    width, wide = q.shape[-1], v.shape[-1]
+    return {
+        "D": width, "BD": max(16, next_power_of_2(width)), "E": wide, "BE": max(16, next_power_of_2(wide)),
+        "BM": size.queries, "BN": size.keys, "HAS_BIAS": packed is not None, "HAS_KEEP": keep is not None,
+        "UPCAST": INTERPRETED and q.dtype == torch.bfloat16, "num_warps": size.warps, "num_stages": size.stages,
+        "enable_fp_fusion": True,  # what kernels count on; the default changes between versions
+    }  # fmt: skip

@@ -1,0 +1,117 @@
+"""Launching the backward kernels on tensors: plain functions, no autograd."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton import cdiv
+
+from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q, row_sums
+from vispe.attention.backends.triton.grid.gradient import grad_bias
+from vispe.attention.backends.triton.grid.launch import (
+    LOG2E,
+    bias_of,
+    bias_strides,
+    choose,
+    constants,
+    strides,
+    tokens_first,
+)
+
+FIXED_BITS = 61  # bits of the largest sum of a bias gradient in fixed point
+
+
+def run_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
+    address: Tensor | None, edge: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k and v, and the row sums of ``grad * out`` (b, h, n) for `run_bias`."""
+    b, h, n, _ = q.shape
+    delta = torch.empty_like(lse[0])
+    wide = constants(q, v, choose("grad_q", q, v), packed, keep)
+    row_sums[(cdiv(n, 64), h, b)](
+        out,
+        grad,
+        delta,
+        *strides(out, grad),
+        n,
+        h,
+        E=wide["E"],
+        BE=wide["BE"],
+        BM=64,
+        enable_fp_fusion=True,
+    )
+    dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
+    prefix = prefix if packed is not None else 0
+    common = (
+        q,
+        k,
+        v,
+        *bias_of(packed, address, edge, q),
+        q if keep is None else keep.contiguous(),
+        grad,
+        lse,
+        delta,
+    )
+    sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
+    size = choose("grad_q", q, v)
+    grad_q[(cdiv(n, size.queries) * b * h,)](
+        *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep)
+    )
+    size = choose("grad_kv", q, v)
+    grad_kv[(cdiv(n, size.keys) * b * h,)](
+        *common, dk, dv, *strides(q, k, v, grad, dk, dv), *sizes, **constants(q, v, size, packed, keep)
+    )
+    return dq, dk, dv, delta
+
+
+def run_bias(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, packed: Tensor, address: Tensor,
+    edge: Tensor, keep: Tensor | None, base: Tensor, prefix: int, scale: float, length: int, sharers: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the gradients (h or 1, length) and (h or 1, 2) of what `strip.build` returned, float32.
+
+    Args:
+        grad: of the output, with last stride 1.
+        q: see `run_forward`, likewise k, v, packed, address, edge, keep, prefix and scale.
+        k: keys.
+        v: values.
+        lse: from `run_forward`.
+        delta: from `run_backward`.
+        packed: the bias.
+        address: where its runs start.
+        edge: the bias of prefix keys.
+        keep: real keys.
+        base: (n,) int32 of `Layout.base`.
+        prefix: how many keys take their bias from `edge`.
+        scale: factor of the logits.
+        length: elements per head.
+        sharers: how many queries may share an element of the runs; 1 in the row layout.
+        deterministic: sum in fixed point where queries share.
+    """
+    b, h, n, _ = q.shape
+    size = choose("grad_bias", q, v)
+    down, across = cdiv(n, size.queries), cdiv(n, size.keys)
+    fixed = deterministic and sharers > 1
+    unit = unit_of(grad, v, b * sharers) if fixed else lse
+    runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
+    ends = torch.zeros(h, down * across, 2, dtype=torch.float32, device=q.device)
+    grad_bias[(h * down * across,)](
+        q, k, v, packed, address, edge, q if keep is None else keep.contiguous(), grad, lse, delta, base, runs, ends,
+        unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, b, h,
+        **constants(q, v, size, packed, keep), SHARED=sharers > 1, FIXED=fixed,
+    )  # fmt: skip
+    if fixed:
+        runs = (runs.double() / unit).float()
+    ends = ends.sum(1)
+    if packed.shape[0] == 1 < h:
+        return runs.sum(0, keepdim=True), ends.sum(0, keepdim=True)
+    return runs, ends
+
+
+def unit_of(grad: Tensor, v: Tensor, terms: int) -> Tensor:
+    """Return the power of 2 that makes any sum of so many gradients an int64, as a float64 number on the device."""
+    largest = grad.float().norm(dim=-1).amax().double() * v.float().norm(dim=-1).amax().double() * 2 * terms
+    exponent = FIXED_BITS - torch.ceil(torch.log2(largest.clamp(min=1e-30)))
+    return torch.exp2(exponent)

@@ -1,0 +1,101 @@
+"""The fused kernels as operators of torch: seen by compile and export, with fake kernels and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.attention.backends.triton.device import watched
+from vispe.attention.backends.triton.grid.launch import run_forward, shared, sums_of, tokens_first
+from vispe.attention.backends.triton.grid.launch_backward import run_backward, run_bias
+
+
+@torch.library.custom_op("vispe::table_attention", mutates_args=())
+@watched("table")
+def table_attention(
+    q: Tensor, k: Tensor, v: Tensor, packed: Tensor | None, address: Tensor | None, edge: Tensor | None,
+    base: Tensor | None, keep: Tensor | None, runs: Tensor | None, ends: Tensor | None, prefix: int, scale: float,
+    sharers: int, deterministic: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the output and log2 of the row sums; see `run_forward` and `run_bias`.
+
+    `runs` and `ends` are what `packed` and `edge` were made from, and are not read: the gradient goes to them.
+    """
+    del base, runs, ends, sharers, deterministic
+    return run_forward(q, k, v, packed, address, edge, keep, prefix, scale)
+
+
+@table_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    del k, rest
+    return tokens_first(q, v.shape[-1]), sums_of(q)
+
+
+@torch.library.custom_op("vispe::table_attention_grad", mutates_args=())
+@watched("table")
+def table_attention_grad(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
+    address: Tensor | None, edge: Tensor | None, base: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
+    length: int, sharers: int, deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k, v and of the bias; those of the bias are empty when `length` is 0."""
+    grad = shared(grad, lse)
+    dq, dk, dv, delta = run_backward(grad, q, k, v, out, lse, packed, address, edge, keep, prefix, scale)
+    if not length or packed is None or address is None or edge is None or base is None:
+        return dq, dk, dv, lse.new_empty(0), lse.new_empty(0)
+    bias = run_bias(
+        grad,
+        q,
+        k,
+        v,
+        lse,
+        delta,
+        packed,
+        address,
+        edge,
+        keep,
+        base,
+        prefix,
+        scale,
+        length,
+        sharers,
+        deterministic,
+    )
+    return dq, dk, dv, *bias
+
+
+@table_attention_grad.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
+    address: Tensor | None, edge: Tensor | None, base: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
+    length: int, sharers: int, deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    del grad, k, out, address, edge, base, keep, prefix, scale, sharers, deterministic
+    width = q.shape[-1]
+    made = tokens_first(q, width), tokens_first(q, width), tokens_first(q, v.shape[-1])
+    if not length or packed is None:
+        return *made, lse.new_empty(0), lse.new_empty(0)
+    return *made, lse.new_empty(packed.shape[0], length), lse.new_empty(packed.shape[0], 2)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, packed, address, edge, base, keep, runs, _, prefix, scale, sharers, deterministic = inputs
+    ctx.save_for_backward(q, k, v, *output, packed, address, edge, base, keep)
+    ctx.length = 0 if runs is None else runs.shape[1]
+    ctx.rest = prefix, scale, sharers, deterministic
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    prefix, scale, sharers, deterministic = ctx.rest
+    length = ctx.length if any(ctx.needs_input_grad[8:10]) else 0
+    dq, dk, dv, runs, ends = table_attention_grad(
+        grad, *ctx.saved_tensors, prefix, scale, length, sharers, deterministic
+    )
+    bias = (runs, ends) if length else (None, None)
+    return dq, dk, dv, *[None] * 5, *bias, *[None] * 4
+
+
+table_attention.register_autograd(_backward, setup_context=_keep_for_backward)

@@ -1,0 +1,189 @@
+"""The backward kernels for tokens that are anywhere: of queries and slopes, of keys and values, and of the table."""
+
+import triton
+import triton.language as tl
+
+from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
+from vispe.attention.backends.triton.grid.forward import padding, product, rows
+from vispe.attention.backends.triton.places.forward import (
+    cells,
+    distance,
+    periods,
+    place,
+    reach,
+    scores,
+    steepness,
+)
+
+
+@triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
+def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DQ, STEEP, qb, qh, qn,
+                  kb, kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, th, cb, pb, wb, n, c, scale, batch, heads,
+                  D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+                  BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr,
+                  WRAP: tl.constexpr, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+                  LEARNED: tl.constexpr):  # fmt: skip
+    """Write dq of one tile of queries and its part of the gradient of the slope, STEEP (b, h, tiles)."""
+    pid = tl.program_id(0)
+    b = (pid % batch).to(tl.int64)
+    tiles = tl.cdiv(n, BM)
+    h = (pid // batch // tiles).to(tl.int64)
+    tile = pid // batch % tiles
+    i = tile * BM + tl.arange(0, BM)
+    q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
+    do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
+    lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
+    delta = tl.load(DELTA + (b * heads + h) * n + i, mask=i < n, other=0.0)
+    K += b * kb + h * kh
+    V += b * vb + h * vh
+    KEEP += b * n
+    TABLE += h * th
+    CELL += b * cb
+    PLACE += b * pb
+    from_ = cells(CELL, i, n, GATHER, True)
+    si, yi, xi, zi = place(PLACE, i, n, METRIC, AXES, True)
+    py, px, pz = periods(PERIOD + b * wb, AXES, WRAP)
+    slope = steepness(SLOPE, h, si, scale, METRIC)
+    first, last, low, plain, high = reach(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
+    acc = tl.zeros((BM, BD), tl.float32)
+    steep = tl.zeros((BM,), tl.float32)
+    for start in range(low, plain, BN):
+        x, k, gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
+                           start, kn, n, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
+                           UPCAST)  # fmt: skip
+        v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, False)
+        ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+        acc = product(ds.to(k.dtype), k, acc, UPCAST)
+        if LEARNED:
+            steep += tl.sum(ds * gap, 1)
+    for start in range(plain, high, BN):
+        x, k, gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
+                           start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
+                           UPCAST)  # fmt: skip
+        v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, True)
+        ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+        acc = product(ds.to(k.dtype), k, acc, UPCAST)
+        if LEARNED:
+            steep += tl.sum(ds * gap, 1)
+    d = tl.arange(0, BD)
+    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
+             mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
+    if LEARNED:
+        tl.store(STEEP + (b * heads + h) * tiles + tile, -tl.sum(steep * si, 0))
+
+
+@triton.jit
+def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA, TABLE, CELL,
+            PLACE, start, qn, gn, n, c, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+            BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr,
+            AXES: tl.constexpr, WRAP: tl.constexpr, PACKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Return the sums of dS^T q and P^T dO after one more tile of queries; tiles are keys x queries."""
+    i = start + tl.arange(0, BM)
+    q = rows(Q, i, qn, n, D, BD, MASKED)
+    do = rows(GRAD, i, gn, n, E, BE, MASKED)
+    lse = tl.load(LSE + i, mask=i < n, other=float("inf"))
+    delta = tl.load(DELTA + i, mask=i < n, other=0.0)
+    x = tl.zeros((BN, BM), tl.float32)
+    if GATHER:
+        x = tl.load(TABLE + (cells(CELL, i, n, GATHER, MASKED)[None, :] - to[:, None]))
+    if METRIC:
+        si, yi, xi, zi = place(PLACE, i, n, METRIC, AXES, MASKED)
+        gap = distance(yi[None, :], xi[None, :], zi[None, :], yj[:, None], xj[:, None], zj[:, None], py, px, pz,
+                       METRIC, AXES, WRAP)  # fmt: skip
+        x += slope[:, None] * (gap * si[None, :])
+    x = product(k, tl.trans(q), x, UPCAST)
+    if MASKED and PACKED:
+        x = tl.where((i[None, :] >= first[:, None]) & (i[None, :] < last[:, None]), x, float("-inf"))
+    return weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
+
+
+@triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
+def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb,
+                   kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, eb, eh_, en, th, cb, pb, wb, n, c, scale, batch, heads,
+                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+                   BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr,
+                   WRAP: tl.constexpr, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr,
+                   UPCAST: tl.constexpr):  # fmt: skip
+    """Write dk and dv of one tile of keys, looping over queries; those of keys that do not exist are 0."""
+    pid = tl.program_id(0)
+    b = (pid % batch).to(tl.int64)
+    tiles = tl.cdiv(n, BN)
+    h = (pid // batch // tiles).to(tl.int64)
+    j = (pid // batch % tiles) * BN + tl.arange(0, BN)
+    k = rows(K + b * kb + h * kh, j, kn, n, D, BD, True)
+    v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
+    Q += b * qb + h * qh
+    GRAD += b * gb + h * gh
+    LSE += (b * heads + h) * n
+    DELTA += (b * heads + h) * n
+    TABLE += h * th
+    CELL += b * cb
+    PLACE += b * pb
+    to = cells(CELL + n, j, n, GATHER, True)
+    sj, yj, xj, zj = place(PLACE, j, n, METRIC, AXES, True)
+    py, px, pz = periods(PERIOD + b * wb, AXES, WRAP)
+    slope = steepness(SLOPE, h, sj, scale, METRIC)
+    first, last, low, plain, high = reach(SEGMENT, j, n, PACKED, False, BM)
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    for start in range(low, plain, BM):
+        dk, dv = step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA,
+                         TABLE, CELL, PLACE, start, qn, gn, n, c, D, BD, E, BE, BM, BN, False, GATHER, METRIC, AXES,
+                         WRAP, PACKED, UPCAST)  # fmt: skip
+    for start in range(plain, high, BM):
+        dk, dv = step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA,
+                         TABLE, CELL, PLACE, start, qn, gn, n, c, D, BD, E, BE, BM, BN, True, GATHER, METRIC, AXES,
+                         WRAP, PACKED, UPCAST)  # fmt: skip
+    real = padding(KEEP + b * n, j, n, HAS_KEEP)[:, None]
+    d = tl.arange(0, BD)
+    e = tl.arange(0, BE)
+    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :],
+             tl.where(real, dk * scale, 0.0).to(DK.dtype.element_ty),
+             mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
+    tl.store(DV + b * eb + h * eh_ + j[:, None].to(tl.int64) * en + e[None, :],
+             tl.where(real, dv, 0.0).to(DV.dtype.element_ty),
+             mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
+def grad_table(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DTABLE, UNIT, qb, qh, qn,
+               kb, kh, kn, vb, vh, vn, gb, gh, gn, th, cb, pb, wb, length, n, c, scale, batch, heads, together,
+               D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+               BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr,
+               PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
+    """Add the gradients of one tile of scores to DTABLE (h, length), after those of `together` samples are summed."""
+    pid = tl.program_id(0)
+    across, down = tl.cdiv(n, BN), tl.cdiv(n, BM)
+    group = (pid // (across * down * heads)).to(tl.int64) * together
+    h = (pid // (across * down) % heads).to(tl.int64)
+    i = pid // across % down * BM + tl.arange(0, BM)
+    start = pid % across * BN
+    j = start + tl.arange(0, BN)
+    TABLE += h * th
+    CELL += group * cb
+    from_ = cells(CELL, i, n, GATHER, True)
+    first, last, low, _plain, high = reach(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
+    touched = (start < high) & (start + BN > low)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for sample in range(0, tl.where(touched, together, 0)):
+        b = group + sample
+        q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
+        si, yi, xi, zi = place(PLACE + b * pb, i, n, METRIC, AXES, True)
+        py, px, pz = periods(PERIOD + b * wb, AXES, WRAP)
+        slope = steepness(SLOPE, h, si, scale, METRIC)
+        x, _k, _gap = scores(q, K + b * kb + h * kh, TABLE, CELL, PLACE + b * pb, KEEP + b * n, from_, si, yi, xi, zi,
+                             py, px, pz, slope, first, last, start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES,
+                             WRAP, PACKED, HAS_KEEP, UPCAST)  # fmt: skip
+        v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
+        do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
+        lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
+        delta = tl.load(DELTA + (b * heads + h) * n + i, mask=i < n, other=0.0)
+        acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+    where = DTABLE + h * length + (from_[:, None] - cells(CELL + n, j, n, GATHER, True)[None, :])
+    inside = (i[:, None] < n) & (j[None, :] < n)
+    if PACKED:
+        inside = inside & (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
+    if FIXED:
+        tl.atomic_add(where, (acc.to(tl.float64) * tl.load(UNIT)).to(tl.int64), mask=inside, sem="relaxed")
+    else:
+        tl.atomic_add(where, acc, mask=inside, sem="relaxed")

@@ -1,0 +1,1 @@
+"""Fused rotation of pairs."""

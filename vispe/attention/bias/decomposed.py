@@ -1,0 +1,82 @@
+"""A bias per axis that depends on the query."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.precision import at_least_float32, no_infinity
+from vispe.errors import ShapeError
+from vispe.grid import Positions
+
+
+class DecomposedBias(Bias):
+    """``rows[b, h, i, y_j] + cols[b, h, i, x_j]``: what a token reads for each row and each column of the grid.
+
+    The decomposed relative positions of SAM and the method 'cross' of iRPE are of this form.
+
+    Args:
+        rows: (b or 1, h or 1, n, gh + 1), the last for tokens j without a place.
+        cols: (b or 1, h or 1, n, gw + 1), likewise.
+        dot: 'query': i is the query and j the key; 'key': the other way round.
+        pos: the positions it is bound to, those of a grid with 2 axes.
+    """
+
+    __slots__ = ("cols", "dot", "rows")
+
+    def __init__(
+        self, rows: Tensor | None, cols: Tensor | None, dot: Literal["query", "key"], pos: Positions
+    ) -> None:
+        super().__init__(pos)
+        if pos.grid is None or pos.axes != 2:
+            raise ShapeError(f"DecomposedBias needs the tokens of a 2-axis grid, got {pos}.")
+        for name, read, axis in (("rows", rows, 0), ("cols", cols, 1)):
+            wanted = pos.tokens, pos.grid.shape[axis] + 1
+            if read is not None and (read.ndim != 4 or tuple(read.shape[2:]) != wanted):
+                raise ShapeError(
+                    f"DecomposedBias needs {name} (b, h, {wanted[0]}, {wanted[1]}) for {pos.grid}, got "
+                    f"{tuple(read.shape)}."
+                )
+        self.rows, self.cols, self.dot = rows, cols, dot
+
+    @property
+    def per_sample(self) -> bool:
+        """See `Bias.per_sample`."""
+        return True
+
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return no_infinity(self.rows, self.cols)
+
+    def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
+        """Return rows and cols of the asked heads, in float32 or better, scaled as the logits are."""
+        if self.rows is None or self.cols is None:
+            raise ShapeError(f"{type(self).__name__} was given nothing to read.")
+        return at_least_float32(ask.pick(self.rows, 1)), at_least_float32(ask.pick(self.cols, 1))
+
+    def _dense(self, ask: Request) -> Tensor:
+        rows, cols = self.lookups(ask)
+        pos = self.pos
+        if pos is not None and pos.regular and pos.grid is not None:
+            patches = (rows[..., :-1, None] + cols[..., None, :-1]).flatten(-2)
+            prefix = (rows[..., -1:] + cols[..., -1:]).expand(*patches.shape[:-1], pos.grid.prefix)
+            dense = torch.cat([prefix, patches], -1)
+        else:
+            row, col = (line_of(pos, axis)[:, None, None] for axis in (0, 1))
+            batch = max(rows.shape[0], cols.shape[0], row.shape[0])
+            shape = batch, max(rows.shape[1], cols.shape[1]), rows.shape[2], -1
+            dense = rows.expand(shape).gather(-1, row.expand(shape))
+            dense = dense + cols.expand(shape).gather(-1, col.expand(shape))
+        return dense if self.dot == "query" else dense.transpose(-1, -2)
+
+
+def line_of(pos: Positions | None, axis: int) -> Tensor:
+    """Return the row (axis 0) or column of each token, (b or 1, n); for tokens without a place one more."""
+    if pos is None or pos.grid is None:
+        raise ShapeError("Rows and columns were asked of tokens that come from no grid.")
+    n = pos.grid.shape[axis]
+    return pos.remember(("line", axis), lambda: torch.where(pos.spatial, pos.cells()[..., axis], n))

@@ -1,0 +1,131 @@
+"""Biases as tensors, as products of thin matrices, and sums of biases."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from torch import Tensor
+
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.precision import at_least_float32, exact_product, no_infinity
+from vispe.errors import ShapeError
+from vispe.grid import Grid, Positions
+
+
+class LowRankBias(Bias):
+    """``row_i . col_j`` with few columns, exact.
+
+    Args:
+        row: (b or 1, h or 1, n, r).
+        col: (b or 1, h or 1, m, r).
+    """
+
+    __slots__ = ("col", "row")
+
+    def __init__(self, row: Tensor, col: Tensor, pos: Positions | None = None) -> None:
+        super().__init__(pos)
+        if row.ndim != 4 or col.ndim != 4 or row.shape[-1] != col.shape[-1]:
+            raise ShapeError(
+                "LowRankBias needs row (b, h, n, r) and col (b, h, m, r), got "
+                f"{tuple(row.shape)} and {tuple(col.shape)}."
+            )
+        self.row, self.col = row, col
+
+    @property
+    def per_head(self) -> bool:
+        """See `Bias.per_head`."""
+        return self.row.shape[1] > 1 or self.col.shape[1] > 1
+
+    @property
+    def per_sample(self) -> bool:
+        """See `Bias.per_sample`."""
+        return self.row.shape[0] > 1 or self.col.shape[0] > 1
+
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return no_infinity(self.row, self.col)
+
+    def _dense(self, ask: Request) -> Tensor:
+        return exact_product(ask.pick(self.row, 1), ask.pick(self.col, 1).transpose(-1, -2))
+
+
+class DenseBias(Bias):
+    """A bias given as a tensor (b or 1, h or 1, n, m); the last resort: no kernel can see its structure."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Tensor, pos: Positions | None = None) -> None:
+        super().__init__(pos)
+        if values.ndim != 4:
+            raise ShapeError(f"DenseBias needs a tensor (b, h, n, m), got {tuple(values.shape)}.")
+        self.values = values
+
+    @property
+    def per_head(self) -> bool:
+        """See `Bias.per_head`."""
+        return self.values.shape[1] > 1
+
+    @property
+    def per_sample(self) -> bool:
+        """See `Bias.per_sample`."""
+        return self.values.shape[0] > 1
+
+    def _dense(self, ask: Request) -> Tensor:
+        return at_least_float32(ask.pick(self.values, 1))
+
+
+class SumBias(Bias):
+    """The sum of several biases.
+
+    Args:
+        terms: one or more biases.
+    """
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: Sequence[Bias]) -> None:
+        if not terms:
+            raise ShapeError("SumBias needs at least one term, got none.")
+        super().__init__(next((t.pos for t in terms if t.pos is not None), None))
+        self.terms = tuple(terms)
+
+    @property
+    def invariant(self) -> bool:
+        """See `Bias.invariant`."""
+        return all(t.invariant for t in self.terms)
+
+    @property
+    def key(self) -> Hashable | None:
+        """See `Bias.key`."""
+        keys = tuple(t.key for t in self.terms)
+        bound_alike = all(t.pos is self.pos for t in self.terms)  # or else the positions were part of the key
+        return keys if bound_alike and all(key is not None for key in keys) else None
+
+    @property
+    def per_head(self) -> bool:
+        """See `Bias.per_head`."""
+        return any(t.per_head for t in self.terms)
+
+    @property
+    def per_sample(self) -> bool:
+        """See `Bias.per_sample`."""
+        return any(t.per_sample for t in self.terms)
+
+    @property
+    def finite(self) -> bool:
+        """See `Bias.finite`."""
+        return all(t.finite for t in self.terms)
+
+    def _dense(self, ask: Request) -> Tensor:
+        total = self.terms[0]._dense(ask)
+        for term in self.terms[1:]:
+            total = total + term._dense(ask)
+        return total
+
+    def table(self, grid: Grid) -> Tensor:
+        """See `Bias.table`."""
+        total = self.terms[0].table(grid)
+        for term in self.terms[1:]:
+            total = total + term.table(grid)
+        return total

@@ -1,0 +1,1 @@
+"""The closed vocabulary of transforms of queries, keys, values and output."""

@@ -1,0 +1,77 @@
+"""Affine maps and expansions of queries and keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.attention.transform.base import Transform
+from vispe.errors import ShapeError
+
+
+class Affine(Transform):
+    """Scale and shift queries and keys: ``q * q_mul + q_add``, ``k * k_mul + k_add``.
+
+    Args:
+        q_mul, k_mul, q_add, k_add: broadcastable to (b, h, n, d_h), or None.
+    """
+
+    __slots__ = ("k_add", "k_mul", "q_add", "q_mul")
+
+    def __init__(
+        self,
+        q_mul: Tensor | None = None,
+        k_mul: Tensor | None = None,
+        q_add: Tensor | None = None,
+        k_add: Tensor | None = None,
+    ) -> None:
+        self.q_mul, self.k_mul, self.q_add, self.k_add = q_mul, k_mul, q_add, k_add
+
+    def query(self, q: Tensor) -> Tensor:
+        """Return ``q * q_mul + q_add`` in q's dtype."""
+        return _affine(q, self.q_mul, self.q_add)
+
+    def key(self, k: Tensor) -> Tensor:
+        """Return ``k * k_mul + k_add`` in k's dtype."""
+        return _affine(k, self.k_mul, self.k_add)
+
+
+class Expand(Transform):
+    """Double the width of q and k to ``[x * cos, x * sin]``.
+
+    Scores then weigh channel c by ``cos(angle_c(i) - angle_c(j))``.
+
+    Args:
+        cos: (b or 1, h or 1, n, d_h).
+        sin: like cos.
+    """
+
+    __slots__ = ("cos", "sin")
+
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        if cos.ndim != 4 or cos.shape != sin.shape:
+            raise ShapeError(
+                f"Expand needs cos and sin of one shape (b, h, n, d_h), got {tuple(cos.shape)} and {tuple(sin.shape)}."
+            )
+        self.cos, self.sin = cos, sin
+
+    def query(self, q: Tensor) -> Tensor:
+        """Return queries of doubled width."""
+        return self._expand(q)
+
+    def key(self, k: Tensor) -> Tensor:
+        """Return keys of doubled width."""
+        return self._expand(k)
+
+    def _expand(self, x: Tensor) -> Tensor:
+        wide = _widened(x, self.cos)
+        return torch.cat([wide * self.cos, wide * self.sin], -1).to(x.dtype)
+
+
+def _widened(x: Tensor, like: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, like.dtype))
+
+
+def _affine(x: Tensor, mul: Tensor | None, add: Tensor | None) -> Tensor:
+    y = x if mul is None else x * mul
+    return (y if add is None else y + add).to(x.dtype)

@@ -1,0 +1,65 @@
+"""Matrices on blocks of channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.attention.precision import exact_product
+from vispe.attention.transform.base import Transform
+from vispe.errors import ShapeError
+
+
+class BlockTransform(Transform):
+    """Multiply blocks of channels by matrices, separately for q, k, v and the output.
+
+    Args:
+        q, k, v, out: (b or 1, h or 1, n, blocks, s, s) or None for the identity. Each acts on the first
+            ``blocks * s`` channels, as block-diagonal matrix from the left.
+    """
+
+    __slots__ = ("k", "out", "q", "v")
+
+    def __init__(
+        self,
+        q: Tensor | None = None,
+        k: Tensor | None = None,
+        v: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> None:
+        for name, m in {"q": q, "k": k, "v": v, "out": out}.items():
+            if m is not None and (m.ndim != 6 or m.shape[-1] != m.shape[-2]):
+                raise ShapeError(
+                    f"BlockTransform needs {name} of shape (b, h, n, blocks, s, s), got {tuple(m.shape)}."
+                )
+        self.q, self.k, self.v, self.out = q, k, v, out
+
+    def query(self, q: Tensor) -> Tensor:
+        """Multiply queries by the q blocks."""
+        return _blocks(self.q, q)
+
+    def key(self, k: Tensor) -> Tensor:
+        """Multiply keys by the k blocks."""
+        return _blocks(self.k, k)
+
+    def value(self, v: Tensor) -> Tensor:
+        """Multiply values by the v blocks."""
+        return _blocks(self.v, v)
+
+    def output(self, out: Tensor) -> Tensor:
+        """Multiply the output by the out blocks."""
+        return _blocks(self.out, out)
+
+
+def _blocks(matrices: Tensor | None, x: Tensor) -> Tensor:
+    if matrices is None:
+        return x
+    blocks, s = matrices.shape[-3], matrices.shape[-1]
+    if blocks * s > x.shape[-1]:
+        raise ShapeError(f"The transform covers {blocks * s} channels but the head has {x.shape[-1]}.")
+    head = x[..., : blocks * s].reshape(*x.shape[:-1], blocks, s)
+    if matrices.shape[0] == 1 and len(x) > 1:  # samples as columns: no copy of the matrices for each
+        turned = exact_product(matrices[0], head.movedim(0, -1)).movedim(-1, 0).flatten(-2)
+    else:
+        turned = exact_product(matrices, head[..., None]).flatten(-3)
+    return torch.cat([turned.to(x.dtype), x[..., blocks * s :]], -1)
