@@ -107,8 +107,8 @@ def built(model, stock=PreTrainedModel.post_init):
 
 if spec != "stock":
     import vispe
-    from vispe.hosts.hf_classes import stock_of
-    from vispe.hosts.hf_vlm import is_vlm
+    from vispe.hosts.transformers.classes import stock_of
+    from vispe.hosts.transformers.language.convert import is_vlm
     PreTrainedModel.post_init = built
 
 def pytest_collection_modifyitems(items):

@@ -10,7 +10,7 @@ import torch
 from vispe import Grid, Positions
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, as_positions
-from vispe.hosts.cache import PositionCache
+from vispe.hosts.transplant.cache import PositionCache
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from vispe.attention import DistanceBias
 from vispe.attention import preference as selection
 from vispe.cli.main import main
 from vispe.errors import BackendUnavailable, UnknownName
-from vispe.hosts.paths import STOCK, attention_paths
+from vispe.hosts.explain import STOCK, attention_paths
 
 POS = Grid((3, 4), prefix=1).positions()
 BIAS = DistanceBias((0.5, 0.2, 0.1), POS)

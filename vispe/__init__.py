@@ -21,7 +21,7 @@ from vispe.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from vispe.hosts.convert import convert, describe, restore
-    from vispe.hosts.hf_loading import from_pretrained
+    from vispe.hosts.transformers.saving.loading import from_pretrained
     from vispe.symmetry.remedies import symmetrize
 
 __all__ = [
@@ -56,7 +56,7 @@ __getattr__, __dir__ = face(  # names whose modules import timm, which is slow, 
     {
         "convert": "vispe.hosts.convert",
         "describe": "vispe.hosts.convert",
-        "from_pretrained": "vispe.hosts.hf_loading",
+        "from_pretrained": "vispe.hosts.transformers.saving.loading",
         "restore": "vispe.hosts.convert",
         "symmetrize": "vispe.symmetry.remedies",
     },

@@ -13,8 +13,8 @@ import vispe  # noqa: F401 - timm takes specs
 from tests.hosts.common import image, shake
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.hosts.released import KINDS, convert_weights
-from vispe.hosts.weight_files import read_weights
+from vispe.hosts.checkpoints.files import read_weights
+from vispe.hosts.checkpoints.released import KINDS, convert_weights
 
 SIZES = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
 PUBLISHED = {**SIZES, "embed_dim": 128, "num_heads": 2}

@@ -7,7 +7,7 @@ import torch
 import vispe
 from vispe.cli.main import main
 from vispe.encodings import layer as layers
-from vispe.hosts.paths import STOCK, attention_paths
+from vispe.hosts.explain import STOCK, attention_paths
 
 MODEL = ["doctor", "test_vit", "--device", "cpu"]
 

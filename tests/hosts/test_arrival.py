@@ -40,7 +40,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 """
 IN_THE_MIDDLE = """
-import vispe.hosts.timm_naflex
+import vispe.hosts.timm.naflex
 from vispe.hosts import front_door
 """
 UNPICKLED = """

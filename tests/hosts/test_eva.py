@@ -13,8 +13,8 @@ from timm.optim import param_groups_layer_decay
 import vispe
 from tests.hosts.common import SHAPE, close, cotangent, dense, grads, image, set_fused, shake, slopes_of
 from vispe.errors import UnknownEncoding, UnsupportedCombination, UnsupportedHost
-from vispe.hosts import front_door
-from vispe.hosts.timm_eva import HostedEva
+from vispe.hosts.timm import front_door
+from vispe.hosts.timm.eva import HostedEva
 
 ROPE = {"use_rot_pos_emb": True}
 FORMS = {

@@ -11,7 +11,7 @@ import torch
 import vispe
 from tests.hosts.common import SHAPE, close, dense, head_masks, image, oracle, set_fused, tiny, without_table
 from vispe.errors import OptionError, ShapeError
-from vispe.hosts.context import Context
+from vispe.hosts.transplant.context import Context
 
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+alibi2d"]
 

@@ -15,7 +15,7 @@ from timm.utils import ParseKwargs
 import vispe
 from tests.hosts.common import SHAPE, close, dense, head_masks, image, oracle, without_table
 from vispe.errors import OptionError, UnknownEncoding, UnsupportedCombination
-from vispe.hosts import front_door
+from vispe.hosts.timm import front_door
 
 ROOT = Path(__file__).resolve().parents[2]
 GEOMETRIC = torch.tensor([2.0 ** (-8 * k / 4) for k in range(1, 5)]).expand(2, 4)

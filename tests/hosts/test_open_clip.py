@@ -20,7 +20,7 @@ from tests.hosts.open_clip_common import (
 )
 from vispe.backbones.attention import watch
 from vispe.errors import OptionError
-from vispe.hosts.open_clip_tower import HostedTower
+from vispe.hosts.open_clip.tower import HostedTower
 
 GEOMETRIC = torch.tensor([2.0 ** (-2 * k) for k in (1, 2, 3, 4)])
 WORD = "positional_embedding"

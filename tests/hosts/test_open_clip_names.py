@@ -12,8 +12,8 @@ import vispe
 from tests.hosts.common import close, image, shake
 from tests.hosts.open_clip_common import TEXT, TOWER, VISION
 from vispe.errors import OptionError, UnknownName, UnsupportedHost
-from vispe.hosts import open_clip_names
-from vispe.hosts.open_clip_names import register_alias
+from vispe.hosts.open_clip import names as open_clip_names
+from vispe.hosts.open_clip.names import register_alias
 
 LEARNED = "alibi2d(slopes=learned)"
 

@@ -13,8 +13,8 @@ import vispe
 from tests.hosts.common import close, image, shake
 from tests.hosts.open_clip_common import TEXT, TOWER, VISION, tiny_clip, tiny_tower, words
 from vispe.errors import UnsupportedCombination, UnsupportedHost
-from vispe.hosts.open_clip_tower import HostedTower
-from vispe.hosts.timm_vit import HostedViT
+from vispe.hosts.open_clip.tower import HostedTower
+from vispe.hosts.timm.vit import HostedViT
 
 TIMM = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 160}
 EVA = "eva02_tiny_patch14_224"

@@ -15,9 +15,9 @@ from torch import nn
 import vispe
 from tests.hosts.common import RELEASE, close, image, tiny
 from vispe.errors import UnsupportedHost
-from vispe.hosts.refusals import REASONS, refusal
-from vispe.hosts.timm_family import FAMILIES
-from vispe.hosts.twins import ELSEWHERE, TORCHVISION, TRANSFORMERS
+from vispe.hosts.timm.family import FAMILIES
+from vispe.hosts.timm.refusals import REASONS, refusal
+from vispe.hosts.transplant.twins import ELSEWHERE, TORCHVISION, TRANSFORMERS
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

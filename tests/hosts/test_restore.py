@@ -14,7 +14,7 @@ import vispe
 from tests.hosts.common import SHAPE, VisionTransformerDistilled, image, tiny
 from tests.hosts.packed import naflex
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
-from vispe.hosts.timm_attention import SWAPS
+from vispe.hosts.timm.attention import SWAPS
 
 FORMS = [
     {},

@@ -13,8 +13,8 @@ from tests.hosts.packed import alone, naflex, pack
 from vispe.cli.main import main
 from vispe.encodings.registry import list_encodings
 from vispe.errors import UnsupportedHost, VispeError
-from vispe.hosts import front_door
 from vispe.hosts.support import HOSTS, support, support_table
+from vispe.hosts.timm import front_door
 
 WIDE = {**SHAPE, "embed_dim": 96}
 SIZES = [(3, 5), (4, 2)]

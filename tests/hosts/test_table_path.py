@@ -33,7 +33,7 @@ def reasons(monkeypatch):
 
     monkeypatch.setattr(module, "_choose", chosen)
     monkeypatch.setattr(module.sdpa, "known", lambda *_: None)
-    monkeypatch.setattr("vispe.hosts.context.Context.plain_mask", lambda *_: None)
+    monkeypatch.setattr("vispe.hosts.transplant.context.Context.plain_mask", lambda *_: None)
     return found
 
 

@@ -25,7 +25,7 @@ from tests.hosts.common import (
 )
 from tests.hosts.packed import naflex, pack
 from vispe.errors import ShapeError
-from vispe.hosts import traced
+from vispe.hosts.transplant import traced
 
 SPECS = [*vispe.list_encodings(ndim=2), "alibi2d(slopes=learned)+fourier", "learn+irpe"]
 EVA = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}

@@ -23,8 +23,9 @@ from vispe.encodings.base import bias_of, transform_of
 from vispe.encodings.layer import Attention
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.grid import Grid, Positions, as_positions
-from vispe.hosts import open_clip_attention, timm_attention
-from vispe.hosts.context import Context
+from vispe.hosts.open_clip import attention as open_clip_attention
+from vispe.hosts.timm import attention as timm_attention
+from vispe.hosts.transplant.context import Context
 
 _SWAPS = {**timm_attention.SWAPS, **open_clip_attention.SWAPS}
 _STOCK = {ours: stock for stock, ours in _SWAPS.items()}

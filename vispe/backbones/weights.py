@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from vispe.encodings.saved import named, saved_terms
 from vispe.errors import EncodingMismatch, InputError
-from vispe.hosts.front_door import Recipe, noted_recipes
-from vispe.hosts.loading import LoadsWeights
-from vispe.hosts.weight_files import read_file
+from vispe.hosts.checkpoints.files import read_file
+from vispe.hosts.timm.front_door import Recipe, noted_recipes
+from vispe.hosts.transplant.loading import LoadsWeights
 
 _logger = logging.getLogger(__name__)
 # what holds the weights in files of training programs, the one to be used first

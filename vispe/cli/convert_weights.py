@@ -40,7 +40,8 @@ def convert_weights(
 
     from vispe.errors import InputError
     from vispe.files import atomic_path, check_writable
-    from vispe.hosts import released, weight_files
+    from vispe.hosts.checkpoints import files as weight_files
+    from vispe.hosts.checkpoints import released
 
     if not Path(src).is_file():
         raise InputError(f"There is no file {src}.")

@@ -101,7 +101,7 @@ def _model(
     import vispe
     from vispe.backbones.timm import load_backbone
     from vispe.errors import OptionError
-    from vispe.hosts.paths import attention_paths
+    from vispe.hosts.explain import attention_paths
 
     if image_size is not None and (len(image_size) > 2 or min(image_size, default=0) < 1):
         raise OptionError(f"The image size is one side or height,width in pixels, got {image_size}.")

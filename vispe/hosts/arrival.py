@@ -1,8 +1,8 @@
 """Sets up the front doors of timm, transformers and peft as soon as these are imported, before vispe or after.
 
 They are slow to import (timm brings torchvision, which brings the compiler of torch), and much of vispe does without.
-A program that imports timm still finds `vispe.hosts.front_door` in place as soon as its ``import timm`` is done, and
-one that imports a model of transformers finds `vispe.hosts.hf_front_door`.
+A program that imports timm still finds `vispe.hosts.timm.front_door` in place as soon as its ``import timm`` is
+done, and one that imports a model of transformers finds `vispe.hosts.transformers.saving.front_door`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _DOORS = {
-    "timm": "vispe.hosts.front_door",
-    "transformers.modeling_utils": "vispe.hosts.hf_front_door",
-    "peft.peft_model": "vispe.hosts.hf_adapters",
+    "timm": "vispe.hosts.timm.front_door",
+    "transformers.modeling_utils": "vispe.hosts.transformers.saving.front_door",
+    "peft.peft_model": "vispe.hosts.transformers.saving.adapters",
 }
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from torch import nn
 
-from vispe.encodings.base import Encoding
-from vispe.encodings.registry import Spec, parse_spec
+from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.hosts.context import HostState, backend_in_words
-from vispe.hosts.hf_version import check_version
-from vispe.hosts.refusals import refusal
-from vispe.hosts.timm_attention import attentions
-from vispe.hosts.timm_convert import convert_timm, restore_timm
-from vispe.hosts.timm_family import family_of, has_rope
-from vispe.hosts.timm_hosted import HostedTimm
-from vispe.hosts.twins import advice
+from vispe.hosts.timm.convert import convert_timm, restore_timm
+from vispe.hosts.timm.describe import describe_timm
+from vispe.hosts.timm.family import family_of
+from vispe.hosts.timm.refusals import refusal
+from vispe.hosts.transformers.version import check_version
+from vispe.hosts.transplant.context import HostState
+from vispe.hosts.transplant.twins import advice
+from vispe.hosts.transplant.words import without_rope, finished, with_options
 from vispe.hosts.wrappers import inside, unwrapped
 
 M = TypeVar("M", bound=nn.Module)
@@ -48,7 +46,7 @@ def convert(
         keep_abs: keep the model's own absolute table in use beside the encoding.
         keep_rope: keep the model's own rotary embedding in use beside the encoding.
         **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, see
-            `vispe.hosts.hf_late`.
+            `vispe.hosts.transformers.language.late`.
 
     Returns:
         the same model.
@@ -71,7 +69,7 @@ def convert(
         return given
     if family_of(model) is None:
         raise UnsupportedHost(_unknown(model))
-    spec, kept = _without_rope(spec)
+    spec, kept = without_rope(spec)
     terms, keep_abs = with_options(spec, keep_abs, options)
     convert_timm(model, terms, keep_abs, sources=finished(spec), keep_rope=keep_rope or kept)
     return given
@@ -134,48 +132,22 @@ def describe(model: nn.Module) -> str:
     found = [
         (name, m) for name, m in model.named_modules() if isinstance(getattr(m, "vispe", None), HostState)
     ]
-    texts = [(name, host.describe_tower(m) if (host := _open_clip(m)) else _describe(m)) for name, m in found]
+    texts = [
+        (name, host.describe_tower(m) if (host := _open_clip(m)) else describe_timm(m)) for name, m in found
+    ]
     if texts:
         return "\n".join(f"{name}: {text}" if name else text for name, text in texts)
     return f"{type(model).__name__} without an encoding of vispe; vispe.convert(model, 'alibi2d') adds one."
 
 
-def _describe(model: HostedTimm) -> str:
-    """Return what is attached where, in a few lines."""
-    state = model.vispe
-    table = "in use" if state.keep_abs else "taken out" if state.table else "none"
-    lines = [
-        f"{state.stock.__name__} with {' + '.join(str(s) for s in state.spec)}",
-        f"  grid {family_of(model).grid(model)}, trained at {state.reference}, "
-        f"{model.num_prefix_tokens} prefix tokens",
-        f"  absolute table: {table}",
-    ]
-    if has_rope(model) or state.rope:
-        lines.append(f"  own rotary embedding: {'in use' if state.keep_rope else 'taken out'}")
-    if model.pos_enc is not None:
-        lines.append(f"  pos_enc: {model.pos_enc.name}, {_count([model.pos_enc])} parameters")
-    layers = [m for _, _, m in attentions(model)] if state.inside else []
-    own = [m.pos_enc for m in layers if m.pos_enc is not None]
-    if own:
-        lines.append(f"  {len(own)} attention layers with their own: {own[0].name}, {_count(own)} parameters")
-    if layers:
-        backend = backend_in_words(all(m.fused_attn for m in layers), "fused attention is off")
-        lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
-    return "\n".join(lines)
-
-
-def _count(encodings: Sequence[Encoding]) -> int:
-    return sum(p.numel() for e in encodings for p in e.parameters())
-
-
 def _open_clip(model: nn.Module) -> Any:
-    """Return `vispe.hosts.open_clip` for what is open_clip's, and import it only then; else None."""
+    """Return `vispe.hosts.open_clip.convert` for what is open_clip's, and import it only then; else None."""
     theirs = any(c.__module__.partition(".")[0] == "open_clip" for c in type(model).__mro__)
-    return importlib.import_module("vispe.hosts.open_clip") if theirs else None
+    return importlib.import_module("vispe.hosts.open_clip.convert") if theirs else None
 
 
 def _transformers(model: nn.Module) -> Any:
-    """Return `vispe.hosts.hf` for what is Hugging Face's, and import it only then; else None.
+    """Return `vispe.hosts.transformers.convert` for what is Hugging Face's, and import it only then; else None.
 
     Raises:
         MissingExtra: the transformers that is installed is too old.
@@ -183,60 +155,4 @@ def _transformers(model: nn.Module) -> Any:
     if not any(c.__module__.partition(".")[0] == "transformers" for c in type(model).__mro__):
         return None
     check_version()
-    return importlib.import_module("vispe.hosts.hf")
-
-
-def with_options(spec: Spec, keep_abs: bool, options: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
-    """Return the parsed terms of a spec with options beside it, and whether the absolute table stays."""
-    terms, learn = host_terms(spec)
-    if options:
-        if len(terms) != 1:
-            raise OptionError(
-                f"Options {sorted(options)} beside a sum are ambiguous; write them into the spec."
-            )
-        terms = parse_spec({**terms[0], **options})
-    return terms, keep_abs or learn
-
-
-def host_terms(spec: Spec) -> tuple[list[dict[str, Any]], bool]:
-    """Return the parsed terms of a spec without timm's own 'learn', and whether that was among them."""
-    rest, kept = _without(spec, "learn")
-    return parse_spec(rest), kept
-
-
-def timm_terms(spec: Spec) -> tuple[list[dict[str, Any]], bool, bool]:
-    """Return the parsed terms of a spec without 'learn' and 'rope', and whether each was among them."""
-    rest, rope = _without_rope(spec)
-    terms, learn = host_terms(rest)
-    return terms, learn, rope
-
-
-def _without_rope(spec: Spec) -> tuple[Spec, bool]:
-    """Return a spec without the term 'rope', the model's own, and whether it was there."""
-    return _without(spec, "rope")
-
-
-def _without(spec: Spec, word: str) -> tuple[Spec, bool]:
-    """Return a spec without a word of the host, and whether it was there; 'none' when nothing else was."""
-    if isinstance(spec, str):
-        names = [t.strip() for t in spec.split("+")]
-        rest = [t for t in names if t != word]
-        if len(rest) < len(names):
-            return "+".join(rest) if rest else "none", True
-    elif spec == {"name": word}:
-        return "none", True
-    elif isinstance(spec, list | tuple):
-        rest = [t for t in spec if t not in (word, {"name": word})]
-        if len(rest) < len(spec):
-            return rest or "none", True
-    return spec, False
-
-
-def finished(spec: Spec) -> list[Encoding | None]:
-    """Return the finished encodings in a spec, None for each term that is only described."""
-    if isinstance(spec, Encoding):
-        return list(spec.parts())
-    if isinstance(spec, list | tuple):
-        words = ("learn", "rope", {"name": "learn"}, {"name": "rope"})
-        return [e for member in spec if member not in words for e in finished(member)]
-    return [None] * len(timm_terms(spec)[0])
+    return importlib.import_module("vispe.hosts.transformers.convert")

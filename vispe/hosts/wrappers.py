@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from vispe.errors import UnsupportedHost
-from vispe.hosts.timm_family import family_of
+from vispe.hosts.timm.family import family_of
 
 # class name: where the model is
 _OPEN = {"DataParallel": "module", "FeatureGetterNet": "model"}

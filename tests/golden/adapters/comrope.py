@@ -12,7 +12,7 @@ from timm.models import VisionTransformer
 
 import vispe
 from vispe.encodings.parts.skew import skew_matrix, skew_upper
-from vispe.hosts.context import Context
+from vispe.hosts.transplant.context import Context
 
 NAMES = {
     "comrope-ap": "comrope_ap",

@@ -15,7 +15,7 @@ import transformers
 import vispe
 from tests.hosts.hf.test_saving_vision import build, outputs, same
 from vispe.errors import InputError
-from vispe.hosts import hf_front_door
+from vispe.hosts.transformers.saving import front_door as hf_front_door
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECK = """

@@ -7,7 +7,7 @@ import vispe
 from tests.hosts.hf.reference import converted, copy_of, stock
 from tests.hosts.hf.tiny import FAMILIES, QWEN, batch
 from vispe.errors import UnsupportedHost
-from vispe.hosts.hf_late import LateRotation
+from vispe.hosts.transformers.language.late import LateRotation
 
 accelerate = pytest.importorskip("accelerate", reason="vispe[train] is not installed")
 pytestmark = [  # LLaVA-OneVision has a parameter beside its modules, and the CPU is no device to be offloaded to

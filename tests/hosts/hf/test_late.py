@@ -7,7 +7,7 @@ import vispe
 from tests.hosts.hf.reference import copy_of, generated, recomputed, same
 from tests.hosts.hf.tiny import FAMILIES, batch
 from vispe.errors import ShapeError, UnsupportedHost
-from vispe.hosts.hf_late import reposition
+from vispe.hosts.transformers.language.late import reposition
 from vispe.multimodal import create_scheme
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -11,7 +11,7 @@ import torch
 import vispe
 from tests.hosts.hf.tiny import FAMILIES, batch, make
 from vispe.errors import MissingExtra
-from vispe.hosts.hf_version import OLDEST, release
+from vispe.hosts.transformers.version import OLDEST, release
 
 ROOT = Path(__file__).resolve().parents[3]
 LANGUAGE_ONLY = """
@@ -21,7 +21,7 @@ from tests.hosts.hf.tiny import batch, make
 
 model = vispe.convert(make("llava"), "mrope_i")
 model(**batch("llava", [3, "image", 2]).inputs)
-assert not {"vispe.hosts.hf_vision", "vispe.hosts.hf_vision_tower"} & set(sys.modules)
+assert not {"vispe.hosts.transformers.vision.convert", "vispe.hosts.transformers.vision.tower"} & set(sys.modules)
 """
 
 

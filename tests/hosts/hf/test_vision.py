@@ -27,9 +27,9 @@ from tests.hosts.hf.vision_oracle import (
 from vispe.attention.backends.triton.places.places import not_placed
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
-from vispe.hosts.hf_vision import convert_vision, describe_vision, restore_vision
-from vispe.hosts.hf_vision_chunks import prepared_alike
-from vispe.hosts.hf_vision_family import attentions
+from vispe.hosts.transformers.vision.chunks import prepared_alike
+from vispe.hosts.transformers.vision.convert import convert_vision, describe_vision, restore_vision
+from vispe.hosts.transformers.vision.family import attentions
 
 
 @cache

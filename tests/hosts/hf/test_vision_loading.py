@@ -13,7 +13,7 @@ from tests.hosts.hf.tiny import make
 from tests.hosts.hf.vision_oracle import tower
 from tests.hosts.test_loading import named
 from vispe.errors import EncodingMismatch
-from vispe.hosts.hf_vision import convert_vision, vision_tower_of
+from vispe.hosts.transformers.vision.convert import convert_vision, vision_tower_of
 
 SPECS = (
     "alibi2d",

@@ -21,8 +21,13 @@ from tests.hosts.hf.vision_oracle import (
     tower,
 )
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, UnsupportedHost
-from vispe.hosts.hf_vision import convert_vision, describe_vision, restore_vision, vision_tower_of
-from vispe.hosts.hf_vision_family import attentions
+from vispe.hosts.transformers.vision.convert import (
+    convert_vision,
+    describe_vision,
+    restore_vision,
+    vision_tower_of,
+)
+from vispe.hosts.transformers.vision.family import attentions
 
 
 @pytest.mark.parametrize("family", ROWS)

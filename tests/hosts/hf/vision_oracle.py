@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.hosts.hf.tiny import make
-from vispe.hosts.hf_vision import vision_tower_of
-from vispe.hosts.hf_vision_family import attentions
+from vispe.hosts.transformers.vision.convert import vision_tower_of
+from vispe.hosts.transformers.vision.family import attentions
 
 # an image, a video and two images; windows are 4 x 4 patches
 GRIDS = ((1, 4, 6), (3, 2, 4), (1, 6, 10), (1, 4, 6))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vispe.attention import DistanceBias, attention
 from vispe.backbones.micro.kernels import Gelu
 from vispe.grid import Grid, Positions
-from vispe.hosts.cache import PositionCache
+from vispe.hosts.transplant.cache import PositionCache
 
 REFERENCE = (32, 32)  # grid whose diagonal divides distances, whatever the grid of the picture
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 import vispe
 from vispe.encodings.base import Biased
 from vispe.errors import UnsupportedCombination, UnsupportedHost
-from vispe.hosts.context import Context
-from vispe.hosts.open_clip import image_tower
-from vispe.hosts.open_clip_attention import encodings_of as own_encodings
-from vispe.hosts.open_clip_attention import stock_type
-from vispe.hosts.timm_attention import encodings_of as timm_encodings
+from vispe.hosts.open_clip.attention import encodings_of as own_encodings
+from vispe.hosts.open_clip.attention import stock_type
+from vispe.hosts.open_clip.convert import image_tower
+from vispe.hosts.timm.attention import encodings_of as timm_encodings
+from vispe.hosts.transplant.context import Context
 from vispe.segment.text.readouts import Readout, ReadoutContext
 
 

@@ -1,0 +1,1 @@
+"""Released weights, with the names of vispe."""

@@ -1,0 +1,120 @@
+"""open_clip's attention layers and default block, made to take a `Context`.
+
+Each class differs from its parent in one thing: when the mask argument is a `Context`, attention is computed
+with the encodings in it. Parameters keep their names and places. Anything else takes the parent's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from open_clip.transformer import Attention, CustomResidualAttentionBlock, ResidualAttentionBlock
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.encodings.base import Encoding
+from vispe.hosts.transplant.context import Context
+
+
+class VispeMultiheadAttention(nn.MultiheadAttention):
+    """torch's multi-head attention, as open_clip's default block uses it, with positional encodings."""
+
+    fused_attn = True
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | Context | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after attention, and its weights where they are asked for, as in torch."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+        q, k, v = _projected(self, query)
+        weights = None
+        if need_weights:
+            scores = attn_mask.scores(self, (q,), (k,), v, query)
+            weights = F.dropout(scores.softmax(), self.dropout, self.training)
+            (out,) = scores.weigh(weights)
+            weights = (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
+        else:
+            out = attn_mask.attend(self, q, k, v, query, self.dropout if self.training else 0.0)
+        return self.out_proj(out.transpose(1, 2).flatten(2)), weights
+
+
+class VispeClipAttention(Attention):
+    """The attention of open_clip's custom block with positional encodings."""
+
+    fused_attn = True
+
+    def forward(self, x: Tensor, attn_mask: Tensor | Context | None = None) -> Tensor:
+        """Return the tokens (b, n, d) after attention."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(x, attn_mask=attn_mask)
+        q, k, v = _projected(self, x)
+        dropout = self.attn_drop.p if self.training else 0.0
+        out = attn_mask.attend(self, self.ln_q(q), self.ln_k(k), v, x, dropout)
+        if self.head_scale is not None:
+            out = out * self.head_scale
+        return self.out_drop(self.out_proj(self.ln_inner(out.transpose(1, 2).flatten(2))))
+
+
+class VispeResidualAttentionBlock(ResidualAttentionBlock):
+    """open_clip's default block, which would cast its mask; a `Context` goes on as it is."""
+
+    def attention(
+        self,
+        q_x: Tensor,
+        k_x: Tensor | None = None,
+        v_x: Tensor | None = None,
+        attn_mask: Tensor | Context | None = None,
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after attention."""
+        if not isinstance(attn_mask, Context):
+            return super().attention(q_x, k_x, v_x, attn_mask)
+        return self.attn(q_x, q_x, q_x, need_weights=False, attn_mask=attn_mask)[0]
+
+
+def _projected(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values (b, h, n, d_h) of tokens (b, n, d)."""
+    qkv = F.linear(x, module.in_proj_weight, module.in_proj_bias)
+    q, k, v = qkv.unflatten(-1, (3, module.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+SWAPS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.MultiheadAttention: VispeMultiheadAttention,
+    Attention: VispeClipAttention,
+    ResidualAttentionBlock: VispeResidualAttentionBlock,
+    CustomResidualAttentionBlock: CustomResidualAttentionBlock,
+}
+STOCK = {ours: stock for stock, ours in SWAPS.items()}
+
+
+def stock_type(module: nn.Module) -> type[nn.Module]:
+    """Return the class that an attention layer or block has in open_clip, whether it is swapped or not."""
+    return STOCK.get(type(module), type(module))
+
+
+def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
+    """Yield (block, path, module) of every attention layer of an image tower, or of the block without one."""
+    for i, block in enumerate(tower.transformer.resblocks):
+        path = f"transformer.resblocks.{i}"
+        yield (i, f"{path}.attn", block.attn) if hasattr(block, "attn") else (i, path, block)
+
+
+def encodings_of(tower: nn.Module) -> Iterator[tuple[str, Encoding]]:
+    """Yield (path, encoding) of every encoding module of a converted tower."""
+    if tower.pos_enc is not None:
+        yield "pos_enc", tower.pos_enc
+    if tower.vispe.layered:
+        for _, path, module in attentions(tower):
+            if module.pos_enc is not None:
+                yield f"{path}.pos_enc", module.pos_enc

@@ -1,0 +1,212 @@
+"""open_clip's own image tower as it runs with a positional encoding of vispe.
+
+Conversion itself is in `vispe.hosts.open_clip.convert`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.fx
+from open_clip.transformer import VisionTransformer
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vispe.encodings.base import Additive, Encoding
+from vispe.errors import OptionError, UnsupportedHost
+from vispe.grid import Positions
+from vispe.hosts.open_clip.attention import attentions, encodings_of
+from vispe.hosts.transplant import traced
+from vispe.hosts.transplant.context import Context, HostState
+from vispe.hosts.transplant.fitting import constructor_of, taken_blocks
+from vispe.hosts.transplant.loading import LoadsWeights
+
+OVERRIDDEN = ("forward", "_embeds", "forward_intermediates", "lock", "_load_from_state_dict")
+
+
+@dataclass(eq=False)
+class TowerState(HostState):
+    """What a converted tower remembers.
+
+    Attributes:
+        fixed: paths of parameters of the encodings that are saved but never trained.
+    """
+
+    fixed: tuple[str, ...] = ()
+
+
+class HostedTower(LoadsWeights, VisionTransformer):
+    """The parts of open_clip's `VisionTransformer` that change when it is converted."""
+
+    vispe: TowerState
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the image features (b, output_dim) of images, and the tokens if `output_tokens`."""
+        x, context, _ = self._vispe_embed(x)
+        for i, block in enumerate(self.transformer.resblocks):
+            x = self._vispe_block(i, block, x, context)
+        pooled, tokens = self._pool(x)
+        if self.proj is not None:
+            pooled = pooled @ self.proj
+        return (pooled, tokens) if self.output_tokens else pooled
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        stop_early: bool = False,
+        normalize_intermediates: bool = False,
+        intermediates_only: bool = False,
+        output_fmt: str = "NCHW",
+        output_extra_tokens: bool = False,
+    ) -> dict[str, Tensor | list[Tensor]]:
+        """Return features of several blocks; arguments and results as in open_clip."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise OptionError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}.")
+        blocks = self.transformer.resblocks
+        take, last = taken_blocks(len(blocks), indices, "tower")
+        x, context, shape = self._vispe_embed(x)
+        taken: list[Tensor] = []
+        for i, block in enumerate(blocks[: last + 1] if stop_early else blocks):
+            x = self._vispe_block(i, block, x, context)
+            if i in take:
+                taken.append(self.ln_post(x) if normalize_intermediates else x)
+        patches = [t[:, 1:] for t in taken]
+        if output_fmt == "NCHW":
+            patches = [t.unflatten(1, shape).permute(0, 3, 1, 2).contiguous() for t in patches]
+        output: dict[str, Tensor | list[Tensor]] = {"image_intermediates": patches}
+        if output_extra_tokens:
+            output["image_intermediates_prefix"] = [t[:, :1] for t in taken]
+        if intermediates_only:
+            return output
+        pooled, _ = self._pool(x)
+        return {**output, "image_features": pooled if self.proj is None else pooled @ self.proj}
+
+    def _vispe_embed(self, image: Tensor) -> tuple[Tensor, Context, tuple[int, int]]:
+        """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
+        image = traced.one_size(image)
+        x = self.conv1(image)
+        shape = (x.shape[2], x.shape[3])
+        x = x.flatten(2).transpose(1, 2)
+        encodings = () if self.pos_enc is None else self.pos_enc.parts()
+        pos = traced.positions(
+            image,
+            x.shape[1],
+            shape,
+            1,
+            self.vispe.reference,
+            (*encodings, *self._vispe_layered()),
+            None if isinstance(image, torch.fx.Proxy) else self.vispe.cache,
+            None,
+        )
+        x = torch.cat([self.class_embedding.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
+        if self.positional_embedding is not None:
+            table = resampled(self.positional_embedding, self.grid_size, shape)
+            x = x + table.to(x.dtype)
+        for encoding in encodings:
+            if isinstance(encoding, Additive):
+                x = traced.add(encoding, x, pos, image)
+        x, pos = self._vispe_drop(x, pos)
+        if self.transformer.grad_checkpointing and torch.compiler.is_compiling():
+            pos.memo = None  # fresh while compiling, so no other forward pass loses it
+        return self.ln_pre(x), Context(pos, encodings, None, False), shape
+
+    def _vispe_layered(self) -> tuple[Encoding, ...]:
+        """Return the per-layer encodings: not every layer has one of each, and one of each prepares positions."""
+        if not self.vispe.layered:
+            return ()
+        return tuple(e for _, _, m in attentions(self) if m.pos_enc is not None for e in m.pos_enc.parts())
+
+    def _vispe_drop(self, x: Tensor, pos: Positions) -> tuple[Tensor, Positions]:
+        """Drop patches by the same draws as open_clip, and their coordinates with them."""
+        drop = self.patch_dropout
+        if isinstance(drop, nn.Identity) or not self.training or drop.prob == 0:
+            return x, pos
+        b, patches = x.shape[0], x.shape[1] - 1
+        kept = max(1, int(patches * (1 - drop.prob)))
+        index = torch.randn(b, patches).topk(kept, dim=-1).indices.to(x.device) + 1
+        keep = torch.cat([index.new_zeros(b, 1), index], 1)
+        return x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1])), pos.gather(keep)
+
+    def _vispe_block(self, layer: int, block: nn.Module, x: Tensor, context: Context) -> Tensor:
+        mask = context if self.vispe.inside else None
+        if self.transformer.grad_checkpointing:
+            x = checkpoint(block, x, attn_mask=mask, use_reentrant=False)
+        else:
+            x = block(x, attn_mask=mask)
+        return context.mix(x, layer)
+
+    def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        """Freeze all but the last groups, as open_clip does; shared encodings belong to the stem."""
+        taken = self.positional_embedding is None
+        if taken:  # open_clip names the table in its groups
+            self.positional_embedding = nn.Parameter(self.class_embedding.new_empty(0))
+        try:
+            super().lock(unlocked_groups=unlocked_groups, freeze_bn_stats=freeze_bn_stats)
+        finally:
+            if taken:
+                self.register_parameter("positional_embedding", None)
+        if self.pos_enc is not None and self.class_embedding.requires_grad:
+            self.pos_enc.requires_grad_(True)
+        for path in self.vispe.fixed:
+            self.get_parameter(path).requires_grad_(False)
+
+    def prune_intermediate_layers(self, *args: Any, **options: Any) -> list[int]:
+        """Drop the blocks that the given features do not need, see open_clip, and what encodings have for them."""
+        taken = super().prune_intermediate_layers(*args, **options)
+        for encoding in () if self.pos_enc is None else self.pos_enc.parts():
+            encoding.truncate(len(self.transformer.resblocks))
+        return taken
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters that must not decay."""
+        return super().no_weight_decay() | {
+            f"{path}.{name}" for path, e in encodings_of(self) for name in e.no_weight_decay()
+        }
+
+    def _vispe_paths(self) -> Iterable[tuple[str, Encoding]]:
+        return encodings_of(self)
+
+    def _vispe_table_names(self) -> tuple[str, ...]:
+        return ("positional_embedding",)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _new_hosted, (self.vispe.stock,), self.__getstate__()
+
+
+@torch.fx.wrap
+def resampled(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Return open_clip's table (1 + h * w, d) for another grid; the class token's row stays."""
+    if tuple(old) == tuple(new):
+        return table
+    return resample_abs_pos_embed(table[None], new_size=list(new), old_size=list(old), num_prefix_tokens=1)[0]
+
+
+def _new_hosted(stock: type[VisionTransformer]) -> nn.Module:
+    cls = hosted(stock)
+    return cls.__new__(cls)
+
+
+@cache
+def hosted(stock: type[VisionTransformer]) -> type[HostedTower]:
+    """Return the converted counterpart of an image tower's class.
+
+    Raises:
+        UnsupportedHost: the class is a subclass of open_clip's that changes what vispe replaces.
+    """
+    changed = [n for n in OVERRIDDEN if getattr(stock, n) is not getattr(VisionTransformer, n)]
+    if changed:
+        raise UnsupportedHost(
+            f"{stock.__name__} is a subclass of open_clip's VisionTransformer with its own {', '.join(changed)}, which "
+            "vispe would replace; convert a plain tower, or use vispe.Attention in your own blocks."
+        )
+    inside = {"__module__": __name__, "__doc__": stock.__doc__, "__init__": constructor_of(stock)}
+    return type(f"Vispe{stock.__name__}", (HostedTower, stock), inside)
+
+
+VispeVisionTransformer = hosted(VisionTransformer)

@@ -1,0 +1,252 @@
+"""The front door of timm: `create_model(..., pos_embed='alibi2d')` works once vispe is imported.
+
+timm's ViT classes accept three words for `pos_embed` and fail without a text on any other; `NaFlexVit` has words of
+its own, `Eva` has no such argument. Their constructors are wrapped in place, which serves every entry point and every
+script, also those that imported `create_model` earlier. timm's own words pass through untouched. For all other
+classes the builder that timm's entry points share says why the argument cannot be met.
+
+This module is imported in the moment in which timm is (`vispe.hosts.arrival`), maybe while another module of vispe
+imports timm: what converts models is therefore imported when a model is built.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pkgutil
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import timm
+import timm.models
+import torch
+from timm.models import Eva, NaFlexVit, VisionTransformer, deit, vision_transformer
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.naflexvit import NaFlexVitCfg
+from torch import nn
+
+from vispe.errors import UnsupportedHost
+
+_TIMM_WORDS = ("", "none", "learn", None)
+_NAFLEX_WORDS = ("", "none", "learned", "factorized", None)
+_POSITION = (
+    list(inspect.signature(VisionTransformer.__init__).parameters).index("pos_embed") - 1
+)  # without self
+
+_RELEASE = tuple(int(part) for part in timm.__version__.split(".")[:3] if part.isdigit())
+# before 1.0.31 the filter of checkpoints asks for the shape of the model's table, also when there is none
+_FILTERS = (vision_transformer, deit) if _RELEASE < (1, 0, 31) else ()
+_BUILDER = "build_model_with_cfg"
+
+
+class Recipe(NamedTuple):
+    """How timm loads the weights of an architecture.
+
+    Attributes:
+        adapt: makes of a state dict in its authors' layout one of the model; None where nothing is to do.
+        strict: whether entries that the model has not are errors.
+    """
+
+    adapt: Callable[..., dict[str, Any]] | None
+    strict: bool
+
+
+Noted = list[tuple[nn.Module, Recipe]]
+_noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noted_recipes() -> Iterator[Noted]:
+    """Note how timm would load the weights of each model that it builds meanwhile."""
+    install()
+    recipes: Noted = []
+    token = _noted.set(recipes)
+    try:
+        yield recipes
+    finally:
+        _noted.reset(token)
+
+
+def install() -> None:
+    """Wrap the constructors; once is enough, more often does no harm."""
+    for cls, wrap in _WRAPPERS.items():
+        if not hasattr(cls.__init__, "vispe_original"):
+            cls.__init__ = wrap(cls, cls.__init__)
+    for module in _FILTERS:
+        if not hasattr(module.checkpoint_filter_fn, "vispe_original"):
+            module.checkpoint_filter_fn = _without_table(module.checkpoint_filter_fn)
+    if not hasattr(_helpers().clean_state_dict, "vispe_original"):
+        _helpers().clean_state_dict = _with_metadata(_helpers().clean_state_dict)
+    for module in _builders():
+        original = getattr(module, _BUILDER)
+        if not hasattr(original, "vispe_original"):
+            setattr(module, _BUILDER, _refusing(original))
+
+
+def uninstall() -> None:
+    """Take the wrappers away again; models that exist keep working."""
+    for cls in _WRAPPERS:
+        cls.__init__ = getattr(cls.__init__, "vispe_original", cls.__init__)
+    for module in _FILTERS:
+        original = module.checkpoint_filter_fn
+        module.checkpoint_filter_fn = getattr(original, "vispe_original", original)
+    original = _helpers().clean_state_dict
+    _helpers().clean_state_dict = getattr(original, "vispe_original", original)
+    for module in _builders():
+        original = getattr(module, _BUILDER)
+        setattr(module, _BUILDER, getattr(original, "vispe_original", original))
+
+
+def _builders() -> list[Any]:
+    """Return timm's modules of models, each of which has imported the shared builder by name."""
+    names = [f"timm.models.{m.name}" for m in pkgutil.iter_modules(timm.models.__path__)]
+    return [sys.modules[n] for n in names if hasattr(sys.modules.get(n), _BUILDER)]
+
+
+def _helpers() -> Any:
+    """Return timm's module that reads checkpoints."""
+    return sys.modules[timm.models.load_checkpoint.__module__]
+
+
+def _vit(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        given = len(args) > _POSITION
+        spec = args[_POSITION] if given else kwargs.get("pos_embed", "learn")
+        if isinstance(spec, str | None) and spec in _TIMM_WORDS:
+            original(self, *args, **kwargs)
+            return
+        terms = _checked(self, cls, spec, "pos_embed='none'")
+        word = "learn" if terms[1] else "none"
+        if given:
+            args = (*args[:_POSITION], word, *args[_POSITION + 1 :])
+        else:
+            kwargs["pos_embed"] = word
+        original(self, *args, **kwargs)
+        _convert(self, spec, *terms)
+
+    __init__.vispe_original = original
+    return __init__
+
+
+def _eva(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: nn.Module, *args: Any, pos_embed: Any = None, **kwargs: Any) -> None:
+        if pos_embed is None:
+            original(self, *args, **kwargs)
+            return
+        terms = _checked(self, cls, pos_embed, "no pos_embed")
+        original(self, *args, **kwargs)
+        _convert(self, pos_embed, *terms)
+
+    __init__.vispe_original = original
+    return __init__
+
+
+def _naflex(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: nn.Module, cfg: NaFlexVitCfg | None = None, *args: Any, **kwargs: Any) -> None:
+        cfg = cfg or NaFlexVitCfg()
+        spec = kwargs.get("pos_embed", cfg.pos_embed)
+        if isinstance(spec, str | None) and spec in _NAFLEX_WORDS:
+            original(self, cfg, *args, **kwargs)
+            return
+        terms = _checked(self, cls, spec, "pos_embed='none'")
+        kwargs["pos_embed"] = "learned" if terms[1] else "none"
+        original(self, cfg, *args, **kwargs)
+        _convert(self, spec, *terms)
+
+    __init__.vispe_original = original
+    return __init__
+
+
+_WRAPPERS = {VisionTransformer: _vit, VisionTransformerDistilled: _vit, Eva: _eva, NaFlexVit: _naflex}
+
+
+def _checked(
+    model: nn.Module, cls: type[nn.Module], spec: Any, instead: str
+) -> tuple[list[dict[str, Any]], bool, bool]:
+    """Return the parsed spec, before anything is built."""
+    from vispe.hosts.transplant.words import timm_terms
+
+    terms = timm_terms(spec)
+    if type(model) is not cls:
+        raise UnsupportedHost(
+            f"{type(model).__name__}, a subclass of timm's {cls.__name__}, was built with pos_embed={spec!r}, but "
+            f"only its own constructor knows when it is complete; build it with {instead} and then call "
+            "vispe.convert(model, ...)."
+        )
+    return terms
+
+
+def _convert(model: nn.Module, spec: Any, terms: list[dict[str, Any]], learn: bool, rope: bool) -> None:
+    from vispe.hosts.timm.convert import convert_timm
+    from vispe.hosts.transplant.words import finished
+
+    convert_timm(model, terms, learn, built=True, sources=finished(spec), keep_rope=rope)
+
+
+def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Return timm's builder, which says why before it builds a model that cannot take the encoding asked for."""
+
+    @functools.wraps(original)
+    def build_model_with_cfg(model_cls: Any, *args: Any, **kwargs: Any) -> nn.Module:
+        from vispe.hosts.timm.family import FAMILIES
+        from vispe.hosts.timm.refusals import refusal
+
+        spec = kwargs.get("pos_embed")
+        ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
+        if spec is not None and not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
+            raise UnsupportedHost(f"pos_embed={spec!r} was asked. {refusal(model_cls)}")
+        made = original(model_cls, *args, **kwargs)
+        if (noted := _noted.get()) is not None:
+            recipe = Recipe(kwargs.get("pretrained_filter_fn"), kwargs.get("pretrained_strict", True))
+            noted.append((made, recipe))
+        return made
+
+    build_model_with_cfg.vispe_original = original
+    return build_model_with_cfg
+
+
+def _without_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    @functools.wraps(original)
+    def checkpoint_filter_fn(
+        state_dict: dict[str, Any], model: VisionTransformer, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        from vispe.hosts.timm.vit import HostedViT
+
+        if not isinstance(model, HostedViT) or model.pos_embed is not None:
+            return original(state_dict, model, *args, **kwargs)
+        entries = model.patch_embed.num_patches + (0 if model.no_embed_class else model.num_prefix_tokens)
+        model.pos_embed = nn.Parameter(torch.empty(1, entries, model.embed_dim, device="meta"))
+        try:
+            found = original(state_dict, model, *args, **kwargs)
+        finally:
+            model.pos_embed = None
+        found.pop("pos_embed", None)
+        return found
+
+    checkpoint_filter_fn.vispe_original = original
+    return checkpoint_filter_fn
+
+
+def _with_metadata(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return timm's function that drops prefixes of wrappers, which also keeps what torch keeps beside the weights."""
+
+    @functools.wraps(original)
+    def clean_state_dict(state_dict: dict[str, Any]) -> dict[str, Any]:
+        cleaned = OrderedDict(original(state_dict))
+        metadata = getattr(state_dict, "_metadata", None)
+        if metadata is not None:
+            cleaned._metadata = {
+                next(iter(original({f"{name}.": None}))).removesuffix("."): kept
+                for name, kept in metadata.items()
+            }
+        return cleaned
+
+    clean_state_dict.vispe_original = original
+    return clean_state_dict

@@ -1,0 +1,72 @@
+"""Subclasses of transformers' classes, made when they are needed; they keep the names that checkpoints record.
+
+Every class is found again under its name in this module, so converted models can be pickled. To call such a class
+builds the stock class, and converts it where the configuration that it is built from names an encoding.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from torch import nn
+
+from vispe.errors import UnsupportedHost
+
+_MADE: dict[
+    tuple[type, type], type
+] = {}  # classes, not results: one for each pair for the life of the process
+
+
+def positioned(stock: type, mixin: type) -> type:
+    """Return the subclass of `stock` with `mixin` in front; the same one every time."""
+    if (stock, mixin) not in _MADE:
+        inside = {
+            "__module__": stock.__module__,
+            "__qualname__": stock.__qualname__,
+            "__doc__": stock.__doc__,
+            "__init__": _building(stock),
+            "__reduce_ex__": _reduce,
+            "vispe_stock": stock,
+        }
+        _MADE[stock, mixin] = type(stock.__name__, (mixin, stock), inside)
+    return _MADE[stock, mixin]
+
+
+def stock_of(made: type) -> type | None:
+    """Return the class that a subclass was made from, or None if it was not made here."""
+    return made.__dict__.get("vispe_stock")
+
+
+def _building(stock: type) -> Any:
+    """Return the constructor of a made class: conversion puts the object into its class once it is complete."""
+
+    @functools.wraps(stock.__init__)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if stock_of(type(self)) is not stock:
+            raise UnsupportedHost(
+                f"{type(self).__qualname__} derives from the class of a converted {stock.__name__}, which only "
+                f"vispe.convert can complete; derive it from {stock.__module__}.{stock.__name__} and convert the model."
+            )
+        asked = type(self)
+        self.__class__ = stock
+        stock.__init__(self, *args, **kwargs)
+        if isinstance(self, nn.Module):
+            importlib.import_module("vispe.hosts.transformers.convert").complete(self, asked)
+
+    return __init__
+
+
+def rebuilt(module: str, stock: str, mixin_module: str, mixin: str) -> Any:
+    """Return an empty object of a made class; for pickle."""
+    kind = positioned(
+        getattr(importlib.import_module(module), stock), getattr(importlib.import_module(mixin_module), mixin)
+    )
+    return kind.__new__(kind)
+
+
+def _reduce(self: Any, protocol: int) -> tuple[Any, ...]:
+    stock, mixin = type(self).vispe_stock, type(self).__mro__[1]
+    state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+    return rebuilt, (stock.__module__, stock.__qualname__, mixin.__module__, mixin.__qualname__), state

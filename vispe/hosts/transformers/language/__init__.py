@@ -1,0 +1,1 @@
+"""A position scheme in a vision-language model of transformers."""

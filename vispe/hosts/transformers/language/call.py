@@ -1,0 +1,204 @@
+"""One call of a converted model: the keys of its tokens, their coordinates, and what the cache must remember of them.
+
+`place` is the whole of it; the four rules below it say where coordinates come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError
+from vispe.hosts.transformers.language.pictures import stream_of, token_types, types_by_embedding
+from vispe.hosts.transformers.language.position_ids import check_given, split_ids
+from vispe.hosts.transformers.language.state import (
+    SequenceState,
+    check_filled_here,
+    documents,
+    look_up,
+    next_keys,
+    prompt_keys,
+    state_after,
+    text_coordinates,
+    valid_tokens,
+)
+from vispe.multimodal import Coordinates, Stream
+
+PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
+GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "tile_grids")
+TABLE, SPAN, OFFSET = "vispe_table", "vispe_span", "vispe_offset"  # a prompt by key, while generating
+
+
+def given(kwargs: dict[str, Any], *names: str) -> list[str]:
+    """Return which of these arguments say something; `generate` passes an empty dict where there are no pictures."""
+    values = ((name, kwargs.get(name)) for name in names)
+    return [name for name, v in values if v is not None and not (isinstance(v, dict) and not v)]
+
+
+@dataclass(eq=False)
+class Call:
+    """What a call says about its tokens.
+
+    Attributes:
+        model: the converted model inside.
+        input_ids: (b, s), or None.
+        inputs_embeds: (b, s, width), or None.
+        types: (b, s), or None: read where there are no `input_ids`.
+        mask: (b, all tokens so far), or None.
+        cache: of what came before, or None.
+        kwargs: the other keyword arguments.
+    """
+
+    model: Any
+    input_ids: Tensor | None
+    inputs_embeds: Tensor | None
+    types: Tensor | None
+    mask: Tensor | None
+    cache: Any
+    kwargs: dict[str, Any]
+
+    def types_of(self, keys: Tensor) -> Tensor:
+        """Return the type of every token (b, s): 0 text, 1 image, 2 video.
+
+        Raises:
+            InputError: there are pictures, but nothing says which tokens they are.
+        """
+        shape = (keys.shape[0], keys.shape[1])
+        types = token_types(self.model.config, self.input_ids, self.types, shape)
+        if types is None and self.inputs_embeds is not None:
+            types = types_by_embedding(self.model, self.inputs_embeds)
+            if (named := given(self.kwargs, *PIXELS, *GRIDS)) and not bool(types.any()):
+                raise InputError(
+                    f"inputs_embeds came with {named[0]}, but no token has the embedding of a picture's token and "
+                    "mm_token_type_ids is missing, so nothing says which tokens are pictures; give mm_token_type_ids "
+                    "(b, s)."
+                )
+        return torch.zeros_like(keys) if types is None else types
+
+    def stream(self, keys: Tensor, valid: Tensor) -> Stream:
+        """Return what stands where among tokens (b, s) that may contain pictures.
+
+        Raises:
+            InputError: grids and placeholders do not agree.
+        """
+        return stream_of(self.model, self.types_of(keys), valid, documents(keys, valid), self.kwargs)
+
+    def coordinates(self, keys: Tensor, valid: Tensor, state: SequenceState | None) -> Coordinates:
+        """Return the coordinates of tokens (b, s) that may contain pictures."""
+        scheme, start = self.model.vispe_scheme, None
+        if state is not None:
+            first = torch.where(valid, keys, keys.max()).amin(1)
+            start = state.offset + scheme.step * first
+        stream = self.stream(keys, valid)
+        return scheme.coordinates(stream, start=start, training=self.model.training)
+
+
+@dataclass(eq=False)
+class Placed:
+    """Where the tokens of a call are.
+
+    Attributes:
+        keys: (b, s).
+        ids: coordinates (axes, b, s).
+        before: state of the cache before the call, or None.
+        after: state after it.
+    """
+
+    keys: Tensor
+    ids: Tensor
+    before: SequenceState | None
+    after: SequenceState
+
+
+def place(call: Call, position_ids: Tensor | None) -> Placed:
+    """Return where the tokens of a call are; what only says so is taken out of its keyword arguments.
+
+    Raises:
+        InputError: tokens are missing, a cache was filled by another model, or coordinates are those of another scheme.
+        ShapeError: `position_ids` have another shape.
+    """
+    tokens = call.inputs_embeds if call.input_ids is None else call.input_ids
+    if tokens is None:
+        raise InputError("The model needs input_ids or inputs_embeds; got neither.")
+    state: SequenceState | None = getattr(call.cache, "vispe_state", None)
+    if state is None:
+        check_filled_here(call.cache)
+    table, span, offset = (call.kwargs.pop(name, None) for name in (TABLE, SPAN, OFFSET))
+    pictures = bool(given(call.kwargs, *PIXELS, *(GRIDS if state is None else ())))
+    pictures |= call.input_ids is None and call.types is not None
+    keys, ids = (
+        (None, None) if position_ids is None else split_ids(position_ids, call.model.vispe_scheme.axes)
+    )
+    keys, counted = _keys(call, tokens, keys, state, pictures)
+    if ids is not None:
+        check_given(call, position_ids, keys, ids, state)  # type: ignore[arg-type]
+        after = _after_ids(call, keys, ids, state)
+    elif table is not None:
+        ids, after = _from_table(call, keys, table, span, offset, state)
+    elif pictures:
+        ids, after = _of_pictures(call, keys, counted, state)
+    else:
+        ids, after = _of_text(call, keys, counted, state)
+    call.kwargs.pop("tile_grids", None)
+    return Placed(keys, ids, state, after)
+
+
+def _keys(
+    call: Call, tokens: Tensor, keys: Tensor | None, state: SequenceState | None, pictures: bool
+) -> tuple[Tensor, bool]:
+    """Return the keys (b, s), and whether padding was left out when they were counted."""
+    rows, length = tokens.shape[:2]
+    counted = keys is not None
+    if keys is None and state is not None:
+        keys = next_keys(length, call.cache, state, call.mask)
+        counted = call.mask is not None and state.by_mask
+    elif keys is None:  # text alone is counted with its padding, as the model of before does
+        keys = prompt_keys(length, rows, call.mask if pictures else None, tokens.device)
+    return keys.expand(rows, length), counted
+
+
+def _after_ids(call: Call, keys: Tensor, ids: Tensor, state: SequenceState | None) -> SequenceState:
+    """Return what follows coordinates that were given."""
+    if state is not None:
+        return state
+    last = ids[0, :, -1] - call.model.vispe_scheme.step * keys[:, -1]
+    return SequenceState(last, (~valid_tokens(keys, call.mask)).sum(1))
+
+
+def _from_table(
+    call: Call, keys: Tensor, table: Tensor, span: Tensor, offset: Tensor, state: SequenceState | None
+) -> tuple[Tensor, SequenceState]:
+    """Return coordinates out of the table of the prompt, while `generate` runs."""
+    ids = look_up(call.model.vispe_scheme, keys, table, span, offset)
+    if state is None:
+        state = SequenceState(offset, (~valid_tokens(keys, call.mask)).sum(1))
+    return ids, state
+
+
+def _of_text(
+    call: Call, keys: Tensor, counted: bool, state: SequenceState | None
+) -> tuple[Tensor, SequenceState]:
+    """Return coordinates of text, at the start or after what is in the cache."""
+    after = state
+    if after is None:
+        padding = (~valid_tokens(keys, call.mask)).sum(1) if counted else keys.new_zeros(len(keys))
+        after = SequenceState(torch.zeros_like(padding, dtype=torch.float64), padding, by_mask=counted)
+    elif counted and keys.shape[1] > 1:  # another turn
+        after = replace(after, padding=after.padding + (~valid_tokens(keys, call.mask)).sum(1))
+    return text_coordinates(call.model.vispe_scheme, keys, after), after
+
+
+def _of_pictures(
+    call: Call, keys: Tensor, counted: bool, state: SequenceState | None
+) -> tuple[Tensor, SequenceState]:
+    """Return coordinates of tokens among which are pictures."""
+    valid = valid_tokens(keys, call.mask)
+    made = call.coordinates(keys, valid, state)
+    after = state_after(made, keys, valid)
+    if state is not None:
+        padding = after.padding * counted + state.padding  # else keys were counted with padding
+        after = replace(after, padding=padding, by_mask=state.by_mask)
+    return made.ids, after

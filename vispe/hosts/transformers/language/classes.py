@@ -1,0 +1,256 @@
+"""What the classes of a converted vision-language model do differently: four small subclasses.
+
+The model inside turns tokens and grids into coordinates, once per call, and hands them to its language model as
+position ids; that turns them into cosines and sines for its layers. Nothing about a sequence is kept on a module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.hosts.transformers.language import late as hf_late
+from vispe.hosts.transformers.language.call import (
+    GRIDS,
+    OFFSET,
+    PIXELS,
+    SPAN,
+    TABLE,
+    Call,
+    Placed,
+    given,
+    place,
+)
+from vispe.hosts.transformers.language.late import LATE, LateRotation
+from vispe.hosts.transformers.language.signature import like_stock
+from vispe.hosts.transformers.language.state import (
+    SequenceState,
+    by_key,
+    check_filled_here,
+    remember,
+    settled,
+    state_after,
+    valid_tokens,
+)
+from vispe.multimodal import Scheme, tables
+
+# language models that take ordinary ids as the first of four rows
+FOUR_ROWS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
+ROTATION = "vispe_rotation"  # cosines and sines, from the language model to its layers
+
+
+class PositionedGeneration:
+    """The model with a head: it starts generation with ordinary ids, and with the coordinates of the prompt."""
+
+    def _prepare_position_ids_for_generation(
+        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]
+    ) -> Tensor:
+        from transformers import GenerationMixin
+
+        keys = GenerationMixin._prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs)  # type: ignore[arg-type]
+        self._place_prompt(inputs_tensor, keys, model_kwargs)
+        return keys
+
+    def _maybe_prepare_encoder_kwargs_for_generation(
+        self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *rest: Any
+    ) -> dict[str, Any]:
+        """Place the pictures of a prompt that has ids of its own: the host encodes them next and drops their sizes."""
+        keys, cache = model_kwargs.get("position_ids"), model_kwargs.get("past_key_values")
+        begins = cache is None or not cache.get_seq_length()
+        raw = (
+            begins
+            and TABLE not in model_kwargs
+            and given(model_kwargs, "pixel_values", "pixel_values_videos")
+        )
+        if raw and keys is not None and keys.ndim == 2:
+            self._place_prompt(inputs_tensor, keys, model_kwargs)
+        return super()._maybe_prepare_encoder_kwargs_for_generation(inputs_tensor, model_kwargs, *rest)  # type: ignore[misc]
+
+    def _place_prompt(self, inputs_tensor: Tensor, keys: Tensor, model_kwargs: dict[str, Any]) -> None:
+        """Add the coordinates of a prompt with pictures, by key, to the arguments that generation hands on."""
+        if not given(model_kwargs, *PIXELS, *GRIDS):
+            return
+        cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        state: SequenceState | None = getattr(cache, "vispe_state", None)
+        if state is None:
+            check_filled_here(cache)
+        seen = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
+        new = keys.expand(len(inputs_tensor), -1)[:, seen:]
+        call = self._call_of(inputs_tensor, model_kwargs, seen, new.shape[1])
+        # grids of pictures that the cache holds already
+        if seen and not given(model_kwargs, *PIXELS) and not call.types_of(new).any():
+            return
+        valid = valid_tokens(new, mask)
+        made = call.coordinates(new, valid, state)
+        table, span = by_key(made, new, valid)
+        model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(made, new, valid).offset})
+        model_kwargs.pop("tile_grids", None)
+
+    def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], seen: int, length: int) -> Call:
+        """Return the call that generation starts with: the last tokens, `length` of them."""
+        ids, embeds = (inputs, None) if inputs.ndim == 2 else (None, inputs)
+        if embeds is not None and (named := model_kwargs.get("input_ids")) is not None and named.shape[1]:
+            ids = named
+        types, mask = (model_kwargs.get(name) for name in ("mm_token_type_ids", "attention_mask"))
+        return Call(
+            self.model,  # type: ignore[attr-defined]
+            None if ids is None else ids[:, -length:],
+            None if embeds is None else embeds[:, -length:],
+            None if types is None else types[:, seen:],
+            mask,
+            model_kwargs.get("past_key_values"),
+            model_kwargs,
+        )
+
+    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the prompt by key from an assistant: it has its own model, and reads tokens and grids itself."""
+        own = (TABLE, SPAN, OFFSET)
+        kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in own}
+        return super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
+
+
+class PositionedModel:
+    """The model inside: it knows the scheme."""
+
+    vispe_scheme: Scheme
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the signature of the class that is replaced."""
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "vispe_stock"):
+            like_stock(cls, "forward", mm_token_type_ids=Tensor | None, tile_grids=Tensor | None)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        mm_token_type_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the model with the coordinates of its scheme.
+
+        Args:
+            input_ids: tokens (b, s), or `inputs_embeds` in their place.
+            attention_mask: (b, s), 0 where there is padding, or a mask that is ready for the layers.
+            position_ids: ordinary ids (b, s), where one that does not go on by 1 starts a packed sample; or
+                coordinates (axes, b, s), as `get_rope_index` gives them, or both (1 + axes, b, s).
+            past_key_values: cache of what came before; it remembers where the sequences stand.
+            inputs_embeds: (b, s, width).
+            mm_token_type_ids: (b, s), 0 text, 1 image, 2 video; only read where there are no `input_ids`. Without
+                both, pictures are where `inputs_embeds` has the embedding of their token.
+            **kwargs: what else the model of before takes; and `tile_grids`, rows and columns of the tiles of each image
+                (n, 2), for models that cut images into tiles.
+        """
+        mask = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 else None
+        call = Call(self, input_ids, inputs_embeds, mm_token_type_ids, mask, past_key_values, kwargs)
+        placed = place(call, position_ids)
+        if mm_token_type_ids is not None and hasattr(self, "get_rope_index"):
+            kwargs["mm_token_type_ids"] = mm_token_type_ids
+        outputs = super().forward(  # type: ignore[misc]
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=torch.cat([placed.keys[None].to(placed.ids), placed.ids]),
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        self._remember(past_key_values if past_key_values is not None else _cache_of(outputs), placed)
+        return outputs
+
+    def _remember(self, cache: Any, placed: Placed) -> None:
+        """Put where the sequences stand onto the cache, where it has changed."""
+        after = placed.after
+        if self.language_model.vispe_late:  # type: ignore[attr-defined]
+            before = None if placed.before is None else placed.before.ids
+            after = replace(after, ids=placed.ids if before is None else torch.cat([before, placed.ids], 2))
+        if cache is None or after is placed.before:
+            return
+        if after.settled is None:
+            after.settled = settled(after, cache, placed.keys, placed.ids, self.vispe_scheme.step)
+        remember(cache, after)
+
+
+def _cache_of(outputs: Any) -> Any:
+    return outputs.get("past_key_values") if hasattr(outputs, "get") else None
+
+
+class PositionedText:
+    """The language model: it hands its layers the rotation of the scheme."""
+
+    vispe_axis_of_pair: Tensor
+    vispe_allocation: list[Any]  # the same in plain numbers
+    vispe_late: bool
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the signature of the class that is replaced."""
+        super().__init_subclass__(**kwargs)
+        like_stock(cls, "forward")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move the model, and write the allocation anew: `to_empty` leaves buffers without values."""
+        moved = super()._apply(fn, recurse)  # type: ignore[misc]
+        self._fill()
+        return moved
+
+    def _init_weights(self, module: Any) -> None:
+        """Initialise a module; of this one, what is no weight, as the host does for its own buffers."""
+        super()._init_weights(module)  # type: ignore[misc]
+        if module is self:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Write the allocation into its buffer."""
+        if not self.vispe_axis_of_pair.is_meta:
+            self.vispe_axis_of_pair.copy_(torch.tensor(self.vispe_allocation, device="cpu"))
+
+    def forward(self, *args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
+        """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""
+        if self.vispe_late:
+            hf_late.keep_on(self)
+        keys, ids = position_ids[0].long(), position_ids[1:]
+        rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
+        dtype = kwargs["inputs_embeds"].dtype
+        turned = partial(
+            tables,
+            frequencies=rotary.inv_freq,
+            axis_of_pair=self.vispe_axis_of_pair,
+            scaling=rotary.attention_scaling,
+            dtype=dtype,
+        )
+        cos, sin = turned(ids)
+        if self.vispe_late:
+            state: SequenceState | None = getattr(kwargs.get("past_key_values"), "vispe_state", None)
+            past = None if state is None else state.ids
+            every = (cos, sin) if past is None else turned(torch.cat([past, ids], 2))
+            kwargs[LATE] = LateRotation(_with_heads(cos, sin), _with_heads(*every))
+            kwargs[ROTATION] = cos.new_ones(1, 1, 1), cos.new_zeros(1, 1, 1)  # the host turns nothing
+        else:
+            kwargs[ROTATION] = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
+        four = self.config.model_type in FOUR_ROWS  # type: ignore[attr-defined]
+        return super().forward(*args, position_ids=keys.expand(4, *keys.shape) if four else keys, **kwargs)  # type: ignore[misc]
+
+
+def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return (cos, sin) if cos.ndim == 4 else (cos[:, None], sin[:, None])
+
+
+class PositionedLayer:
+    """A decoder layer: it turns queries and keys by what the language model hands down."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the signature of the class that is replaced."""
+        super().__init_subclass__(**kwargs)
+        like_stock(cls, "forward")
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer with the rotation of the scheme."""
+        kwargs["position_embeddings"] = kwargs.pop(ROTATION)
+        return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]

@@ -1,0 +1,190 @@
+"""Position schemes in Hugging Face's vision-language models: convert, restore, describe."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from vispe.errors import UnsupportedHost
+from vispe.hosts.transformers.classes import positioned, stock_of
+from vispe.hosts.transformers.language import late as hf_late
+from vispe.hosts.transformers.language.classes import (
+    PositionedGeneration,
+    PositionedLayer,
+    PositionedModel,
+    PositionedText,
+)
+from vispe.hosts.transformers.language.rope_index import INDEX, PositionedIndex
+from vispe.multimodal import Scheme, create_scheme
+from vispe.multimodal.properties import keeps_text
+
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
+GENERATION = ("_prepare_position_ids_for_generation", "_get_candidate_generator")
+STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depend on the length of a call
+
+
+def is_vlm(model: nn.Module) -> bool:
+    """Whether a model is one of transformers', with a language model inside."""
+    made_there = any(c.__module__.startswith("transformers.") for c in type(model).__mro__)
+    return made_there and hasattr(inner_of(model), "language_model")
+
+
+def inner_of(model: Any) -> Any:
+    """Return the model without its head."""
+    return model.model if hasattr(getattr(model, "model", None), "language_model") else model
+
+
+def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **options: Any) -> None:
+    """Exchange the position scheme of a vision-language model, in place; all checks come before the first change.
+
+    Args:
+        model: the model with its head, or without.
+        spec: see `vispe.multimodal.create_scheme`.
+        late_rotation: turn queries and keys inside the attention, so that the cache holds keys without positions;
+            always so for schemes with an axis for each head.
+        **options: options of the scheme.
+
+    Raises:
+        UnsupportedHost: the model is not of a family that vispe knows, or its rotary embedding is of another kind.
+        UnknownName, OptionError: the spec is not right.
+    """
+    scheme = create_scheme(spec, **options)
+    inner = inner_of(model)
+    _refuse_hooked(model)
+    kind = getattr(inner.config, "model_type", "")
+    if kind not in FAMILIES:
+        raise UnsupportedHost(
+            f"vispe.convert was given a {type(model).__name__} ({kind}); position schemes go into "
+            f"{', '.join(FAMILIES)}."
+        )
+    text = inner.language_model
+    pairs, heads = _check_text(text)
+    scheme = _with_host_sections(scheme, text, pairs)
+    with torch.device("cpu"):  # under the meta device there would be no numbers to look at
+        axis_of_pair = scheme.allocation(pairs, heads)
+        text_kept = keeps_text(scheme, pairs, heads)
+    late_rotation = late_rotation or axis_of_pair.ndim == 2
+    if late_rotation:
+        hf_late.check(text)
+    if not text_kept:
+        warnings.warn(
+            f"{scheme} does not encode text as {type(model).__name__} was trained to: its text abilities change until "
+            "it is fine-tuned.",
+            UserWarning,
+            stacklevel=5,
+        )
+    if stock_of(type(inner)) is not None:
+        restore_vlm(model)
+    if model is not inner:
+        model.__class__ = positioned(type(model), PositionedGeneration)
+    indexed = hasattr(inner, "get_rope_index")
+    inner.__class__ = positioned(type(inner), PositionedIndex if indexed else PositionedModel)
+    inner.vispe_scheme = scheme
+    device = text.rotary_emb.inv_freq.device
+    text.__class__ = positioned(type(text), PositionedText)
+    text.vispe_late = late_rotation
+    if late_rotation:
+        hf_late.switch_on(text)
+    text.vispe_allocation = axis_of_pair.tolist()
+    text.register_buffer("vispe_axis_of_pair", axis_of_pair.to(device), persistent=False)
+    for layer in text.layers:
+        layer.__class__ = positioned(type(layer), PositionedLayer)
+
+
+def _check_text(text: Any) -> tuple[int, int]:
+    """Return the pairs of rotary channels and the key heads of a language model."""
+    rotary = getattr(text, "rotary_emb", None)
+    layers = getattr(text, "layers", None)
+    if not isinstance(getattr(rotary, "inv_freq", None), torch.Tensor) or not layers:
+        raise UnsupportedHost(
+            f"The language model {type(text).__name__} has no rotary embedding `rotary_emb` with one set of "
+            "frequencies for all layers; position schemes need one."
+        )
+    rope = getattr(rotary, "rope_type", "default")
+    if rope not in STATIC_ROPE:
+        raise UnsupportedHost(
+            f"The language model scales its frequencies by rope_type={rope!r}, which depends on the length of a call; "
+            f"position schemes go with {', '.join(STATIC_ROPE)}."
+        )
+    layer = stock_of(type(layers[0])) or type(layers[0])
+    if "position_embeddings" not in inspect.signature(layer.forward).parameters:
+        raise UnsupportedHost(f"The decoder layer {layer.__name__} takes no `position_embeddings`.")
+    return rotary.inv_freq.shape[0], int(text.config.num_key_value_heads)
+
+
+def _with_host_sections(scheme: Scheme, text: Any, pairs: int) -> Scheme:
+    """Return the scheme with the sections that the model was trained with, where they mean the same."""
+    host = getattr(text.rotary_emb, "mrope_section", None)
+    layout = "mrope_i" if text.config.model_type.startswith("qwen3") else "mrope"
+    options = scheme.options()
+    if host is None or scheme.name != layout or options.get("sections") is not None or sum(host) != pairs:
+        return scheme
+    return create_scheme(scheme, sections=tuple(host))
+
+
+def _refuse_hooked(model: Any) -> None:
+    """Raise when a part whose class is exchanged carries methods of its own, which would hide those of the class.
+
+    Hooks that were taken off leave the method of the class behind on the instance; that is taken away.
+    """
+    inner = inner_of(model)
+    text = inner.language_model
+    parts = {text: ("forward",), inner: ("forward", *INDEX)}
+    parts |= {} if model is inner else {model: GENERATION}
+    parts |= dict.fromkeys(getattr(text, "layers", ()), ("forward",))
+    carried = [
+        (name, module, method)
+        for name, module in model.named_modules()
+        for method in parts.get(module, ())
+        if method in vars(module)
+    ]
+    for name, module, method in carried:
+        if getattr(vars(module)[method], "__func__", None) is not getattr(type(module), method):
+            raise UnsupportedHost(
+                f"{name or type(model).__name__} has {method} replaced on the instance, as device_map does with "
+                "several devices, which hides what the class does; load the model without device_map, convert it, and "
+                "call accelerate.dispatch_model then. accelerate.hooks.remove_hook_from_submodules takes hooks off."
+            )
+    for _, module, method in carried:
+        delattr(module, method)
+
+
+def restore_vlm(model: nn.Module) -> None:
+    """Give a converted model its own classes back, in place.
+
+    Raises:
+        UnsupportedHost: the model is not converted.
+    """
+    inner = inner_of(model)
+    if stock_of(type(inner)) is None:
+        raise UnsupportedHost(
+            f"This {type(model).__name__} has its own position scheme; there is nothing to restore."
+        )
+    _refuse_hooked(model)
+    text = inner.language_model
+    for module in (model, inner, text, *text.layers):
+        module.__class__ = stock_of(type(module)) or type(module)
+    hf_late.switch_off(text)
+    del inner.vispe_scheme, text.vispe_axis_of_pair, text.vispe_allocation, text.vispe_late
+
+
+def describe_vlm(model: nn.Module) -> str:
+    """Return what is attached where, in a few lines."""
+    inner: Any = inner_of(model)
+    if stock_of(type(inner)) is None:
+        return f"{type(model).__name__}: its own position scheme"
+    text = inner.language_model
+    axes = text.vispe_axis_of_pair
+    names = {-1: "-", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {-1: "-"}
+    shown = " ".join(names.get(a, str(a)) for a in (axes[:, 0] if axes.ndim == 2 else axes).tolist())
+    shown += " (-: not turned)" if bool((axes < 0).any()) else ""
+    what = "key head" if axes.ndim == 2 else "pair of channels, from the highest frequency"
+    where = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
+    return (
+        f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
+        f"  axis of each {what}: {shown}\n  turns {where}"
+    )

@@ -1,0 +1,129 @@
+"""What others ask a Qwen model for: position ids of a batch before the call, as collators and serving code do."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError
+from vispe.hosts.transformers.language.call import Call
+from vispe.hosts.transformers.language.classes import PositionedModel
+from vispe.hosts.transformers.language.signature import like_stock
+from vispe.hosts.transformers.language.state import (
+    SequenceState,
+    check_filled_here,
+    next_keys,
+    prompt_keys,
+    text_coordinates,
+    valid_tokens,
+)
+from vispe.multimodal import Coordinates, create_scheme
+from vispe.multimodal.properties import is_whole
+
+INDEX = ("get_rope_index", "compute_3d_position_ids")
+
+
+class PositionedIndex(PositionedModel):
+    """The model inside, of the families with `get_rope_index`: it gives the ids of its scheme in that form."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the signatures of the class that is replaced; they differ from family to family."""
+        super().__init_subclass__(**kwargs)
+        like_stock(cls, *INDEX)
+
+    def get_rope_index(
+        self,
+        input_ids: Tensor,
+        mm_token_type_ids: Tensor | None = None,
+        image_grid_thw: Tensor | None = None,
+        video_grid_thw: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        second_per_grid_ts: Any = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the coordinates of a batch, to be given as `position_ids`, and the delta of each row.
+
+        Args:
+            input_ids: tokens (b, s).
+            mm_token_type_ids: (b, s); not read, as `input_ids` say the same.
+            image_grid_thw: grids (n, 3) of frames, rows, columns.
+            video_grid_thw: the same of videos.
+            attention_mask: (b, s), 0 where there is padding.
+            second_per_grid_ts: seconds from frame to frame of each video.
+
+        Returns:
+            ids (axes, b, s), 0 where there is padding, and what is added to the number of a token to get its position
+            once all is text (b, 1). Both have the dtype of `input_ids` where all coordinates of the scheme are whole
+            numbers, else float64: a cast to half precision would move tokens, and is refused by the model.
+
+        Raises:
+            InputError: placeholders and grids do not agree, or the mask numbers packed samples.
+        """
+        if attention_mask is not None and bool((attention_mask > 1).any()):
+            raise InputError(
+                "attention_mask is 1 for tokens and 0 for padding, but has numbers above 1; ask for the ids of packed "
+                "samples one by one, and put them together."
+            )
+        mask = None if attention_mask is None else attention_mask.bool()
+        grids = {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
+        made = self._indexed(input_ids, mask, {**grids, "second_per_grid_ts": second_per_grid_ts})
+        kind = input_ids.dtype if _whole(str(self.vispe_scheme)) else torch.float64
+        return made.ids.to(kind), made.delta().to(kind)
+
+    def compute_3d_position_ids(
+        self,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        image_grid_thw: Tensor | None = None,
+        video_grid_thw: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        mm_token_type_ids: Tensor | None = None,
+        second_per_grid_ts: Any = None,
+    ) -> Tensor | None:
+        """Return the coordinates (axes, b, s) that a call with these arguments would use; None for a prompt of text.
+
+        Nothing is kept on the model: tokens after a cache are placed by what the cache remembers.
+        """
+        state: SequenceState | None = getattr(past_key_values, "vispe_state", None)
+        if state is None:
+            check_filled_here(past_key_values)
+            if input_ids is None or (image_grid_thw is None and video_grid_thw is None):
+                return None
+            return self.get_rope_index(
+                input_ids,
+                image_grid_thw=image_grid_thw,
+                video_grid_thw=video_grid_thw,
+                attention_mask=attention_mask,
+                second_per_grid_ts=second_per_grid_ts,
+            )[0]
+        tokens = inputs_embeds if input_ids is None else input_ids
+        keys = next_keys(tokens.shape[1], past_key_values, state, attention_mask)  # type: ignore[union-attr]
+        return text_coordinates(self.vispe_scheme, keys, state)
+
+    @property
+    def rope_deltas(self) -> None:
+        """None: where a sequence goes on is kept with its cache; `get_rope_index` returns the number of each row."""
+        return None
+
+    @rope_deltas.setter
+    def rope_deltas(self, deltas: Tensor | None) -> None:
+        if deltas is not None:
+            raise InputError(
+                "rope_deltas was set on a converted model, which does not read it. If this came from generate(), only "
+                "the model inside was converted: call vispe.convert with the whole model, head included."
+            )
+
+    def _indexed(self, input_ids: Tensor, mask: Tensor | None, grids: dict[str, Any]) -> Coordinates:
+        """Return the coordinates of a batch from its start."""
+        keys = prompt_keys(input_ids.shape[1], len(input_ids), mask, input_ids.device)
+        call = Call(self, input_ids, None, None, mask, None, grids)
+        return call.coordinates(keys, valid_tokens(keys, mask), None)
+
+
+@cache
+def _whole(spec: str) -> bool:
+    return is_whole(create_scheme(spec))

@@ -1,0 +1,181 @@
+"""Where a sequence stands: keys of tokens, coordinates, and what a cache must remember to go on.
+
+Keys are ordinary position ids, 0 .. n - 1 in every sequence; masks, packing and caches of the host see only these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError
+from vispe.multimodal import Coordinates, Scheme
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """What follows a prompt: the coordinates of text are ``scheme.text(step * key + offset)``.
+
+    Attributes:
+        offset: (b), float64.
+        padding: tokens of each row that have no key of their own (b).
+        ids: coordinates of all tokens (axes, b, s), where keys are kept without them; else None.
+        by_mask: whether padding has no keys; text alone is counted with its padding, as the model of before does.
+        settled: from how many cached tokens on this holds: all that follows them is text; None until it is known.
+    """
+
+    offset: Tensor
+    padding: Tensor
+    ids: Tensor | None = None
+    by_mask: bool = True
+    settled: int | Tensor | None = None
+
+    def select(self, rows: Tensor) -> SequenceState:
+        """Return the state of these rows."""
+        rows = rows.to(self.offset.device)
+        ids = None if self.ids is None else self.ids[:, rows]
+        return replace(self, offset=self.offset[rows], padding=self.padding[rows], ids=ids)
+
+    def repeat(self, times: int) -> SequenceState:
+        """Return the state with every row repeated."""
+        return self.select(torch.arange(len(self.offset), device=self.offset.device).repeat_interleave(times))
+
+
+class PositionedCache:
+    """Mixed into the class of a cache: the state of its rows, which follows what is done with the rows."""
+
+    vispe_state: SequenceState | None = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take these rows, as beam search does."""
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+        self.vispe_state = self.vispe_state and self.vispe_state.select(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows."""
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        self.vispe_state = self.vispe_state and self.vispe_state.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row."""
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        self.vispe_state = self.vispe_state and self.vispe_state.repeat(repeats)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, which must be text.
+
+        Raises:
+            InputError: a picture would go too, and nobody knows any more where the text before it stood.
+        """
+        state = self.vispe_state
+        if state is not None and state.settled is not None:
+            left = int(self.get_seq_length()) + tokens_to_remove  # type: ignore[attr-defined]
+            if 0 < left < int(state.settled):
+                raise InputError(
+                    f"The cache would be cropped to {left} tokens, but the last picture in it ends at token "
+                    f"{int(state.settled)}; keep a copy of the cache from before the picture."
+                )
+        super().crop(tokens_to_remove)  # type: ignore[misc]
+        if state is not None and state.ids is not None:
+            kept = state.ids[..., : self.get_seq_length()]  # type: ignore[attr-defined]
+            self.vispe_state = replace(state, ids=kept)
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        super().reset()  # type: ignore[misc]
+        self.vispe_state = None
+
+
+def remember(cache: Any, state: SequenceState) -> None:
+    """Put the state of its rows onto a cache."""
+    from vispe.hosts.transformers.classes import positioned
+
+    if not isinstance(cache, PositionedCache):
+        cache.__class__ = positioned(type(cache), PositionedCache)
+    cache.vispe_state = state
+
+
+def prompt_keys(length: int, rows: int, mask: Tensor | None, device: torch.device) -> Tensor:
+    """Return the keys (b, s) of sequences that begin here; those of padding are 0."""
+    if mask is None:
+        return torch.arange(length, device=device).expand(rows, length)
+    return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
+
+
+def next_keys(length: int, cache: Any, state: SequenceState, mask: Tensor | None) -> Tensor:
+    """Return the keys (b, length) of tokens that follow what is in a cache; padding repeats the key before it."""
+    seen = cache.get_seq_length() - state.padding
+    if mask is not None and state.by_mask:
+        return seen[:, None] + mask[:, -length:].long().cumsum(1) - 1
+    return seen[:, None] + torch.arange(length, device=seen.device)
+
+
+def valid_tokens(keys: Tensor, mask: Tensor | None) -> Tensor:
+    """Return which tokens are not padding (b, s); without a mask, padding is a run of zeros before another zero."""
+    if mask is not None:
+        return mask[:, -keys.shape[1] :].bool()
+    following = torch.cat([keys[:, 1:], keys.new_ones(len(keys), 1)], 1)
+    return (keys != 0) | (following != 0)
+
+
+def documents(keys: Tensor, valid: Tensor) -> Tensor:
+    """Return the number of the packed sample of each token (b, s): keys that do not go on by 1 start another one."""
+    before = torch.cat([keys[:, :1] - 1, keys[:, :-1]], 1)
+    was_valid = torch.cat([torch.zeros_like(valid[:, :1]), valid[:, :-1]], 1)
+    return ((keys != before + 1) & valid & was_valid).cumsum(1)
+
+
+def state_after(coordinates: Coordinates, keys: Tensor, valid: Tensor) -> SequenceState:
+    """Return what follows a prompt."""
+    last = torch.where(valid, torch.arange(keys.shape[1], device=keys.device), -1).amax(1)
+    following = torch.where(last < 0, 0, keys.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1)
+    return SequenceState(coordinates.next - coordinates.scheme.step * following, (~valid).sum(1))
+
+
+def settled(state: SequenceState, cache: Any, keys: Tensor, ids: Tensor, step: float) -> int | Tensor:
+    """Return how many cached tokens there are up to the last one, of all rows, that is not text with this offset."""
+    text = (ids[0] - step * keys - state.offset[:, None]).abs() < 1e-6
+    return cache.get_seq_length() - text.flip(1).long().cumprod(1).sum(1).amin()
+
+
+def text_coordinates(scheme: Scheme, keys: Tensor, state: SequenceState) -> Tensor:
+    """Return the coordinates (axes, b, s) of text that follows a prompt."""
+    return scheme.text(keys.double() * scheme.step + state.offset[:, None])
+
+
+def by_key(made: Coordinates, keys: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coordinates of a prompt by key, to be looked up again whatever part of it is asked for.
+
+    Returns:
+        coordinates (b, axes, s) and, for each row, the first key and how many there are (b, 2); rows come first, so
+        that generation can repeat them for its beams.
+    """
+    first = torch.where(valid, keys, keys.max()).amin(1)
+    count = valid.sum(1)
+    slot = torch.where(valid, keys - first[:, None], keys.shape[1])
+    ids = made.ids.movedim(1, 0)
+    table = ids.new_zeros(*ids.shape[:2], keys.shape[1] + 1)
+    table.scatter_(2, slot[:, None].expand_as(ids), ids)
+    return table[..., :-1], torch.stack([first, count], 1)
+
+
+def look_up(scheme: Scheme, keys: Tensor, table: Tensor, span: Tensor, offset: Tensor) -> Tensor:
+    """Return the coordinates (axes, b, s) of keys: from the table of the prompt, or of text that follows it."""
+    slot = keys - span[:, :1]
+    inside = (slot >= 0) & (slot < span[:, 1:])
+    found = table.gather(
+        2, slot.clamp(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
+    ).movedim(1, 0)
+    return torch.where(inside, found, scheme.text(keys.double() * scheme.step + offset[:, None]))
+
+
+def check_filled_here(cache: Any) -> None:
+    """Raise `InputError` where a cache holds tokens but not where they are."""
+    if cache is not None and cache.get_seq_length():
+        raise InputError(
+            "past_key_values was filled by a model without this position scheme; fill a new cache with this model, "
+            "giving input_ids and the grids of the images."
+        )

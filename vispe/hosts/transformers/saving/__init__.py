@@ -1,0 +1,1 @@
+"""Converted models on disk and in configurations of transformers."""

@@ -1,0 +1,133 @@
+"""Saving and loading of transformers' models, once vispe is imported: what is converted is never lost without a word.
+
+`PreTrainedModel.save_pretrained` and `from_pretrained` are wrapped in place, in the moment in which transformers'
+base class is imported (`vispe.hosts.arrival`); what they do to other models stays as it is. What knows the models is
+therefore imported when one is saved or loaded.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from vispe.errors import InputError
+from vispe.hosts.transformers.classes import positioned, stock_of
+
+_NAMES = ("from_pretrained", "save_pretrained")
+converting = contextvars.ContextVar("converting", default=False)  # whether the next model is loaded converted
+
+
+class Named:
+    """Mixed into the class of a model that is to be built with what its configuration names."""
+
+
+def install() -> None:
+    """Wrap the two methods; once is enough, more often does no harm."""
+    base = _base()
+    for name, wrap in zip(_NAMES, (_loading, _saving), strict=True):
+        original = vars(base)[name]
+        if not hasattr(original, "vispe_original"):
+            setattr(base, name, wrap(original))
+
+
+def uninstall() -> None:
+    """Take the wrappers away again."""
+    base = _base()
+    for name in _NAMES:
+        method = vars(base)[name]
+        setattr(base, name, getattr(method, "vispe_original", method))
+
+
+def _base() -> type[Any]:
+    """Return the class that all models of transformers derive from; to import it installs the wrappers, too."""
+    return importlib.import_module("transformers.modeling_utils").PreTrainedModel
+
+
+def _record() -> Any:
+    return importlib.import_module("vispe.hosts.transformers.saving.record")
+
+
+def _saving(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def save_pretrained(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        configs = _record().write(self)
+        named = [
+            c for c in configs if not hasattr(c, "model_args")
+        ]  # timm's towers come back by `model_args`
+        if named:
+            what = " and ".join(_record().shown(_record().read(c)) for c in named)
+            warnings.warn(
+                f"{type(self).__name__} is saved with {what}, which from_pretrained of transformers does not build; "
+                f"load it with vispe.from_pretrained.",
+                UserWarning,
+                stacklevel=2,
+            )
+        original(self, *args, **kwargs)
+
+    save_pretrained.vispe_original = original
+    return save_pretrained
+
+
+def _loading(original: Any) -> Any:
+    @functools.wraps(original.__func__)
+    def from_pretrained(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
+        if stock_of(cls) is None and not converting.get():
+            loaded = original.__func__(cls, *args, **kwargs)
+            _tell(loaded[0] if isinstance(loaded, tuple) else loaded)
+            return loaded
+        built = positioned(stock_of(cls) or cls, Named) if converting.get() else cls
+        # towers that a constructor loads by itself are loaded as they are
+        token = converting.set(False)
+        try:
+            return _strictly(functools.partial(original.__func__, built, *args), **kwargs)
+        finally:
+            converting.reset(token)
+
+    method = classmethod(from_pretrained)
+    method.vispe_original = original
+    return method
+
+
+def _strictly(load: Callable[..., Any], *, output_loading_info: bool = False, **kwargs: Any) -> Any:
+    """Return a model that was converted, if it was, before it had weights.
+
+    Raises:
+        InputError: it was converted, and weights of it are missing, or there are others.
+    """
+    model, info = load(output_loading_info=True, **kwargs)
+    if _record().names(model):
+        _check_keys(type(model).__name__, info)
+    return (model, info) if output_loading_info else model
+
+
+def _check_keys(name: str, info: dict[str, Any]) -> None:
+    missing, others = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    if not missing and not others:
+        return
+    said = [
+        f"{len(keys)} weights {what} ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
+        for keys, what in ((missing, "of the model are missing"), (others, "are not of this model"))
+        if keys
+    ]
+    raise InputError(
+        f"The {name} that the configuration names does not fit the weights beside it: {' and '.join(said)}. Load it "
+        "with the class that it was saved from, and with the configuration that was saved with it."
+    )
+
+
+def _tell(model: nn.Module) -> None:
+    """Warn, once, where a model was built without what its configuration names."""
+    lost = [_record().shown(entry) for _, entry in _record().missing(model)]
+    if lost:
+        warnings.warn(
+            f"The configuration names {' and '.join(lost)} of vispe, and {type(model).__name__} was loaded without, so "
+            "its outputs are not those of the model that was saved; load it with vispe.from_pretrained.",
+            UserWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,1 @@
+"""An encoding in a vision model or tower of transformers."""

@@ -1,0 +1,150 @@
+"""Attention of transformers' vision towers, made to take a context.
+
+Each class differs from its parent in one thing: when it is handed a context, attention is computed with the encodings
+in it. Parameters keep their names and places. Without a context the parent's path is taken.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from vispe.attention.call import Call, combine
+from vispe.encodings.base import Encoding, bias_of, transform_of
+from vispe.hosts.transformers.vision.chunks import PackedContext
+from vispe.hosts.transplant.context import Context
+
+
+class HostedAttention(nn.Module):
+    """What every attention layer of a converted tower has.
+
+    Attributes:
+        vispe_layer: index of the block.
+        pos_enc: encodings with parameters of this layer.
+    """
+
+    vispe_layer: int
+    pos_enc: Encoding | None
+
+    @property
+    def fused_attn(self) -> bool:
+        """Whether any backend may compute attention, or only plain products, as 'eager' asks."""
+        return self.config._attn_implementation != "eager"
+
+
+class PackedAttention(HostedAttention):
+    """Attention of the Qwen towers, inside each chunk of a line of tokens."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        cu_seqlens: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        max_seqlen: int | None = None,
+        vispe_context: PackedContext | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return the tokens (n, d) after attention; arguments as in transformers."""
+        if vispe_context is None:
+            return super().forward(hidden_states, cu_seqlens, position_embeddings, max_seqlen, **kwargs)
+        q, k, v = rearrange(
+            self.qkv(hidden_states), "n (three h d) -> three n h d", three=3, h=self.num_heads
+        )
+        if vispe_context.rope:
+            q, k = sys.modules[type(self).__module__].apply_rotary_pos_emb_vision(q, k, *position_embeddings)
+        chunks = vispe_context.chunks(self.vispe_layer)
+        dropout = self.attention_dropout if self.training else 0.0
+        return self.proj(chunks.attend(self, q, k, v, hidden_states, dropout))
+
+
+class ClipAttention(HostedAttention):
+    """Attention of the CLIP and SigLIP towers."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        vispe_context: Context | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        if vispe_context is None:
+            return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
+        x = hidden_states
+        out, weights = _attended(
+            self, vispe_context, x, self.q_proj(x), self.k_proj(x), attention_mask, self.dropout
+        )
+        return self.out_proj(out), weights
+
+
+class InternAttention(HostedAttention):
+    """Attention of the InternVL tower, whose queries and keys may be normed over all heads."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        vispe_context: Context | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        if vispe_context is None:
+            return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
+        x = hidden_states
+        q, k = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x))
+        out, weights = _attended(self, vispe_context, x, q, k, attention_mask, self.attention_dropout)
+        return self.projection_dropout(self.projection_layer(out)), weights
+
+
+class InternLayer(nn.Module):
+    """The block of the InternVL tower, which hands its context on."""
+
+    def forward(self, hidden_states: Tensor, vispe_context: Context | None = None) -> Tensor:
+        """Return the tokens (b, n, d) after the block."""
+        if vispe_context is None:
+            return super().forward(hidden_states)
+        x = hidden_states
+        x = x + self.lambda_1 * self.attention(self.layernorm_before(x), vispe_context=vispe_context)[0]
+        y = self.dropout(self.mlp(self.layernorm_after(x)))
+        return x + (y if self.lambda_2 is None else self.lambda_2 * y)
+
+
+class InternEncoder(nn.Module):
+    """The blocks of the InternVL tower, which hand their context on."""
+
+    def forward(self, hidden_states: Tensor, vispe_context: Context | None = None) -> Any:
+        """Return the tokens (b, n, d) after the blocks, as transformers does."""
+        if vispe_context is None:
+            return super().forward(hidden_states)
+        for layer in self.layer:
+            hidden_states = layer(hidden_states, vispe_context=vispe_context)
+        return sys.modules[type(self).__module__].BaseModelOutput(last_hidden_state=hidden_states)
+
+
+def _attended(
+    module: Any, context: Context, x: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, dropout_p: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return attention (b, n, d) and, where it is eager, its weights."""
+    if mask is not None:
+        context = context.masked(mask)
+    q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=module.num_heads) for t in (q, k, module.v_proj(x)))
+    out = context.attend(module, q, k, v, x, dropout_p if module.training else 0.0)
+    weights = None if module.fused_attn else _weights(module, context, q, k, v, x)
+    return rearrange(out, "b h n d -> b n (h d)"), weights
+
+
+def _weights(module: Any, context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+    """Return the attention weights (b, h, n, n) before dropout, which eager attention shows."""
+    own = () if module.pos_enc is None else module.pos_enc.parts()
+    where = ((*context.encodings, *own), context.positions, module.vispe_layer, x)
+    call = Call(q, k, v, bias_of(*where), transform_of(*where), attn_mask=context.mask)
+    q, k, _ = call.transformed()
+    wide = torch.promote_types(q.dtype, torch.float32)
+    logits = (q.to(wide) * call.factor) @ k.to(wide).transpose(-1, -2)
+    mask, dead = combine(call.dense_bias(), call.added(), call.allowed(), call.finite)
+    weights = (logits if mask is None else logits + mask).softmax(-1)
+    return (weights if dead is None else weights.masked_fill(dead, 0.0)).to(call.dtype)

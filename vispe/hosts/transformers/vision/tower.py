@@ -1,0 +1,144 @@
+"""transformers' vision towers as they run with a positional encoding of vispe.
+
+Conversion itself is in `vispe.hosts.transformers.vision.convert`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+from transformers.vision_utils import (
+    get_vision_cu_seqlens,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
+
+from vispe.encodings.base import Encoding
+from vispe.grid import Grid, Positions
+from vispe.hosts.transformers.vision.attention import (
+    ClipAttention,
+    InternAttention,
+    InternEncoder,
+    InternLayer,
+    PackedAttention,
+)
+from vispe.hosts.transformers.vision.chunks import PackedContext, chunks_of, prepared_alike
+from vispe.hosts.transformers.vision.family import attentions, encodings_of, family_of, pair
+from vispe.hosts.transplant.context import Context
+from vispe.hosts.transplant.loading import LoadsWeights
+
+
+class HostedTower(LoadsWeights):
+    """What every converted vision tower has.
+
+    Attributes:
+        pos_enc: the encodings that its blocks share.
+    """
+
+    pos_enc: Encoding | None
+
+    def _vispe_shared(self) -> tuple[Encoding, ...]:
+        return () if self.pos_enc is None else self.pos_enc.parts()
+
+    def _vispe_all(self) -> tuple[Encoding, ...]:
+        """Return the encodings that prepare positions: those of layers too, of which one of each kind counts."""
+        return tuple(e for _, encoding in encodings_of(self) for e in encoding.parts())
+
+    def _vispe_paths(self) -> Iterable[tuple[str, Encoding]]:
+        return encodings_of(self)
+
+    def _vispe_table_names(self) -> tuple[str, ...]:
+        table = family_of(self).table
+        return () if table is None else (table, f"{table}.weight")
+
+
+class PackedTower(HostedTower):
+    """The towers of the Qwen family."""
+
+    def forward(self, hidden_states: Tensor, grid_thw: Tensor, **kwargs: Any) -> Any:
+        """Return what transformers returns, for the patches of images and videos one after another."""
+        ids = get_vision_position_ids(grid_thw, self.spatial_merge_size, kwargs=kwargs)
+        ends = get_vision_cu_seqlens(grid_thw, kwargs=kwargs)
+        kwargs.update(position_ids=ids, cu_seqlens=ends)
+        grids = [(int(t), int(h), int(w)) for t, h, w in grid_thw.tolist()]
+        device, state = hidden_states.device, self.vispe
+        prepare = prepared_alike(self._vispe_all(), self.training)
+
+        def bound(pos: Positions) -> Context:
+            return Context(prepare(pos), self._vispe_shared(), None, False)
+
+        windows, seeing_all = None, ()
+        if hasattr(self, "fullatt_block_indexes"):
+            order, window_ends = get_vision_window_index(
+                grid_thw, self.spatial_merge_size, self.window_size, self.patch_size, kwargs=kwargs
+            )
+            kwargs.update(window_index=order, cu_window_seqlens=window_ends)
+            unit, order = self.spatial_merge_size**2, order.to(ids.device)
+            ids = ids.unflatten(0, (-1, unit)).index_select(0, order).flatten(0, 1)
+            windows = chunks_of(ids, window_ends, grids, device, bound, state.reference)
+            seeing_all = self.fullatt_block_indexes
+        whole = chunks_of(ids, ends, grids, device, bound, state.reference)
+        context = PackedContext(whole, windows, seeing_all, state.keep_rope)
+        return super().forward(hidden_states, grid_thw, vispe_context=context, **kwargs)
+
+
+class GridTower(HostedTower):
+    """Towers that see a batch of images of one size, row by row."""
+
+    def _vispe_context(self, pixel_values: Tensor) -> Context:
+        family, patch = family_of(self), pair(self.embeddings.patch_size)
+        shape = (pixel_values.shape[-2] // patch[0], pixel_values.shape[-1] // patch[1])
+        grid = Grid(shape, prefix=family.prefix, reference=self.vispe.reference)
+        prepare = prepared_alike(self._vispe_all(), self.training)
+        return Context(prepare(self.vispe.cache(grid, pixel_values)), self._vispe_shared(), None, False)
+
+
+class ClipTower(GridTower):
+    """The towers of CLIP and SigLIP."""
+
+    def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = False, **kwargs: Any) -> Any:
+        """Return what transformers returns, for images (b, c, height, width)."""
+        context = self._vispe_context(pixel_values)
+        return super().forward(
+            pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, vispe_context=context, **kwargs
+        )
+
+
+class InternTower(GridTower):
+    """The tower of InternVL, whose blocks are run here because its own forward pass hands nothing to them."""
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **kwargs: Any) -> Any:
+        """Return what transformers returns, for images (b, c, height, width)."""
+        del kwargs  # as transformers does, after its decorators have read them
+        x = self.embeddings(pixel_values, bool_masked_pos=bool_masked_pos)
+        x = self.encoder(x, vispe_context=self._vispe_context(pixel_values)).last_hidden_state
+        made = sys.modules[type(self).__module__].InternVLVisionModelOutputWithPooling
+        return made(last_hidden_state=self.layernorm(x))
+
+
+_INTERN = (("encoder", InternEncoder), ("encoder.layer.*", InternLayer))
+# kind of a family: what is put in front of the classes of the tower, of its attention, and of other modules by path
+SWAPS: dict[str, tuple[type[HostedTower], type[nn.Module], tuple[tuple[str, type[nn.Module]], ...]]] = {
+    "packed": (PackedTower, PackedAttention, ()),
+    "clip": (ClipTower, ClipAttention, ()),
+    "intern": (InternTower, InternAttention, _INTERN),
+}
+
+
+def swapped(tower: nn.Module) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
+    """Yield (module, mixin) of everything whose class is swapped, the tower last."""
+    own, attention, others = SWAPS[family_of(tower).kind]
+    yield from ((module, attention) for _, _, module in attentions(tower))
+    for path, mixin in others:
+        if path.endswith(".*"):
+            yield from ((block, mixin) for block in tower.get_submodule(path[:-2]))
+        else:
+            yield tower.get_submodule(path), mixin
+    yield tower, own

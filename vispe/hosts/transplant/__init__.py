@@ -1,0 +1,1 @@
+"""What every host does: words of a spec, fitting, context, cache, loading."""

@@ -1,0 +1,174 @@
+"""What torch.fx keeps whole: each function here is one node of a traced graph of a converted model.
+
+torch.fx records tensors and plain numbers, and cannot follow code that asks for their values; positions are neither,
+and encodings ask. So a traced graph calls these functions when it runs, with the sizes of its input, and gets their
+encodings as submodules. They are called through this module (``traced.attend``), where torch.fx looks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+from vispe.attention.backends import reference
+from vispe.attention.bias.table import has_grid_table
+from vispe.attention.call import Call
+from vispe.encodings import layer as layers
+from vispe.encodings.base import Additive, Encoding, Mixing, bias_of, transform_of, value_term_of
+from vispe.errors import ShapeError
+from vispe.grid import Grid, Positions
+from vispe.hosts.transplant.cache import PositionCache
+
+
+class Scores:
+    """Attention in two steps: `softmax` gives its weights, and `weigh` what weights make of the values.
+
+    Args:
+        calls: one for each map of a head.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = tuple(calls)
+
+    def softmax(self) -> Tensor:
+        """Return the weights (b, h, n, n), float32 or better; the maps of a head lie side by side."""
+        maps = [reference.weights(call) for call in self.calls]
+        return maps[0] if len(maps) == 1 else torch.stack(maps, 2).flatten(1, 2)
+
+    def weigh(self, weights: Tensor) -> list[Tensor]:
+        """Return the output (b, h, n, d_v) of each map of a head."""
+        maps = weights.unflatten(1, (-1, len(self.calls))).unbind(2)
+        return [reference.weighted(call, one) for call, one in zip(self.calls, maps, strict=True)]
+
+
+def one_size(image: Tensor) -> Tensor:
+    """Return images (b, c, height, width) as they are, in a `torch.jit.trace` with a step that refuses other sizes.
+
+    Such a trace holds the positions of the grid that it saw, which would be wrong for another of as many patches.
+    """
+    if not torch.jit.is_tracing():
+        return image
+    return image.expand(-1, -1, *(int(n) for n in image.shape[-2:]))
+
+
+@torch.fx.wrap
+def positions(
+    image: Tensor,
+    tokens: int,
+    shape: tuple[int, int],
+    prefix: int,
+    reference: tuple[int, ...],
+    encodings: Sequence[Encoding],
+    cache: PositionCache | None,
+    embed: nn.Module | None,
+) -> Positions:
+    """Return the prepared positions of one forward pass.
+
+    Args:
+        image: images (b, c, height, width).
+        tokens: how many the patch embedding gave.
+        shape: their grid.
+        prefix: tokens without a place.
+        reference: grid of the training resolution.
+        encodings: all that prepare positions.
+        cache: where positions are kept; None for a graph, which keeps none.
+        embed: the patch embedding where it takes images whose patches may have another grid than the model's.
+
+    Raises:
+        ShapeError: the grid is not that of the image.
+    """
+    grid = Grid(shape, prefix=prefix, reference=reference)
+    size = tuple(image.shape[-2:])
+    advice = "build the model with dynamic_img_size=True or call set_input_size."
+    if tokens != grid.patches:
+        raise ShapeError(
+            f"The patch embedding gave {tokens} tokens for an image of {size} pixels but its grid is {grid.shape}; "
+            f"{advice}"
+        )
+    found = grid.shape if embed is None else tuple(embed.dynamic_feat_size(size))
+    if found != grid.shape:
+        raise ShapeError(
+            f"The image of {size} pixels has {found} patches but its grid is {grid.shape}; {advice}"
+        )
+    pos = (cache or PositionCache())(grid, image)
+    for encoding in encodings:
+        pos = encoding.prepare(pos)
+    return pos
+
+
+@torch.fx.wrap
+def gather(pos: Positions, keep: Tensor) -> Positions:
+    """Return the positions of what patch dropout kept, (b, m) patch numbers; prefix tokens always remain."""
+    prefix = pos.grid.prefix if pos.grid else pos.tokens - int(pos.spatial[0].sum())
+    first = torch.arange(prefix, device=keep.device).expand(keep.shape[0], -1)
+    return pos.gather(torch.cat([first, keep + prefix], 1))
+
+
+@torch.fx.wrap
+def add(encoding: Additive, x: Tensor, pos: Positions, image: Tensor | None) -> Tensor:
+    """Return the tokens (b, n, d) with what an encoding adds to them."""
+    return x + encoding.table(pos, image).to(x.dtype)
+
+
+@torch.fx.wrap
+def mix(encoding: Mixing, x: Tensor, pos: Positions, layer: int) -> Tensor:
+    """Return the tokens (b, n, d) after an encoding has mixed them."""
+    return encoding.mix(x, pos, layer)
+
+
+@torch.fx.wrap
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encodings: Sequence[Encoding],
+    pos: Positions,
+    layer: int,
+    x: Tensor,
+    mixed: bool,
+    **arguments: Any,
+) -> Tensor:
+    """Return attention with everything that `encodings` do in block `layer`; see `vispe.encodings.layer.attend`.
+
+    Raises:
+        ShapeError: samples of different grids are `mixed`, and the bias is a table that belongs to one grid.
+    """
+    if mixed:
+        _check_mixed(encodings, pos, layer, x)
+    return layers.attend(q, k, v, encodings, pos, layer, x, **arguments)
+
+
+@torch.fx.wrap
+def scores(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    v: Tensor,
+    encodings: Sequence[Encoding],
+    pos: Positions,
+    layer: int,
+    x: Tensor,
+    mixed: bool,
+    **masks: Any,
+) -> Scores:
+    """Return the same in two steps; see `vispe.hosts.transplant.context.Context.scores`."""
+    if mixed:
+        _check_mixed(encodings, pos, layer, x)
+    bias, transform = bias_of(encodings, pos, layer, x), transform_of(encodings, pos, layer, x)
+    term = value_term_of(encodings, pos, layer)
+    return Scores([Call(q, k, v, bias, transform, term, **masks) for q, k in zip(queries, keys, strict=True)])
+
+
+def _check_mixed(encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor) -> None:
+    if has_grid_table(bias_of(encodings, pos, layer, x)):
+        names = " + ".join(e.name for e in encodings)
+        raise ShapeError(
+            f"The batch packs samples of different grids, but {names} makes its table for one grid at a time; pack "
+            "samples of equal grids, or choose another encoding."
+        )
+
+
+NODES: tuple[Callable[..., Any], ...] = (positions, gather, add, mix, attend, scores)
