@@ -25,10 +25,10 @@ import numpy as np
 from vispe.backbones.micro import WEIGHTS
 from vispe.files import write_json
 from vispe.images.labels.read import read_truth
-from vispe.segment.cluster import METHODS
-from vispe.segment.dense import NAME
-from vispe.segment.features import KINDS, FeatureConfig
-from vispe.segment.modelfile import versions
+from vispe.segment.classify.cluster import METHODS
+from vispe.segment.features.dense import NAME
+from vispe.segment.features.features import KINDS, FeatureConfig
+from vispe.segment.model.file import versions
 from vispe.segment.pipeline import Scoring, segment
 
 RESULT = Path(__file__).resolve().parent / "results" / "cluster.json"

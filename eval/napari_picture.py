@@ -40,8 +40,8 @@ def main() -> None:
     from napari._vispy.utils import gl as needs
     from qtpy.QtWidgets import QApplication
 
-    from vispe.napari import samples
-    from vispe.napari.widget import SegmentWidget
+    from vispe.segment.napari import samples
+    from vispe.segment.napari.widget import SegmentWidget
 
     needs.get_gl_extensions = lambda: extensions
     viewer = napari.Viewer(show=False)

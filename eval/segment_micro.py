@@ -25,9 +25,9 @@ import numpy as np
 
 from vispe.backbones.micro import WEIGHTS
 from vispe.files import write_json
-from vispe.segment.dense import NAME
-from vispe.segment.features import FeatureConfig
-from vispe.segment.modelfile import versions
+from vispe.segment.features.dense import NAME
+from vispe.segment.features.features import FeatureConfig
+from vispe.segment.model.file import versions
 from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -21,7 +21,7 @@ import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
 from vispe.files import write_json
-from vispe.segment.modelfile import versions
+from vispe.segment.model.file import versions
 from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
 HERE = Path(__file__).resolve().parent

@@ -25,14 +25,14 @@ from PIL import Image
 from vispe.files import atomic_path
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
-from vispe.segment.calibrate import calibrate, calibration_error, joined, strokes
-from vispe.segment.classify import PixelClassifier
-from vispe.segment.dense import NAME
-from vispe.segment.features import FeatureConfig
-from vispe.segment.kept import KeptFeatures
-from vispe.segment.modelfile import versions
-from vispe.segment.predict import Post, predict_page
-from vispe.segment.prior import PRIORS, areas, count, estimate, interval, reweigh, tempered, weights
+from vispe.segment.classify.calibrate import calibrate, calibration_error, joined, strokes
+from vispe.segment.classify.pixels import PixelClassifier
+from vispe.segment.classify.prior import PRIORS, areas, count, estimate, interval, reweigh, tempered, weights
+from vispe.segment.features.dense import NAME
+from vispe.segment.features.features import FeatureConfig
+from vispe.segment.features.kept import KeptFeatures
+from vispe.segment.model.file import versions
+from vispe.segment.run.predict import Post, predict_page
 
 RESULT = Path(__file__).resolve().parent / "results" / "segment_prior.json"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "fractions.md"

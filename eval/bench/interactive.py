@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from timing import environment
 
-from vispe.segment.classify import PixelClassifier
-from vispe.segment.features import Features
+from vispe.segment.classify.pixels import PixelClassifier
+from vispe.segment.features.features import Features
 from vispe.segment.live import Live, micrograph
 from vispe.segment.pipeline import DEFAULT
-from vispe.segment.predict import Post, Prediction, predict_page
+from vispe.segment.run.predict import Post, Prediction, predict_page
 
 STROKES = 24
 WIDTH = 5  # pixels
@@ -129,8 +129,8 @@ def shown(grey: np.ndarray, live: Live, found: Prediction) -> Callable[[], None]
     """Return what brings a result to layers that are there."""
     from napari.components import ViewerModel
 
-    from vispe.napari.results import show_pages
-    from vispe.napari.session import Answer
+    from vispe.segment.napari.results import show_pages
+    from vispe.segment.napari.session import Answer
 
     viewer = ViewerModel()
     image = viewer.add_image(grey, name="picture")

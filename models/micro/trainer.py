@@ -17,7 +17,7 @@ from models.micro.tasks import HELD, Task, task
 from vispe.backbones.micro.load import sizes
 from vispe.backbones.micro.model import STRIDE, Micro
 from vispe.errors import OptionError
-from vispe.segment.filters import Filters
+from vispe.segment.features.filters import Filters
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {},

@@ -17,7 +17,7 @@ from vispe.backbones.weights import built_with
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.evaluate.rotation.subject import load_subject
-from vispe.segment.tokens import TokenModel
+from vispe.segment.features.tokens import TokenModel
 from vispe.train.config import Teacher
 from vispe.train.teacher import load_teacher
 

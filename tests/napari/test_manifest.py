@@ -24,7 +24,7 @@ def npe2():
 def test_the_manifest_is_valid_and_the_package_points_to_it(npe2):
     manifest = npe2.PluginManifest.from_file(FILE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["napari.manifest"] == {"vispe": "vispe.napari:napari.yaml"}
+    assert project["entry-points"]["napari.manifest"] == {"vispe": "vispe.segment.napari:napari.yaml"}
     assert manifest.name == project["name"] == "vispe"
     commands = {c.id: c.python_name for c in manifest.contributions.commands}
     used = [w.command for w in manifest.contributions.widgets]

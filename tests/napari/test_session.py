@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from vispe.images.read import Micrograph
-from vispe.napari.session import FEATURES, Request, Session, Setup
-from vispe.segment.features import FeatureConfig
+from vispe.segment.features.features import FeatureConfig
 from vispe.segment.live import Live, micrograph
-from vispe.segment.modelfile import load_model
+from vispe.segment.model.file import load_model
+from vispe.segment.napari.session import FEATURES, Request, Session, Setup
 from vispe.segment.pipeline import DEFAULT
 
 
@@ -32,7 +32,7 @@ def test_what_is_offered_first_is_what_the_command_does():
     assert next(iter(FEATURES.values())) == DEFAULT
     assert FEATURES["filters"] == FeatureConfig()
     assert FEATURES["vispe_micro"].kind == "tokens"
-    assert importlib.util.find_spec("vispe.napari.session").submodule_search_locations is None
+    assert importlib.util.find_spec("vispe.segment.napari.session").submodule_search_locations is None
     assert "qtpy" not in sys.modules or importlib.util.find_spec("napari") is not None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vispe.segment.draw import PALETTE
-from vispe.segment.features import FeatureConfig
+from vispe.segment.features.features import FeatureConfig
 from vispe.segment.live import Live, micrograph
 
 pytestmark = [
@@ -31,8 +31,8 @@ def qt():
             pytest.skip("no Qt binding, such as PyQt6, is installed")
         from napari.components import ViewerModel
 
-        from vispe.napari import layers, samples
-        from vispe.napari.widget import SegmentWidget
+        from vispe.segment.napari import layers, samples
+        from vispe.segment.napari.widget import SegmentWidget
 
         app = QApplication.instance() or QApplication([])
     yield SimpleNamespace(app=app, Viewer=ViewerModel, Widget=SegmentWidget, layers=layers, samples=samples)

@@ -8,9 +8,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from vispe.errors import InputError, OptionError
-from vispe.segment import classify
-from vispe.segment.classify import KINDS, PixelClassifier, import_early
-from vispe.segment.cluster import PixelClusters
+from vispe.segment.classify import pixels as classify
+from vispe.segment.classify.cluster import PixelClusters
+from vispe.segment.classify.pixels import KINDS, PixelClassifier, import_early
 
 
 def blobs(count=300, seed=0):
@@ -57,8 +57,8 @@ def test_prediction_in_chunks_is_the_same(monkeypatch):
     features, classes = blobs()
     found = PixelClassifier("logistic", 3).fit(features, classes)
     whole = found.probabilities(features)
-    monkeypatch.setattr("vispe.segment.classify._CHUNK", 7)
-    monkeypatch.setattr("vispe.segment.classify._CACHED", 7)
+    monkeypatch.setattr("vispe.segment.classify.pixels._CHUNK", 7)
+    monkeypatch.setattr("vispe.segment.classify.pixels._CACHED", 7)
     np.testing.assert_allclose(found.probabilities(features), whole, atol=1e-6)
 
 
@@ -71,7 +71,7 @@ def test_planes_are_the_probabilities_turned(kind, drawn, monkeypatch):
     features, classes = features[own], np.array((0, *drawn))[classes[own]]
     found = PixelClassifier(kind, 5, seed=1).fit(features, classes)
     wanted = found.probabilities(features).T
-    monkeypatch.setattr("vispe.segment.classify._CACHED", 64)
+    monkeypatch.setattr("vispe.segment.classify.pixels._CACHED", 64)
     planes = found.planes(np.ascontiguousarray(features.T))
     assert planes.dtype == np.float32
     np.testing.assert_allclose(planes, wanted, atol=3e-6)

@@ -9,10 +9,10 @@ from PIL import Image
 
 from vispe.cli.main import main, parse
 from vispe.errors import InputError, OptionError
-from vispe.segment import cluster
-from vispe.segment.cluster import METHODS, PixelClusters
-from vispe.segment.features import FeatureConfig
-from vispe.segment.modelfile import Model, load_model, save_model
+from vispe.segment.classify import cluster
+from vispe.segment.classify.cluster import METHODS, PixelClusters
+from vispe.segment.features.features import FeatureConfig
+from vispe.segment.model.file import Model, load_model, save_model
 from vispe.segment.pipeline import MODEL_NAME, Labelling, Reading, apply, segment
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0))

@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 
 from vispe.backbones.micro import PATCH, WEIGHTS, load_micro
 from vispe.errors import InputError, OptionError
-from vispe.segment.dense import DenseMaps, DenseModel
-from vispe.segment.features import FeatureConfig, Features
+from vispe.segment.features.dense import DenseMaps, DenseModel
+from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.pipeline import DEFAULT
 
 
@@ -121,14 +121,14 @@ def test_what_training_computed_is_used_once_more(monkeypatch):
     other = one.copy()
     other[0, 0] += 1e-3
     assert not np.array_equal(features.prepare(other, valid).compute(0), second)
-    monkeypatch.setattr("vispe.segment.shelf.MEMORY", 100)  # the file is used
+    monkeypatch.setattr("vispe.segment.features.shelf.MEMORY", 100)  # the file is used
     small = page(64, 64, seed=1), valid[:64, :64]
     features.prepare(*small).gather(mask[:64, :64])
     before = len(runs)
     kept = features.prepare(*small).compute(0)
     assert len(runs) == before
     np.testing.assert_array_equal(features.prepare(*small).compute(0), kept)
-    monkeypatch.setattr("vispe.segment.shelf.DISK", 100)
+    monkeypatch.setattr("vispe.segment.features.shelf.DISK", 100)
     features.prepare(*small).gather(mask[:64, :64])
     before = len(runs)
     features.prepare(*small).compute(0)

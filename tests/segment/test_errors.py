@@ -10,9 +10,9 @@ import tifffile
 import torch
 from PIL import Image
 
-import vispe.segment.tokens as tokens_module
+import vispe.segment.features.tokens as tokens_module
 from vispe.cli.main import main
-from vispe.segment import batch
+from vispe.segment.run import batch
 
 SIZE = (32, 45)
 

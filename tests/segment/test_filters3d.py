@@ -6,10 +6,10 @@ from scipy import ndimage
 
 from vispe.errors import InputError, OptionError
 from vispe.images.read import Micrograph
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.filters import Filters
-from vispe.segment.filters3d import KINDS_3D, Filters3D, Stack
-from vispe.segment.tiles import Region
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.features.filters import Filters
+from vispe.segment.features.filters3d import KINDS_3D, Filters3D, Stack
+from vispe.segment.features.tiles import Region
 
 RNG = np.random.default_rng(5)
 FLAT = (1.0,)

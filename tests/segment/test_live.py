@@ -9,13 +9,13 @@ from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment import pipeline
-from vispe.segment.calibrate import calibrate, strokes
-from vispe.segment.classify import PixelClassifier
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.kept import KeptFeatures
+from vispe.segment.classify.calibrate import calibrate, strokes
+from vispe.segment.classify.pixels import PixelClassifier
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.features.kept import KeptFeatures
 from vispe.segment.live import Live, micrograph
-from vispe.segment.modelfile import Model, load_model
-from vispe.segment.predict import Post, predict_page
+from vispe.segment.model.file import Model, load_model
+from vispe.segment.run.predict import Post, predict_page
 
 FILTERS = FeatureConfig(sigmas=(1.0, 4.0))
 TILED = FeatureConfig("both", sigmas=(1.0, 2.0), model="vispe_micro", tile=64)

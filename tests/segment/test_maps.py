@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from vispe.segment.maps import CoarseMaps
-from vispe.segment.shelf import Shelf
-from vispe.segment.tiles import Region
+from vispe.segment.features.maps import CoarseMaps
+from vispe.segment.features.shelf import Shelf
+from vispe.segment.features.tiles import Region
 
 
 class Maps(CoarseMaps):
@@ -51,8 +51,8 @@ def test_chosen_pixels_and_scores_are_those_of_the_planes(stride, offset, frame)
 
 @pytest.mark.parametrize("room", ["memory", "file", "none"])
 def test_a_shelf_hands_out_once_what_it_keeps(room, monkeypatch):
-    monkeypatch.setattr("vispe.segment.shelf.MEMORY", 400 if room == "memory" else 40)
-    monkeypatch.setattr("vispe.segment.shelf.DISK", 0 if room == "none" else 4000)
+    monkeypatch.setattr("vispe.segment.features.shelf.MEMORY", 400 if room == "memory" else 40)
+    monkeypatch.setattr("vispe.segment.features.shelf.DISK", 0 if room == "none" else 4000)
     shelf, values = Shelf(), [torch.randn(2, 5, n) for n in (1, 3, 2, 4)]
     for number, value in enumerate(values):
         shelf.put(bytes([number]), value)

@@ -11,10 +11,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from vispe.errors import InputError
-from vispe.segment.classify import KINDS, PixelClassifier
-from vispe.segment.cluster import PixelClusters
-from vispe.segment.features import FeatureConfig, TokenBasis
-from vispe.segment.modelfile import VERSION, Model, load_model, save_model
+from vispe.segment.classify.cluster import PixelClusters
+from vispe.segment.classify.pixels import KINDS, PixelClassifier
+from vispe.segment.features.features import FeatureConfig, TokenBasis
+from vispe.segment.model.file import VERSION, Model, load_model, save_model
 
 
 def data(seed=0):

@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 
 from vispe.errors import InputError, OptionError
-from vispe.segment import batch, predict
-from vispe.segment.features import FeatureConfig
+from vispe.segment.features.features import FeatureConfig
 from vispe.segment.pipeline import MODEL_NAME, Labelling, Post, Scoring, apply, segment
-from vispe.segment.report import Watcher
+from vispe.segment.run import batch, predict
+from vispe.segment.run.report import Watcher
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "microscopy"
 
@@ -268,7 +268,7 @@ def test_a_killed_run_leaves_complete_images(tmp_path):
         import sys, time
         from pathlib import Path
         from vispe.segment import pipeline
-        from vispe.segment.report import Watcher
+        from vispe.segment.run.report import Watcher
 
         class Slow(Watcher):
             def done(self, record):

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from vispe.segment.classify import PixelClassifier
-from vispe.segment.cluster import PixelClusters
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.predict import Post, decide, predict_page
+from vispe.segment.classify.cluster import PixelClusters
+from vispe.segment.classify.pixels import PixelClassifier
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.run.predict import Post, decide, predict_page
 
 
 def scene(height=75, width=101, channels=1, holes=False):
@@ -82,7 +82,7 @@ def test_of_equal_classes_the_first_one_wins(classes):
 def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
     prob, valid = np.random.default_rng(0).random((4, 30, 11), np.float32), np.ones((30, 11), bool)
     whole = decide(prob, valid)
-    monkeypatch.setattr("vispe.segment.predict._PIXELS", 7)
+    monkeypatch.setattr("vispe.segment.run.predict._PIXELS", 7)
     for found, wanted in zip(decide(prob, valid), whole, strict=True):
         np.testing.assert_array_equal(found, wanted)
 

@@ -6,17 +6,27 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import vispe.segment.prior as prior_module
+import vispe.segment.classify.prior as prior_module
 from tests.segment.test_predict import fitted, predict, scene
 from vispe.errors import OptionError
 from vispe.segment import pipeline
-from vispe.segment.calibrate import advice, calibrate, calibration_error, strokes
-from vispe.segment.classify import KINDS, PixelClassifier
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.modelfile import load_model, save_model
-from vispe.segment.predict import Post, find_areas
-from vispe.segment.prior import Counts, areas, count, estimate, interval, merge, reweigh, tempered, weights
-from vispe.segment.report import faded
+from vispe.segment.classify.calibrate import advice, calibrate, calibration_error, strokes
+from vispe.segment.classify.pixels import KINDS, PixelClassifier
+from vispe.segment.classify.prior import (
+    Counts,
+    areas,
+    count,
+    estimate,
+    interval,
+    merge,
+    reweigh,
+    tempered,
+    weights,
+)
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.model.file import load_model, save_model
+from vispe.segment.run.predict import Post, find_areas
+from vispe.segment.run.report import faded
 
 
 def mixture(shares, n=60_000, seed=0, apart=2.5):
@@ -291,7 +301,7 @@ def test_the_temperature_is_part_of_the_model_file(rare, kind):
 
 
 def test_old_and_wrong_temperatures(rare, tmp_path):
-    from vispe.segment.modelcheck import check_card
+    from vispe.segment.model.check import check_card
 
     pipeline.segment([rare / "a.png"], rare / "out", labels=[rare / "a_labels.png"], features=FeatureConfig())
     import zipfile

@@ -16,11 +16,11 @@ from PIL import Image
 from tests.segment.test_cli_segment import scene, vispe
 from vispe.cli.main import main
 from vispe.images import write as outputs
-from vispe.segment import batch, claim, resume
-from vispe.segment.claim import LOCK, claimed
-from vispe.segment.disk import DiskFull, room
-from vispe.segment.report import Watcher
-from vispe.segment.resume import NAME, State
+from vispe.segment.run import batch, claim, resume
+from vispe.segment.run.claim import LOCK, claimed
+from vispe.segment.run.disk import DiskFull, room
+from vispe.segment.run.report import Watcher
+from vispe.segment.run.resume import NAME, State
 
 posix = pytest.mark.skipif(os.name != "posix", reason="processes are killed and forked")
 FAST = "--features filters"
@@ -317,7 +317,7 @@ def test_of_two_processes_one_wins(data):
 @posix
 def test_a_lock_is_free_when_its_process_was_killed(data):
     Path("out").mkdir()
-    program = "import os, signal; from pathlib import Path; from vispe.segment.claim import claimed\n"
+    program = "import os, signal; from pathlib import Path; from vispe.segment.run.claim import claimed\n"
     program += "with claimed(Path('out')): os.kill(os.getpid(), signal.SIGKILL)"
     env = {**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[2])}
     subprocess.run([sys.executable, "-c", program], env=env, timeout=100)
@@ -341,7 +341,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys):
-    monkeypatch.setattr("vispe.segment.disk.shutil.disk_usage", lambda _: Usage(9000))
+    monkeypatch.setattr("vispe.segment.run.disk.shutil.disk_usage", lambda _: Usage(9000))
     assert vispe(f"{WAYS['labels']} -o out") == 2
     said = capsys.readouterr().err
     assert (

@@ -3,10 +3,10 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.datasets import make_moons
 
-from vispe.segment import spectral
-from vispe.segment.cluster import PixelClusters
+from vispe.segment.classify import spectral
+from vispe.segment.classify.cluster import PixelClusters
+from vispe.segment.classify.spectral import LEADING, NearestPoint, cut, eigenvectors
 from vispe.segment.metrics import adjusted_rand
-from vispe.segment.spectral import LEADING, NearestPoint, cut, eigenvectors
 
 
 def groups(sizes, spread=0.3, seed=0):

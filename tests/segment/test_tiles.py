@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vispe.errors import ShapeError
-from vispe.segment.tiles import OVERLAP, Blend, Region, blocks, even_tiles, padding, tiles, window
+from vispe.segment.features.tiles import OVERLAP, Blend, Region, blocks, even_tiles, padding, tiles, window
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 70))

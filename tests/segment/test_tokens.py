@@ -5,10 +5,10 @@ import pytest
 import timm
 import torch
 
-import vispe.segment.tokens as tokens_module
+import vispe.segment.features.tokens as tokens_module
 from vispe.errors import InputError, OptionError, UnknownName
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.tokens import TokenBasis, TokenModel, token_maps
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.features.tokens import TokenBasis, TokenModel, token_maps
 
 NAME = "test_vit"  # timm's tiny model for tests: patch 16, one class token
 

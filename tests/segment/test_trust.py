@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.segment.predict import Prediction
+from vispe.segment.run.predict import Prediction
 from vispe.segment.trust import FAMILIES, RUNS, SHIFTS, trust_page
 from vispe.segment.trust.moves import REPEAT, Lay, Moved, Rim, fitting
 from vispe.symmetry.d4 import D4

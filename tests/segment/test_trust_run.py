@@ -9,13 +9,13 @@ from PIL import Image
 
 from vispe.cli.main import main
 from vispe.errors import InputError
-from vispe.segment import batch
 from vispe.segment.draw import uncertainty_image
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.modelfile import load_model
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.model.file import load_model
 from vispe.segment.pipeline import apply, segment
-from vispe.segment.predict import Post, predict_page
-from vispe.segment.report import Watcher
+from vispe.segment.run import batch
+from vispe.segment.run.predict import Post, predict_page
+from vispe.segment.run.report import Watcher
 from vispe.segment.trust import RUNS, run, trust_page
 from vispe.segment.trust.figure import plot_trust, rendered
 

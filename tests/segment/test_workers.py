@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 
-from vispe.segment.workers import in_order
+from vispe.segment.features.workers import in_order
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

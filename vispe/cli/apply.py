@@ -67,7 +67,7 @@ def apply(
     """
     from vispe.cli.segment import Console
     from vispe.segment import pipeline
-    from vispe.segment.predict import Post
+    from vispe.segment.run.predict import Post
 
     with Console(json) as console:
         report = pipeline.apply(

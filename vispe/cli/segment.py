@@ -124,8 +124,8 @@ def segment(
         vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --pos-embed alibi2d -o out
     """
     from vispe.segment import pipeline
-    from vispe.segment.features import FeatureConfig
-    from vispe.segment.predict import Post
+    from vispe.segment.features.features import FeatureConfig
+    from vispe.segment.run.predict import Post
     from vispe.segment.text.prompts import prompts_or_none
 
     prompts = prompts_or_none(
@@ -182,7 +182,7 @@ class Console:
         from rich.console import Console as RichConsole
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from vispe.segment.report import Watcher
+        from vispe.segment.run.report import Watcher
 
         stderr = RichConsole(stderr=True, soft_wrap=True, highlight=False, markup=False)
         bar = Progress(

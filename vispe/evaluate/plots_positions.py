@@ -13,8 +13,8 @@ import numpy as np
 
 from vispe.errors import OptionError, ShapeError, require
 from vispe.multimodal import Scheme, Stream, create_scheme
-from vispe.multimodal.segments import IMAGE, THUMBNAIL, Segment
-from vispe.multimodal.stream_text import parse_segments
+from vispe.multimodal.streams.segments import IMAGE, THUMBNAIL, Segment
+from vispe.multimodal.streams.text import parse_segments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

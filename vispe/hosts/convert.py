@@ -16,7 +16,7 @@ from vispe.hosts.timm.refusals import refusal
 from vispe.hosts.transformers.version import check_version
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.twins import advice
-from vispe.hosts.transplant.words import without_rope, finished, with_options
+from vispe.hosts.transplant.words import finished, with_options, without_rope
 from vispe.hosts.wrappers import inside, unwrapped
 
 M = TypeVar("M", bound=nn.Module)

@@ -5,15 +5,16 @@ coordinates = create_scheme("mrope_i").coordinates(stream)  # .ids (3, 1, 32), .
 """
 
 from vispe.multimodal import schemes as schemes
-from vispe.multimodal.merging import Merged, merge_tokens
 from vispe.multimodal.registry import create_scheme, list_schemes, register_scheme, scheme_class
 from vispe.multimodal.rotary import angles, rotation, tables, to_half, to_interleaved
 from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
 from vispe.multimodal.schemes.tiles import media_ids
 from vispe.multimodal.schemes.v2pe import v2pe_stride_for
-from vispe.multimodal.segments import Image, Text, Video
-from vispe.multimodal.stream import Blocks, Stream
-from vispe.multimodal.streaming import Streamed, group_mask, streamed
+from vispe.multimodal.streams.blocks import Blocks
+from vispe.multimodal.streams.merging import Merged, merge_tokens
+from vispe.multimodal.streams.segments import Image, Text, Video
+from vispe.multimodal.streams.stream import Stream
+from vispe.multimodal.streams.translation import Streamed, group_mask, streamed
 
 __all__ = [
     "Blocks",

@@ -8,8 +8,8 @@ from torch import Tensor
 from vispe.attention.transform.base import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import ShapeError
-from vispe.multimodal._typed import unfolded
 from vispe.multimodal.allocation import ZERO
+from vispe.multimodal.streams.typed import unfolded
 
 
 def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:

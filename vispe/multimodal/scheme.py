@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
-from vispe.multimodal.stream import Blocks, Stream
+from vispe.multimodal.streams.blocks import Blocks
+from vispe.multimodal.streams.stream import Stream
 
 
 @dataclass(frozen=True, eq=False)

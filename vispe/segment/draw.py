@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from vispe.errors import InputError, ShapeError
-from vispe.segment.workers import in_order
+from vispe.segment.features.workers import in_order
 
 Color = tuple[int, int, int]
 

@@ -16,14 +16,14 @@ from vispe.backbones.downloads import downloads
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
-from vispe.segment.calibrate import calibrate, joined, strokes
-from vispe.segment.classify import KINDS, PixelClassifier
+from vispe.segment.classify.calibrate import calibrate, joined, strokes
+from vispe.segment.classify.pixels import KINDS, PixelClassifier
 from vispe.segment.draw import Color
-from vispe.segment.features import FeatureConfig
-from vispe.segment.kept import MEMORY, KeptFeatures
-from vispe.segment.modelfile import Model, load_model, save_model
+from vispe.segment.features.features import FeatureConfig
+from vispe.segment.features.kept import MEMORY, KeptFeatures
+from vispe.segment.model.file import Model, load_model, save_model
 from vispe.segment.pipeline import DEFAULT, Reading
-from vispe.segment.predict import Post, Prediction, predict_page, within_memory
+from vispe.segment.run.predict import Post, Prediction, predict_page, within_memory
 
 MAX_CLASSES = 20
 """More classes than this are taken for a mistake, such as numbers of objects."""

@@ -3,7 +3,7 @@
 `segment` trains one classifier on all labelled images together (or finds clusters), then predicts image by
 image; `apply` does the second half with a saved model. Each file is written under a temporary name and
 renamed, the model comes first and the report is renewed after every image: a run that is killed leaves only
-complete files, and the same call goes on where it stopped; see `vispe.segment.resume`.
+complete files, and the same call goes on where it stopped; see `vispe.segment.run.resume`.
 """
 
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ from typing import Any, Literal
 
 from vispe.backbones.device import choose_device
 from vispe.errors import OptionError, did_you_mean
-from vispe.segment.batch import MODEL_NAME, Batch
 from vispe.segment.big import large_images
-from vispe.segment.classify import KINDS
-from vispe.segment.cluster import METHODS, PixelClusters
-from vispe.segment.dense import NAME
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.inputs import Paths, Reading
-from vispe.segment.modelfile import Model, load_model, open_features
-from vispe.segment.predict import Post
-from vispe.segment.report import Report, Watcher
-from vispe.segment.resume import state_of
-from vispe.segment.scoring import Scoring
+from vispe.segment.classify.cluster import METHODS, PixelClusters
+from vispe.segment.classify.pixels import KINDS
+from vispe.segment.features.dense import NAME
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.model.file import Model, load_model, open_features
+from vispe.segment.run.batch import MODEL_NAME, Batch
+from vispe.segment.run.inputs import Paths, Reading
+from vispe.segment.run.predict import Post
+from vispe.segment.run.report import Report, Watcher
+from vispe.segment.run.resume import state_of
+from vispe.segment.run.scoring import Scoring
+from vispe.segment.run.train import Labelling, read_drawn, train, train_clusters
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
-from vispe.segment.train import Labelling, read_drawn, train, train_clusters
 
 __all__ = ["DEFAULT", "MODEL_NAME", "Labelling", "Post", "Reading", "Scoring", "apply", "segment"]
 

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.batches import FeatureFunction, features_of
-from vispe.evaluate.rotation.labels import confusion, mean_iou, truths_of
+from vispe.evaluate.rotation.labels import truths_of
 from vispe.evaluate.rotation.quadrant import quadrants, scribbles
 from vispe.evaluate.rotation.trained import TrainedSegmenter, at_pixels
 from vispe.report.table import json_list
-from vispe.segment.filters import Filters
+from vispe.segment.features.filters import Filters
+from vispe.segment.metrics import confusion, mean_iou
 
 
 @dataclass(frozen=True, eq=False)

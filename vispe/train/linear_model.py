@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from vispe.backbones.tokens import Backbone, final_tokens
-from vispe.evaluate.rotation.labels import confusion
-from vispe.segment.tiles import Blend, padding, tiles, window
+from vispe.segment.features.tiles import Blend, padding, tiles, window
+from vispe.segment.metrics import confusion
 from vispe.train.evaluate_masks import miou
 from vispe.train.linear_data import Pairs
 

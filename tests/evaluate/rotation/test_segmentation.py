@@ -19,8 +19,8 @@ from vispe.evaluate.rotation import (
     raw_intensity,
     scribble_classifier,
 )
-from vispe.evaluate.rotation.labels import mean_iou, rand_index, shares, without_borders
 from vispe.evaluate.rotation.quadrant import QUADRANTS, quadrants, scribbles
+from vispe.segment.metrics import mean_iou, rand_index, shares, without_borders
 
 
 def bright(image):

@@ -13,8 +13,8 @@ from vispe.evaluate.rotation import (
     equivariance,
     raw_intensity,
 )
-from vispe.evaluate.rotation.labels import mean_iou
 from vispe.images.textures import disc_packing, random_field, voronoi
+from vispe.segment.metrics import mean_iou
 from vispe.symmetry.labels import posed_labels
 
 SIZE, ANGLES = (72, 72), (20, 45, 90, 130)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
-from vispe.segment.predict import Post, predict_page
+from vispe.segment.run.predict import Post, predict_page
 
 zarr = pytest.importorskip("zarr", reason="needs the extra vispe[big]")
 ome_format = pytest.importorskip("ome_zarr.format", reason="needs the extra vispe[big]")

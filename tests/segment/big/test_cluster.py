@@ -11,8 +11,8 @@ from tests.segment.big.test_resume import contents
 from vispe.errors import InputError
 from vispe.segment import pipeline
 from vispe.segment.big import plan
-from vispe.segment.features import FeatureConfig
-from vispe.segment.report import Watcher
+from vispe.segment.features.features import FeatureConfig
+from vispe.segment.run.report import Watcher
 
 distributed = pytest.importorskip("distributed", reason="needs the extra vispe[big]")
 

@@ -10,10 +10,10 @@ from PIL import Image
 from tests.segment.big.stores import in_memory, same_bits, scene, scribbled, write_store, zarr
 from vispe.cli.main import main
 from vispe.segment import pipeline
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.modelfile import load_model
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.model.file import load_model
 from vispe.segment.pipeline import Labelling, Post, Reading
-from vispe.segment.report import fractions
+from vispe.segment.run.report import fractions
 
 FILTERS = FeatureConfig(sigmas=(1.0, 3.0), tile=48)
 MICRO = FeatureConfig("both", sigmas=(1.0, 3.0), model="vispe_micro", tile=48)

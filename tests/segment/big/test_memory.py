@@ -11,7 +11,7 @@ from tests.segment.big.stores import scene, scribbled, write_store, zarr
 from vispe.errors import OptionError
 from vispe.segment import pipeline
 from vispe.segment.big.plan import parse_memory
-from vispe.segment.features import FeatureConfig
+from vispe.segment.features.features import FeatureConfig
 
 PROGRAM = """
 import json, resource, sys

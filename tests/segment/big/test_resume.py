@@ -14,11 +14,12 @@ import pytest
 from tests.segment.big.stores import scene, scribbled, write_store
 from vispe.errors import InputError, OptionError
 from vispe.segment import pipeline
-from vispe.segment.big import progress, work
-from vispe.segment.claim import claimed
-from vispe.segment.disk import DiskFull
-from vispe.segment.features import FeatureConfig
+from vispe.segment.big import progress
+from vispe.segment.big import state as work
+from vispe.segment.features.features import FeatureConfig
 from vispe.segment.pipeline import Labelling, Post, Reading, Scoring
+from vispe.segment.run.claim import claimed
+from vispe.segment.run.disk import DiskFull
 
 FILTERS = FeatureConfig(sigmas=(1.0,), tile=48)
 

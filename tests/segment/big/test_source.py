@@ -6,7 +6,7 @@ from tests.segment.big.stores import write_store, zarr
 from vispe.errors import InputError, OptionError
 from vispe.segment.big import find_stores, is_store, large_images, stem
 from vispe.segment.big.source import open_image
-from vispe.segment.tiles import Region
+from vispe.segment.features.tiles import Region
 
 
 def pages_of(image):

@@ -9,7 +9,7 @@ from tests.segment.big.stores import scene, scribbled, write_store, zarr
 from vispe.segment import pipeline
 from vispe.segment.big.engine import _reduced
 from vispe.segment.big.store import _mean
-from vispe.segment.features import FeatureConfig
+from vispe.segment.features.features import FeatureConfig
 from vispe.segment.pipeline import Labelling
 
 FILTERS = FeatureConfig(sigmas=(1.0,), tile=64)

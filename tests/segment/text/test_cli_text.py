@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.segment.text.common import planted
 from vispe.cli.main import main
-from vispe.segment.modelfile import load_model
+from vispe.segment.model.file import load_model
 from vispe.segment.text.config import TextConfig
 
 

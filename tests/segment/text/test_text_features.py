@@ -8,10 +8,10 @@ from torch.nn import functional as F
 from tests.segment.text.common import TIMM, VISION, planted, save, stock, with_trunk, write_folder
 from tests.segment.text.test_readouts import small_vit
 from vispe.errors import InputError
-from vispe.segment.predict import Post, predict_page, within_memory
+from vispe.segment.features.tiles import tiles, window
+from vispe.segment.run.predict import Post, predict_page, within_memory
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.features import OVERLAP, TextFeatures, TextPage
-from vispe.segment.tiles import tiles, window
 
 VECTORS = F.normalize(torch.randn(3, 16, generator=torch.Generator().manual_seed(5)), dim=1)
 CLASSES = TextClassifier(VECTORS.numpy(), 9.0)

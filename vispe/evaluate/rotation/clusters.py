@@ -13,8 +13,8 @@ from torch import Tensor
 from vispe.backbones.batches import FeatureFunction, batches, features_of
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.features import label_of
-from vispe.evaluate.rotation.labels import mean_iou, rand_index
 from vispe.evaluate.rotation.result import Measurement
+from vispe.segment.metrics import mean_iou, rand_index
 from vispe.symmetry.d4 import D4, IDENTITY, Element
 
 PARTS = ("clusters fitted once", "clusters refitted")

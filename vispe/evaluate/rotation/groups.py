@@ -14,7 +14,6 @@ from vispe.evaluate.rotation.angles import angle_equivariance
 from vispe.evaluate.rotation.clusters import cluster_consistency
 from vispe.evaluate.rotation.controls import control_rows
 from vispe.evaluate.rotation.features import ALL, equivariance, position_equivariance
-from vispe.evaluate.rotation.labels import without_borders
 from vispe.evaluate.rotation.layers import layer_curve, position_r2
 from vispe.evaluate.rotation.lie import along, lie_derivatives
 from vispe.evaluate.rotation.plan import Measured, Plan, Step, canvas_for, how_of
@@ -25,6 +24,7 @@ from vispe.evaluate.rotation.segmentation import angle_consistency, consistency,
 from vispe.evaluate.rotation.sharing import Piece
 from vispe.evaluate.rotation.trained import TrainedSegmenter
 from vispe.evaluate.rotation.translation import crop_shift, roll_equivariance
+from vispe.segment.metrics import without_borders
 from vispe.symmetry.d4 import D4, IDENTITY, Element
 from vispe.symmetry.labels import posed_labels
 from vispe.symmetry.warp import Canvas

@@ -13,8 +13,9 @@ from torch import Tensor
 from vispe.backbones.batches import Segmenter, batches, labels_of
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.angles import ANGLES
-from vispe.evaluate.rotation.labels import mean_iou, shares, truths_of, without_borders
+from vispe.evaluate.rotation.labels import truths_of
 from vispe.evaluate.rotation.result import Measurement
+from vispe.segment.metrics import mean_iou, shares, without_borders
 from vispe.symmetry.labels import posed_labels, round_trip_labels
 from vispe.symmetry.warp import Canvas
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from vispe.backbones.batches import FeatureFunction, batches, checked_labels, features_of
 from vispe.errors import OptionError
-from vispe.evaluate.rotation.labels import mean_iou, truths_of, without_borders
+from vispe.evaluate.rotation.labels import truths_of
 from vispe.evaluate.rotation.result import Measurement
 from vispe.evaluate.rotation.trained import TrainedSegmenter
+from vispe.segment.metrics import mean_iou, without_borders
 
 QUADRANTS = ("top left", "top right", "bottom left", "bottom right")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.errors import ShapeError
 
 if TYPE_CHECKING:
-    from vispe.segment.predict import Prediction
+    from vispe.segment.run.predict import Prediction
 
 
 class SavedSegmenter:
@@ -33,8 +33,8 @@ class SavedSegmenter:
     """
 
     def __init__(self, path: str | Path, *, device: str = "auto") -> None:
-        from vispe.segment.modelfile import load_model, open_features
-        from vispe.segment.predict import Post
+        from vispe.segment.model.file import load_model, open_features
+        from vispe.segment.run.predict import Post
 
         self._model, self._post = load_model(path), Post()
         self.names, self.n_classes = self._model.names, len(self._model.names)
@@ -55,7 +55,7 @@ class SavedSegmenter:
         return self._model.channels or 3
 
     def _predicted(self, image: Tensor) -> "Prediction":
-        from vispe.segment.predict import predict_page
+        from vispe.segment.run.predict import predict_page
 
         if image.ndim != 3 or image.shape[0] != self.channels:
             raise ShapeError(

@@ -15,8 +15,8 @@ from vispe.backbones.batches import Segmenter, batches, labels_of
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.angles import ANGLES
 from vispe.evaluate.rotation.features import label_of
-from vispe.evaluate.rotation.labels import mean_iou, rand_index
 from vispe.evaluate.rotation.result import Measurement
+from vispe.segment.metrics import mean_iou, rand_index
 from vispe.symmetry.d4 import D4, IDENTITY, Element
 from vispe.symmetry.labels import resampled_labels, turned_labels
 from vispe.symmetry.warp import Canvas

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vispe.errors import OptionError, check_flag
 from vispe.multimodal import allocation
-from vispe.multimodal.options import Sections, check_option, check_positive, check_sections, sections_for
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.stream import Blocks
+from vispe.multimodal.sections import Sections, check_option, check_positive, check_sections, sections_for
+from vispe.multimodal.streams.blocks import Blocks
 
 
 @register_scheme

@@ -13,13 +13,13 @@ from vispe.attention.transform.base import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import InputError, OptionError, ShapeError, check_flag, is_whole
 from vispe.multimodal import allocation
-from vispe.multimodal.merging import merge_tokens
-from vispe.multimodal.options import check_option, sections_for
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.rotary import rotation
 from vispe.multimodal.scheme import Coordinates
 from vispe.multimodal.schemes.mrope import MRoPE, MRoPEInterleaved
-from vispe.multimodal.stream import Stream
+from vispe.multimodal.sections import check_option, sections_for
+from vispe.multimodal.streams.merging import merge_tokens
+from vispe.multimodal.streams.stream import Stream
 
 
 @register_scheme
@@ -101,7 +101,7 @@ class PPE(MRoPE):
             coordinates: of the tokens before they are merged, by this scheme.
             tokens: (b, s, c).
             labels: (b, s), place of each token's merged token; text and what is not merged has labels of its own,
-                and padding is below 0. See `vispe.multimodal.merging.merge_tokens`, also for merging in stages.
+                and padding is below 0. See `vispe.multimodal.streams.merging.merge_tokens`, also for merging in stages.
             epsilon: see there.
 
         Raises:

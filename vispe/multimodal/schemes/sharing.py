@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from vispe.multimodal import allocation
-from vispe.multimodal.options import check_option
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.stream import Blocks
+from vispe.multimodal.sections import check_option
+from vispe.multimodal.streams.blocks import Blocks
 
 
 @register_scheme

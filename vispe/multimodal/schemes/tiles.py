@@ -10,11 +10,12 @@ from torch import Tensor
 
 from vispe.errors import UnsupportedCombination
 from vispe.multimodal import allocation
-from vispe.multimodal._typed import listed
-from vispe.multimodal.options import check_option
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
-from vispe.multimodal.stream import Blocks, Stream
+from vispe.multimodal.sections import check_option
+from vispe.multimodal.streams.blocks import Blocks
+from vispe.multimodal.streams.stream import Stream
+from vispe.multimodal.streams.typed import listed
 
 SHRINK = 1e-6  # by which the reference makes tiles smaller
 

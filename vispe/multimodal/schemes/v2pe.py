@@ -12,10 +12,11 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError
 from vispe.multimodal import allocation
-from vispe.multimodal.options import check_option
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.stream import Blocks, Stream
+from vispe.multimodal.sections import check_option
+from vispe.multimodal.streams.blocks import Blocks
+from vispe.multimodal.streams.stream import Stream
 
 STRIDES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # those that the authors train with
 

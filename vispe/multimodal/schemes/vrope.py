@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vispe.errors import OptionError
 from vispe.multimodal import allocation
-from vispe.multimodal.options import check_positive
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.stream import Blocks
+from vispe.multimodal.sections import check_positive
+from vispe.multimodal.streams.blocks import Blocks
 
 
 @register_scheme

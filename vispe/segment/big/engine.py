@@ -1,14 +1,13 @@
 """The computing: one block of the result from the pieces of the page that touch it, in their order on the page.
 
-`prepare_page` and `_piece` are the only places that know how `vispe.segment.features` and `vispe.segment.predict` work.
+`prepare_page` and `_piece` are the only places that know how `vispe.segment.features.features` and
+`vispe.segment.run.predict` work.
 """
 
 import hashlib
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,89 +15,14 @@ import numpy as np
 
 from vispe.errors import InputError, require
 from vispe.images.paths import check_file
-from vispe.segment.big.limits import Limits
+from vispe.segment.big.job import _ONE, Block, Job
 from vispe.segment.big.page import LazyPage, LazyValid, Window
 from vispe.segment.big.source import open_image
-from vispe.segment.features import FeatureConfig, Features, PreparedPage
-from vispe.segment.modelfile import Model, load_model
-from vispe.segment.predict import piece_probabilities, piece_threads
-from vispe.segment.tiles import Blend, Region
-from vispe.segment.workers import in_order
-
-_ONE = threading.Lock()  # one block at a time in a process, so that memory is bounded
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that decides the result for one image; JSON-able, so that other processes can do the same.
-
-    Attributes:
-        image: path of the image.
-        state: fingerprint of the image's files, see `vispe.segment.big.progress`.
-        channel, z, axes: how it is read.
-        limits: grey limits of each page.
-        model: path of the model file.
-        sha256: of that file.
-        weights, tile, device: as in `vispe.segment.pipeline.apply`.
-        smooth: radius in pixels.
-        prior: what classes are weighed by, one of `vispe.segment.prior.PRIORS`.
-        work: folder of the unfinished result.
-        chunk: side of a chunk of the result in pixels.
-        reduction: pixels in a row that become one in the picture.
-        picture: page that is drawn.
-        threads: at most so many pieces at once.
-        priors: frequencies of the classes on each page, when they are known; None: nothing is weighed.
-    """
-
-    image: str
-    state: str
-    channel: str | None
-    z: str | None
-    axes: str | None
-    limits: tuple[Limits, ...]
-    model: str
-    sha256: str
-    weights: str | None
-    tile: int | None
-    device: str
-    smooth: int
-    prior: str
-    work: str
-    chunk: int
-    reduction: int
-    picture: int
-    threads: int
-    priors: tuple[tuple[float, ...], ...] | None = None
-
-    def dumps(self) -> str:
-        """Write as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def loads(cls, text: str) -> "Job":
-        """Read from JSON."""
-        found = json.loads(text)
-        found["limits"] = tuple(None if one is None else tuple(one) for one in found["limits"])
-        if found["priors"] is not None:
-            found["priors"] = tuple(map(tuple, found["priors"]))
-        return cls(**found)
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """What the classifier says of a region.
-
-    Attributes:
-        prob: (K, h, w) float32, neither weighed nor smoothed; 0 where there is no data.
-        twice: (h, w) bool, pixels in several tiles.
-        differ: of these, those to which two tiles give different classes.
-        picture: reduced grey, or None.
-    """
-
-    prob: np.ndarray
-    twice: np.ndarray
-    differ: np.ndarray
-    picture: np.ndarray | None
+from vispe.segment.features.features import FeatureConfig, Features, PreparedPage
+from vispe.segment.features.tiles import Blend, Region
+from vispe.segment.features.workers import in_order
+from vispe.segment.model.file import Model, load_model
+from vispe.segment.run.predict import piece_probabilities, piece_threads
 
 
 class PartBlend(Blend):
@@ -198,7 +122,7 @@ def open_features(model: Model, weights: str | None, tile: int | None, device: s
 
 def refuse_whole(config: object) -> None:
     """Raise InputError for features that need a whole page, or several, at once."""
-    from vispe.segment import dense
+    from vispe.segment.features import dense
 
     model = getattr(config, "model", None)
     if not isinstance(config, FeatureConfig) or model not in (None, dense.NAME):

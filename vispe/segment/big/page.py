@@ -7,7 +7,7 @@ import numpy as np
 from vispe.images.normalize import unit_range
 from vispe.segment.big.limits import Limits
 from vispe.segment.big.source import BigImage, valid_pixels
-from vispe.segment.tiles import Region
+from vispe.segment.features.tiles import Region
 
 _ROWS = 64  # rows that are scaled at once
 

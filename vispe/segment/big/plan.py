@@ -9,10 +9,10 @@ import torch
 from vispe.errors import InputError, OptionError
 from vispe.segment.big.engine import reach
 from vispe.segment.big.source import BigImage
-from vispe.segment.features import Features
-from vispe.segment.filters import SIGMAS
-from vispe.segment.modelfile import Model
-from vispe.segment.tiles import Region
+from vispe.segment.features.features import Features
+from vispe.segment.features.filters import SIGMAS
+from vispe.segment.features.tiles import Region
+from vispe.segment.model.file import Model
 
 DEFAULT = "2 GiB"
 """Memory for the work unless told otherwise."""

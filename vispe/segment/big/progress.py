@@ -18,9 +18,9 @@ import numpy as np
 from vispe.errors import InputError
 from vispe.files import write_json
 from vispe.segment.big import stem, store
-from vispe.segment.big.engine import Block, Job
+from vispe.segment.big.job import Block, Job
 from vispe.segment.big.source import BigImage
-from vispe.segment.tiles import Region, blocks
+from vispe.segment.features.tiles import Region, blocks
 
 RUN = "unfinished.json"
 DONE, SETTLED = "done", "settled"

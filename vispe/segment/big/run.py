@@ -6,22 +6,22 @@ from pathlib import Path
 
 from vispe.backbones.device import choose_device
 from vispe.errors import InputError, OptionError
-from vispe.segment.batch import MODEL_NAME
 from vispe.segment.big import find_stores, progress
 from vispe.segment.big import stem as stem_of
 from vispe.segment.big.engine import few_at_once, file_digest, refuse_whole
 from vispe.segment.big.scribbles import read_scribbles
+from vispe.segment.big.state import BigRun
 from vispe.segment.big.train import train
-from vispe.segment.big.work import BigRun
-from vispe.segment.disk import room
-from vispe.segment.features import FeatureConfig, Features
-from vispe.segment.inputs import Reading, belongs_to, find_files
-from vispe.segment.modelfile import load_model, save_model
-from vispe.segment.predict import Post
-from vispe.segment.report import Report, Watcher
-from vispe.segment.resume import state_of
-from vispe.segment.scoring import Scoring
-from vispe.segment.train import Labelling
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.model.file import load_model, save_model
+from vispe.segment.run.batch import MODEL_NAME
+from vispe.segment.run.disk import room
+from vispe.segment.run.inputs import Reading, belongs_to, find_files
+from vispe.segment.run.predict import Post
+from vispe.segment.run.report import Report, Watcher
+from vispe.segment.run.resume import state_of
+from vispe.segment.run.scoring import Scoring
+from vispe.segment.run.train import Labelling
 
 
 @few_at_once()

@@ -12,8 +12,8 @@ from vispe.images.labels.read import FEW, decoded_labels, label_codes
 from vispe.images.labels.strokes import overdrawn, placed, read_strokes
 from vispe.segment.big import is_store
 from vispe.segment.big.source import BigImage, open_image
-from vispe.segment.tiles import Region
-from vispe.segment.train import Labelling
+from vispe.segment.features.tiles import Region
+from vispe.segment.run.train import Labelling
 
 _ROWS = 256  # rows of a label image that are looked at once
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from vispe.segment.big import progress
-from vispe.segment.big.engine import Job, few_at_once, grown_by
+from vispe.segment.big.engine import few_at_once, grown_by
+from vispe.segment.big.job import Job
 from vispe.segment.big.source import BigImage, open_image
-from vispe.segment.predict import Areas, Post, find_areas, settle
-from vispe.segment.prior import count, merge
-from vispe.segment.tiles import Region
+from vispe.segment.classify.prior import count, merge
+from vispe.segment.features.tiles import Region
+from vispe.segment.run.predict import Areas, Post, find_areas, settle
 
 
 def area_of_page(job: Job, image: BigImage, page: int) -> Areas:

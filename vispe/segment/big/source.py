@@ -14,7 +14,7 @@ from vispe.images.formats.decoded import checked_axes, to_pages
 from vispe.images.formats.tiff import MICRONS
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.segment.big import is_store
-from vispe.segment.tiles import Region
+from vispe.segment.features.tiles import Region
 
 LARGEST = 1 << 37
 """Most pixels that a page may have."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from vispe.segment.big.source import BigImage, PageAxis
 from vispe.segment.draw import PALETTE
-from vispe.segment.tiles import Region
+from vispe.segment.features.tiles import Region
 
 LABELS = "classes"
 PARTS = {"prob": "", "labels": f"labels/{LABELS}/", "uncertainty": "uncertainty/"}

@@ -8,13 +8,13 @@ import numpy as np
 
 from vispe.images.write import write_png
 from vispe.segment.big import stem, store
-from vispe.segment.big.engine import Job
+from vispe.segment.big.job import Job
 from vispe.segment.big.source import BigImage
 from vispe.segment.draw import overlay
-from vispe.segment.modelfile import Model
-from vispe.segment.predict import Areas
-from vispe.segment.report import fractions
-from vispe.segment.tiles import Region
+from vispe.segment.features.tiles import Region
+from vispe.segment.model.file import Model
+from vispe.segment.run.predict import Areas
+from vispe.segment.run.report import fractions
 
 
 def summary(

@@ -11,12 +11,12 @@ from vispe.segment.big.limits import Limits
 from vispe.segment.big.page import LazyValid, Window
 from vispe.segment.big.scribbles import Scribbles
 from vispe.segment.big.source import BigImage
-from vispe.segment.calibrate import advice, calibrate, joined, strokes
-from vispe.segment.classify import PixelClassifier, import_early
-from vispe.segment.features import Features
-from vispe.segment.modelfile import Model
-from vispe.segment.report import Watcher
-from vispe.segment.tiles import Region
+from vispe.segment.classify.calibrate import advice, calibrate, joined, strokes
+from vispe.segment.classify.pixels import PixelClassifier, import_early
+from vispe.segment.features.features import Features
+from vispe.segment.features.tiles import Region
+from vispe.segment.model.file import Model
+from vispe.segment.run.report import Watcher
 
 
 def train(
@@ -34,7 +34,7 @@ def train(
     watch: Watcher,
     notes: list[str],
 ) -> Model:
-    """Fit one classifier to the labelled pixels of all images, as `vispe.segment.train` does.
+    """Fit one classifier to the labelled pixels of all images, as `vispe.segment.run.train` does.
 
     Args:
         images: labelled images, all with the same number of channels.

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from vispe.backbones.device import choose_device
 from vispe.errors import InputError, OptionError
-from vispe.segment.features import BLOCK
+from vispe.segment.features.features import BLOCK
+from vispe.segment.features.tiles import blocks, fingerprint, padding, tiles, window
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.text.readouts import parse_readout
 from vispe.segment.text.towers import read_tower
 from vispe.segment.text.weights import build, find_weights, tokenizer
-from vispe.segment.tiles import blocks, fingerprint, padding, tiles, window
 
 OVERLAP = 0.5
 """Least share of a tile that it has in common with the next one."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.evaluate.rotation.labels import shares
+from vispe.segment.metrics import shares
 from vispe.segment.trust.result import Posed
 from vispe.symmetry.labels import resampled_labels, turned_labels
 from vispe.symmetry.warp import Canvas

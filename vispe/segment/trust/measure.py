@@ -6,7 +6,7 @@ import numpy as np
 
 from vispe.backbones.batches import checked_labels
 from vispe.errors import OptionError, ShapeError
-from vispe.segment.predict import Prediction
+from vispe.segment.run.predict import Prediction
 from vispe.segment.trust.moves import REPEAT, Lay, Move, Moved, Rim, Shift, fitting
 from vispe.segment.trust.result import FAMILIES, Posed, Trust
 from vispe.symmetry.d4 import D4, IDENTITY

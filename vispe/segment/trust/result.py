@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vispe.evaluate.rotation.labels import shares, without_borders
+from vispe.segment.metrics import shares, without_borders
 from vispe.segment.trust import words
 
 FAMILIES = ("turned", "mirrored", "shifted")

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from vispe.images.write import write_png
 from vispe.segment.draw import uncertainty_image
-from vispe.segment.predict import Prediction, within_memory
-from vispe.segment.report import Clock
+from vispe.segment.run.predict import Prediction, within_memory
+from vispe.segment.run.report import Clock
 from vispe.segment.trust.figure import plot_trust, rendered
 from vispe.segment.trust.measure import RUNS, trust_page
 from vispe.segment.trust.result import Trust
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vispe.images.read import Micrograph
-    from vispe.segment.batch import Batch
+    from vispe.segment.run.batch import Batch
 
 __all__ = ["RUNS", "trust_image"]
 

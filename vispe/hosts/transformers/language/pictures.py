@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vispe.errors import InputError
 from vispe.multimodal import Image, Stream, Video
-from vispe.multimodal.segments import IMAGE, VIDEO
+from vispe.multimodal.streams.segments import IMAGE, VIDEO
 
 
 def token_types(

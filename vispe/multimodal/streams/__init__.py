@@ -1,0 +1,1 @@
+"""What a sequence is made of: text, images and videos, in blocks."""

@@ -1,0 +1,85 @@
+"""Blocks of a sequence that attend among themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vispe.errors import ShapeError
+from vispe.multimodal.streams.segments import TEXT
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks of a stream in order: runs of text, and images, tiles and videos; every tensor has m entries.
+
+    Attributes:
+        sample: row of the batch.
+        document: number of the packed sample inside the row; each has positions of its own.
+        group: see `vispe.multimodal.Text`.
+        kind: 0 text, 1 image, 2 video.
+        tokens: how many.
+        size: frames, rows and columns of tokens (m, 3); (1, 1, 1) for text.
+        seconds: from frame to frame, float64; NaN where it is not known.
+        picture: number of the image or video that the block is a part of, counted through the batch; -1 for text.
+        tile: tile row, tile column, rows and columns of tiles (m, 4); row and column are -1 for a thumbnail.
+        shared: whether what follows starts where the block starts.
+    """
+
+    sample: Tensor
+    document: Tensor
+    group: Tensor
+    kind: Tensor
+    tokens: Tensor
+    size: Tensor
+    seconds: Tensor
+    picture: Tensor
+    tile: Tensor
+    shared: Tensor
+
+    @cached_property
+    def visual(self) -> Tensor:
+        """Whether a block is a part of a picture (m)."""
+        return self.kind != TEXT
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """Whether a block is the last part of its picture (m)."""
+        following = torch.cat([self.picture[1:], self.picture.new_full((1,), -2)])
+        return self.visual & (following != self.picture)
+
+    @cached_property
+    def part(self) -> Tensor:
+        """Number of a block among the parts of its picture that stand together, from 0 (m); 0 for text."""
+        place = torch.arange(len(self.kind), device=self.kind.device)
+        return place - torch.where(self._begins, place, 0).cummax(0).values
+
+    @cached_property
+    def parts(self) -> Tensor:
+        """How many parts of its picture stand together with a block, itself included (m); 1 for text."""
+        run = self._begins.long().cumsum(0) - 1
+        return torch.zeros_like(run).index_add_(0, run, torch.ones_like(run))[run]
+
+    @cached_property
+    def _begins(self) -> Tensor:
+        before = torch.cat([self.picture.new_full((1,), -2), self.picture[:-1]])
+        return ~self.visual | (before != self.picture)
+
+    @cached_property
+    def first(self) -> Tensor:
+        """Number of the first token of a block among all tokens that are not padding (m)."""
+        return self.tokens.cumsum(0) - self.tokens
+
+
+def check_same_shape(types: Tensor, **others: Tensor | None) -> None:
+    """Raise `ShapeError` unless all tensors have the shape (b, s) of `types`."""
+    if types.ndim != 2:
+        raise ShapeError(f"types needs the shape (b, s), got {tuple(types.shape)}.")
+    for name, other in others.items():
+        if other is not None and other.shape != types.shape:
+            raise ShapeError(
+                f"{name} needs the shape {tuple(types.shape)} of types, got {tuple(other.shape)}."
+            )

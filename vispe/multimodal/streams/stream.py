@@ -1,0 +1,201 @@
+"""A batch of token sequences, described block by block: what stands where, without the tokens themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, OptionError
+from vispe.multimodal.streams.blocks import Blocks
+from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Segment, Text, Video
+from vispe.multimodal.streams.typed import unfolded
+
+Row = Sequence[Segment] | Sequence[Sequence[Segment]]  # a sample, or several packed into one row
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Token sequences of text, images and videos.
+
+    Attributes:
+        blocks: what they are made of.
+        mask: (b, s) bool, false where there is padding.
+    """
+
+    blocks: Blocks
+    mask: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Rows and columns of the batch, padding included."""
+        return self.mask.shape
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Tokens of each row without padding (b)."""
+        return self.mask.sum(1)
+
+    @cached_property
+    def block(self) -> Tensor:
+        """Block of every token that is not padding (n), row by row."""
+        return torch.arange(len(self.blocks.tokens), device=self.mask.device).repeat_interleave(
+            self.blocks.tokens
+        )
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Number of every token inside its block (n)."""
+        return torch.arange(len(self.block), device=self.mask.device) - self.blocks.first.index_select(
+            0, self.block
+        )
+
+    @staticmethod
+    def of(
+        rows: Sequence[Row], padding: Literal["left", "right"] = "right", length: int | None = None
+    ) -> Stream:
+        """Describe sequences by hand.
+
+        Args:
+            rows: for each row of the batch its segments, or a list of several samples that are packed into it.
+            padding: where shorter rows are filled up.
+            length: of every row; the longest row's by default.
+
+        Raises:
+            InputError: there is nothing, or a row is longer than `length`.
+        """
+        if padding not in ("left", "right"):
+            raise OptionError(f"padding is 'left' or 'right', got {padding!r}.")
+        table: list[tuple[object, ...]] = []
+        totals: list[int] = []
+        picture = 0
+        for row, samples in enumerate(_documents(r) for r in rows):
+            before = sum(int(t[4]) for t in table)  # type: ignore[call-overload]
+            for document, segments in enumerate(samples):
+                for segment in segments:
+                    at = (row, document)
+                    if isinstance(segment, Text):
+                        table.append(
+                            (
+                                *at,
+                                segment.group,
+                                TEXT,
+                                segment.tokens,
+                                (1, 1, 1),
+                                None,
+                                -1,
+                                WHOLE,
+                                segment.shared,
+                            )
+                        )
+                        continue
+                    kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
+                    for t, h, w, tile in segment.parts():
+                        table.append((*at, 0, kind, t * h * w, (t, h, w), seconds, picture, tile, False))
+                    picture += 1
+            totals.append(sum(int(t[4]) for t in table) - before)  # type: ignore[call-overload]
+        if not table:
+            raise InputError("A stream needs at least one segment; got none.")
+        longest = max(totals) if length is None else length
+        if longest < max(totals):
+            raise InputError(
+                f"Row {totals.index(max(totals))} has {max(totals)} tokens, more than length={length}."
+            )
+        place, counts = torch.arange(longest), torch.tensor(totals)[:, None]
+        mask = place >= longest - counts if padding == "left" else place < counts
+        return Stream(_table(table), mask)
+
+    @staticmethod
+    def from_ids(
+        types: Tensor,
+        images: Tensor | Sequence[Image] | None = None,
+        videos: Tensor | Sequence[Video] | None = None,
+        *,
+        mask: Tensor | None = None,
+        merge: int = 1,
+        seconds: Tensor | Sequence[float] | None = None,
+        frames_apart: bool = False,
+        documents: Tensor | None = None,
+        groups: Tensor | None = None,
+    ) -> Stream:
+        """Describe sequences the way processors give them: a type for each token, and the grids in order.
+
+        Args:
+            types: (b, s), 0 text, 1 image, 2 video (`mm_token_type_ids`).
+            images: grids (n, 3) of frames, rows, columns, or `Image` for each.
+            videos: grids (n, 3), or `Video` for each.
+            mask: (b, s), 0 where there is padding (`attention_mask`).
+            merge: what rows and columns of grids given as tensors are divided by (`spatial_merge_size`).
+            seconds: from frame to frame of each video (`second_per_grid_ts`), for grids given as a tensor.
+            frames_apart: text stands between the frames of a video (Qwen3-VL): each is a block of its own.
+            documents: (b, s), number of the packed sample that a token belongs to.
+            groups: (b, s), see `Text.group`.
+
+        Raises:
+            InputError: placeholders and grids do not agree; names the sample and the segment.
+            ShapeError: tensors have other shapes.
+        """
+        from vispe.multimodal.streams.from_ids import stream_from_ids
+
+        return stream_from_ids(types, images, videos, mask, merge, seconds, frames_apart, documents, groups)
+
+    def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
+        """Spread values of tokens (..., n) over the batch (..., b, s), `padding` elsewhere."""
+        if values.shape[-1] == self.mask.numel():
+            return unfolded(values, -1, self.shape)
+        out = values.new_full((*values.shape[:-1], self.mask.numel()), padding)
+        return unfolded(out.index_copy_(-1, self.mask.flatten().nonzero()[:, 0], values), -1, self.shape)
+
+    def attention_mask(self) -> Tensor:
+        """Return which keys a query may attend to, (b, 1, s, s) bool.
+
+        Causal; nothing across packed samples; a shared run is seen by nothing after it but itself. Padding sees
+        nothing and is seen by nothing.
+        """
+        b = self.blocks
+        place = self.scatter(torch.arange(len(self.block), device=self.mask.device), -1)
+        document = self.scatter(b.document[self.block], -1)
+        own = self.scatter(
+            torch.where(b.shared, torch.arange(len(b.shared), device=place.device), -1)[self.block], -1
+        )
+
+        def q(x: Tensor) -> Tensor:
+            return x[:, None, :, None]
+
+        def k(x: Tensor) -> Tensor:
+            return x[:, None, None, :]
+
+        seen = (q(place) >= k(place)) & (q(document) == k(document)) & ((k(own) < 0) | (q(own) == k(own)))
+        return seen & q(self.mask) & k(self.mask)
+
+
+def _documents(row: object) -> list[Sequence[Segment]]:
+    """Return the samples packed into a row."""
+    if isinstance(row, Text | Image | Video) or not isinstance(row, Sequence):
+        raise InputError(
+            f"A row is a list of segments, got {row!r}; write Stream.of([[Text(5), Image(4, 6)]])."
+        )
+    items = list(cast("Sequence[object]", row))
+    if all(isinstance(i, Text | Image | Video) for i in items):
+        return [cast("list[Segment]", items)]
+    if any(isinstance(i, Text | Image | Video) for i in items):
+        raise InputError("A row holds segments, or lists of segments that are packed into it, not both.")
+    for item in items:
+        if not isinstance(item, Sequence) or not all(
+            isinstance(i, Text | Image | Video) for i in cast("Sequence[object]", item)
+        ):
+            raise InputError(f"A row holds Text, Image and Video, or lists of them, got {item!r}.")
+    return [list(i) for i in cast("list[Sequence[Segment]]", items)]
+
+
+def _table(rows: list[tuple[object, ...]]) -> Blocks:
+    columns = list(zip(*rows, strict=True))
+    seconds = torch.tensor([float("nan") if s is None else float(s) for s in columns[6]], dtype=torch.float64)  # type: ignore[arg-type]
+    sample, document, group, kind, tokens, size, _, picture, tile, shared = (
+        torch.tensor(c) if i != 6 else None for i, c in enumerate(columns)
+    )
+    return Blocks(sample, document, group, kind, tokens, size, seconds, picture, tile, shared)  # type: ignore[arg-type]

@@ -1,0 +1,61 @@
+"""Streams written as text, such as ``text:6 image:4x6 video:3x4x4@0.5 text:3``."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from vispe.errors import OptionError, did_you_mean
+from vispe.multimodal.streams.segments import Image, Segment, Text, Video
+
+_FORMS = {  # how each kind is written, and what that is
+    "text": (r"(\d+)(?:#(\d+))?", "text:TOKENS, such as text:6 (text:6#1 for tokens of group 1)"),
+    "shared": (r"(\d+)", "shared:TOKENS, such as shared:3, for one of several answers"),
+    "image": (
+        r"(\d+)x(\d+)(?:\*(\d+)x(\d+)(?:\+(first|last))?)?",
+        "image:ROWSxCOLUMNS of tokens, such as image:4x6 (image:4x6*2x3+last for 2 x 3 tiles and a thumbnail)",
+    ),
+    "video": (
+        r"(\d+)x(\d+)x(\d+)(?:@(\d+(?:\.\d+)?|\.\d+))?",
+        "video:FRAMESxROWSxCOLUMNS of tokens, such as video:3x4x4 (video:3x4x4@0.5 for frames 0.5 seconds apart)",
+    ),
+}
+
+
+def parse_segments(text: str) -> list[Segment]:
+    """Return the segments of one sequence that a text describes.
+
+    Args:
+        text: parts with spaces between them: ``text:6``, ``shared:3``, ``image:4x6``, ``image:4x4*2x3+last`` (tiles and
+            a thumbnail), ``video:3x4x4`` or ``video:3x4x4@0.5`` (seconds from frame to frame); sizes count tokens.
+
+    Raises:
+        OptionError: a part cannot be read, or there is none.
+    """
+    parts = text.split()
+    if not parts:
+        raise OptionError("The stream is empty; write its parts, such as 'text:6 image:4x6 text:4'.")
+    return [_segment(part) for part in parts]
+
+
+def _segment(part: str) -> Segment:
+    kind, _, size = part.partition(":")
+    if kind not in _FORMS:
+        raise OptionError(
+            f"The stream has the part {part!r}, which is none of {', '.join(_FORMS)}.{did_you_mean(kind, _FORMS)} "
+            "Write for example 'text:6 image:4x6 text:4 video:3x4x4@0.5 text:3'."
+        )
+    pattern, form = _FORMS[kind]
+    found = re.fullmatch(pattern, size)
+    if found is None:
+        raise OptionError(f"The part {part!r} of the stream cannot be read; write {form}.")
+    n = [int(digits) for digits in found.groups() if digits is not None and digits.isdigit()]
+    if kind == "text":
+        return Text(n[0], group=n[1] if len(n) > 1 else 0)
+    if kind == "shared":
+        return Text(n[0], shared=True)
+    if kind == "video":
+        return Video(n[0], n[1], n[2], None if found[4] is None else float(found[4]))
+    tiles = (n[2], n[3]) if len(n) > 2 else (1, 1)
+    thumbnail: Literal["first", "last"] | None = found[5]  # type: ignore[assignment]
+    return Image(n[0], n[1], tiles, thumbnail)

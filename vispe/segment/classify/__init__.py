@@ -1,0 +1,1 @@
+"""From features of pixels to classes: classifiers, clusters, priors, smoothing."""

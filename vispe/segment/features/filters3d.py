@@ -1,0 +1,223 @@
+"""Filters that look at the neighbouring slices of a Z stack, beside those that look at one.
+
+For every Gaussian scale six more values per pixel and channel: the smoothed grey level, the gradient magnitude, the
+three eigenvalues of the Hessian and the local standard deviation, all of the volume. A scale of 2 px means 2 px along
+y and x, and as far along z as that is there: slices that lie 4 px apart are weighted with a sigma of half a slice.
+They turn with rotations by 90° and reflections of the picture, and do not change when the stack is turned over. As in
+`vispe.segment.features.filters` each region of a slice gets the numbers of the whole, borders reflect, and pixels
+without data have no weight. Only the slices in reach are read, piece by piece, so memory does not grow with the
+stack.
+"""
+
+from copy import copy
+from math import pi, sqrt
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError
+from vispe.images.read import Micrograph
+from vispe.segment.features.filters import Axis, Filters, smooth_rows, smoothing
+from vispe.segment.features.tiles import Region
+
+SIGMAS_3D = (1.0, 2.0, 4.0)
+"""Scales of the filters in three dimensions, in pixels along y and x."""
+
+KINDS_3D = ("gaussian3d", "gradient3d", "hessian3d_large", "hessian3d_middle", "hessian3d_small", "std3d")
+
+_STRIP = 64  # rows that are smoothed along z, and differentiated, at once
+
+
+class Stack:
+    """The volumes that the pages of an image make up: one, or one for each time.
+
+    Args:
+        image: a Z stack; pages without a known axis count as slices.
+        pages: (z, h, w, c) float32, its normalised pages.
+
+    Attributes:
+        step: distance between slices, in pixels.
+        notes: what the user should know.
+
+    Raises:
+        InputError: one page, a time series, or pages of several axes that are not whole volumes.
+    """
+
+    def __init__(self, image: Micrograph, pages: np.ndarray) -> None:
+        self.pages, self.valid = pages, image.valid
+        axes = image.page_axes or ((("Z", len(pages)),) if len(pages) > 1 else ())
+        letters = [letter for letter, _ in axes]
+        name, leave = image.path.name, "leave out --filters-3d"
+        if not axes:
+            raise InputError(f"{image.path} has one page, but 3D filters need a Z stack; {leave}.")
+        if "Z" not in letters and (len(axes) > 1 or letters[0] not in "IQ"):
+            found = f"its pages count {' and '.join(letters)}"
+            if letters == ["T"]:
+                found = f"it is a time series of {len(pages)} frames"
+            raise InputError(
+                f"{image.path} has no Z axis ({found}), which 3D filters need; {leave}, or say what the pages are, "
+                "for example --axes ZYX."
+            )
+        depth = letters.index("Z") if "Z" in letters else 0
+        numbers = np.arange(len(pages)).reshape([n for _, n in axes])
+        self._lines = np.moveaxis(numbers, depth, -1).reshape(-1, axes[depth][1])
+        notes = [] if "Z" in letters else [f"the pages of {name} are taken for slices along Z."]
+        self.step = 1.0
+        if image.z_step is None or image.pixel_size is None:
+            notes.append(
+                f"{name} does not say how far its slices lie apart: 3D filters take voxels for cubes."
+            )
+        else:
+            self.step = image.z_step / sqrt(image.pixel_size[0] * image.pixel_size[1])
+            notes.append(
+                f"the slices of {name} lie {image.z_step:.4g} microns apart, {self.step:.3g} times the size of a "
+                "pixel: 3D filters take that into account."
+            )
+        self.notes = tuple(notes)
+
+    def line(self, number: int) -> tuple[np.ndarray, int]:
+        """Return the page numbers (z,) of the volume that a page belongs to, and its place among them."""
+        row, place = np.argwhere(self._lines == number)[0]
+        return self._lines[row], int(place)
+
+
+class Filters3D(Filters):
+    """`Filters` of a page, and behind them those of the volume around it.
+
+    Args:
+        sigmas: scales in a page, in pixels.
+        device: torch device of the sums.
+        sigmas_3d: scales in the volume, in pixels along y and x.
+    """
+
+    _stack: Stack | None = None
+    _number = 0
+
+    def __init__(
+        self, sigmas: tuple[float, ...], device: str = "cpu", sigmas_3d: tuple[float, ...] = SIGMAS_3D
+    ) -> None:
+        super().__init__(sigmas, device)
+        self.sigmas_3d = sigmas_3d
+
+    def within(self, stack: Stack, number: int) -> "Filters3D":
+        """Return these filters for one page of a stack."""
+        found = copy(self)
+        found._stack, found._number = stack, number
+        return found
+
+    @property
+    def reach(self) -> int:
+        """Pixels around a region that its features depend on."""
+        return max(super().reach, *(_halo(s) for s in self.sigmas_3d))
+
+    def names(self, channels: int = 1) -> list[str]:
+        """Name every output channel, in order, for an image of `channels` channels."""
+        one = [f"{kind}_{sigma:g}" for sigma in self.sigmas_3d for kind in KINDS_3D]
+        more = one if channels == 1 else [f"c{c}.{name}" for c in range(channels) for name in one]
+        return super().names(channels) + more
+
+    def planes(self, page: np.ndarray, region: Region | None = None) -> np.ndarray:
+        """Compute the features of a region of the page -> (f, rows, columns) float32; see `Filters.planes`.
+
+        Raises:
+            InputError: `within` was not called: the page comes without its stack.
+        """
+        if self._stack is None:
+            raise InputError(
+                "3D filters need the pages above and below, which are not at hand here; use vispe segment or vispe "
+                "apply on a Z stack in a TIFF file, or train without --filters-3d."
+            )
+        flat = super().planes(page, region)
+        region = region or Region(0, page.shape[0], 0, page.shape[1])
+        count = len(KINDS_3D) * len(self.sigmas_3d)
+        deep = torch.empty((page.shape[2] * count, *region.shape), device=self.device)
+        for channel in range(page.shape[2]):
+            for number, sigma in enumerate(self.sigmas_3d):
+                start = channel * count + len(KINDS_3D) * number
+                self._scale(self._stack, channel, sigma, region, deep[start : start + len(KINDS_3D)])
+        return np.concatenate([flat, deep.cpu().numpy()])
+
+    def _scale(self, stack: Stack, channel: int, sigma: float, region: Region, out: Tensor) -> None:
+        """Fill `out` (6, rows, columns) with the features of one channel at one scale."""
+        line, place = stack.line(self._number)
+        height, width = stack.valid.shape[1:]
+        first, last, along_z = smoothing(place - 1, place + 2, sigma / stack.step, Axis(0, len(line)))
+        numbers = line[first:last]
+        halo = _halo(sigma)
+        top, bottom = max(region.top - halo, 0), min(region.bottom + halo, height)
+        left, right = max(region.left - halo, 0), min(region.right + halo, width)
+        complete = bool(stack.valid[numbers, top:bottom, left:right].all())
+        moments = 2 if complete else 3
+        stacked = torch.empty(
+            (moments, 3, bottom - top, right - left), dtype=torch.float64, device=self.device
+        )
+        along_z = along_z.to(self.device)
+        for start in range(top, bottom, _STRIP):
+            part = slice(start, min(start + _STRIP, bottom)), slice(left, right)
+            valid = stack.valid[(numbers, *part)]
+            grey = np.where(valid, stack.pages[(numbers, *part, channel)], 0).astype(np.float64)
+            values = torch.from_numpy(grey).to(self.device)
+            own = [values, values * values]
+            if not complete:
+                own.append(torch.from_numpy(valid.astype(np.float64)).to(self.device))
+            for moment, planes in zip(stacked, own, strict=True):
+                moment[:, start - top : start - top + planes.shape[1]] = torch.tensordot(along_z, planes, 1)
+        rows, columns = Axis(top, height), Axis(left, width)
+        smooth = smooth_rows(stacked.flatten(0, 2), sigma, columns, region.left - 1, region.right + 1)
+        smooth = smooth.view(moments * 3, bottom - top, -1)
+        for start in range(region.top, region.bottom, _STRIP):
+            stop = min(start + _STRIP, region.bottom)
+            begin, end, matrix = smoothing(start - 1, stop + 1, sigma, rows)
+            found = (matrix.to(self.device) @ smooth[:, begin:end]).view(moments, 3, stop - start + 2, -1)
+            if not complete:
+                found = found[:2] / found[2].clamp_min(torch.finfo(torch.float64).tiny)
+            _features(found[0], found[1, 1], stack.step, out[:, start - region.top : stop - region.top])
+        lost = ~stack.valid[(self._number, *region.slices)]
+        if lost.any():
+            out.masked_fill_(torch.from_numpy(lost).to(self.device), 0)
+
+
+def _halo(sigma: float) -> int:
+    """Pixels around a region that are read for a scale: the radius of its kernel and one for differences."""
+    return Filters((sigma,)).reach
+
+
+def _features(mean: Tensor, square: Tensor, step: float, out: Tensor) -> None:
+    """Derive the six features of a scale.
+
+    Args:
+        mean: (3, rows + 2, columns + 2) float64, the slice with the ones before and after, one more pixel around.
+        square: (rows + 2, columns + 2) float64, of the slice.
+        step: distance of slices in pixels.
+        out: (6, rows, columns) float32, filled.
+    """
+    below, inner, above = mean
+    centre = inner[1:-1, 1:-1]
+    out[0] = centre
+    out[5] = (square[1:-1, 1:-1] - centre * centre).clamp_min(0).sqrt()
+    gz = (above - below) / (2 * step)
+    gy, gx = (inner[2:] - inner[:-2]) / 2, (inner[:, 2:] - inner[:, :-2]) / 2
+    out[1] = (gz[1:-1, 1:-1].square() + (gy[:, 1:-1].square() + gx[1:-1].square())).sqrt()
+    zz = (above + below - 2 * inner)[1:-1, 1:-1] / step**2
+    yy = (inner[2:] + inner[:-2])[:, 1:-1] - 2 * centre
+    xx = (inner[:, 2:] + inner[:, :-2])[1:-1] - 2 * centre
+    xy = (gx[2:] - gx[:-2]) / 2
+    yz, xz = ((gz[2:] - gz[:-2]) / 2)[:, 1:-1], ((gz[:, 2:] - gz[:, :-2]) / 2)[1:-1]
+    out[2], out[3], out[4] = _eigenvalues(xx, yy, zz, xy, xz, yz)
+
+
+def _eigenvalues(
+    xx: Tensor, yy: Tensor, zz: Tensor, xy: Tensor, xz: Tensor, yz: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the eigenvalues of symmetric 3 x 3 matrices, the largest first, by the angle of the cubic (Smith 1961)."""
+    middle = ((xx + yy) + zz) / 3
+    a, b, c = xx - middle, yy - middle, zz - middle
+    sixth = ((a * a + b * b) + c * c + 2 * (xy * xy + (xz * xz + yz * yz))) / 6
+    size = sixth.sqrt()
+    half = (a * (b * c - yz * yz) - xy * (xy * c - xz * yz) + xz * (xy * yz - b * xz)) / 2
+    cosine = half / (sixth * size).clamp_min(torch.finfo(torch.float64).tiny)
+    angle = cosine.clamp(-1, 1).acos() / 3
+    large = middle + 2 * size * angle.cos()
+    small = middle + 2 * size * (angle + 2 * pi / 3).cos()
+    return large, 3 * middle - large - small, small

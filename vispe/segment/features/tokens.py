@@ -1,0 +1,183 @@
+"""Pixel features from a frozen transformer: patch tokens of any timm model, tile by tile.
+
+The page is padded by reflection to whole patches, cut into overlapping tiles, and each tile gives a map of
+final-norm patch tokens (class and register tokens left out). Their first principal components, fitted on the
+training images, are what a classifier sees; bilinear upsampling brings them to pixels.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.backbones.create import check_name, create, geometry
+from vispe.errors import UnsupportedHost
+from vispe.segment.features.maps import CoarseMaps
+from vispe.segment.features.tiles import Region, fingerprint, padding, tiles
+
+MAX_TOKENS = 4096
+"""A page of at most this many tokens is not cut into tiles unless a tile size is given."""
+
+TILE = 518
+"""Default tile side in pixels, rounded down to whole patches (518 for patch 14, 512 for patch 16)."""
+
+_FIT_TOKENS = 50_000
+
+
+class TokenModel:
+    """A frozen timm model that turns images into maps of tokens.
+
+    Args:
+        name: timm model name, with or without tag.
+        pos_embed: positional encoding spec of vispe; None keeps the model's own.
+        weights: a checkpoint file; `'random'` for seeded random weights (tests); None for timm's pretrained
+            ones.
+        seed: of the random weights.
+        device: torch device.
+        half: run in bfloat16 (a way out of memory trouble; tokens are float32 anyway).
+
+    Raises:
+        UnknownName: no such timm model.
+        InputError: weights that are not on disk while the hub cannot be reached, or that do not fit.
+        UnsupportedHost: a model without intermediate feature maps.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        pos_embed: str | None = None,
+        weights: str | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+        half: bool = False,
+    ) -> None:
+        check_name(name)
+        self.device, self.half = torch.device(device), half
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = create(name, pos_embed, weights)
+        if not hasattr(model, "forward_intermediates"):
+            raise UnsupportedHost(f"{name} gives no feature maps (no forward_intermediates); choose a ViT.")
+        self._model = model.eval().requires_grad_(False).to(self.device)
+        self.flexible, self.patch, self.size = geometry(model)
+        config = model.pretrained_cfg
+        mean, std = config.get("mean", (0.5,) * 3), config.get("std", (0.5,) * 3)
+        self._mean = torch.tensor(mean).view(1, 3, 1, 1)
+        self._std = torch.tensor(std).view(1, 3, 1, 1)
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of all weights, to recognise the model later."""
+        return fingerprint(self._model)
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Tensor:
+        """Run (b, 3, h, w) grey levels in [0, 1] -> (b, rows, columns, d) float32 tokens on the CPU."""
+        batch = ((images - self._mean) / self._std).to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            found = self._model.forward_intermediates(
+                batch, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
+            )[-1]
+        return found.float().permute(0, 2, 3, 1).cpu()
+
+
+class TokenMaps(CoarseMaps):
+    """Tokens of the tiles of one page.
+
+    Args:
+        maps: for each tile (rows, columns, d) float32.
+        basis: principal components that `coarse` gives; None until they are fitted.
+        regions, offset, frame, notes: see `Tiling`.
+    """
+
+    def __init__(
+        self,
+        maps: list[np.ndarray],
+        basis: "TokenBasis | None",
+        regions: list[Region],
+        offset: tuple[int, int],
+        frame: tuple[int, int],
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(regions, offset, frame, notes)
+        self.maps, self.basis, self.width = maps, basis, maps[0].shape[-1]
+
+    def coarse(self, number: int, again: bool = False) -> Tensor:
+        """Return the components of a tile, (m, rows, columns) float32; tokens are held as long as this object."""
+        assert self.basis is not None  # fitted, or from a model file, before pixels are asked for
+        return torch.from_numpy(self.basis.project(self.maps[number])).permute(2, 0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenBasis:
+    """Principal components of tokens, standardised: (tokens - mean) @ components.T / scale."""
+
+    mean: np.ndarray  # (d,)
+    components: np.ndarray  # (m, d)
+    scale: np.ndarray  # (m,)
+
+    @classmethod
+    def fit(cls, maps: list[np.ndarray], components: int, seed: int) -> "TokenBasis":
+        """Fit to at most 50 000 of the tokens in `maps`; the largest loading of each component is positive."""
+        from sklearn.decomposition import PCA
+
+        tokens = np.concatenate([m.reshape(-1, m.shape[-1]) for m in maps])
+        if len(tokens) > _FIT_TOKENS:
+            tokens = tokens[np.sort(np.random.default_rng(seed).permutation(len(tokens))[:_FIT_TOKENS])]
+        count = min(components, len(tokens), tokens.shape[1])
+        with np.errstate(invalid="ignore", divide="ignore"):  # equal tokens, or a single one, have no spread
+            pca = PCA(count, svd_solver="full").fit(tokens.astype(np.float64))
+        largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1)[:, None], 1)
+        turned = pca.components_ * np.where(largest < 0, -1, 1)
+        spread = np.sqrt(np.nan_to_num(pca.explained_variance_))
+        scale = np.where(spread > 1e-6 * max(spread.max(initial=0), 1e-12), spread, 1)
+        return cls(*(np.ascontiguousarray(a, np.float32) for a in (pca.mean_, turned, scale)))
+
+    def project(self, tokens: np.ndarray) -> np.ndarray:
+        """Project (..., d) -> (..., m) float32."""
+        return ((tokens - self.mean) @ self.components.T / self.scale).astype(np.float32)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the arrays by name, for a model file."""
+        return {"mean": self.mean, "components": self.components, "scale": self.scale}
+
+
+def token_maps(
+    model: TokenModel, page: np.ndarray, tile: int | None, basis: TokenBasis | None = None
+) -> TokenMaps:
+    """Run a model over a page, tile by tile.
+
+    Args:
+        model: the frozen model.
+        page: (h, w, c) float32 in [0, 1], finite. One channel is shown to the model as grey, three as
+            colour; with 2 or more than 3 each is run alone as grey, and their tokens are put side by side.
+        tile: side of a tile in pixels, rounded down to whole patches. None: the whole page when it has at
+            most `MAX_TOKENS` tokens, else `TILE`. Models with a fixed input size use that size.
+        basis: principal components, where they are fitted already.
+    """
+    height, width, channels = page.shape
+    step = model.patch
+    notes = []
+    if min(height, width) < step:
+        notes.append(
+            f"the image is smaller than one patch of {step} px ({height} x {width}): padded by reflection."
+        )
+    if not model.flexible:
+        pads = padding(height, width, step, model.size)
+        side = model.size
+    else:
+        pads = padding(height, width, step)
+        padded = height + pads[0] + pads[1], width + pads[2] + pads[3]
+        whole = tile is None and padded[0] * padded[1] <= MAX_TOKENS * step * step
+        wanted = max(padded) if whole else max((tile or TILE) // step, 1) * step
+        side = (min(wanted, padded[0]), min(wanted, padded[1]))
+    framed = np.pad(page, (pads[:2], pads[2:], (0, 0)), mode="symmetric")
+    regions = tiles(*framed.shape[:2], side, step)
+    groups = [range(3)] if channels == 3 else [[c] * 3 for c in range(channels)]
+    maps = []
+    for region in regions:
+        cut = torch.from_numpy(np.ascontiguousarray(framed[region.slices])).permute(2, 0, 1)
+        tokens = [model(cut[list(group)][None])[0] for group in groups]
+        maps.append(torch.cat(tokens, dim=-1).numpy())
+    return TokenMaps(maps, basis, regions, (pads[0], pads[2]), (height, width), tuple(notes))

@@ -1,0 +1,1 @@
+"""Model files: what is in them, and what is refused."""

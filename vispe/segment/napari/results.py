@@ -1,0 +1,101 @@
+"""Answers as layers of the viewer, at the place of the image."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vispe.segment.napari.layers import MARK, colormap, kind_of, pages_shape, placement
+
+if TYPE_CHECKING:
+    from napari.components import ViewerModel
+    from napari.layers import Image, Layer
+
+    from vispe.segment.napari.session import Answer
+
+_OF, _COLORS = "vispe.of", "vispe.colors"
+_MOVING = ("scale", "translate")
+
+
+def show_pages(viewer: ViewerModel, image: Image, answer: Answer) -> None:
+    """Bring label maps and uncertainty of the pages of an answer to their layers; those are made when missing.
+
+    The layer 'classes' holds 0 where there is no data or no result yet; 'uncertainty' is hidden at first.
+    """
+    classes = _layer(viewer, image, "classes")
+    if classes is None:
+        data = np.zeros(pages_shape(image), np.uint8)
+        classes = _add(viewer, image, "classes", data, colormap=colormap(answer.colors), opacity=0.45)
+    elif classes.metadata.get(_COLORS) != answer.colors:
+        classes.colormap = colormap(answer.colors)
+    classes.metadata[_COLORS] = answer.colors
+    classes.features = {"index": range(len(answer.names) + 1), "class": ["no data", *answer.names]}
+    unsure = _layer(viewer, image, "uncertainty")
+    if unsure is None:
+        data = np.full(pages_shape(image), np.nan, np.float32)
+        unsure = _add(
+            viewer, image, "uncertainty", data, colormap="magma", contrast_limits=(0, 1), visible=False
+        )
+    _fill(classes, {page: found.labels for page, found in answer.pages.items()})
+    _fill(unsure, {page: found.uncertainty for page, found in answer.pages.items()})
+
+
+def show_disagreement(viewer: ViewerModel, image: Image, page: int, disagreement: np.ndarray) -> None:
+    """Bring the map (h, w) of where poses disagree to its layer."""
+    layer = _layer(viewer, image, "disagreement")
+    if layer is None:
+        data = np.full(pages_shape(image), np.nan, np.float32)
+        limits = (0, 0.5)
+        layer = _add(
+            viewer, image, "disagreement", data, colormap="magma", contrast_limits=limits, blending="additive"
+        )
+    layer.visible = True
+    _fill(layer, {page: disagreement})
+
+
+def _layer(viewer: ViewerModel, image: Image, kind: str) -> Any:
+    """Find the layer of a kind that belongs to an image, and put it where the image is now.
+
+    One of another shape, since the image has changed, is taken away.
+    """
+    for layer in viewer.layers:
+        if kind_of(layer) == kind and layer.metadata.get(_OF) == image.unique_id:
+            if layer.data.shape == pages_shape(image):
+                for name in _MOVING:
+                    if not np.array_equal(getattr(layer, name), getattr(image, name)):
+                        setattr(layer, name, getattr(image, name))
+                return layer
+            viewer.layers.remove(layer)
+            return None
+    return None
+
+
+def _add(viewer: ViewerModel, image: Image, kind: str, data: np.ndarray, **options: Any) -> Layer:
+    """Add a layer just above the image, below what is painted, and leave the selection as it is."""
+    from napari.layers import Image as ImageLayer
+    from napari.layers import Labels
+
+    chosen = viewer.layers.selection.active
+    make = Labels if data.dtype == np.uint8 else ImageLayer
+    layer = make(
+        data,
+        name=f"{image.name} {kind}",
+        metadata={MARK: kind, _OF: image.unique_id},
+        **options,
+        **placement(image),
+    )
+    if make is Labels:
+        layer.editable = False
+    viewer.layers.insert(viewer.layers.index(image) + 1, layer)
+    if chosen is not None:
+        viewer.layers.selection.active = chosen
+    return layer
+
+
+def _fill(layer: Any, pages: dict[int, np.ndarray]) -> None:
+    """Write pages into a layer and show them."""
+    stack = layer.data.reshape(-1, *layer.data.shape[-2:])
+    for page, values in pages.items():
+        stack[page] = values
+    layer.refresh()

@@ -1,0 +1,1 @@
+"""A run on images: inputs, training, prediction, results, and going on after an interruption."""

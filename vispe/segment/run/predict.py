@@ -1,0 +1,304 @@
+"""From the features of a page to class probabilities and a label map, within the memory there is.
+
+The classes of each page are weighed by how frequent they are on that page (`vispe.segment.classify.prior`): a page
+has the same label map alone and in a stack, where the grey limits are the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from vispe.errors import InputError, OptionError, did_you_mean, is_memory
+from vispe.segment.classify.cluster import PixelClusters
+from vispe.segment.classify.pixels import PixelClassifier
+from vispe.segment.classify.prior import PRIORS, Counts, areas, count, estimate, reweigh, weights
+from vispe.segment.classify.smooth import smooth
+from vispe.segment.features.features import BLOCK, Features, PreparedPage
+from vispe.segment.features.tiles import Blend
+from vispe.segment.features.workers import in_order
+
+_T = TypeVar("_T")
+_PIXELS = 1 << 17  # pixels that are worked on at once
+
+
+@dataclass(frozen=True)
+class Post:
+    """What is done to the probabilities and labels at the end.
+
+    Attributes:
+        smooth: radius in pixels of the square over which probabilities are averaged; 0 leaves them.
+        min_area: connected patches of one class with fewer pixels take the class of the nearest larger patch.
+        prior: what classes that were learnt from labels are weighed by on each page: `'sqrt'`, the root of how frequent
+            they are there; `'em'`, that itself; `'uniform'`, nothing. None: sqrt. Clusters and words are never weighed.
+    """
+
+    smooth: int = 0
+    min_area: int = 0
+    prior: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prior is not None and self.prior not in PRIORS:
+            hint = did_you_mean(self.prior, PRIORS)
+            raise OptionError(f"prior={self.prior!r} is not one of {', '.join(PRIORS)}.{hint}")
+        for name in ("smooth", "min_area"):
+            if getattr(self, name) < 0:
+                raise OptionError(f"{name}={getattr(self, name)} must be 0 or more pixels.")
+
+    def weighing(self, classifier: object) -> str:
+        """Return which of `PRIORS` a classifier is used with.
+
+        Raises:
+            OptionError: a prior was asked for, but the classes were not learnt from labels.
+        """
+        if isinstance(classifier, PixelClassifier):
+            return self.prior or PRIORS[0]
+        if self.prior is not None:
+            raise OptionError(
+                f"prior={self.prior!r} has no effect on clusters and words, whose classes are not learnt as equally "
+                "frequent; leave it out."
+            )
+        return "uniform"
+
+
+@dataclass(frozen=True, eq=False)
+class Areas:
+    """How much of a page, or of several together, belongs to each class.
+
+    Attributes:
+        pixels: (K,) float64, counted with the estimated frequencies, before smoothing and `min_area`.
+        doubt: (K,) float64, pixels in doubt, see `vispe.segment.classify.prior.areas`.
+        priors: the estimated frequencies (K,) of each page.
+        unweighed: (K,) float64, pixels counted as if all classes were equally frequent.
+    """
+
+    pixels: np.ndarray
+    doubt: np.ndarray
+    priors: tuple[np.ndarray, ...]
+    unweighed: np.ndarray
+
+    def __add__(self, other: "Areas") -> "Areas":
+        sums = (self.pixels + other.pixels, self.doubt + other.doubt, self.priors + other.priors)
+        return Areas(*sums, self.unweighed + other.unweighed)
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The result for one page.
+
+    Attributes:
+        prob: (K, h, w) float32, weighed by `Post.prior`, what labels and uncertainty follow; 0 where there is no data.
+        labels: (h, w) uint8, 1..K, 0 = no data.
+        uncertainty: (h, w) float32, 1 - (largest - second largest probability); NaN = no data.
+        overlap: pixels in more than one tile.
+        disagreeing: of these, the pixels to which two tiles give different classes.
+        notes: what the user should know.
+        areas: of the classes; None where nothing was weighed.
+    """
+
+    prob: np.ndarray
+    labels: np.ndarray
+    uncertainty: np.ndarray
+    overlap: int
+    disagreeing: int
+    notes: tuple[str, ...]
+    areas: Areas | None = None
+
+
+def total_areas(results: Sequence[Prediction]) -> Areas | None:
+    """Add up the areas of all pages; None where nothing was weighed."""
+    found = [r.areas for r in results if r.areas is not None]
+    return sum(found[1:], found[0]) if found else None
+
+
+def predict_page(
+    page: np.ndarray,
+    valid: np.ndarray,
+    features: Features,
+    classifier: PixelClassifier | PixelClusters,
+    post: Post,
+    step: Callable[[float], None],
+) -> Prediction:
+    """Segment one page.
+
+    Args:
+        page: (h, w, c) float32 grey levels in [0, 1].
+        valid: (h, w) bool, pixels with data.
+        features: how features are computed.
+        classifier: fitted.
+        post: smoothing.
+        step: is told the share of the page that each piece was.
+    """
+    prepared = features.prepare(page, valid)
+    height, width = valid.shape
+    pieces, n_classes = prepared.pieces, classifier.n_classes
+    blend = Blend(height, width, n_classes) if prepared.overlapping else None
+    prob = np.empty((n_classes if blend is None else 0, height, width), np.float32)
+
+    def work(number: int) -> np.ndarray:
+        return piece_probabilities(prepared, number, valid[pieces[number].slices], classifier)
+
+    for number, found in enumerate(in_order(work, len(pieces), piece_threads(features, classifier))):
+        if blend is None:
+            prob[(slice(None), *pieces[number].slices)] = found
+        else:
+            blend.add(pieces[number], np.moveaxis(found, 0, -1), prepared.weight(number))
+        step(1 / len(pieces))
+    if blend is not None:
+        prob = blend.result()
+        prob[:, ~valid] = 0
+    notes = prepared.notes
+    found = find_areas(count(prob)) if post.weighing(classifier) != "uniform" else None
+    labels, uncertainty = settle(prob, valid, post, found.priors[0] if found is not None else None)
+    if post.min_area > 1:
+        labels, left = _drop_small(labels, post.min_area)
+        if not left:
+            notes += (
+                f"no patch of one class has min_area={post.min_area} pixels: min_area changed nothing.",
+            )
+    overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
+    return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes, found)
+
+
+def find_areas(counts: Counts) -> Areas:
+    """Estimate the frequencies of the classes on a page, and with them the areas."""
+    prior = estimate(counts)
+    return Areas(*areas(counts, prior), (prior,), areas(counts, np.full_like(prior, 1 / len(prior)))[0])
+
+
+def settle(
+    prob: np.ndarray, valid: np.ndarray, post: Post, prior: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weigh and smooth the probabilities (K, h, w) of a page, in place, and decide.
+
+    Args:
+        prob: of the classifier.
+        valid: (h, w) bool, pixels with data.
+        post: what to do.
+        prior: (K,) frequencies of the classes on the whole page; None weighs nothing.
+
+    Returns:
+        Labels and uncertainty, see `decide`.
+    """
+    weight = None if prior is None else weights(prior, post.prior or PRIORS[0])
+    if weight is not None:
+        reweigh(prob, weight)
+    if post.smooth:
+        smooth(prob, valid, post.smooth)
+    return decide(prob, valid)
+
+
+def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
+    """Pieces that are worked on at once: one where the device, or scikit-learn, uses all cores by itself."""
+    own = features.device == "cpu" and classifier.kind in ("logistic", "forest")
+    return torch.get_num_threads() if own else 1
+
+
+def piece_probabilities(
+    prepared: PreparedPage, number: int, valid: np.ndarray, classifier: PixelClassifier | PixelClusters
+) -> np.ndarray:
+    """Classify a piece of a page.
+
+    Args:
+        prepared: the page.
+        number: of the piece.
+        valid: (rows, columns) bool, its pixels with data.
+        classifier: fitted.
+
+    Returns:
+        (K, rows, columns) float32; 0 where there is no data.
+    """
+    linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
+    if linear is not None:
+        prob = classifier.of_scores(prepared.scores(number, linear))
+        prob[:, ~valid] = 0
+        return prob
+    found = prepared.compute(number)
+    if valid.all():
+        return _planes(found.reshape(len(found), -1), classifier).reshape(-1, *valid.shape)
+    prob = np.zeros((classifier.n_classes, *valid.shape), np.float32)
+    if valid.any():
+        prob[:, valid] = _planes(found[:, valid], classifier)
+    return prob
+
+
+def _planes(features: np.ndarray, classifier: PixelClassifier | PixelClusters) -> np.ndarray:
+    """Classify features (f, n) -> (K, n)."""
+    planes = getattr(classifier, "planes", None)
+    if planes is not None:
+        return planes(features)
+    out = np.empty((classifier.n_classes, features.shape[1]), np.float32)
+    for start in range(0, features.shape[1], _PIXELS):
+        part = np.ascontiguousarray(features[:, start : start + _PIXELS].T)
+        out[:, start : start + _PIXELS] = classifier.probabilities(part).T
+    return out
+
+
+def decide(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give the most probable class of each pixel and its uncertainty; of equal classes the first one."""
+    labels = np.empty(valid.shape, np.uint8)
+    uncertainty = np.empty(valid.shape, np.float32)
+    rows = max(_PIXELS // valid.shape[1], 1)
+    for top in range(0, len(valid), rows):
+        part, own = prob[:, top : top + rows], valid[top : top + rows]
+        largest, label = part[0].copy(), np.ones(own.shape, np.uint8)
+        second = np.full(own.shape, -np.inf, np.float32)
+        for k in range(1, len(part)):
+            np.maximum(second, np.minimum(largest, part[k]), out=second)
+            label[part[k] > largest] = k + 1
+            np.maximum(largest, part[k], out=largest)
+        unsure = 1 - (largest - second)
+        if not own.all():
+            label[~own], unsure[~own] = 0, np.nan
+        labels[top : top + rows], uncertainty[top : top + rows] = label, unsure
+    return labels, uncertainty
+
+
+def within_memory(features: Features, work: Callable[[], _T], tell: Callable[[str], None]) -> _T:
+    """Run `work`; when memory runs out, let `features` shrink and try again.
+
+    Args:
+        features: what `work` computes with.
+        work: repeatable.
+        tell: is told of each step taken.
+
+    Raises:
+        InputError: the smallest tile needs too much memory.
+    """
+    while True:
+        try:
+            return work()
+        except (MemoryError, RuntimeError) as error:
+            if not is_memory(error):
+                raise
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            taken = features.shrink()
+            if taken is None:
+                side = features.tile or BLOCK
+                raise InputError(
+                    f"out of memory even with tiles of {side} px on {features.device}; cut the image into parts or "
+                    "take fewer pages with --z."
+                ) from error
+            tell(taken)
+
+
+def _drop_small(labels: np.ndarray, least: int) -> tuple[np.ndarray, bool]:
+    """Give patches (8-connected) below `least` pixels the class of the nearest pixel of a larger patch.
+
+    Returns:
+        The labels, and whether there is a larger patch; they are left as they are where there is none.
+    """
+    from scipy.ndimage import distance_transform_edt
+    from skimage.measure import label
+
+    patches = label(labels, background=0, connectivity=2)
+    counts = np.bincount(patches.ravel())
+    small = (counts[patches] < least) & (labels > 0)
+    keep = (labels > 0) & ~small
+    if not small.any() or not keep.any():
+        return labels, bool(keep.any()) or not labels.any()
+    nearest = distance_transform_edt(~keep, return_distances=False, return_indices=True)
+    return np.where(small, labels[tuple(nearest)], labels), True

@@ -1,0 +1,224 @@
+"""What a run tells: events while it goes on, one record per image, and the report at the end."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vispe.files import write_csv, write_json
+from vispe.segment.classify.prior import interval
+from vispe.segment.features.features import Features
+from vispe.segment.metrics import summarize
+from vispe.segment.model.file import Model, versions
+from vispe.segment.run.predict import Areas, Post
+
+_SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
+_SEEN, _LEFT = 0.05, 0.1  # shares of the pixels, and of these, from which on a class has faded
+_ERRORS = ("phase_fraction_mean_abs_error_pp", "fraction_mean_abs_error_pp")
+
+
+class Watcher:
+    """Hears of the progress of a run; this one keeps quiet."""
+
+    def start(self, what: str, total: int) -> None:
+        """Hear that a part of the run begins, with `total` images to go."""
+
+    def step(self, share: float) -> None:
+        """Hear that a share of one image is done; the shares of an image sum to 1."""
+
+    def note(self, text: str) -> None:
+        """Hear something that the user should know."""
+
+    def done(self, record: Mapping[str, Any]) -> None:
+        """Hear that an image and all its files are complete."""
+
+    def failed(self, path: str, reason: str) -> None:
+        """Hear that an image of a batch could not be used."""
+
+
+@dataclass
+class Report:
+    """The result of a run.
+
+    Attributes:
+        run: what was run with what, JSON-able.
+        images: one record for each finished image.
+        failures: `{'image': path, 'reason': text}` for each image that could not be used.
+        notes: what the user should know about the whole run.
+        peak_memory_mb: largest memory of the process so far; of the GPU, where one was used.
+    """
+
+    run: dict[str, Any]
+    images: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    peak_memory_mb: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when every image is done, else 1."""
+        return 1 if self.failures else 0
+
+    def summary(self) -> dict[str, Any]:
+        """Summarise each score over the images that have a truth: mean, median, std, worst, interval."""
+        scored = [record["scores"] for record in self.images if "scores" in record]
+        if not scored:
+            return {}
+        keys = [(key, True) for key in _SCORES]
+        keys += [(key, False) for key in _ERRORS if all(key in s for s in scored)]
+        if any("adjusted_rand" in s for s in scored):
+            keys.append(("adjusted_rand", True))
+        return {key: summarize(scored, key, higher_is_better=up) for key, up in keys}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as a JSON-able dict."""
+        return {
+            **self.run,
+            "peak_memory_mb": self.peak_memory_mb,
+            "notes": self.notes,
+            "summary": self.summary(),
+            "images": self.images,
+            "failures": self.failures,
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write `report.json` and `report.csv` into `folder`, in place of earlier ones of this run."""
+        self.peak_memory_mb = peak_memory()
+        write_json(folder / "report.json", self.as_dict(), force=True)
+        if self.images:
+            error = self.run.get("training", {}).get("calibration", {}).get("expected_calibration_error")
+            write_csv(folder / "report.csv", [_row(record, error) for record in self.images], force=True)
+
+
+class Clock:
+    """Measures the seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __call__(self) -> float:
+        """Return the seconds so far."""
+        return time.perf_counter() - self._start
+
+
+def peak_memory() -> dict[str, float]:
+    """Return the largest memory used so far in MB: of the process, and of the GPU where one was used."""
+    out: dict[str, float] = {}
+    if sys.platform != "win32":
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kilobytes elsewhere
+        out["process"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        out["gpu"] = round(torch.cuda.max_memory_allocated() / 1e6, 1)
+    return out
+
+
+def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
+    """Say for the report what a run works with; JSON-able."""
+    config = vars(features.config)
+    return {
+        "model": features.config.model or "filters",
+        "features": {key: list(v) if isinstance(v, tuple) else v for key, v in config.items()},
+        "classifier": model.classifier.kind,
+        "classes": list(model.names),
+        "normalize": model.normalize,
+        "clip": list(model.clip),
+        "post": {**vars(post), "prior": post.weighing(model.classifier)},
+        "training": dict(model.notes),
+        "seed": model.seed,
+        "device": features.device,
+        "versions": versions(),
+    }
+
+
+def faded(areas: Areas | None, names: Sequence[str]) -> list[str]:
+    """Return a note for each class that weighing takes nearly all of its pixels from.
+
+    So it is with a class that is really rare, and with classes that can hardly be told apart: there the estimate of
+    their frequencies runs to one of them.
+
+    Args:
+        areas: what was estimated; None for nothing.
+        names: K class names.
+    """
+    if areas is None or not (total := areas.pixels.sum()):
+        return []
+    before, after = areas.unweighed / total, areas.pixels / total
+    return [
+        f"{100 * b:.1f} % of the pixels look most like {name!r}, but {100 * a:.1f} % are left to it once classes are "
+        "weighed by their estimated frequency; where that is too little, draw more strokes or take --prior uniform."
+        for name, b, a in zip(names, before, after, strict=True)
+        if b >= _SEEN and a < _LEFT * b
+    ]
+
+
+def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kind: str) -> dict[str, Any]:
+    """Return what a record says about the area of each class among the pixels with data.
+
+    Args:
+        counts: (K + 1,) pixels of each label, the first those without data.
+        areas: what was estimated; None counts the labels.
+        names: K class names.
+        kind: of the classifier. Boosting is far too sure of its pixels for an interval: half of those that were
+            measured missed the truth.
+
+    Returns:
+        By class name, None where no pixel has data:
+
+        - 'fractions': share of the area, from 0 to 1.
+        - 'fractions_ci95': its 95 % interval [low, high]; None where nothing was estimated, and for boosting.
+        - 'map_fractions': share of the pixels of the label map.
+
+        And 'priors': the frequency of each class on each page, with which the labels of that page were weighed.
+    """
+    total = int(counts[1:].sum())
+
+    def shares(pixels: np.ndarray) -> dict[str, float | None]:
+        return {name: float(n / total) if total else None for name, n in zip(names, pixels, strict=True)}
+
+    if areas is None:
+        found = shares(counts[1:])
+        return {"fractions": found, "fractions_ci95": None, "map_fractions": found, "priors": None}
+    found, doubt = shares(areas.pixels), shares(areas.doubt)
+    ends = {n: list(interval(found[n], doubt[n])) if total else None for n in names}
+    return {
+        "fractions": found,
+        "fractions_ci95": None if kind == "boosting" else ends,
+        "map_fractions": shares(counts[1:]),
+        "priors": [{n: float(v) for n, v in zip(names, prior, strict=True)} for prior in areas.priors],
+    }
+
+
+def _row(record: Mapping[str, Any], calibration_error: float | None) -> dict[str, Any]:
+    """Flatten a record to one line of the table."""
+    scores = record.get("scores", {})
+    row = {
+        "image": record["image"],
+        "pages": record["pages"],
+        "height": record["height"],
+        "width": record["width"],
+        "seconds": record["seconds"],
+        "mean_uncertainty": record["mean_uncertainty"],
+        "tile_disagreement": record["tile_disagreement"],
+        "fraction": record["fractions"],
+    }
+    if record["priors"] is not None:
+        for place, end in enumerate(("low", "high")):
+            ends = {name: e and e[place] for name, e in (record["fractions_ci95"] or {}).items()}
+            row[f"fraction_{end}"] = ends
+        row["map_fraction"] = record["map_fractions"]
+        row["expected_calibration_error"] = calibration_error
+    for key in (*_SCORES, *_ERRORS, "adjusted_rand", "iou", "dice", "boundary_f1", "phase_fraction_error_pp"):
+        if key in scores:
+            row[key] = scores[key]
+    if "trust" in record:
+        row["trust"] = {
+            key: record["trust"][key] for key in ("dependence", "agreement", "spread_pp", "floor_pp")
+        }
+    return row

@@ -1,0 +1,73 @@
+"""How results are compared with ground truth, image by image."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vispe.images.labels.read import read_truth
+from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
+from vispe.segment.run.inputs import Paths
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How results are compared with ground truth.
+
+    Attributes:
+        truth: files with the true classes, matched to the images by name.
+        zero_is: `'class'`: pixel value 0 is the first class; `'ignore'`: 0 is left out and classes start at
+            1.
+        page: page that truth of one page belongs to, where the image has several.
+        include_labelled: count the labelled pixels too; without it they are left out.
+    """
+
+    truth: Paths = ()
+    zero_is: Literal["class", "ignore"] = "class"
+    page: int | None = None
+    include_labelled: bool = False
+
+    def read(self, path: Path, shape: tuple[int, int, int], n_classes: int | None) -> np.ndarray:
+        """Return the true classes (pages, h, w) of an image of this shape; see `read_truth`."""
+        return read_truth(path, shape, zero_is=self.zero_is, n_classes=n_classes, page=self.page)
+
+
+def of_classes(
+    labels: np.ndarray,
+    truth: np.ndarray,
+    names: Sequence[str],
+    ignore: np.ndarray | None,
+    fractions: Mapping[str, float | None],
+) -> dict[str, Any]:
+    """Score classes that were learnt from labels, and the area fractions that are reported for them.
+
+    Args:
+        labels: (z, h, w), 1..K, 0 = no data.
+        truth: (z, h, w), 0 = unknown.
+        names: of the K classes.
+        ignore: (z, h, w) bool, pixels that do not count for the label map; None for none.
+        fractions: reported share of each class.
+    """
+    return scores(labels, truth, len(names), ignore=ignore, names=names) | _errors(fractions, truth)
+
+
+def of_clusters(labels: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+    """Score clusters (z, h, w), each taken for the class of the truth that it fits."""
+    count = int(truth.max())
+    mapping = match_clusters(labels, truth, count)
+    found = scores(apply_mapping(labels, mapping), truth, max(count, *mapping.values()))
+    found["cluster_to_class"] = {str(k): v for k, v in mapping.items()}
+    found["adjusted_rand"] = adjusted_rand(labels, truth)
+    return found
+
+
+def _errors(found: Mapping[str, float | None], truth: np.ndarray) -> dict[str, Any]:
+    """Return the errors of the reported fractions in percentage points, over all pixels with a truth."""
+    if not (truth > 0).any():
+        return {}
+    true = np.bincount(truth[truth > 0], minlength=len(found) + 1)[1:] / (truth > 0).sum()
+    error = {name: 100 * ((f or 0.0) - float(t)) for (name, f), t in zip(found.items(), true, strict=True)}
+    mean = float(np.mean([abs(e) for e in error.values()]))
+    return {"fraction_error_pp": error, "fraction_mean_abs_error_pp": mean}
