@@ -230,7 +230,7 @@ def memory() -> None:
 def rotation() -> None:
     """Draw what turning does to an untrained model, and to one that treats all directions alike."""
     from vispe.evaluate import rotation as measure
-    from vispe.evaluate.rotation.plots import plot_d4, plot_polar
+    from vispe.evaluate.rotation.pictures.rows import plot_d4, plot_polar
 
     (path,) = find_images(["skimage:ihc"])
     whole = torch.from_numpy(np.asarray(Image.open(path)).copy()).permute(2, 0, 1) / 127.5 - 1

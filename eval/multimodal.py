@@ -60,7 +60,7 @@ def picture() -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from vispe.evaluate.plots_positions import plot_positions
+    from vispe.evaluate.plots.positions import plot_positions
 
     plot_positions(DRAWN)[0].figure.savefig(ROOT / "docs" / "multimodal-positions.png", dpi=110)
 

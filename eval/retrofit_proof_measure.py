@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.evaluate.debias import blank_channels
-from vispe.evaluate.probe_averages import effective_rank, mean_cosine
+from vispe.evaluate.probe.averages import effective_rank, mean_cosine
+from vispe.evaluate.probe.debias import blank_channels
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.train.data import SyntheticSource
-from vispe.train.evaluate import Side, evaluate
-from vispe.train.evaluate_masks import FilterFeatures, mean_known, score_masks
-from vispe.train.evaluate_pictures import Settings, Windows
-from vispe.train.models import load_student
+from vispe.train.evaluate.masks import FilterFeatures, mean_known, score_masks
+from vispe.train.evaluate.measure import Side, evaluate
+from vispe.train.evaluate.pictures import Settings, Windows
+from vispe.train.retrofit.student import load_student
 
 SIZES = (96, 192)
 """Sides of pictures in pixels: that of the teacher, and twice that."""

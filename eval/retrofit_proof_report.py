@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.train.evaluate_criteria import BLANKED, CORNER, COSINE, GONE, RANK, READABLE
+from vispe.train.evaluate.criteria import BLANKED, CORNER, COSINE, GONE, RANK, READABLE
 
 LIMITS = {
     "R² before": READABLE, "R² after": GONE, "blanked": BLANKED, "cosine": COSINE, "rank": RANK, "corner": CORNER

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import vispe
 from vispe.evaluate.rotation import ModelFeatures, measure
-from vispe.evaluate.rotation.plots import plot_models
+from vispe.evaluate.rotation.pictures.rows import plot_models
 from vispe.images import textures
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))

@@ -12,14 +12,14 @@ import torch
 from vispe.attention.backends import triton as fused
 from vispe.attention.backends.triton import tiles
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.attention_bench import Bench, Case, Plan, judge, plan_for, table, winners
-from vispe.evaluate.attention_bench import run as runner
-from vispe.evaluate.attention_bench.cases import STRUCTURED
-from vispe.evaluate.attention_bench.checks import run_check
-from vispe.evaluate.attention_bench.contenders import Contender, contenders, ours
-from vispe.evaluate.attention_bench.inputs import Setup
-from vispe.evaluate.attention_bench.measure import measure
-from vispe.evaluate.attention_bench.structured import KINDS, Structured, exact_rows
+from vispe.evaluate.speed import Bench, Case, Plan, judge, plan_for, table, winners
+from vispe.evaluate.speed import run as runner
+from vispe.evaluate.speed.cases import STRUCTURED
+from vispe.evaluate.speed.checks import run_check
+from vispe.evaluate.speed.contenders import Contender, contenders, ours
+from vispe.evaluate.speed.inputs import Setup
+from vispe.evaluate.speed.measure import measure
+from vispe.evaluate.speed.structured import KINDS, Structured, exact_rows
 
 ROOT = Path(__file__).parents[1]
 TINY = Case((3, 4), 1, 2, 2, 16, "float32")
@@ -165,7 +165,7 @@ def test_what_fails_becomes_a_row_and_what_ends_the_process_is_tried_twice(tmp_p
 def test_a_wrong_result_is_seen(monkeypatch):
     record = {"dtype": "float32", "grid": "3x4+1", "width": 16, "bias": "table"}
     assert run_check(record, "cpu", "auto")["passed"]
-    from vispe.evaluate.attention_bench import checks
+    from vispe.evaluate.speed import checks
 
     right = checks.attention
     monkeypatch.setattr(

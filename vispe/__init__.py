@@ -14,7 +14,7 @@ from vispe.encodings.base import Additive, Biased, Compose, Encoding, Mixing, Ro
 from vispe.encodings.layer import Attention
 from vispe.encodings.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
 from vispe.errors import VispeError
-from vispe.evaluate.plots import plot_bias
+from vispe.evaluate.plots.encoding import plot_bias
 from vispe.grid import Grid, Positions
 from vispe.hosts.arrival import await_hosts
 from vispe.version import __version__ as __version__

@@ -28,8 +28,8 @@ from timing import version
 from vispe import Grid
 from vispe.attention.backends.triton import tiles
 from vispe.attention.bias import strip
-from vispe.evaluate.attention_bench.checks import LIMITS, check
-from vispe.evaluate.attention_bench.measure import timed, warm
+from vispe.evaluate.speed.checks import LIMITS, check
+from vispe.evaluate.speed.measure import timed, warm
 
 KERNELS = ("forward", "grad_q", "grad_kv", "grad_bias")
 DTYPES = {"half": "bfloat16", "float32": "float32"}

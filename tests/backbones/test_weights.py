@@ -16,10 +16,10 @@ from vispe.backbones.timm import load_backbone
 from vispe.backbones.weights import built_with
 from vispe.cli.main import main
 from vispe.errors import InputError
-from vispe.evaluate.rotation.subject import load_subject
+from vispe.evaluate.subject import load_subject
 from vispe.segment.features.tokens import TokenModel
-from vispe.train.config import Teacher
-from vispe.train.teacher import load_teacher
+from vispe.train.retrofit.config import Teacher
+from vispe.train.retrofit.teacher import load_teacher
 
 NAME = "vit_small_patch14_dinov2"
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 4}

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from vispe.cli.main import main
-from vispe.evaluate import attention_bench
-from vispe.evaluate.attention_bench import Case, Plan
-from vispe.evaluate.attention_bench import run as runner
+from vispe.evaluate import speed as attention_bench
+from vispe.evaluate.speed import Case, Plan
+from vispe.evaluate.speed import run as runner
 
 
 @pytest.fixture

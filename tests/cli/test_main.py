@@ -305,7 +305,10 @@ def test_overview_and_help_import_only_what_they_need():
         "print(sorted(heavy), sorted(others), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines() == ["[]", "[] ['vispe.cli.main', 'vispe.cli.probe', 'vispe.cli.streams']"]
+    assert done.stderr.splitlines() == [
+        "[]",
+        "[] ['vispe.cli.main', 'vispe.cli.commands.probe', 'vispe.cli.streams']",
+    ]
 
 
 def test_segmenting_imports_only_what_it_needs(tmp_path):

@@ -9,8 +9,8 @@ from vispe.backbones.callables import D4Segmenter
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName
 from vispe.evaluate.rotation import ModelFeatures
-from vispe.evaluate.rotation.sources import load_sources
-from vispe.evaluate.rotation.subject import Subject, load_subject
+from vispe.evaluate.sources import load_sources
+from vispe.evaluate.subject import Subject, load_subject
 from vispe.images.sequences import FileImages, FileMasks, TextureImages
 from vispe.images.textures import random_field
 from vispe.symmetry import D4Features

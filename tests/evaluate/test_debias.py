@@ -4,9 +4,9 @@ import torch
 from torch.nn import functional
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.debias import blank_channels, svd_debias
-from vispe.evaluate.probe import positional_probe
-from vispe.evaluate.ramps import ramp
+from vispe.evaluate.probe.debias import blank_channels, svd_debias
+from vispe.evaluate.probe.positional import positional_probe
+from vispe.evaluate.probe.ramps import ramp
 
 
 def draw(*shape, seed=0):

@@ -5,7 +5,7 @@ import torch
 
 import vispe
 from vispe.errors import OptionError
-from vispe.evaluate.extrapolation import PALETTE, PATCH, Asked, Recipe, scenes, score, train
+from vispe.evaluate.behaviour.extrapolation import PALETTE, PATCH, Asked, Recipe, scenes, score, train
 
 
 def slow_answers(image):

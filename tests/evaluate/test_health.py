@@ -15,10 +15,10 @@ from torch import nn
 import vispe
 from vispe.backbones.attention import attention_layers, attention_map, prefix_names, watch
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
-from vispe.evaluate import head_sums
-from vispe.evaluate.head_sums import by_offset, pairs, radii, reach
-from vispe.evaluate.health import Thresholds, drifted, head_health, language_scores
-from vispe.evaluate.reinit import reinit_heads
+from vispe.evaluate.attention import head_sums
+from vispe.evaluate.attention.head_sums import by_offset, pairs, radii, reach
+from vispe.evaluate.attention.heads import Thresholds, drifted, head_health, language_scores
+from vispe.evaluate.attention.reinit import reinit_heads
 from vispe.grid import Grid
 
 SIZE = (3, 24, 40)  # 3 x 5 patches of 8 pixels
@@ -536,7 +536,7 @@ def test_drift_names_heads_that_changed():
 
 @pytest.mark.parametrize("spec", ["learn", "alibi2d.local(slopes=geometric)"])
 def test_the_picture_says_everything(spec):
-    from vispe.evaluate.health_plots import plot_health
+    from vispe.evaluate.attention.head_plots import plot_health
 
     model, x = small(spec), images(3)
     plant(model, x, 1, 0, 0, 60)

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from vispe import Grid, create_encoding
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.pesi import cosine_similarity, pesi
+from vispe.evaluate.features.pesi import cosine_similarity, pesi
 
 pytestmark = pytest.mark.filterwarnings("ignore::scipy.stats.ConstantInputWarning")
 

@@ -11,9 +11,9 @@ from sklearn.preprocessing import StandardScaler
 
 from vispe.backbones.timm import input_settings, load_backbone, noise_images, patch_features, square_images
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
-from vispe.evaluate.linear import channel_r2, fit_probe, r2_score
-from vispe.evaluate.probe import positional_probe
-from vispe.evaluate.ramps import TARGETS, n_random_samples, ramp, sample_mask, sample_region
+from vispe.evaluate.probe.fit import channel_r2, fit_probe, r2_score
+from vispe.evaluate.probe.positional import positional_probe
+from vispe.evaluate.probe.ramps import TARGETS, n_random_samples, ramp, sample_mask, sample_region
 
 SMALL = {"weights": "random", "img_size": 64}
 
@@ -431,7 +431,7 @@ def test_noise_images_follow_the_generator(model):
 
 
 def test_picture_of_a_probe_holds_the_verdict_and_every_score(tmp_path):
-    from vispe.evaluate.probe_plots import plot_probe
+    from vispe.evaluate.probe.pictures.sheet import plot_probe
 
     for targets, panels in ((("lr+ud", "lr"), 6 + 2), (("radial",), 4 + 1)):
         result = positional_probe(features(12, 9, 10, strength=3)[None], targets=targets, step=3)
@@ -448,7 +448,7 @@ def test_picture_of_a_probe_holds_the_verdict_and_every_score(tmp_path):
 def test_plot_bias_draws_the_bias_as_seen_from_the_query():
     import vispe
     from vispe.errors import UnsupportedCombination
-    from vispe.evaluate.plots import plot_bias
+    from vispe.evaluate.plots.encoding import plot_bias
 
     axes = plot_bias("alibi2d.local", (5, 7), (1, 2), num_heads=2)
     drawn = axes.images[0].get_array()

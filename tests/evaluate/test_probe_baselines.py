@@ -8,17 +8,17 @@ from torch.nn import functional
 
 from vispe.backbones.batches import PerImage
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.evaluate.debias import blank_channels, svd_debias
-from vispe.evaluate.probe_averages import (
+from vispe.evaluate.probe.averages import (
     effective_rank,
     forward_passes,
     mean_cosine,
     shift_lattice,
     transform_averages,
 )
-from vispe.evaluate.probe_baselines import probe_baselines
-from vispe.evaluate.probe_trials import Trials, cell
-from vispe.evaluate.ramps import ramp
+from vispe.evaluate.probe.debias import blank_channels, svd_debias
+from vispe.evaluate.probe.ramps import ramp
+from vispe.evaluate.probe.remedies import probe_baselines
+from vispe.evaluate.probe.trials import Trials, cell
 from vispe.symmetry.d4 import D4
 
 PATCH, WIDTH = 4, 12

@@ -11,12 +11,12 @@ import vispe
 from vispe.backbones.maps import ModelFeatures
 from vispe.backbones.timm import load_backbone
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.linear import channel_r2, channels_r2, fit_probe
-from vispe.evaluate.probe import positional_probe
-from vispe.evaluate.probe_layers import probe_layers
-from vispe.evaluate.probe_sources import black_image, feature_function, patch_pixels, texture_images
-from vispe.evaluate.probe_trials import TOLD, Trials, aside, mixed
-from vispe.evaluate.ramps import ramp
+from vispe.evaluate.probe.fit import channel_r2, channels_r2, fit_probe
+from vispe.evaluate.probe.layers import probe_layers
+from vispe.evaluate.probe.positional import positional_probe
+from vispe.evaluate.probe.ramps import ramp
+from vispe.evaluate.probe.sources import black_image, feature_function, patch_pixels, texture_images
+from vispe.evaluate.probe.trials import TOLD, Trials, aside, mixed
 
 
 def rng(seed=0):

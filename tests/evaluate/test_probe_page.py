@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from vispe.errors import OptionError
-from vispe.evaluate.probe import positional_probe
-from vispe.evaluate.probe_axes import WORDS
-from vispe.evaluate.probe_baselines import probe_baselines
-from vispe.evaluate.probe_curves import plot_probe_channels, plot_probe_layers
-from vispe.evaluate.probe_layers import probe_layers
-from vispe.evaluate.probe_page import SourceProbe, best_block, layers_figure, probe_page, tone
-from vispe.evaluate.probe_remedy_plots import baselines_figure, plot_probe_baselines
-from vispe.evaluate.ramps import ramp
+from vispe.evaluate.probe.layers import probe_layers
+from vispe.evaluate.probe.pictures.axes import WORDS
+from vispe.evaluate.probe.pictures.curves import plot_probe_channels, plot_probe_layers
+from vispe.evaluate.probe.pictures.page import SourceProbe, best_block, layers_figure, probe_page, tone
+from vispe.evaluate.probe.pictures.remedies import baselines_figure, plot_probe_baselines
+from vispe.evaluate.probe.positional import positional_probe
+from vispe.evaluate.probe.ramps import ramp
+from vispe.evaluate.probe.remedies import probe_baselines
 
 
 def planted(seed, shape=(14, 12), width=16):

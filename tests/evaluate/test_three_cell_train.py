@@ -8,9 +8,9 @@ import torch
 
 import vispe
 from vispe.errors import InputError, OptionError, UnknownEncoding
-from vispe.evaluate import three_cell
-from vispe.evaluate.three_cell_table import plot_table, read_rows, run_missing, summary, to_markdown
-from vispe.evaluate.three_cell_train import Recipe, ThreeCellViT, _training_cells, logits, train
+from vispe.evaluate.three_cell import task as three_cell
+from vispe.evaluate.three_cell.table import plot_table, read_rows, run_missing, summary, to_markdown
+from vispe.evaluate.three_cell.train import Recipe, ThreeCellViT, _training_cells, logits, train
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vispe.train.config import Probe, Stage
 from vispe.train.data import SyntheticSource
 from vispe.train.data.source import Source
+from vispe.train.retrofit.config import Probe, Stage
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "eval"))

@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from vispe.evaluate.plots_positions import COLOURS, EXAMPLE, INK, plot_positions
+from vispe.evaluate.plots.positions import COLOURS, EXAMPLE, INK, plot_positions
 
 TILED = "text:3 image:2x3*2x2+last text:2 video:2x2x2 text:2"
 

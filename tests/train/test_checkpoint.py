@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from tests.train.tiny import Pictures, config
 from tests.train.worker import killed_config
 from vispe.errors import InputError
-from vispe.train.checkpoint import Folder
-from vispe.train.config import Stage, Student, Target
-from vispe.train.log import read_log
-from vispe.train.models import final_tokens, load_student
-from vispe.train.recipe import retrofit
+from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.config import Stage, Student, Target
+from vispe.train.retrofit.log import read_log
+from vispe.train.retrofit.recipe import retrofit
+from vispe.train.retrofit.student import final_tokens, load_student
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,15 +12,15 @@ from safetensors.torch import save_file
 
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.evaluate.probe_averages import effective_rank
+from vispe.evaluate.probe.averages import effective_rank
 from vispe.images.textures import voronoi
-from vispe.train.config import Retrofit, Stage, Student, Teacher
-from vispe.train.evaluate import evaluate
-from vispe.train.evaluate_criteria import criteria, tone, verdict
-from vispe.train.evaluate_masks import FilterFeatures, miou, score_masks
-from vispe.train.evaluate_page import evaluation_page, to_text
-from vispe.train.evaluate_pictures import Noise, Settings, Textures, Windows, probe_step
-from vispe.train.models import load_teacher, make_student
+from vispe.train.evaluate.criteria import criteria, tone, verdict
+from vispe.train.evaluate.masks import FilterFeatures, miou, score_masks
+from vispe.train.evaluate.measure import evaluate
+from vispe.train.evaluate.page import evaluation_page, to_text
+from vispe.train.evaluate.pictures import Noise, Settings, Textures, Windows, probe_step
+from vispe.train.retrofit.config import Retrofit, Stage, Student, Teacher
+from vispe.train.retrofit.student import load_teacher, make_student
 
 PATCH, WIDTH, SIDE = 4, 40, 48
 HALF = torch.full((3, 1, 1), 0.5)

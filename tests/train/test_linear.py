@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from vispe.errors import InputError, OptionError
 from vispe.images.textures import disc_packing
-from vispe.train.config import Teacher
-from vispe.train.linear import LinearTask, linear_segmentation, main
-from vispe.train.linear_data import IGNORE, Pairs, batch_at, split
-from vispe.train.linear_model import LinearSegmenter, labels_of_image, score
-from vispe.train.models import load_teacher
+from vispe.train.linear.data import IGNORE, Pairs, batch_at, split
+from vispe.train.linear.model import LinearSegmenter, labels_of_image, score
+from vispe.train.linear.run import LinearTask, linear_segmentation, main
+from vispe.train.retrofit.config import Teacher
+from vispe.train.retrofit.student import load_teacher
 
 TINY = Teacher(
     "vit_tiny_patch16_224",
@@ -126,7 +126,7 @@ def test_scores_are_linear_in_the_features_of_a_patch():
     backbone = load_teacher(TINY)
     model = LinearSegmenter(backbone, 2, norm=False, dropout=0.5).eval()
     image = torch.randn(1, 3, 24, 48)
-    from vispe.train.models import final_tokens
+    from vispe.train.retrofit.student import final_tokens
 
     maps, _ = final_tokens(model.backbone, image)
     rows = torch.einsum("kd,bdhw->bkhw", model.classifier.weight[..., 0, 0], maps)

@@ -10,14 +10,14 @@ import torch
 from tests.train.tiny import Pictures, config, training
 from vispe.errors import InputError, OptionError
 from vispe.symmetry.remedies import patch_kernel
-from vispe.train.config import Probe, Stage, Student, Target, Weights
 from vispe.train.data import Batches
-from vispe.train.log import Log, read_log
-from vispe.train.lora import merge_lora
-from vispe.train.losses import Objective, pose_of
-from vispe.train.measure import feature_maps, pictures, telling_channels
-from vispe.train.models import load_teacher
-from vispe.train.recipe import retrofit
+from vispe.train.retrofit.config import Probe, Stage, Student, Target, Weights
+from vispe.train.retrofit.log import Log, read_log
+from vispe.train.retrofit.lora import merge_lora
+from vispe.train.retrofit.losses import Objective, pose_of
+from vispe.train.retrofit.measure import feature_maps, pictures, telling_channels
+from vispe.train.retrofit.recipe import retrofit
+from vispe.train.retrofit.student import load_teacher
 
 TIGHT = {"rtol": 0, "atol": 0}
 

@@ -9,9 +9,9 @@ from tests.train.tiny import TEACHER
 from vispe.errors import OptionError, ShapeError
 from vispe.symmetry.d4 import D4, IDENTITY
 from vispe.symmetry.remedies import patch_kernel
-from vispe.train.config import Student, Weights
-from vispe.train.losses import Objective, blanked, cosine_distance, pose_of
-from vispe.train.models import final_tokens, load_teacher, make_student
+from vispe.train.retrofit.config import Student, Weights
+from vispe.train.retrofit.losses import Objective, blanked, cosine_distance, pose_of
+from vispe.train.retrofit.student import final_tokens, load_teacher, make_student
 
 
 def random(*shape, seed=0, dtype=torch.float32):

@@ -10,9 +10,16 @@ from tests.hosts.open_clip_common import tiny_tower
 from tests.train.tiny import OPTIONS, TEACHER, config
 from vispe.backbones.timm import patch_features
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost
-from vispe.train.config import Probe, Stage, Student, Target, Teacher, Weights
-from vispe.train.lora import LowRank, add_lora, merge_lora
-from vispe.train.models import Backbone, blanked_count, check_models, final_tokens, load_teacher, make_student
+from vispe.train.retrofit.config import Probe, Stage, Student, Target, Teacher, Weights
+from vispe.train.retrofit.lora import LowRank, add_lora, merge_lora
+from vispe.train.retrofit.student import (
+    Backbone,
+    blanked_count,
+    check_models,
+    final_tokens,
+    load_teacher,
+    make_student,
+)
 
 
 def random(*shape, seed=0):

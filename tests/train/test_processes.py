@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from tests.train.tiny import Pictures, config
 from tests.train.worker import TOGETHER, together
 from vispe.errors import OptionError
-from vispe.train.log import read_log
-from vispe.train.loop import Training
-from vispe.train.processes import Processes
-from vispe.train.recipe import retrofit
+from vispe.train.retrofit.log import read_log
+from vispe.train.retrofit.loop import Training
+from vispe.train.retrofit.processes import Processes
+from vispe.train.retrofit.recipe import retrofit
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,10 +21,10 @@ from timm.utils import ParseKwargs
 
 import vispe
 from vispe.cli.main import main, parse
-from vispe.train.config import Retrofit
-from vispe.train.linear import read_task
-from vispe.train.models import check_models, load_teacher, make_student
-from vispe.train.recipe_files import recipe_file
+from vispe.train.linear.run import read_task
+from vispe.train.retrofit.config import Retrofit
+from vispe.train.retrofit.recipes import recipe_file
+from vispe.train.retrofit.student import check_models, load_teacher, make_student
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RETROFITS = ("dinov2", "dinov3", "open_clip", "tiny_smoke")

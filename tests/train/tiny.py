@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.train.checkpoint import Folder
-from vispe.train.config import Probe, Retrofit, Stage, Student, Target, Teacher
 from vispe.train.data import Source
-from vispe.train.loop import Training
-from vispe.train.losses import Objective
-from vispe.train.models import load_teacher, make_student
-from vispe.train.processes import Processes
-from vispe.train.recipe import _plan
+from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.config import Probe, Retrofit, Stage, Student, Target, Teacher
+from vispe.train.retrofit.loop import Training
+from vispe.train.retrofit.losses import Objective
+from vispe.train.retrofit.processes import Processes
+from vispe.train.retrofit.recipe import _plan
+from vispe.train.retrofit.student import load_teacher, make_student
 
 OPTIONS = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 8}
 TEACHER = Teacher("vit_tiny_patch16_224", weights="random", img_size=32, options=OPTIONS)

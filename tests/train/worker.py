@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from tests.train.tiny import Pictures, config
-from vispe.train.checkpoint import Folder
-from vispe.train.config import Stage, Student, Target, Weights
-from vispe.train.recipe import retrofit
+from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.config import Stage, Student, Target, Weights
+from vispe.train.retrofit.recipe import retrofit
 
 TOGETHER = {
     "loss": Weights(1.0, 0.5, 0.25),
@@ -64,7 +64,7 @@ def killed(out: str, *places: str) -> None:
 
 def together(out: str) -> None:
     """Train as one of several processes, and save the gradient of the first update."""
-    from vispe.train.loop import Training
+    from vispe.train.retrofit.loop import Training
 
     plain = Training._update
 

@@ -2,7 +2,8 @@
 
 Convention for a command (each lives in its own module and has no logic beyond calling the library):
 
-- Command NAME is the function NAME in `vispe/cli/NAME.py` (`_` for `-`), listed in `COMMANDS` below. Its module
+- Command NAME is the function NAME in `vispe/cli/commands/NAME.py` (`_` for `-`), listed in `COMMANDS` below. Its
+module
   imports heavy packages inside the function, so that help stays quick. A name of two words (`plot positions`, with
   `_` for the space) has a module, options and help of its own.
 - The signature is the interface: a parameter `img_size: int | None = None` is the option `--img-size`;
@@ -37,7 +38,7 @@ from pathlib import Path
 
 from vispe.cli.streams import outlasting_readers
 from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, is_memory, require
-from vispe.train.recipe_files import with_recipes
+from vispe.train.retrofit.recipes import with_recipes
 
 COMMANDS: dict[str, str] = {
     "list": "List the positional encodings.",
@@ -107,7 +108,7 @@ def load_command(name: str) -> tuple[Callable[..., int | None], tuple[str, ...],
             f"The commands are {', '.join(COMMANDS)}."
         )
     function = name.replace("-", "_").replace(" ", "_")
-    module = importlib.import_module(f"vispe.cli.{function}")
+    module = importlib.import_module(f"vispe.cli.commands.{function}")
     return getattr(module, function), getattr(module, "POSITIONALS", ()), getattr(module, "SHORT", {})
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vispe.evaluate.rotation import D4, Fingerprint, Measurement, RotationResult
-from vispe.evaluate.rotation.quadrant import QUADRANTS
+from vispe.evaluate.rotation.questions.quadrant import QUADRANTS
 from vispe.evaluate.rotation.report import RotationReport
 
 POSES = [g.name for g in D4[1:]]

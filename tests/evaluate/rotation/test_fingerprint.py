@@ -10,12 +10,12 @@ from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.rotation import (
     ModelFeatures,
     RotationResult,
-    fingerprint,
     layer_curve,
     position_r2,
     random_crops,
     raw_intensity,
 )
+from vispe.evaluate.rotation.questions import fingerprint
 
 
 def normal(shape, seed):

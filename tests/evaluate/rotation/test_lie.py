@@ -14,7 +14,7 @@ from vispe.evaluate.rotation import (
     raw_intensity,
     score_changes,
 )
-from vispe.evaluate.rotation.lie import MOTIONS, along, moved
+from vispe.evaluate.rotation.questions.lie import MOTIONS, along, moved
 from vispe.symmetry.warp import rotate
 
 METHODS = ("forward", "double backward", "difference")

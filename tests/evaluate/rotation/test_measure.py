@@ -23,7 +23,7 @@ from vispe.evaluate.rotation import (
     scribble_classifier,
 )
 from vispe.evaluate.rotation.plan import fitted_image
-from vispe.evaluate.rotation.quadrant import scribbles
+from vispe.evaluate.rotation.steps import scribbles
 from vispe.evaluate.rotation.trained import TrainedSegmenter, at_pixels
 from vispe.symmetry import D4Features, symmetrize
 

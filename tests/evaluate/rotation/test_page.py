@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from tests.evaluate.rotation import rows as made
 from tests.evaluate.rotation.rows import NAN, POSES, report, row
-from vispe.evaluate.rotation.page import HEAD, rotation_page
-from vispe.evaluate.rotation.result import METRICS
+from vispe.evaluate.rotation.pictures.page import HEAD, rotation_page
+from vispe.evaluate.rotation.rows import METRICS
 
 ALWAYS = ["Every number", "Settings and notes"]
 STILL = np.zeros((4, 4), np.int64)
@@ -148,7 +148,7 @@ def test_remedy_and_verdict_of_labels():
 
 def test_words_of_users_are_no_markup():
     from vispe.evaluate.rotation.report import RotationReport
-    from vispe.evaluate.rotation.result import RotationResult
+    from vispe.evaluate.rotation.rows import RotationResult
 
     evil = "<script>&\"'$\\frac"
     found = RotationResult(

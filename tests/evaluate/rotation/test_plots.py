@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from tests.evaluate.rotation import rows as made
 from tests.evaluate.rotation.rows import NAN, POSES, report, result, row
 from vispe.errors import InputError
-from vispe.evaluate.rotation import plots
-from vispe.evaluate.rotation.models_plot import measurements
-from vispe.evaluate.rotation.pictures import fingerprint_words
-from vispe.evaluate.rotation.quadrant import QUADRANTS
+from vispe.evaluate.rotation.pictures import rows as plots
+from vispe.evaluate.rotation.pictures.models import measurements
+from vispe.evaluate.rotation.pictures.sheets import fingerprint_words
+from vispe.evaluate.rotation.questions.quadrant import QUADRANTS
 from vispe.report.style import short
 
 

@@ -19,7 +19,8 @@ from vispe.evaluate.rotation import (
     raw_intensity,
     scribble_classifier,
 )
-from vispe.evaluate.rotation.quadrant import QUADRANTS, quadrants, scribbles
+from vispe.evaluate.rotation.questions.quadrant import QUADRANTS, quadrants
+from vispe.evaluate.rotation.steps import scribbles
 from vispe.segment.metrics import mean_iou, rand_index, shares, without_borders
 
 

@@ -15,7 +15,7 @@ from timm.models import VisionTransformer
 from tests.evaluate.rotation.cases import field
 from vispe.errors import ShapeError
 from vispe.evaluate.rotation import Measurement, ModelFeatures, Processes, measure
-from vispe.evaluate.rotation.sharing import filled
+from vispe.evaluate.rotation.processes import filled
 
 ROOT = Path(__file__).resolve().parents[3]
 CASES = {  # sizes of images, size of a batch

@@ -5,7 +5,7 @@ import torch
 from tests.evaluate.rotation.cases import field, noise, vit
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation import ModelFeatures, crop_shift, raw_intensity, roll_equivariance
-from vispe.evaluate.rotation.translation import default_shifts, tokens_of
+from vispe.evaluate.rotation.questions.shifts import default_shifts, tokens_of
 
 WHOLE = [(7, 0), (0, 14), (-7, 21), (35, -28)]
 

@@ -1,6 +1,6 @@
 """Golden cases of the PESI scores."""
 
-from vispe.evaluate.pesi import pesi
+from vispe.evaluate.features.pesi import pesi
 
 
 def run(case):

@@ -1,6 +1,6 @@
 """Golden cases of the three-cell benchmark: labels and scores."""
 
-from vispe.evaluate import three_cell
+from vispe.evaluate.three_cell import task as three_cell
 
 
 def run(case):

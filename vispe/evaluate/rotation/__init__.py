@@ -6,29 +6,29 @@ Every function takes a callable and images and returns rows with a number for ea
 
 from vispe.backbones.batches import PerImage
 from vispe.backbones.maps import ModelFeatures, random_twin
-from vispe.evaluate.rotation.angles import ANGLES, angle_equivariance
-from vispe.evaluate.rotation.clusters import cluster_consistency
-from vispe.evaluate.rotation.controls import control_rows
-from vispe.evaluate.rotation.features import (
+from vispe.evaluate.rotation.measure import measure
+from vispe.evaluate.rotation.plan import ANGLES, GROUPS
+from vispe.evaluate.rotation.processes import Processes
+from vispe.evaluate.rotation.questions.accuracy import across_poses
+from vispe.evaluate.rotation.questions.angles import angle_equivariance
+from vispe.evaluate.rotation.questions.clusters import cluster_consistency
+from vispe.evaluate.rotation.questions.controls import control_rows
+from vispe.evaluate.rotation.questions.features import (
     equivariance,
     orbit_average,
     position_equivariance,
     raw_intensity,
 )
-from vispe.evaluate.rotation.fingerprint import Fingerprint, fingerprint, random_crops
-from vispe.evaluate.rotation.layers import layer_curve, position_r2
-from vispe.evaluate.rotation.lie import lie_derivative, lie_derivatives
-from vispe.evaluate.rotation.measure import measure
-from vispe.evaluate.rotation.plan import GROUPS
-from vispe.evaluate.rotation.poses import across_poses
-from vispe.evaluate.rotation.quadrant import quadrant_gap, scribble_classifier
+from vispe.evaluate.rotation.questions.fingerprint import Fingerprint, fingerprint, random_crops
+from vispe.evaluate.rotation.questions.layers import layer_curve, position_r2
+from vispe.evaluate.rotation.questions.lie import lie_derivative, lie_derivatives
+from vispe.evaluate.rotation.questions.quadrant import quadrant_gap, scribble_classifier
+from vispe.evaluate.rotation.questions.scores import argmax_consistency, score_changes
+from vispe.evaluate.rotation.questions.segmentation import angle_consistency, consistency, phase_consistency
+from vispe.evaluate.rotation.questions.shifts import crop_shift, roll_equivariance
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.evaluate.rotation.result import Measurement, RotationResult, merge, relabelled
-from vispe.evaluate.rotation.saved import SavedSegmenter
-from vispe.evaluate.rotation.scores import argmax_consistency, score_changes
-from vispe.evaluate.rotation.segmentation import angle_consistency, consistency, phase_consistency
-from vispe.evaluate.rotation.sharing import Processes
-from vispe.evaluate.rotation.translation import crop_shift, roll_equivariance
+from vispe.evaluate.rotation.rows import Measurement, RotationResult, merge, relabelled
+from vispe.evaluate.saved import SavedSegmenter
 from vispe.report.statistics import Summary, paired_difference, summarise
 from vispe.symmetry.d4 import D4, IDENTITY, Element, element, fit_to_patches
 from vispe.symmetry.warp import Canvas, rotate

@@ -9,11 +9,9 @@ from torch import Tensor
 from vispe.backbones.batches import FeatureFunction, Segmenter, features_of
 from vispe.backbones.maps import ModelFeatures, random_twin
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
-from vispe.evaluate.rotation.angles import ANGLES
-from vispe.evaluate.rotation.examples import Shown, example_labels, example_maps, shown_in_range
-from vispe.evaluate.rotation.fingerprint import ENOUGH, Fingerprint, fingerprint, random_crops
-from vispe.evaluate.rotation.groups import measure_step
+from vispe.evaluate.rotation.pictures.examples import Shown, example_labels, example_maps, shown_in_range
 from vispe.evaluate.rotation.plan import (
+    ANGLES,
     GROUPS,
     OF_LABELS,
     QUICK,
@@ -23,10 +21,12 @@ from vispe.evaluate.rotation.plan import (
     Step,
     fitted_image,
 )
+from vispe.evaluate.rotation.processes import Piece, Processes, filled
+from vispe.evaluate.rotation.questions import measure_step
+from vispe.evaluate.rotation.questions.fingerprint import ENOUGH, Fingerprint, fingerprint, random_crops
+from vispe.evaluate.rotation.questions.shifts import default_shifts
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.evaluate.rotation.result import RotationResult, notes_on_scale
-from vispe.evaluate.rotation.sharing import Piece, Processes, filled
-from vispe.evaluate.rotation.translation import default_shifts
+from vispe.evaluate.rotation.rows import RotationResult, notes_on_scale
 
 MOST_WINDOWS = 64
 """Images that the fingerprint looks at, at most."""

@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.batches import FeatureFunction, Segmenter
+from vispe.backbones.batches import FeatureFunction, Segmenter, checked_labels
 from vispe.errors import InputError, ShapeError
-from vispe.evaluate.rotation.angles import ANGLES
-from vispe.evaluate.rotation.labels import truths_of
-from vispe.evaluate.rotation.translation import Shift
 from vispe.symmetry.d4 import fit_to_patches
 from vispe.symmetry.warp import Canvas
+
+Shift = tuple[int, int]
+
+ANGLES = tuple(range(0, 360, 15))
+"""The 24 poses that are measured by default, in degrees."""
 
 GROUPS = {
     "d4": "features under quarter turns and mirroring, with the share of the position code, and controls",
@@ -199,3 +201,12 @@ def canvas_for(shape: tuple[int, int], plan: Plan) -> Canvas | None:
 def how_of(canvas: Canvas) -> Any:
     """Return the word for `how` that gives this canvas."""
     return "disc" if canvas.invented else "crop"
+
+
+def truths_of(truths: Sequence[object], number: int, image: Tensor) -> np.ndarray:
+    """Return the truth of an image as int64 (H, W), or say that it is missing or does not fit."""
+    if number >= len(truths):
+        raise InputError(
+            f"Image {number} has no truth: there are {len(truths)}; give one for each image, in order."
+        )
+    return checked_labels(truths[number], tuple(image.shape[-2:]), f"The truth of image {number} has")

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vispe.evaluate.rotation.fingerprint import Fingerprint
-from vispe.evaluate.rotation.result import Measurement, RotationResult
+from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
+from vispe.evaluate.rotation.rows import Measurement, RotationResult
 from vispe.report.statistics import FEWEST, summarise
 
 _CHANGE = "features, 0 = same, 1.41 = unrelated, no upper limit"

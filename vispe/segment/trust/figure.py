@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.evaluate.rotation import drawing as draw
+from vispe.evaluate.rotation.pictures import style as draw
 from vispe.report.style import GREY, INK
 from vispe.segment.draw import PALETTE, Color, boundaries
 from vispe.segment.trust.result import MILD

@@ -1,0 +1,90 @@
+"""The command `vispe apply`."""
+
+from typing import Literal
+
+POSITIONALS = ("model", "images")
+SHORT = {"out": "-o"}
+
+
+def apply(
+    model: str,
+    images: list[str],
+    out: str,
+    truth: list[str] | None = None,
+    truth_zero: Literal["class", "ignore"] = "class",
+    truth_page: int | None = None,
+    channel: str | None = None,
+    z: str | None = None,
+    axes: str | None = None,
+    prior: Literal["sqrt", "em", "uniform"] | None = None,
+    smooth: int = 0,
+    min_area: int = 0,
+    trust: bool = False,
+    weights: str | None = None,
+    allow_download: bool = False,
+    tile: int | None = None,
+    device: str = "auto",
+    memory: str | None = None,
+    scheduler: str | None = None,
+    force: bool = False,
+    json: bool = False,
+) -> int:
+    """Segment more images with a model that `vispe segment` wrote.
+
+    The folder OUT then holds the same files for each image as after `vispe segment`, and report.json and
+    report.csv. Grey levels are normalised as they were for the training.
+
+    Args:
+        model: the model.vispe file of an earlier run.
+        images: image files, folders or globs, or OME-Zarr stores, which may be larger than memory.
+        out: folder for the results.
+        truth: ground-truth masks to score against, matched to the images by name.
+        truth_zero: whether the value 0 in a mask is the first class, or is left out of the score.
+        truth_page: page (from 0) that a mask of one page belongs to, in a stack.
+        channel: channels to use, by number (from 0) or name, separated by commas.
+        z: page (from 0) or range a:b of a stack.
+        axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        prior: what classes are weighed by: how frequent they are is estimated on each page, without labels. sqrt takes
+            the root of it (default, safe), em all of it, uniform nothing, so that rare classes come out too large.
+            Fractions in the report are estimated with all of it, unless prior is uniform.
+        smooth: average probabilities over squares of this radius, in pixels.
+        min_area: patches with fewer pixels take the class of their surroundings.
+        trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
+            as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
+        weights: where the checkpoint of the token model is now, if it has moved.
+        allow_download: fetch weights that the model file names and that are not on this disk; without it a model file
+            never makes vispe contact a server.
+        tile: side of the pieces in which an image is worked on, in pixels.
+        device: auto, cpu, cuda, ...
+        memory: what the work on an OME-Zarr store, or a large TIFF file, may take besides the libraries; default 2 GiB.
+        scheduler: address of a dask scheduler, such as tcp://host:8786, whose workers segment the blocks of a store.
+        force: overwrite existing results, and begin a run anew that did not end (without it the same command goes on).
+        json: print the report as JSON instead of one line for each image.
+
+    Examples:
+        vispe apply out/model.vispe more/*.png -o more_out
+        vispe apply out/model.vispe stack.tif --z 0:20 -o stack_out --json
+    """
+    from vispe.cli.commands.segment import Console
+    from vispe.segment import pipeline
+    from vispe.segment.run.predict import Post
+
+    with Console(json) as console:
+        report = pipeline.apply(
+            model,
+            images,
+            out,
+            reading=pipeline.Reading(channel, z, axes),
+            scoring=pipeline.Scoring(truth or (), truth_zero, truth_page),
+            post=Post(smooth, min_area, prior),
+            trust=trust,
+            weights=weights,
+            allow_download=allow_download,
+            tile=tile,
+            device=device,
+            force=force,
+            watch=console.watcher,
+            memory=memory,
+            scheduler=scheduler,
+        )
+    return console.finish(report, out)

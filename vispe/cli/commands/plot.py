@@ -1,0 +1,88 @@
+"""`vispe plot`: a picture of an encoding. `vispe plot positions` is in plot_positions.py."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+POSITIONALS = ("spec",)
+SHORT = {"out": "-o"}
+
+
+def plot(
+    spec: str,
+    out: str,
+    grid: str = "16x16",
+    query: list[int] | None = None,
+    head: int | None = None,
+    num_heads: int = 8,
+    layer: int = 0,
+    force: bool = False,
+    json: bool = False,
+) -> None:
+    """Draw what an encoding adds to attention around a query patch.
+
+    `vispe plot positions --help` is about the positions of text, images and videos.
+
+    Args:
+        spec: name, preset, or name(option=value, ...) of the encoding.
+        out: picture to write, for example bias.png; the ending decides the format.
+        grid: patches, rows x columns.
+        query: row and column of the query patch; the centre by default.
+        head: one head; the mean over heads by default.
+        num_heads: heads of the imagined model.
+        layer: block of the imagined model.
+        force: overwrite the picture.
+        json: print JSON.
+
+    Examples:
+        vispe plot alibi2d.geometric -o bias.png
+        vispe plot 'alibi2d(wrap=false)' --grid 14x20 --query 3,4 --head 0 -o bias.svg
+    """
+    import re
+    from json import dumps
+    from pathlib import Path
+
+    from vispe.errors import OptionError, UnknownEncoding, UnknownName
+    from vispe.evaluate.plots.encoding import plot_bias
+    from vispe.files import check_writable
+    from vispe.multimodal import list_schemes
+
+    sides = re.fullmatch(r"(\d+)x(\d+)", grid)
+    if sides is None:
+        raise OptionError(f"The grid is written rows x columns, such as 14x20, got {grid!r}.")
+    if query is not None and len(query) != 2:
+        raise OptionError(f"The query is a row and a column, such as 3,4, got {query}.")
+    path = Path(out)
+    check_writable([path], force)
+    try:
+        axes = plot_bias(
+            spec,
+            (int(sides[1]), int(sides[2])),
+            None if query is None else (query[0], query[1]),
+            head=head,
+            num_heads=num_heads,
+            layer=layer,
+        )
+    except UnknownEncoding:
+        if spec.partition("(")[0] not in list_schemes():
+            raise
+        raise UnknownName(
+            f"{spec} is a scheme for text, images and videos; draw it by vispe plot positions {spec!r}."
+        ) from None
+    save(axes.figure, path, force)
+    print(dumps({"spec": spec, "out": str(path)}) if json else f"{path}")
+
+
+def save(figure: "Figure", path: "Path", force: bool) -> None:
+    """Write a figure in the format that the ending of the path names."""
+    from vispe.errors import InputError
+    from vispe.files import atomic_path
+
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise InputError(f"{path} has no ending of a picture; use one of {', '.join(sorted(known))}.")
+    with atomic_path(path, force) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:].lower())

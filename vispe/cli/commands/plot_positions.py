@@ -1,0 +1,44 @@
+"""`vispe plot positions`: pictures of where schemes put the tokens of a stream."""
+
+from vispe.evaluate.plots.positions import EXAMPLE
+
+POSITIONALS = ("schemes",)
+SHORT = {"out": "-o"}
+
+
+def plot_positions(
+    schemes: list[str],
+    out: str,
+    stream: str = EXAMPLE,
+    force: bool = False,
+    json: bool = False,
+) -> None:
+    """Draw the coordinates that position schemes give text, images and videos.
+
+    Above, time, row and column of every token in order; below, the tokens in space, where text is the diagonal. The
+    diamond is the next text token. Schemes stand side by side and share their scales.
+
+    Args:
+        schemes: one or more position schemes, such as mrope_i or 'mrope_i(spatial_reset=true)'.
+        out: picture to write, for example positions.png; the ending decides the format.
+        stream: parts in order: text:6, image:4x6 (rows x columns of tokens), image:4x4*2x3+last (tiles and a
+            thumbnail), video:3x4x4@0.5 (frames x rows x columns, seconds from frame to frame), shared:3 (one of
+            several answers).
+        force: overwrite the picture.
+        json: print JSON.
+
+    Examples:
+        vispe plot positions mrope_i 'mrope_i(spatial_reset=true)' -o positions.png
+        vispe plot positions rope1d mrope --stream 'text:6 image:4x4*2x2+last text:4 video:9x2x3 text:3' -o tiles.svg
+    """
+    from json import dumps
+    from pathlib import Path
+
+    from vispe.cli.commands.plot import save
+    from vispe.evaluate.plots.positions import plot_positions as draw
+    from vispe.files import check_writable
+
+    path = Path(out)
+    check_writable([path], force)
+    save(draw(schemes, stream)[0].figure, path, force)
+    print(dumps({"schemes": schemes, "stream": stream, "out": str(path)}) if json else f"{path}")

@@ -1,0 +1,90 @@
+"""`vispe retrofit evaluate`: what a retrofit took and what it left, before and after, on one page."""
+
+from typing import Literal
+
+POSITIONALS = ("checkpoint",)
+SHORT = {"out": "-o"}
+
+
+def retrofit_evaluate(
+    checkpoint: str,
+    images: list[str] | None = None,
+    masks: list[str] | None = None,
+    out: str | None = None,
+    zero: Literal["class", "ignore"] = "class",
+    classes: list[str] | None = None,
+    size: int | None = None,
+    noise: int = 32,
+    textures: int = 9,
+    step: int | None = None,
+    rotation: bool = True,
+    budget: int = 100,
+    batch_size: int = 1,
+    device: str = "auto",
+    seed: int = 0,
+    force: bool = False,
+    json: bool = False,
+) -> None:
+    """Measure what a retrofit took and what it left: before and after, on one page.
+
+    Readable position, the pattern that is tied to the frame, the response to turned images, likeness to the teacher,
+    effective rank and, with masks, linear segmentation beside classical filters. Noise and textures are made, so no
+    images are needed; yours tell what the retrofit means for your samples. OUT then holds report.html, to be read, and
+    report.json with the number of every image.
+
+    Args:
+        checkpoint: folder that vispe retrofit wrote.
+        images: images, folders or wildcards, separated by commas; the middle of each is used, nothing is resized.
+        masks: files with the true classes, matched to the images by name (a.png with a.png or a_mask.png) or else by
+            order.
+        out: folder for report.html and report.json; without it only the table is printed.
+        zero: whether the value 0 in a mask is the first class, or is left out.
+        classes: names of the classes, separated by commas.
+        size: side of the windows in pixels; the largest of the training by default.
+        noise: noise images.
+        textures: synthetic textures.
+        step: the probe fits one patch in step²; 6 where the grid is large enough for that, by default.
+        rotation: turn and mirror images too.
+        budget: scribbled pixels of each class.
+        batch_size: images that a model sees at once.
+        device: auto, cpu, cuda, ...
+        seed: of all random numbers.
+        force: overwrite files in the folder.
+        json: print the report as JSON.
+
+    Examples:
+        vispe retrofit evaluate out -o out/report
+        vispe retrofit evaluate out --images micrographs --masks masks -o out/report
+    """
+    import sys
+    from json import dumps
+
+    from rich.console import Console
+
+    from vispe.train.evaluate.checkpoint import evaluate_checkpoint
+    from vispe.train.evaluate.page import to_text
+
+    console = Console(stderr=True)
+    with console.status("reading") as status:
+        report = evaluate_checkpoint(
+            checkpoint,
+            images or (),
+            masks or (),
+            out,
+            zero=zero,
+            classes=classes,
+            size=size,
+            noise=noise,
+            textures=textures,
+            step=step,
+            rotation=rotation,
+            budget=budget,
+            batch_size=batch_size,
+            device=device,
+            seed=seed,
+            force=force,
+            progress=lambda what, share: status.update(f"{what}{f', {share:.0%}' if share else ''}"),
+        )
+    print(dumps(report.to_dict(), indent=2, allow_nan=False) if json else to_text(report))
+    if out is not None:
+        print(f"written: {out}/report.html, {out}/report.json", file=sys.stderr)

@@ -1,0 +1,209 @@
+"""`vispe rotate`: what a model or a segmentation makes of a sample that is turned, mirrored or shifted."""
+
+from typing import Literal
+
+POSITIONALS = ("model", "images")
+SHORT = {"out": "-o"}
+
+
+def rotate(
+    model: str,
+    images: list[str] | None = None,
+    out: str | None = None,
+    masks: list[str] | None = None,
+    zero: Literal["class", "ignore"] = "class",
+    classes: list[str] | None = None,
+    textures: int = 0,
+    metrics: list[str] | None = None,
+    quick: bool = False,
+    angles: list[float] | None = None,
+    pos_embed: str | None = None,
+    weights: str | None = None,
+    img_size: int | None = None,
+    symmetrize: bool = False,
+    d4: bool = False,
+    layer: int | None = None,
+    kind: Literal["features", "segmenter"] | None = None,
+    patch: int | None = None,
+    crop: int | None = None,
+    clusters: int = 3,
+    budget: int = 100,
+    batch_size: int = 1,
+    device: str = "auto",
+    seed: int = 0,
+    force: bool = False,
+    json: bool = False,
+) -> None:
+    """Measure what turning, mirroring and shifting a sample changes in a model's features or a segmentation.
+
+    A sample under a microscope mostly has no up, so a model should see the same in it however it lies. Here each
+    image is turned, mirrored and shifted, what the model makes of it is moved back, and both are compared: 0 means
+    that nothing changed, about 1.41 is what unrelated features give, and there is no upper limit. With masks it is
+    also measured how accurate a segmentation is in each orientation, and how much the area of each phase depends
+    on it. OUT then holds report.html, to be read, and report.json with the number of every image. Images are not
+    resized; 5 or more of them give error bars. The same command under torchrun spreads images over processes and
+    finds the same numbers.
+
+    Args:
+        model: what to measure: a timm model (vit_small_patch14_dinov2); an open_clip model
+            (open_clip:ViT-B-32/TAG); model.vispe of vispe segment; or a Python function (folder/file.py:name).
+        images: images, folders or wildcards; every page of a stack counts as an image.
+        out: folder for report.html and report.json; without it only the table is printed.
+        masks: files with the true classes, matched to the images by name (a.png with a.png or a_mask.png) or else by
+            order.
+        zero: whether the value 0 in a mask is the first class, or is left out.
+        classes: names of the classes, separated by commas.
+        textures: number of synthetic micrographs, with exact masks, that are measured too; alone they need no images.
+        metrics: only these, separated by commas, of d4, angles, shift, lie, position, layers, fingerprint, clusters,
+            quadrant, segmentation, poses; default all that can be measured.
+        quick: a first look, with few angles and a window of 14 patches from the middle of each image.
+        angles: degrees, separated by commas; default every 15.
+        pos_embed: positional encoding that replaces the model's own, such as alibi2d.
+        weights: checkpoint file, or random; the pretrained weights by default.
+        img_size: side of the images in pixels that the model is built for.
+        symmetrize: average the patch kernel of the model over the eight poses of a square.
+        d4: average the features (or the probabilities of a saved segmentation model) over the eight poses, which
+            makes quarter turns exact for eight times the work.
+        layer: block whose features are measured, from 0, or negative from the end; default the last.
+        kind: what a Python function gives, features of a batch of images or labels of one image; default features.
+        patch: side of a patch in pixels, where a Python function does not say it.
+        crop: side in pixels of the window from the middle of each image that is measured; default the whole image.
+        clusters: number of clusters of the features.
+        budget: pixels of each class of a mask that a classifier learns from.
+        batch_size: images that the model sees at once; more is faster on a GPU and needs more memory.
+        device: auto, cpu, cuda, ...
+        seed: of all random numbers.
+        force: overwrite files in the folder.
+        json: print the report as JSON.
+
+    Examples:
+        vispe rotate vit_small_patch14_dinov2 images/ -o out
+        vispe rotate vit_tiny_patch16_224 --textures 3 --weights random --quick
+        vispe rotate vit_small_patch14_dinov2 images/ --masks masks/ --pos-embed alibi2d --symmetrize -o out
+        vispe rotate seg/model.vispe images/ --masks masks/ -o out
+        vispe rotate my_model.py:features images/*.png --patch 14 -o out
+        torchrun --nproc-per-node 4 -m vispe rotate vit_base_patch16_224 images/ -o out
+    """
+    import sys
+    from json import dumps
+    from pathlib import Path
+
+    import timm
+    import torch
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    import vispe
+    from vispe.errors import OptionError
+    from vispe.evaluate.rotation.measure import check_metrics, measure
+    from vispe.evaluate.rotation.processes import Processes
+    from vispe.evaluate.sources import load_sources
+    from vispe.evaluate.subject import load_subject
+    from vispe.files import check_writable
+    from vispe.images.find import find_images
+
+    paths, mask_paths = find_images(images) if images else [], find_images(masks) if masks else []
+    if not paths and textures < 1:
+        raise OptionError("rotate needs something to look at: give images, or --textures N.")
+    if mask_paths and not paths:
+        raise OptionError(
+            "--masks were given without images; textures bring their own, so leave --masks out."
+        )
+    check_metrics(metrics)
+    files = [] if out is None else [Path(out) / "report.json", Path(out) / "report.html"]
+    check_writable(files, force, protect=[*paths, *mask_paths])
+    processes = Processes.started()
+    subject = load_subject(
+        model,
+        pos_embed=pos_embed,
+        weights=weights,
+        img_size=img_size,
+        d4=d4,
+        symmetric=symmetrize,
+        layer=layer,
+        seed=seed,
+        device=processes.device(device),
+        patch=patch,
+        kind=kind,
+    )
+    sources = load_sources(subject, paths, mask_paths, zero=zero, names=classes, textures=textures, seed=seed)
+    window = crop or (subject.size if subject.exact else None)
+    if subject.exact and window != subject.size:
+        raise OptionError(
+            f"--crop {crop} does not suit {subject.title}, which takes images of {subject.size} px only; leave it out, "
+            f"or build the model for that size with --img-size {crop}."
+        )
+    first = processes.rank == 0
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not (first and sys.stderr.isatty()),
+    )
+    with progress:
+        task = progress.add_task("measuring", total=1.0)
+        report = measure(
+            subject.features,
+            sources.images,
+            segmenter=subject.segmenter,
+            truths=sources.truths,
+            n_classes=sources.n_classes,
+            names=sources.class_names,
+            image_names=sources.names,
+            metrics=metrics,
+            quick=quick,
+            angles=angles,
+            patch=subject.patch,
+            size=window,
+            exact=subject.exact,
+            batch_size=batch_size,
+            clusters=clusters,
+            budget=budget,
+            seed=seed,
+            subject=subject.title,
+            show=subject.picture,
+            settings={
+                "model": model,
+                "pos_embed": pos_embed,
+                "weights": weights,
+                "img_size": img_size,
+                "symmetrize": symmetrize,
+                "d4": d4,
+                "layer": layer,
+                "inputs": [str(path) for path in paths],
+                "masks": [str(path) for path in mask_paths],
+                "textures": textures,
+                "versions": {
+                    "vispe": vispe.__version__,
+                    "torch": torch.__version__,
+                    "timm": timm.__version__,
+                },
+            },
+            notes=sources.notes,
+            processes=processes,
+            progress=lambda what, share: progress.update(task, description=what, completed=share),
+        )
+    if not first:
+        return
+    if files:
+        from vispe.evaluate.rotation.pictures.page import rotation_page
+
+        report.write_json(files[0], force)
+        rotation_page(report).write(files[1], force)
+    if json:
+        print(dumps(report.to_dict(), indent=2, allow_nan=False))
+    else:
+        print(f"{report.subject}, {len(report.result.images)} image(s)\n{report.verdict}")
+        if report.result.remedy:
+            print(report.result.remedy)
+        print(f"\n{report.to_markdown()}\n")
+        if report.fingerprint is not None:
+            print(
+                f"Fixed pattern: {report.fingerprint.snr:.3g} times what chance leaves in the mean of "
+                f"{report.fingerprint.n_images} windows (1 = no pattern, much more = one that is tied to the frame)."
+            )
+        print("".join(f"note: {note}\n" for note in report.result.notes), end="")
+    if files:
+        print(f"written: {files[1]}, {files[0]}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Measures that run the model again on changed inputs."""

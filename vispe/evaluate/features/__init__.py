@@ -1,0 +1,1 @@
+"""Measures that read features."""

@@ -1,0 +1,1 @@
+"""Pictures of encodings and of positions."""

@@ -1,0 +1,1 @@
+"""How much position can be read from features, layer by layer, and what takes it away."""

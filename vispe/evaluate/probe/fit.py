@@ -1,0 +1,254 @@
+"""Linear models from the features of one image to targets over its grid, in closed form.
+
+One singular value decomposition of the sampled features serves every target; a probe of one channel is a
+quotient. Source of the protocol: the probe of dino-saw (tldr-group, arXiv 2603.16840).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, OptionError, ShapeError
+
+Features = np.ndarray | Tensor
+Regressor = Literal["ridge", "linear"]
+
+
+def r2_score(values: np.ndarray, prediction: np.ndarray) -> float:
+    """Return R², averaged over outputs; NaN when a target is constant, for then there is nothing to explain.
+
+    Args:
+        values: true values (p, n).
+        prediction: predicted values (p, n).
+    """
+    if len(values) == 0:
+        return float("nan")
+    total = ((values - values.mean(0)) ** 2).sum(0)
+    error = ((values - prediction) ** 2).sum(0)
+    if (np.ptp(values, axis=0) == 0).any():
+        return float("nan")
+    return float((1 - error / total).mean())
+
+
+@dataclass(frozen=True)
+class ProbeFit:
+    """One fitted target on one image.
+
+    Attributes:
+        prediction: predicted values of every patch, (h, w, n).
+        r2: R² over all patches, the sampled ones included.
+        r2_heldout: R² over the patches that were not sampled; NaN when there are none.
+        n_nan: feature values that were NaN and counted as 0.
+    """
+
+    prediction: np.ndarray
+    r2: float
+    r2_heldout: float
+    n_nan: int
+
+
+def fit_probe(
+    feats: Features,
+    mask: Features,
+    targets: Mapping[str, np.ndarray],
+    *,
+    regressor: Regressor = "ridge",
+    alpha: float = 1.0,
+    standardize: bool = True,
+    fit_intercept: bool = True,
+    nan_to_zero: bool = True,
+) -> dict[str, ProbeFit]:
+    """Fit linear models from features to targets on the patches of a mask, and score them on the grid.
+
+    One singular value decomposition of the sampled features, (samples, C), serves all targets.
+
+    Args:
+        feats: features of one image, (h, w, C).
+        mask: sampled patches, (h, w), bool or 0/1.
+        targets: values (h, w, n) by name, see `ramp`.
+        regressor: `ridge`, or `linear`: least squares, the solution of least norm where it is not unique.
+        alpha: ridge penalty on the weights; the intercept is not penalised. Not used by `linear`.
+        standardize: subtract the mean and divide by the population standard deviation of the SAMPLED patches;
+            channels that are constant there are not divided.
+        fit_intercept: add a constant.
+        nan_to_zero: count NaN as 0; else NaN is an error.
+
+    Returns:
+        A `ProbeFit` by target name.
+
+    Raises:
+        ShapeError: shapes that do not fit, or fewer than one sampled patch.
+        InputError: infinite features, or NaN without `nan_to_zero`.
+        OptionError: unknown regressor or negative alpha.
+    """
+    _check_regressor(regressor, alpha)
+    x, chosen, shape, n_nan = _prepare(feats, mask, standardize, nan_to_zero)
+    x_mean = x[chosen].mean(0) if fit_intercept else np.zeros(x.shape[1])
+    u, s, vt = np.linalg.svd(x[chosen] - x_mean, full_matrices=False)
+    if regressor == "ridge":
+        gain = np.divide(s, s**2 + alpha, out=np.zeros_like(s), where=s > 0)
+    else:
+        kept = s > s.max(initial=0) * np.finfo(s.dtype).eps * max(len(u), x.shape[1])
+        gain = np.divide(1, s, out=np.zeros_like(s), where=kept)
+    scores = (x - x_mean) @ vt.T  # every patch in the basis of the sampled ones
+    result = {}
+    for name, target in targets.items():
+        values = _flat_target(name, target, shape)
+        y_mean = values[chosen].mean(0) if fit_intercept else np.zeros(values.shape[1])
+        prediction = scores @ (gain[:, None] * (u.T @ (values[chosen] - y_mean))) + y_mean
+        heldout = r2_score(values[~chosen], prediction[~chosen])
+        result[name] = ProbeFit(prediction.reshape(*shape, -1), r2_score(values, prediction), heldout, n_nan)
+    return result
+
+
+def channel_r2(
+    feats: Features,
+    mask: Features,
+    target: np.ndarray,
+    *,
+    regressor: Regressor = "ridge",
+    alpha: float = 1.0,
+    standardize: bool = True,
+    fit_intercept: bool = True,
+    nan_to_zero: bool = True,
+    held_out: bool = False,
+) -> np.ndarray:
+    """Return the R² of a probe that reads one channel only, for every channel, (C,).
+
+    In closed form: the slope is cov/(var + alpha) over the sampled patches. Channels with a high value are
+    the ones to blank (`vispe.evaluate.probe.debias.blank_channels`). Arguments and errors are those of `fit_probe`.
+
+    Args:
+        feats: features of one image, (h, w, C).
+        mask: sampled patches, (h, w).
+        target: values (h, w, n).
+        regressor: see `fit_probe`.
+        alpha: see `fit_probe`.
+        standardize: see `fit_probe`.
+        fit_intercept: see `fit_probe`.
+        nan_to_zero: see `fit_probe`.
+        held_out: score only the patches that were not sampled.
+    """
+    return channels_r2(
+        feats,
+        mask,
+        {"target": target},
+        regressor=regressor,
+        alpha=alpha,
+        standardize=standardize,
+        fit_intercept=fit_intercept,
+        nan_to_zero=nan_to_zero,
+        held_out=held_out,
+    )["target"]
+
+
+def channels_r2(
+    feats: Features,
+    mask: Features,
+    targets: Mapping[str, np.ndarray],
+    *,
+    regressor: Regressor = "ridge",
+    alpha: float = 1.0,
+    standardize: bool = True,
+    fit_intercept: bool = True,
+    nan_to_zero: bool = True,
+    held_out: bool = False,
+) -> dict[str, np.ndarray]:
+    """Return `channel_r2` of several targets, (C,) by name, from one pass over the features.
+
+    Args:
+        feats: features of one image, (h, w, C).
+        mask: sampled patches, (h, w).
+        targets: values (h, w, n) by name.
+        regressor: see `fit_probe`.
+        alpha: see `fit_probe`.
+        standardize: see `fit_probe`.
+        fit_intercept: see `fit_probe`.
+        nan_to_zero: see `fit_probe`.
+        held_out: score only the patches that were not sampled.
+    """
+    _check_regressor(regressor, alpha)
+    x, chosen, shape, _ = _prepare(feats, mask, standardize, nan_to_zero)
+    if fit_intercept:
+        x = x - x[chosen].mean(0)
+    power = (x[chosen] ** 2).sum(0) + (alpha if regressor == "ridge" else 0.0)
+    flat = np.ptp(x[chosen], axis=0) == 0 if fit_intercept else power == 0
+    scored = ~chosen if held_out else np.ones_like(chosen)
+    seen, fitted = x[scored], x[chosen]
+    squares = (seen**2).sum(0)[:, None]
+    result = {}
+    for name, target in targets.items():
+        values = _flat_target(name, target, shape)
+        y_mean = values[chosen].mean(0) if fit_intercept else np.zeros(values.shape[1])
+        true = values[scored]
+        if len(true) == 0 or (np.ptp(true, axis=0) == 0).any():
+            result[name] = np.full(x.shape[1], np.nan)
+            continue
+        slope = np.divide(
+            fitted.T @ (values[chosen] - y_mean),
+            power[:, None],
+            out=np.zeros((x.shape[1], values.shape[1])),
+            where=~flat[:, None],
+        )
+        rest = true - y_mean
+        error = (rest**2).sum(0) - 2 * slope * (seen.T @ rest) + slope**2 * squares
+        result[name] = (1 - error / ((true - true.mean(0)) ** 2).sum(0)).mean(1)
+    return result
+
+
+def _prepare(feats: Features, mask: Features, standardize: bool, nan_to_zero: bool):
+    """Return flat float64 features (p, C), flat mask (p,), the grid (h, w) and the number of NaN."""
+    x = to_numpy(feats)
+    chosen = to_numpy(mask) != 0
+    if x.ndim != 3 or chosen.shape != x.shape[:2] or 0 in x.shape:
+        raise ShapeError(
+            f"The probe needs features (h, w, C) and a mask (h, w), "
+            f"got feats {x.shape} and mask {chosen.shape}."
+        )
+    if not chosen.any():
+        raise ShapeError(
+            f"The mask samples no patch of the {x.shape[0]}x{x.shape[1]} grid; use a smaller step."
+        )
+    shape = x.shape[:2]
+    x, chosen = x.reshape(-1, x.shape[2]), chosen.reshape(-1)
+    nans = np.isnan(x)
+    n_nan = int(nans.sum())
+    if n_nan and not nan_to_zero:
+        raise InputError(f"The features hold {n_nan} NaN; allow nan_to_zero=True or repair them.")
+    if np.isinf(x).any():
+        raise InputError(
+            f"The features hold {int(np.isinf(x).sum())} infinite values, which a linear fit cannot use."
+        )
+    x = np.where(nans, 0.0, x)
+    if standardize:
+        sampled = x[chosen]
+        std = sampled.std(0)
+        x = (x - sampled.mean(0)) / np.where(np.ptp(sampled, axis=0) == 0, 1.0, std)
+    return x, chosen, shape, n_nan
+
+
+def to_numpy(values: Features) -> np.ndarray:
+    """Return a tensor or array as a float64 array (bfloat16 and half precision included)."""
+    if isinstance(values, Tensor):
+        values = values.detach().to("cpu", torch.float64).numpy()
+    return np.asarray(values, dtype=np.float64)
+
+
+def _flat_target(name: str, target: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    values = to_numpy(target)
+    if values.ndim != 3 or values.shape[:2] != tuple(shape):
+        raise ShapeError(
+            f"The values of {name!r} need shape {(*shape, 'n')}, as the features, got {values.shape}."
+        )
+    return values.reshape(-1, values.shape[2])
+
+
+def _check_regressor(regressor: str, alpha: float) -> None:
+    if regressor not in ("ridge", "linear"):
+        raise OptionError(f"There is no regressor {regressor!r}; use 'ridge' or 'linear'.")
+    if not alpha >= 0:
+        raise OptionError(f"The ridge penalty is a number from 0 up, got alpha={alpha}.")

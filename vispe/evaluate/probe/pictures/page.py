@@ -1,0 +1,160 @@
+"""The report of a positional probe as one HTML page: verdict, tables, curves, remedies, and how to read them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vispe.errors import OptionError, require
+from vispe.evaluate.probe.layers import LayerProbe
+from vispe.evaluate.probe.pictures.curves import plot_probe_channels, plot_probe_layers
+from vispe.evaluate.probe.pictures.remedies import baselines_figure
+from vispe.evaluate.probe.pictures.sheet import plot_probe
+from vispe.evaluate.probe.positional import ProbeResult
+from vispe.evaluate.probe.remedy_table import BaselineTable
+from vispe.report.page import Page, Tone
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = {"noise": "noise image", "textures": "texture", "images": "image"}
+"""What one picture of each source is called; a verdict leads with the first source that was probed."""
+
+_TARGETS = (
+    "Targets: lr is the column of a patch, ud its row, lr+ud both; diag runs along the diagonal, radial from the "
+    "centre to the rim, raster in reading order. R² is 1 when the place of a patch can be told from its features "
+    "alone, and 0 or less when it cannot. It is measured on patches that were not fitted (held-out)."
+)
+_CONTROLS = (
+    "Controls: 'random' are numbers that have nothing to do with the place, and 'shuffled' is the target with its "
+    "patches in random order. A sound probe reads neither, so both must be 0 or less."
+)
+_CONTENT = (
+    "Noise and homogeneous textures look alike everywhere, so what is read there is due to the model. A photograph of "
+    "a layered or unevenly lit sample shows its places itself: compare with what the pixels tell."
+)
+_REMEDIES = (
+    "Effective rank: in how many directions the features vary; a remedy that lowers it takes more than position. "
+    "Cosine: likeness to the untouched features. Passes: how often the model must run for one image. The published "
+    "form of the average adds the maps of turned and mirrored images as they are, so each patch mixes four places; "
+    "the other averages bring the maps back first. What all eight poses share, the distance to the centre, stays in "
+    "them; only shifts remove it. Shifts roll the image around, which makes a seam in images that do not repeat."
+)
+
+
+@dataclass(frozen=True)
+class SourceProbe:
+    """All that was probed on one kind of pictures.
+
+    Attributes:
+        probe: the final features.
+        layers: every block, or None.
+        baselines: remedies, or None.
+    """
+
+    probe: ProbeResult
+    layers: LayerProbe | None = None
+    baselines: BaselineTable | None = None
+
+    def parts(self) -> tuple[tuple[str, LayerProbe | BaselineTable], ...]:
+        """Return what was asked beside the final features, each with words to announce it."""
+        asked = (("after every block", self.layers), ("remedies", self.baselines))
+        return tuple((words, part) for words, part in asked if part is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values: those of the probe, and under `layers` and `baselines` what was asked of them."""
+        found = self.probe.to_dict()
+        found |= {} if self.layers is None else {"layers": self.layers.to_dict()}
+        return found | ({} if self.baselines is None else {"baselines": self.baselines.to_dict()})
+
+
+def heading(source: str, result: ProbeResult) -> str:
+    """Return how many pictures of which kind were probed, such as '4 noise images'."""
+    return f"{result.n_images} {KINDS[source]}{'s' * (result.n_images > 1)}"
+
+
+def tone(score: float) -> Tone:
+    """Return the colour of a verdict on an R²."""
+    if np.isnan(score):
+        return "plain"
+    return "bad" if score >= 0.5 else "mild" if score >= 0.1 else "good"
+
+
+def probe_page(subject: str, results: Mapping[str, SourceProbe]) -> Page:
+    """Return the page of a report.
+
+    Args:
+        subject: what was probed, such as the name of a model.
+        results: by source, of `KINDS`; the verdict is that of noise, else of textures, else of images.
+
+    Raises:
+        OptionError: nothing was probed, or an unknown source.
+    """
+    if not results or set(results) - set(KINDS):
+        raise OptionError(
+            f"A report of a probe needs results for some of {list(KINDS)}, got {list(results)}."
+        )
+    lead = next(source for source in KINDS if source in results)
+    first = results[lead].probe
+    verdict = f"{first.verdict[0].upper()}{first.verdict[1:]} ({heading(lead, first)})"
+    page = Page(subject, "Positional probe", verdict, tone(first.headline))
+    for source, found in results.items():
+        title = heading(source, found.probe)
+        page.section(title)
+        page.text(f"{found.probe.verdict[0].upper()}{found.probe.verdict[1:]}.")
+        page.text(" ".join(found.probe.notes))
+        page.table(found.probe.table(), quiet=(len(found.probe.rows) - 1,))
+        page.figure(plot_probe(found.probe, f"{subject}, {title}"), f"Probe of the final features, {title}.")
+        if found.layers is not None:
+            _add_layers(page, found.layers, title)
+        if found.baselines is not None:
+            _add_baselines(page, found.baselines, title)
+    page.section("How to read this")
+    for words in (_TARGETS, _CONTROLS, _CONTENT):
+        page.text(words, soft=True)
+    if any(found.baselines is not None for found in results.values()):
+        page.text(_REMEDIES, soft=True)
+    return page
+
+
+def layers_figure(result: LayerProbe) -> "Figure":
+    """Return a sheet of the curve over blocks, and of the channels of the block where position is read best."""
+    require("matplotlib", "cli", "drawing a probe")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 7.6), dpi=130, facecolor="white", layout="constrained")
+    top, bottom = figure.subplots(2, 1, height_ratios=(1.2, 1))
+    figure.get_layout_engine().set(hspace=0.06)
+    plot_probe_layers(result, top)
+    plot_probe_channels(result, best_block(result), bottom)
+    return figure
+
+
+def best_block(result: LayerProbe) -> int:
+    """Return the block after which the headline target is read best."""
+    return int(np.nan_to_num(result.curve, nan=-np.inf).argmax())
+
+
+def _add_layers(page: Page, result: LayerProbe, title: str) -> None:
+    page.section(f"After every block: {title}")
+    page.text(f"{result.verdict[0].upper()}{result.verdict[1:]}.")
+    page.text(" ".join(result.notes))
+    caption = "Above: held-out R² after every block, before the final norm; median over images, band: the middle half. "
+    caption += f"Below: every channel alone, after block {best_block(result)}, where position is read best."
+    page.figure(layers_figure(result), caption)
+    page.table(
+        result.table(), left=(0, len(result.targets) + 2), folded="All blocks, with their telling channels"
+    )
+
+
+def _add_baselines(page: Page, table: BaselineTable, title: str) -> None:
+    page.section(f"Remedies: {title}")
+    page.text(f"{table.verdict[0].upper()}{table.verdict[1:]}.")
+    caption = (
+        f"Each dot is one of {table.n_images} images, lines and numbers are medians, diamonds the shuffled "
+    )
+    page.figure(baselines_figure(table), f"{caption}control. Blanked channels: {table.chosen_on}.")
+    page.table(table.table())
+    for note in table.notes:
+        page.text(note, soft=True)

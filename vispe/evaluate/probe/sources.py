@@ -1,0 +1,112 @@
+"""What a positional probe looks at: feature maps of a model, of a function or as given, and pictures of no place."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vispe.backbones.batches import FeatureFunction, features_of
+from vispe.backbones.maps import ModelFeatures
+from vispe.errors import OptionError
+from vispe.evaluate.probe.fit import Features, to_numpy
+
+Source = nn.Module | Callable[[Tensor], Tensor] | Iterable[Features]
+"""A model, a feature function (b, c, H, W) -> (b, d, h, w), or features (h, w, C) of each image."""
+
+
+def feature_function(source: nn.Module | FeatureFunction) -> FeatureFunction:
+    """Return the function from images (b, c, H, W) to maps (b, d, h, w) that a model is, or that was given.
+
+    Args:
+        source: a model of timm or open_clip, converted or not, whose last block is taken with the final norm; or
+            any callable from images to maps, such as `ModelFeatures` or `vispe.D4Features`.
+    """
+    tower = getattr(source, "visual", source)
+    if isinstance(source, nn.Module) and hasattr(tower, "forward_intermediates"):
+        return ModelFeatures(source)
+    return source
+
+
+def is_features(source: Source) -> bool:
+    """Whether a source is features already, not something that computes them."""
+    return not callable(source)
+
+
+def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[np.ndarray]:
+    """Yield the features (h, w, C) float64 of one image after another.
+
+    Args:
+        source: see `Source`.
+        images: (c, H, W) each, normalised, for a model or function; None with features.
+
+    Raises:
+        OptionError: features and images, or a model without images.
+    """
+    if is_features(source):
+        if images is not None:
+            raise OptionError(
+                "The probe got features and images; give a model with images, or features alone."
+            )
+        yield from map(to_numpy, source)
+        return
+    if images is None:
+        raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
+    open_clip = hasattr(source, "visual") or hasattr(source, "conv1")
+    if hasattr(source, "forward_intermediates") and not open_clip:
+        from vispe.backbones.timm import patch_features
+
+        for image in images:
+            yield to_numpy(patch_features(source, image[None])[0])
+        return
+    f = feature_function(source)
+    for image in images:
+        yield to_numpy(features_of(f, image[None])[0].permute(1, 2, 0))
+
+
+def patch_pixels(image: Tensor, patch: int) -> Tensor:
+    """Return the pixels of every patch as features, (h, w, c·patch²): what the picture itself tells.
+
+    Args:
+        image: (c, H, W), both sides multiples of the patch.
+        patch: side of a patch in pixels.
+    """
+    return nn.functional.pixel_unshuffle(image[None], patch)[0].permute(1, 2, 0)
+
+
+def black_image(source: Any) -> Tensor | None:
+    """Return a black pixel as a model gets it, (3, 1, 1): zeros, normalised; None where that is not known."""
+    model = source.model if isinstance(source, ModelFeatures) else source
+    tower = getattr(model, "visual", model)
+    mean, std = (getattr(tower, f"image_{key}", None) for key in ("mean", "std"))  # open_clip
+    if mean is None and hasattr(tower, "pretrained_cfg"):
+        from timm.data import resolve_model_data_config
+
+        config = resolve_model_data_config(tower)
+        mean, std = config["mean"], config["std"]
+    if mean is None or std is None:
+        return None
+    mean, std = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (mean, std))
+    return -mean / std
+
+
+def texture_images(n: int, model: nn.Module, seed: int = 0) -> Iterator[Tensor]:
+    """Yield n normalised pictures of homogeneous isotropic textures, (3, side, side): they show no place.
+
+    Random fields, discs in a matrix and grains take turns, of `vispe.images.textures`; every picture is another
+    sample.
+
+    Args:
+        n: number of pictures.
+        model: a timm model, whose image size and normalisation are used.
+        seed: of the samples.
+    """
+    from vispe.backbones.timm import input_settings
+    from vispe.images.textures import disc_packing, random_field, voronoi
+
+    side, mean, std = input_settings(model)
+    kinds = (random_field, disc_packing, voronoi)
+    for k in range(n):
+        image, _ = kinds[k % len(kinds)](np.random.default_rng([seed, k])).render(side)
+        yield (image.clamp(0, 1) - mean) / std

@@ -1,0 +1,142 @@
+"""The report of `vispe rotate` as one HTML file: verdict, remedy, headline, figures with words, and every number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vispe.evaluate.rotation.pictures.sections import SECTIONS
+from vispe.evaluate.rotation.report import RotationReport
+from vispe.evaluate.rotation.rows import METRICS, Measurement
+from vispe.evaluate.rotation.verdict import INVARIANT, MILD
+from vispe.report.page import Page, Tone
+from vispe.report.statistics import FEWEST, Summary, summarise
+
+HEAD = ("transform", "metric", "of", "mean", "95 % interval", "worst image", "floor", "effect", "images")
+
+_INTRO = (
+    "A sample under a microscope mostly has no up: a model should see the same in it however it lies. So "
+    "the images were turned, mirrored and shifted, what the model made of them was moved back, and both "
+    "were compared."
+)
+_CONTROLS = "Grey rows are controls: they show what a number means, and that the measurement works."
+_FLOOR = (
+    "Floor: what resampling the pixels does by itself. Effect: mean minus floor, the part that can be due to the "
+    "model."
+)
+
+
+def rotation_page(report: RotationReport) -> Page:
+    """Return a page about a model or a segmenter; `page.write(path)` makes the file.
+
+    Args:
+        report: what was measured. A section appears only where its rows exist.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    result = report.result
+    words, tone = _verdict(report)
+    page = Page(report.subject, "Rotation report", words, tone)
+    page.text(result.remedy)
+    page.text(_INTRO)
+    n = len(result.images)
+    page.text(
+        f"{n} image{'s' * (n != 1)}. "
+        + (
+            f"Intervals say how far the mean would move with other images of the kind; they need {FEWEST} "
+            "images."
+            if n < FEWEST
+            else "Intervals (95 %, bootstrap over images) say how far the mean would move with other "
+            "images of the kind."
+        ),
+        soft=True,
+    )
+    headlines = report.headlines
+    if headlines:
+        page.section("In short")
+        _table(page, headlines)
+        page.text(_FLOOR if any(row.floors for row in headlines) else "", soft=True)
+        page.text(_CONTROLS if any(row.control for row in headlines) else "", soft=True)
+    for section in SECTIONS:
+        section(page, report)
+    page.section("Every number")
+    if result.rows:
+        _table(page, result.rows, folded=f"All {len(result.rows)} rows")
+    if headlines:
+        page.table(_by_image(result.images, headlines), folded="The headline for each image")
+    page.section("Settings and notes")
+    for note in result.notes:
+        page.text(note)
+    if result.settings:
+        page.table([["setting", "value"], *([k, _value(v)] for k, v in result.settings.items())], left=(0, 1))
+    page.text(
+        f"In words, an error or an R² below {INVARIANT:g} is called invariant, below {MILD:g} mild, else "
+        "strong; these limits are our choice. The error of a pose g is sqrt(Σ|F_g - F|² / Σ|F - mean of "
+        "F|²), F being the features of the image and F_g those of the moved image, moved back; sums run "
+        "over places and channels.",
+        soft=True,
+    )
+    return page
+
+
+def cells(row: Measurement) -> list[str]:
+    """Return a row as the columns `HEAD`."""
+    found, effect = row.summary(), row.effect()
+    floor = "" if row.floor is None else _number(summarise(row.floor).mean)
+    return [
+        row.transform,
+        METRICS[row.metric].title,
+        row.part,
+        _number(found.mean),
+        _interval(found),
+        _number(found.worst),
+        floor,
+        "" if effect is None else _number(effect.mean),
+        str(found.n) + (f" of {found.n + found.missing}" if found.missing else ""),
+    ]
+
+
+def _table(page: Page, rows: Sequence[Measurement], folded: str = "") -> None:
+    quiet = [k for k, row in enumerate(rows) if row.control]
+    page.table([list(HEAD), *map(cells, rows)], left=(0, 1, 2), quiet=quiet, folded=folded)
+
+
+def _by_image(images: Sequence[str], rows: Sequence[Measurement]) -> list[list[str]]:
+    """One line for each image, one column for each row."""
+    heads = [
+        f"{r.transform}, {METRICS[r.metric].title}{'' if r.part == 'full' else f', {r.part}'}" for r in rows
+    ]
+    return [
+        ["image", *heads],
+        *([name, *(_number(r.values[k]) for r in rows)] for k, name in enumerate(images)),
+    ]
+
+
+def _verdict(report: RotationReport) -> tuple[str, Tone]:
+    """Return the sentence that a hurried reader takes away, and its colour: that of the worst of the features."""
+    full, r2 = report.result.find("D4", "error"), report.result.find("none", "r2")
+    found = [*([full.summary().mean] if full else []), *([r2.summary().median] if r2 else [])]
+    worst = max((v for v in found if np.isfinite(v)), default=float("nan"))
+    tone: Tone = "plain"
+    if np.isfinite(worst):
+        tone = "good" if worst < INVARIANT else "mild" if worst < MILD else "bad"
+    words = report.verdict or f"{len(report.result.rows)} rows were measured"
+    return words[0].upper() + words[1:], tone
+
+
+def _number(value: float) -> str:
+    """Three digits; '-' where there is no number."""
+    return f"{value:.3g}" if np.isfinite(value) else "-"
+
+
+def _interval(found: Summary) -> str:
+    return "" if found.interval is None else " to ".join(map(_number, found.interval))
+
+
+def _value(value: Any) -> str:
+    """A setting as text: words as they are, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

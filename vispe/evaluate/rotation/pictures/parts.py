@@ -1,0 +1,68 @@
+"""What the sections of the report share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from vispe.evaluate.rotation.pictures import style as draw
+from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
+from vispe.report.page import Page
+from vispe.report.statistics import Summary
+from vispe.symmetry.d4 import D4
+
+POSES = tuple(g.name for g in D4[1:])
+NAMES = (
+    "rot90, rot180 and rot270 are turns counter-clockwise; hflip swaps left and right, vflip top and "
+    "bottom; transpose and antitranspose mirror at the diagonals."
+)
+"""What the names of poses mean."""
+
+
+def rows_of(
+    result: RotationResult, metric: str, also: Callable[[Measurement], bool] = lambda r: True
+) -> list[Measurement]:
+    """Return the rows of a metric for which `also` holds."""
+    return [r for r in result.rows if r.metric == metric and also(r)]
+
+
+def drawn(
+    page: Page,
+    plot: Callable[..., Any],
+    result: RotationResult,
+    size: tuple[float, float],
+    caption: str,
+    polar: bool = False,
+    **options: Any,
+) -> None:
+    """Draw one picture on a figure of its own and put it on the page."""
+    figure = draw.new_figure(*size)
+    plot(result, figure.add_subplot(projection="polar" if polar else None), **options)
+    page.figure(figure, caption)
+
+
+def short_table(page: Page, rows: Iterable[Measurement]) -> None:
+    """Put rows on the page with their means and intervals; nothing without rows."""
+    rows = list(rows)
+    if not rows:
+        return
+    made = [["", "metric", "of", "mean", "95 % interval"]]
+    for row in rows:
+        found = row.summary()
+        made.append(
+            [row.transform, METRICS[row.metric].title, row.part, draw.short(found.mean), _interval(found)]
+        )
+    page.table(made, left=(0, 1, 2), quiet=[k for k, row in enumerate(rows) if row.control])
+
+
+def _interval(found: Summary) -> str:
+    return (
+        "" if found.interval is None or np.isnan(found.mean) else " to ".join(map(draw.short, found.interval))
+    )
+
+
+def first_image(result: RotationResult) -> str:
+    """Return the name of the image that is shown."""
+    return result.images[0] if result.images else "the first image"

@@ -1,0 +1,251 @@
+"""Every picture of this package, here those of rows: by pose, by block, by shift, and by quadrant.
+
+Each is drawn on one pair of axes. Axes of errors start at 0. A row without a number (NaN) leaves its place empty;
+intervals are drawn from five images up.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vispe.evaluate.rotation.pictures import style as draw
+from vispe.evaluate.rotation.pictures.models import plot_models
+from vispe.evaluate.rotation.pictures.polar import plot_polar
+from vispe.evaluate.rotation.pictures.sheets import plot_fingerprint, plot_label_poses, plot_poses
+from vispe.evaluate.rotation.pictures.style import LIMITS
+from vispe.evaluate.rotation.questions.controls import RANDOM
+from vispe.evaluate.rotation.questions.quadrant import QUADRANTS
+from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
+from vispe.evaluate.rotation.verdict import EXACT
+from vispe.report.style import BLUE, GREY, INK, ORANGE
+from vispe.symmetry.d4 import D4
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "plot_d4",
+    "plot_fingerprint",
+    "plot_label_poses",
+    "plot_layers",
+    "plot_models",
+    "plot_polar",
+    "plot_poses",
+    "plot_quadrants",
+    "plot_translation",
+]
+
+SHIFT = re.compile(r"^(roll|crop shift) \((-?\d+), (-?\d+)\) px$")
+_LAYER = re.compile(r"^layer (\d+)(, position code)?$")
+
+
+def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "error") -> Axes:
+    """Draw a metric at the seven exact poses, the image turned beside its tokens turned, with controls as lines.
+
+    Args:
+        result: with rows of `equivariance` and `position_equivariance`, or of `consistency`.
+        ax: where to draw; a new figure by default.
+        metric: 'error', or 'miou' and 'ari' for labels.
+
+    Raises:
+        InputError: there are no such rows.
+    """
+    poses = [g.name for g in D4[1:]]
+    parts = [p for p in draw.parts_of(metric) if any(result.find(g, metric, p[0]) for g in poses)]
+    draw.wanted(parts, f"rows of {metric!r} at the poses of D4", "equivariance or consistency")
+    ax = draw.axes(ax, 8.4, 4.4)
+    width = 0.8 / len(parts)
+    for k, (part, words, colour) in enumerate(parts):
+        rows = [result.find(g, metric, part) for g in poses]
+        x = np.arange(len(poses)) + (k - (len(parts) - 1) / 2) * width
+        values = np.array([draw.mean(r) for r in rows])
+        average = draw.mean(result.find("D4", metric, part))
+        label = f"{words}: {draw.short(average)}" if np.isfinite(average) else words
+        label += " (exact)" if metric == "error" and average < EXACT else ""
+        ax.bar(x, values, 0.92 * width, color=colour, alpha=0.85, linewidth=0, label=label)
+        draw.whiskers(ax, x, draw.spans(None if r is None else r.summary() for r in rows))
+    lines = _control_lines(result, metric)
+    for y, words in lines:
+        ax.axhline(y, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+        ax.annotate(words, (1, y), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                    size=9, color="#5D6771", va="center")  # fmt: skip
+    high = METRICS[metric].better == "high"
+    tops = [p.get_height() for p in ax.patches] + [y for y, _ in lines]
+    ax.set_ylim(0, 1.05 if high else 1.08 * max(LIMITS[1][0], np.nanmax(tops)))
+    ax.set_xticks(range(len(poses)), poses)
+    if (
+        metric == "error"
+        and max((h for h in tops[: len(tops) - len(lines)] if np.isfinite(h)), default=1) < EXACT
+    ):
+        ax.text(3, 0.1 * ax.get_ylim()[1], "exact at every pose", size=11, color=INK, ha="center")
+    rows = [r for p in parts for g in poses if (r := result.find(g, metric, p[0]))]
+    draw.heading(ax, f"{draw.title_of(metric)} by pose", draw.images_of(rows))
+    draw.clean(ax, "y")
+    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    return ax
+
+
+def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
+    """Draw error over D4 and readable position (held-out R²) after every block, with the limits of the verdict.
+
+    Both have the same limits, so they share an axis, which starts at 0; an R² below 0 says what 0 says, nothing
+    readable, and is drawn hollow at 0.
+
+    Args:
+        result: with rows of `layer_curve`; those of tokens turned are named 'layer 3, position code'.
+        ax: where to draw; a new figure by default.
+
+    Raises:
+        InputError: there are no such rows.
+    """
+    series: dict[tuple[str, bool], dict[int, Measurement]] = {}
+    for row in result.rows:
+        match = _LAYER.match(row.part)
+        if match and row.metric in ("error", "r2"):
+            series.setdefault((row.metric, match[2] is not None), {})[int(match[1])] = row
+    draw.wanted(list(series), "rows after blocks", "layer_curve")
+    ax = draw.axes(ax, 8.4, 4.4)
+    styles = {
+        ("error", False): ("error, image turned", BLUE, "o-"),
+        ("error", True): ("error, position code alone", ORANGE, "s-"),
+        ("r2", False): ("R² of row and column", INK, "^--"),
+    }
+    top, last = 1.0, 0
+    for name, (words, colour, style) in styles.items():
+        rows = series.get(name, {})
+        if not rows:
+            continue
+        x = np.array(sorted(rows))
+        y = np.array([draw.mean(rows[k]) for k in x])
+        band = draw.spans(rows[k].summary() for k in x)
+        ax.fill_between(x, *np.maximum(band, 0).T, color=colour, alpha=0.15, linewidth=0)
+        ax.plot(x, np.maximum(y, 0), style, color=colour, markersize=5, linewidth=1.6, label=words, zorder=3)
+        if (y < 0).any():
+            ax.plot(x[y < 0], 0 * x[y < 0], style[0], color=colour, markersize=5, markerfacecolor="white", zorder=4,
+                    clip_on=False)  # fmt: skip
+        top, last = max(top, np.nanmax([*y, *band.ravel(), 0])), max(last, int(x[-1]))
+    _limits(ax)
+    ax.set_ylim(0, 1.05 * top)
+    ax.set_xticks(range(0, last + 1, 1 + last // 16))
+    ax.set_xlabel("after block", color=INK)
+    ax.tick_params(axis="x", pad=8)  # below the marks at 0
+    under = draw.images_of(r for rows in series.values() for r in rows.values()).replace("lines", "shaded")
+    draw.heading(ax, "What every block does", under)
+    draw.clean(ax, "y")
+    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
+    return ax
+
+
+def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: int | None = None) -> Axes:
+    """Draw the centred error against the shift in pixels, rolled and as moved windows, whole patches marked.
+
+    Shifts stand in their order, not to scale; several of one length, such as down, right and both, are all dots, and
+    the line runs through their mean.
+
+    Args:
+        result: with rows of `roll_equivariance` or `crop_shift`.
+        ax: where to draw; a new figure by default.
+        patch: side of a patch in pixels; by default what the settings of the result say as 'patch'.
+
+    Raises:
+        InputError: there are no such rows.
+    """
+    series: dict[str, list[tuple[int, int, Measurement]]] = {}
+    for row in result.rows:
+        match = SHIFT.match(row.transform)
+        if match and (row.metric, row.part) == ("error", "full"):
+            series.setdefault(match[1], []).append((int(match[2]), int(match[3]), row))
+    draw.wanted(list(series), "rows of shifts", "roll_equivariance or crop_shift")
+    ax = draw.axes(ax, 8.4, 4.4)
+    patch = result.settings.get("patch") if patch is None else patch
+    lengths = sorted({max(abs(dy), abs(dx)) for found in series.values() for dy, dx, _ in found})
+    whole = [k for k, d in enumerate(lengths) if patch and d % patch == 0]
+    ax.bar(whole, [1] * len(whole), 0.9, transform=ax.get_xaxis_transform(), color="#EEF1F3", linewidth=0,
+           label="whole patches", zorder=0)  # fmt: skip
+    styles = {"roll": ("rolled around", BLUE, "o"), "crop shift": ("window moved", ORANGE, "s")}
+    tops = [LIMITS[1][0]]
+    for k, (name, found) in enumerate(series.items()):
+        words, colour, marker = styles[name]
+        x = np.array([lengths.index(max(abs(dy), abs(dx))) for dy, dx, _ in found])
+        y = np.array([draw.mean(row) for *_, row in found])
+        place = x + 0.12 * (k - (len(series) - 1) / 2)
+        ax.plot(place, y, marker, color=colour, markersize=5, zorder=3)
+        ax.plot([], [], f"{marker}-", color=colour, markersize=5, linewidth=1.2, label=words)
+        draw.whiskers(ax, place, draw.spans(row.summary() for *_, row in found), color=colour)
+        steps = np.unique(x)
+        middle = [float(np.mean(y[x == s])) for s in steps]
+        ax.plot(steps, middle, color=colour, linewidth=1.2, alpha=0.6)
+        tops += [*y, *draw.spans(row.summary() for *_, row in found).ravel()]
+    ax.set_ylim(0, 1.1 * np.nanmax(tops))
+    ax.set_xlim(-0.6, len(lengths) - 0.4)
+    every = 1 + len(lengths) // 25
+    ax.set_xticks(range(0, len(lengths), every), [str(d) for d in lengths[::every]])
+    ax.set_xlabel("shift, pixels", color=INK)
+    draw.heading(
+        ax, f"{draw.title_of('error')} by shift", draw.images_of(r for s in series.values() for *_, r in s)
+    )
+    draw.clean(ax, "y")
+    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
+    return ax
+
+
+def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
+    """Draw the quadrant gap for scribbles in each corner, beside the same with scribbles spread everywhere.
+
+    Args:
+        result: with rows of `quadrant_gap`.
+        ax: where to draw; a new figure by default.
+
+    Raises:
+        InputError: there are no such rows.
+    """
+    names = ["four corners", *QUADRANTS]
+    parts = [("full", "scribbles in that corner", BLUE), ("spread everywhere", "scribbles everywhere", GREY)]
+    found = [[result.find(n, "quadrant_gap", p) for n in names] for p, *_ in parts]
+    draw.wanted([r for rows in found for r in rows if r], "rows of the quadrant gap", "quadrant_gap")
+    ax = draw.axes(ax, 8.4, 4.0)
+    reach = [0.1]
+    for k, ((_, words, colour), rows) in enumerate(zip(parts, found, strict=True)):
+        x = np.array([0.0, *(1.4 + np.arange(4))]) + 0.4 * (k - 0.5) + 0.2 * (np.arange(5) == 0) * (1 - 2 * k)
+        values = np.array([draw.mean(r) for r in rows])
+        bands = draw.spans(None if r is None else r.summary() for r in rows)
+        ax.bar(x, values, 0.37, color=colour, alpha=0.85, linewidth=0, label=words)
+        draw.whiskers(ax, x, bands)
+        reach += [*np.abs(values), *np.abs(bands).ravel()]
+    ax.axhline(0, color=INK, linewidth=0.8)
+    top = 1.15 * np.nanmax(reach)
+    ax.set_ylim(-top, top)
+    ax.set_xticks([0, *(1.4 + np.arange(4))], ["mean of four", *QUADRANTS])
+    ax.set_ylabel("mIoU elsewhere - there", color=INK)
+    draw.heading(ax, "Quadrant gap: worse elsewhere (below 0) where position leaks",
+                 draw.images_of(r for rows in found for r in rows if r))  # fmt: skip
+    draw.clean(ax, "y")
+    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    return ax
+
+
+def _control_lines(result: RotationResult, metric: str) -> list[tuple[float, str]]:
+    """Return heights and names of the controls that were measured, and what unrelated maps give."""
+    if metric != "error":
+        return []
+    known = [
+        (draw.mean(result.find("identity", metric)), "identity"),
+        (draw.mean(result.find("D4", metric, RANDOM)), "random\nweights"),
+    ]
+    chance = METRICS[metric].chance
+    return [(y, w) for y, w in [*known, (chance or float("nan"), "unrelated")] if np.isfinite(y)]
+
+
+def _limits(ax: Axes) -> None:
+    """Draw the limits of the verdict as dashed lines, named at the right."""
+    low = 0.0
+    for end, word in LIMITS:
+        if np.isfinite(end):
+            ax.axhline(end, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
+        place = (low + end) / 2 if np.isfinite(end) else 1.5 * low
+        ax.annotate(word, (1, place), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", size=9,
+                    color="#5D6771", va="center")  # fmt: skip
+        low = end

@@ -1,0 +1,201 @@
+"""Sheets of pictures: the fingerprint of a model, and one image in all poses, as features and as labels.
+
+Nothing that a user named is read as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vispe.evaluate.rotation.pictures import style as draw
+from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
+from vispe.evaluate.rotation.report import RotationReport
+from vispe.report.style import BLUE, GREY, INK
+from vispe.segment.draw import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FAINT_SNR, CLEAR_SNR = 1.5, 3.0
+"""SNR from which a fingerprint is called faint, and clear; 1 is chance. They are our choice."""
+
+_CHANGED = "#D55E00"
+
+
+def fingerprint_words(fingerprint: Fingerprint) -> str:
+    """Return what the SNR of a fingerprint says, in one sentence."""
+    snr, of = fingerprint.snr, f"The mean of {fingerprint.n_images} maps"
+    if np.isnan(snr):
+        return f"{of} cannot be judged, for the maps do not vary"
+    if np.isinf(snr):
+        return f"{of} is each of them: they do not depend on the image"
+    times = f"SNR {snr:.3g}; chance gives 1"
+    if snr < FAINT_SNR:
+        return f"{of} shows no pattern that is fixed to the frame ({times})"
+    return (
+        f"{of} shows a {'faint' if snr < CLEAR_SNR else 'clear'} pattern that is fixed to the frame ({times})"
+    )
+
+
+def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
+    """Draw the first principal components of the mean map, and the channels that tell most of the position.
+
+    The components share one symmetric scale, so that a weak one looks weak.
+
+    Args:
+        fingerprint: what `vispe.evaluate.rotation.questions.fingerprint` returned.
+        channels: how many are drawn.
+    """
+    count = len(fingerprint.components)
+    figure = draw.new_figure(11.5, 3.6 + 0.2 * bool(fingerprint.notes))
+    figure.suptitle(fingerprint_words(fingerprint), x=0.008, ha="left", size=12.5, color=INK)
+    if fingerprint.notes:
+        figure.supxlabel("  ".join(fingerprint.notes), x=0.008, ha="left", size=9.5, color="#5D6771")
+    all_axes = figure.subplots(1, count + 1, width_ratios=[1.0] * count + [1.5])
+    reach = float(np.abs(fingerprint.components).max(initial=0)) or 1.0
+    image: Any = None
+    for k, (ax, part) in enumerate(zip(all_axes, fingerprint.components, strict=False)):
+        image = ax.imshow(part, cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
+        share = 100 * float(fingerprint.explained[k])
+        draw.heading(ax, f"Component {k + 1}: {share:.0f} %")
+        _bare(ax)
+    if image is not None:
+        bar = figure.colorbar(
+            image, ax=all_axes[:count].tolist(), location="bottom", fraction=0.05, aspect=50, pad=0.03
+        )
+        bar.set_label("score of the component", size=9.5, color=INK)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(length=0, labelsize=9, colors=INK)
+    _channels(all_axes[-1], fingerprint, channels)
+    return figure
+
+
+def plot_poses(report: RotationReport) -> Figure:
+    """Draw the first image, its features as colours, those of every pose brought back, and how far they are off.
+
+    Colours are the first three principal components of the map of the image as it stands, for all poses alike. The
+    difference is the root mean square over the three colours, 0 to 1, on one scale for all poses.
+
+    Raises:
+        InputError: the report has no maps.
+    """
+    draw.wanted(list(report.poses), "maps of poses", "vispe rotate")
+    first, others = _split(report.poses)
+    off = {name: np.sqrt(np.square(m - first).mean(-1)) for name, m in others.items()}
+    top = max(0.1, max((float(d.max()) for d in off.values()), default=0.0))
+    figure, left, right = _sheet(report.picture, len(others), first.shape)
+    _show(left[-1], first, "its features", interpolation="nearest")
+    image: Any = None
+    for (upper, lower), (name, found) in zip(right, others.items(), strict=True):
+        _show(upper, found, name, interpolation="nearest")
+        image = _show(lower, off[name], f"off by {draw.short(float(np.sqrt(np.square(off[name]).mean())))}",
+                      cmap="cividis", vmin=0, vmax=top, interpolation="nearest")  # fmt: skip
+    if image is not None:
+        bar = figure.colorbar(image, ax=figure.axes, location="bottom", fraction=0.03, aspect=80, pad=0.03)  # fmt: skip
+        bar.set_label("difference from the features at rest, in colour (0 to 1)", size=9.5, color=INK)
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(length=0, labelsize=9, colors=INK)
+    return figure
+
+
+def plot_label_poses(report: RotationReport) -> Figure:
+    """Draw the first image, its labels, those of every pose brought back, and the pixels whose class changed.
+
+    Raises:
+        InputError: the report has no labels.
+    """
+    draw.wanted(list(report.labels), "label maps of poses", "vispe rotate on a segmenter")
+    first, others = _split(report.labels)
+    figure, left, right = _sheet(report.picture, len(others), first.shape)
+    highest = max(int(m.max(initial=0)) for m in report.labels.values())
+    names = [*report.names, *(f"class {k + 1}" for k in range(len(report.names), highest))]
+    _show(left[-1], _coloured(first), "its labels", interpolation="nearest")
+    for (upper, lower), (name, found) in zip(right, others.items(), strict=True):
+        changed = found != first
+        _show(upper, _coloured(found), name, interpolation="nearest")
+        shown = np.where(changed[..., None], _rgb(_CHANGED), _rgb("#EEF1F3"))
+        _show(lower, shown, f"{100 * changed.mean():.1f} % changed", interpolation="nearest")
+    _class_key(figure, names)
+    return figure
+
+
+def _split(maps: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the map at rest, and the others by name."""
+    rest = "identity" if "identity" in maps else next(iter(maps))
+    return maps[rest], {name: m for name, m in maps.items() if name != rest}
+
+
+def _sheet(
+    picture: np.ndarray | None, count: int, shape: tuple[int, ...]
+) -> tuple[Figure, list[Axes], list[tuple[Axes, Axes]]]:
+    """Return a figure with the image and its map at the left, and a column of two axes for each other pose."""
+    ratio = shape[0] / shape[1]
+    stacked = 1 + (picture is not None)
+    side = 11.5 / (count + 2.2)
+    figure = draw.new_figure(11.5, 2 * side * ratio + 1.35)
+    grid = figure.add_gridspec(2, count + 1, width_ratios=[1.0] + [1.0] * count)
+    left = [figure.add_subplot(grid[k, 0]) for k in range(2 - (stacked == 1))]
+    if picture is not None:
+        _show(left[0], np.clip(picture, 0, 1), "the image")
+    right = [(figure.add_subplot(grid[0, k + 1]), figure.add_subplot(grid[1, k + 1])) for k in range(count)]
+    return figure, left, right
+
+
+def _show(ax: Axes, values: np.ndarray, title: str, **how: Any) -> Any:
+    image = ax.imshow(values, **how)
+    ax.set_title(title, size=10, color=INK, loc="left", pad=4, parse_math=False)
+    _bare(ax)
+    return image
+
+
+def _bare(ax: Axes) -> None:
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+
+
+def _coloured(labels: np.ndarray) -> np.ndarray:
+    """Return a label map as colours (H, W, 3) in [0, 1]; no data is white. Colours repeat after 20 classes."""
+    table = np.concatenate([np.full((1, 3), 255), np.array(PALETTE)]) / 255
+    return table[np.where(labels > 0, (labels - 1) % len(PALETTE) + 1, 0)]
+
+
+def _class_key(figure: Figure, names: Sequence[str]) -> None:
+    """Write the names of classes below a sheet, each behind a square of its colour."""
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(facecolor=np.array(PALETTE[k % len(PALETTE)]) / 255, label=str(k)) for k in range(len(names))
+    ]
+    found = figure.legend(handles=handles, loc="outside lower left", ncols=min(6, max(len(names), 1)), frameon=False,
+                          fontsize=10, labelcolor=INK)  # fmt: skip
+    for text, name in zip(
+        found.get_texts(), names, strict=True
+    ):  # set later: a leading _ would drop the entry
+        text.set_text(name)
+        text.set_parse_math(False)
+
+
+def _channels(ax: Axes, fingerprint: Fingerprint, count: int) -> None:
+    """Bars of held-out R² of row and column from the best channels alone; below 0 is drawn as 0."""
+    best = [c for c in fingerprint.top_channels(count) if np.isfinite(fingerprint.channel_r2[c])]
+    values = np.maximum(fingerprint.channel_r2[best], 0)
+    ax.bar(range(len(best)), values, 0.72, color=BLUE, alpha=0.85, linewidth=0)
+    ax.set_ylim(0, 1)
+    ax.set_xticks(range(len(best)), [str(c) for c in best])
+    ax.set_xlabel("channel", color=INK)
+    draw.heading(ax, "R² of row and column from one channel")
+    draw.clean(ax, "y")
+    ax.tick_params(axis="x", labelsize=8.5)
+    if not best:
+        ax.text(0.5, 0.5, "no channel varies", transform=ax.transAxes, ha="center", color=GREY)
+
+
+def _rgb(color: str) -> np.ndarray:
+    from matplotlib.colors import to_rgb
+
+    return np.array(to_rgb(color))

@@ -1,0 +1,208 @@
+"""Translation of the image by whole patches and by parts of a patch: rolled around, or seen through a moved window.
+
+A roll by a whole patch is exact for a model without position code. A roll by part of a patch never is, because every
+patch then shows something else: it measures the phase of the patch grid. A roll makes a seam that no photograph has;
+`crop_shift` cuts two windows out of a larger image and compares them where both look, which is what happens in use.
+Features are brought back by the nearest whole number of tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.backbones.batches import FeatureFunction, batches, features_of, patch_of
+from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.rotation.compare import MEASURES, check_measures
+from vispe.evaluate.rotation.plan import Measured, Plan, Shift, Step
+from vispe.evaluate.rotation.processes import Piece
+from vispe.evaluate.rotation.rows import Measurement
+from vispe.evaluate.rotation.steps import Found, _features, _words
+
+
+def default_shifts(patch: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
+    """Return the shifts (dy, dx) in pixels that are measured by default.
+
+    One patch down, right and both; half the grid; and every part of a patch along the diagonal.
+    """
+    far = (grid[0] // 2 * patch, grid[1] // 2 * patch)
+    whole = [(patch, 0), (0, patch), (patch, patch), far]
+    return tuple(dict.fromkeys([s for s in whole if s != (0, 0)] + [(d, d) for d in range(1, patch)]))
+
+
+def tokens_of(pixels: int, patch: int) -> int:
+    """Return the whole number of tokens nearest to a shift in pixels; a half goes towards 0."""
+    whole, rest = divmod(abs(pixels), patch)
+    return (whole + (2 * rest > patch)) * (1 if pixels >= 0 else -1)
+
+
+def roll_equivariance(
+    f: FeatureFunction,
+    images: Iterable[Tensor],
+    *,
+    shifts: Sequence[Shift] | None = None,
+    patch: int | None = None,
+    measures: Sequence[str] = ("error", "error_uncentred"),
+    batch_size: int = 1,
+    part: str = "full",
+) -> tuple[Measurement, ...]:
+    """Measure f on images that were rolled around by (dy, dx) pixels, features rolled back.
+
+    Args:
+        f: images (b, c, H, W) -> maps (b, d, h, w).
+        images: (c, H, W) each, both sides multiples of the patch.
+        shifts: (dy, dx) in pixels; default `default_shifts` of the first image.
+        patch: side of a patch in pixels; default `f.patch`.
+        measures: see `vispe.evaluate.rotation.compare.MEASURES`.
+        batch_size: images of equal size that f sees at once.
+        part: name of the rows.
+
+    Returns:
+        A row 'roll (dy, dx) px' for each shift and measure, and the means 'roll, whole patches' and 'roll, parts of a
+        patch'.
+    """
+    size = patch_of(f, patch)
+    pairs = _pairs(measures)
+    found: dict[tuple[Shift, str], list[float]] = {}
+    for batch in batches(images, batch_size):
+        first = features_of(f, batch)
+        _check_grid(batch, first, size)
+        shifts = shifts or default_shifts(size, tuple(first.shape[-2:]))
+        for dy, dx in shifts:
+            moved = features_of(f, torch.roll(batch, (dy, dx), (-2, -1)))
+            back = torch.roll(moved, (-tokens_of(dy, size), -tokens_of(dx, size)), (-2, -1))
+            for m in pairs:
+                values = found.setdefault(((dy, dx), m), [])
+                values += [MEASURES[m](a, b) for a, b in zip(first, back, strict=True)]
+    return _rows(found, size, "roll", part)
+
+
+def crop_shift(
+    f: FeatureFunction,
+    images: Iterable[Tensor],
+    size: tuple[int, int],
+    *,
+    shifts: Sequence[Shift] | None = None,
+    patch: int | None = None,
+    measures: Sequence[str] = ("error", "error_uncentred"),
+    batch_size: int = 1,
+    margin: int = 0,
+    part: str = "full",
+) -> tuple[Measurement, ...]:
+    """Measure f on two windows of a larger image, where both look.
+
+    The windows lie as far from the middle of the image on either side as the shift allows in whole pixels.
+
+    Args:
+        f: images (b, c, H, W) -> maps (b, d, h, w).
+        images: (c, H, W) each, larger than the window by the largest shift.
+        size: window (height, width) in pixels, multiples of the patch.
+        shifts: (dy, dx) in pixels; default `default_shifts` without the half grid.
+        patch: side of a patch in pixels; default `f.patch`.
+        measures: see `vispe.evaluate.rotation.compare.MEASURES`.
+        batch_size: images of equal size that f sees at once.
+        margin: tokens along the frame of either window that are left out, for what happens at borders.
+        part: name of the rows.
+
+    Raises:
+        ShapeError: the image is too small, or the windows have no common area.
+    """
+    p = patch_of(f, patch)
+    pairs = _pairs(measures)
+    if shifts is None:
+        shifts = [s for s in default_shifts(p, (2, 2)) if max(s) <= p]
+    found: dict[tuple[Shift, str], list[float]] = {}
+    for batch in batches(images, batch_size):
+        for dy, dx in shifts:
+            first, second = _windows(batch, size, (dy, dx))
+            here, there = features_of(f, first), features_of(f, second)
+            _check_grid(first, here, p)
+            ty, tx = tokens_of(dy, p), tokens_of(dx, p)
+            a = _common(here, ty, tx, margin)
+            b = _common(there, -ty, -tx, margin)
+            for m in pairs:
+                values = found.setdefault(((dy, dx), m), [])
+                values += [MEASURES[m](one, other) for one, other in zip(a, b, strict=True)]
+    return _rows(found, p, "crop shift", part)
+
+
+def _pairs(measures: Sequence[str]) -> list[str]:
+    check_measures(measures)
+    if "invariant_share" in measures:
+        raise OptionError(
+            "The invariant share is defined over a group of poses, not over shifts; leave it out."
+        )
+    return list(measures)
+
+
+def _windows(batch: Tensor, size: tuple[int, int], shift: Shift) -> tuple[Tensor, Tensor]:
+    """Two windows of `size`, the second one `shift` further down and right."""
+    starts = []
+    for have, want, d in zip(batch.shape[-2:], size, shift, strict=True):
+        if want + abs(d) > have or want < 1:
+            raise ShapeError(
+                f"Windows of {size} px, {shift} px apart, do not fit into an image of {tuple(batch.shape[-2:])} px; "
+                "give larger images or a smaller window."
+            )
+        low = (have - want - abs(d)) // 2
+        starts.append((low, low + d) if d >= 0 else (low - d, low))
+    (y0, y1), (x0, x1) = starts
+    h, w = size
+    return batch[..., y0 : y0 + h, x0 : x0 + w], batch[..., y1 : y1 + h, x1 : x1 + w]
+
+
+def _common(maps: Tensor, ty: int, tx: int, margin: int) -> Tensor:
+    """The tokens of a window that another one, further by (ty, tx) tokens, sees too."""
+    h, w = maps.shape[-2:]
+    rows = slice(max(ty, 0) + margin, h + min(ty, 0) - margin)
+    cols = slice(max(tx, 0) + margin, w + min(tx, 0) - margin)
+    common = maps[..., rows, cols]
+    if 0 in common.shape:
+        raise ShapeError(
+            f"Windows of {h}x{w} tokens, {(ty, tx)} tokens apart, have nothing in common inside a margin of {margin}."
+        )
+    return common
+
+
+def _check_grid(images: Tensor, maps: Tensor, patch: int) -> None:
+    size, grid = tuple(images.shape[-2:]), tuple(maps.shape[-2:])
+    if (grid[0] * patch, grid[1] * patch) != size:
+        raise ShapeError(
+            f"A map of {grid} tokens of {patch} px does not cover an image of {size} px; check patch= and fit the "
+            "image with fit_to_patches."
+        )
+
+
+def _rows(
+    found: dict[tuple[Shift, str], list[float]], patch: int, word: str, part: str
+) -> tuple[Measurement, ...]:
+    rows, groups = [], {}
+    for (shift, m), values in found.items():
+        whole = all(d % patch == 0 for d in shift)
+        name = f"{word}, {'whole patches' if whole else 'parts of a patch'}"
+        groups.setdefault((name, m), []).append(values)
+        rows.append(Measurement(f"{word} ({shift[0]}, {shift[1]}) px", m, np.array(values), part))
+    means = [Measurement(name, m, np.array(v).mean(0), part) for (name, m), v in groups.items()]
+    return (*means, *rows)
+
+
+def _shift(what: Measured, plan: Plan, step: Step) -> Found:
+    f, patch = _features(what), plan.step
+    rolls = roll_equivariance(f, step.fitted, shifts=plan.shifts, patch=patch, batch_size=plan.batch_size)
+    near = [s for s in plan.shifts if max(map(abs, s)) <= patch]
+    crops: list[Piece] = []
+    for part in step.shapes():
+        images = step.whole[part]
+        room = [have - patch for have in images[0].shape[-2:]]  # a window is up to a patch further
+        h, w = (min(n, plan.size or n) // patch * patch for n in room)
+        if min(h, w) < 3 * patch or (plan.exact and {h, w} != {plan.size}):
+            step.notes.append(
+                f"{_words(images[0])} are too small for two windows that lie up to {patch} px apart: their error under "
+                "a shift of the window was not measured."
+            )
+            crops.append((len(images), None))
+        else:
+            rows = crop_shift(f, images, (h, w), shifts=near, patch=patch, batch_size=plan.batch_size)
+            crops.append((len(images), rows))
+    return {"roll": [(len(step.fitted), rolls)], "crop shift": crops}

@@ -1,0 +1,204 @@
+"""Who takes part: the fused kernels, SDPA without and with a dense bias, FlexAttention, extra columns, eager."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vispe.attention import attention
+from vispe.attention.preference import Backend
+from vispe.errors import BackendUnavailable
+from vispe.evaluate.speed.cases import GRID_MODES, STRUCTURED, Mode, Plan
+from vispe.evaluate.speed.flex import make_flex
+from vispe.evaluate.speed.inputs import Setup
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+EAGER_LIMIT = 2053  # tokens
+_KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to compute attention.
+
+    Args:
+        name: what it is called.
+        bias: 'distance', 'table', 'mode' (that of the mode), 'structured' (likewise) or None.
+        make: from the inputs of a case to the function that is timed.
+        modes: where it takes part.
+        slow: it takes long to compile or to run.
+        exact: it computes the bias that it is given, and not something near to it.
+        device: 'cuda', 'cpu' or 'any'.
+    """
+
+    name: str
+    bias: str | None
+    make: Callable[[Setup], Attend]
+    modes: tuple[Mode, ...] = GRID_MODES
+    slow: bool = False
+    exact: bool = True
+    device: str = "any"
+
+    def kind(self, mode: Mode) -> str | None:
+        """Return which bias it computes in a mode."""
+        return ("table" if mode == "table" else "distance") if self.bias == "mode" else self.bias
+
+
+def contenders(plan: Plan, device: str) -> list[Contender]:
+    """Return who takes part on a device, quick ones first."""
+    kept: tuple[Mode, ...] = ("forward", "frozen")
+    found = [
+        Contender("vispe", "mode", ours("mode")),
+        Contender("vispe, table", "table", ours("table"), ("forward",)),
+        Contender("vispe, no bias", None, ours(None), kept),
+        *(
+            Contender(f"sdpa {k}, no bias", None, plain(k), kept, device="cuda")
+            for k in ("flash", "cudnn", "efficient")
+        ),
+        Contender("sdpa flash, no bias", None, plain("flash"), kept, device="cpu"),
+        *(
+            Contender(f"sdpa {k}, dense bias kept", "distance", dense(k, True), kept, device="cuda")
+            for k in ("efficient", "cudnn")
+        ),
+        *(
+            Contender(f"sdpa {k}, dense bias built", "mode", dense(k, False), device="cuda")
+            for k in ("efficient", "cudnn")
+        ),
+        Contender("sdpa, dense bias kept", "distance", dense(None, True), kept, device="cpu"),
+        Contender("sdpa, dense bias built", "mode", dense(None, False), device="cpu"),
+        *(
+            Contender(f"sdpa, {r} extra columns", "distance", columns(r), ("forward", "frozen", "slopes"), exact=False)
+            for r in (8, 16)
+        ),
+        Contender("eager", "mode", eager),
+        Contender("flex, distance", "distance", make_flex("distance"), ("forward", "frozen", "slopes"), slow=True),
+        Contender("flex, table", "table", make_flex("table"), ("forward", "frozen", "table"), slow=True),
+        Contender("flex flash, distance", "distance", flex_flash, kept, slow=True, device="cuda"),
+        Contender("vispe by flex", "mode", ours("mode", "flex"), kept, slow=True, device="cuda"),
+        Contender("vispe", "structured", structured(), STRUCTURED),
+        Contender("sdpa, dense bias built", "structured", structured("sdpa"), STRUCTURED),
+    ]  # fmt: skip
+    if plan.dry:
+        return list({(c.name, c.modes): c for c in found}.values())
+    return [c for c in found if c.device in (device, "any") and (plan.slow or not c.slow)]
+
+
+def ours(kind: str | None, backend: Backend | None = None) -> Callable[[Setup], Attend]:
+    """Return the maker of `vispe.attention` with the bias of the mode, a table, or none."""
+
+    def make(setup: Setup) -> Attend:
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            bias = None if kind is None else setup.bias(None if kind == "mode" else kind)
+            return attention(q, k, v, bias=bias, backend=backend or setup.backend)
+
+        if backend == "flex" and setup.dry:
+            raise BackendUnavailable("FlexAttention is not compiled in a dry run.")
+
+        return call
+
+    return make
+
+
+def structured(backend: Backend | None = None) -> Callable[[Setup], Attend]:
+    """Return the maker of `vispe.attention` with what a mode of `STRUCTURED` is about."""
+
+    def make(setup: Setup) -> Attend:
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return setup.structured().attend(q, k, v, backend or setup.backend)
+
+        return call
+
+    return make
+
+
+def plain(kernel: str) -> Callable[[Setup], Attend]:
+    """Return the maker of SDPA without a bias, by one kernel."""
+
+    def make(setup: Setup) -> Attend:
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(_KERNELS[kernel]):
+                return F.scaled_dot_product_attention(q, k, v)
+
+        return call
+
+    return make
+
+
+def dense(kernel: str | None, kept: bool) -> Callable[[Setup], Attend]:
+    """Return the maker of SDPA with a dense bias (1, h, n, n) in q's dtype, made once or in every call."""
+
+    def make(setup: Setup) -> Attend:
+        dtype = setup.case.torch_dtype
+        mask = setup.bias().dense().to(dtype) if kept else None
+        backends = list(_KERNELS.values()) if kernel is None else [_KERNELS[kernel]]
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            bias = setup.bias().dense().to(dtype) if mask is None else mask
+            with sdpa_kernel(backends):
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+        return call
+
+    return make
+
+
+def eager(setup: Setup) -> Attend:
+    """Return plain matrix products and a softmax, the bias kept where it is fixed."""
+    if setup.case.tokens > EAGER_LIMIT:
+        raise BackendUnavailable(f"not tried above {EAGER_LIMIT} tokens: it writes b h n^2 numbers.")
+    dtype, scale = setup.case.torch_dtype, setup.case.width**-0.5
+    mask = None if setup.leaves else setup.bias().dense().to(dtype)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = setup.bias().dense().to(dtype) if mask is None else mask
+        return (q @ k.transpose(-1, -2) * scale + bias).softmax(-1) @ v
+
+    return call
+
+
+def columns(rank: int) -> Callable[[Setup], Attend]:
+    """Return the maker of SDPA with the distance bias as extra columns of q and k, from its largest singular values."""
+
+    def make(setup: Setup) -> Attend:
+        dtype, width = setup.case.torch_dtype, setup.case.width
+        y, x, placed = setup.cells()
+        points = torch.stack([y, x], -1).float()
+        distance = torch.cdist(points, points) * (placed[:, None] & placed[None])
+        rank_ = min(rank, len(points))
+        left, values, right = torch.svd_lowrank(distance, min(rank_ + 8, len(points)), niter=4)
+        root = values[:rank_].sqrt()
+        row, col = left[:, :rank_] * -root * math.sqrt(width), right[:, :rank_] * root
+        row, col = (F.pad(t, (0, rank - rank_)) for t in (row, col))
+        kernel = _KERNELS["flash"]
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            b, h, n, _ = q.shape
+            per_head = (setup.slopes[:, None, None] * row).to(dtype)
+            wide = torch.cat([q, per_head.expand(b, h, n, rank)], -1)
+            keys = torch.cat([k, col.to(dtype).expand(b, h, n, rank)], -1)
+            with sdpa_kernel(kernel):
+                out = F.scaled_dot_product_attention(wide, keys, F.pad(v, (0, rank)), scale=width**-0.5)
+            return out[..., :width]
+
+        return call
+
+    return make
+
+
+def flex_flash(setup: Setup) -> Attend:
+    """Return FlexAttention by the kernels of flash-attention 4, where that package is installed."""
+    if find_spec("flash_attn") is None or find_spec("flash_attn.cute") is None:
+        raise BackendUnavailable("the package flash_attn.cute is not installed.")
+    return make_flex("distance", {"BACKEND": "FLASH"})(setup)

@@ -1,0 +1,65 @@
+"""FlexAttention with a distance or a table, as its users write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from vispe.evaluate.speed.inputs import Setup
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def make_flex(kind: str, options: dict[str, Any] | None = None) -> Callable[[Setup], Attend]:
+    """Return the maker of FlexAttention.
+
+    Every one is compiled alone and in full: one compiled function for many grids would reach the limit of
+    recompilations, and then compute without fusion, silently.
+
+    Args:
+        kind: 'distance' (square root per score) or 'table' (one load per score).
+        options: kernel options of FlexAttention.
+    """
+
+    def make(setup: Setup) -> Attend:
+        score = _distance(setup) if kind == "distance" else _table(setup)
+        if setup.dry:
+            compiled: Any = flex_attention
+        else:
+            torch._dynamo.reset()
+            compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+
+        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return compiled(q, k, v, score_mod=score, kernel_options=options)
+
+        return call
+
+    return make
+
+
+def _distance(setup: Setup) -> Any:
+    y, x, placed = setup.cells()
+    y, x, slopes = y.float(), x.float(), setup.slopes
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        dy, dx = y[i] - y[j], x[i] - x[j]
+        distance = torch.sqrt(dy * dy + dx * dx)
+        return score - slopes[h] * torch.where(placed[i] & placed[j], distance, 0.0)
+
+    return score_mod
+
+
+def _table(setup: Setup) -> Any:
+    y, x, placed = setup.cells()
+    y, x, table = y.to(torch.int32), x.to(torch.int32), setup.table
+    rows, cols = setup.case.shape
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        value = table[h, y[i] - y[j] + rows - 1, x[i] - x[j] + cols - 1]
+        return score + torch.where(placed[i] & placed[j], value, 0.0)
+
+    return score_mod

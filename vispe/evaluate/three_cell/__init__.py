@@ -1,0 +1,1 @@
+"""The three-cell benchmark: which encodings can tell a placement."""

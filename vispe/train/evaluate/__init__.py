@@ -1,0 +1,1 @@
+"""What a retrofit took and what it left."""

@@ -1,0 +1,122 @@
+"""The evaluation of a finished retrofit: its folder, image files and masks in, report.html and report.json out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+import vispe
+from vispe.backbones.device import choose_device
+from vispe.errors import OptionError
+from vispe.evaluate.subject import Subject
+from vispe.files import check_writable
+from vispe.images.find import find_images
+from vispe.images.sequences import FileImages, FileMasks
+from vispe.train.evaluate.measure import Progress, evaluate
+from vispe.train.evaluate.page import evaluation_page
+from vispe.train.evaluate.pictures import Settings
+from vispe.train.evaluate.result import RetrofitReport
+from vispe.train.retrofit.student import load_student
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    images: Sequence[str] = (),
+    masks: Sequence[str] = (),
+    out: str | Path | None = None,
+    *,
+    zero: str = "class",
+    classes: Sequence[str] | None = None,
+    size: int | None = None,
+    noise: int = 32,
+    textures: int = 9,
+    step: int | None = None,
+    rotation: bool = True,
+    budget: int = 100,
+    batch_size: int = 1,
+    device: str = "auto",
+    seed: int = 0,
+    force: bool = False,
+    progress: Progress = lambda what, share: None,
+) -> RetrofitReport:
+    """Measure a finished retrofit before and after, and write the report.
+
+    Args:
+        checkpoint: folder of the retrofit, with card.json and student.safetensors.
+        images: files, folders or wildcards; every page of a stack is an image.
+        masks: their masks, matched by name or else by order: adds linear segmentation.
+        out: folder for report.html and report.json; None writes nothing.
+        zero: whether the value 0 in a mask is the first class, or does not count.
+        classes: their names.
+        size: side of the windows in pixels; default the largest size of the training, or the only one that the teacher
+            takes.
+        noise: noise images.
+        textures: synthetic textures.
+        step: of the probe; see `evaluate`.
+        rotation: turn and mirror images.
+        budget: scribbled pixels of each class.
+        batch_size: images that a model sees at once.
+        device: 'auto', 'cpu', 'cuda' ...
+        seed: of all draws.
+        force: overwrite the files.
+        progress: hears what is done.
+
+    Raises:
+        InputError: there is no finished retrofit, images and masks do not fit, or the files exist.
+        OptionError: masks without images, or a size that the models do not take.
+    """
+    if masks and not images:
+        raise OptionError("Masks were given without images; give the images that they belong to.")
+    image_files, mask_files = find_images(images) if images else [], find_images(masks) if masks else []
+    files = [] if out is None else [Path(out) / "report.json", Path(out) / "report.html"]
+    check_writable(files, force, protect=[*image_files, *mask_files])
+    student, teacher, card = load_student(checkpoint)
+    side = size or (teacher.size if teacher.exact else max(s["size"] for s in card["config"]["stages"]))
+    if side % teacher.patch or (teacher.exact and side != teacher.size):
+        wanted = f"{teacher.size}" if teacher.exact else f"a multiple of {teacher.patch}"
+        raise OptionError(f"size={side} does not suit the teacher, which needs {wanted}.")
+    place = choose_device(device)
+    for model in (student.model, teacher.model):
+        model.to(place).eval()
+    subject = Subject("The retrofit", mean=teacher.mean, std=teacher.std)
+    read = FileImages(image_files, subject.tensor)
+    truths = FileMasks(read, mask_files, zero, len(classes) if classes else None) if mask_files else None
+    encoding = card["config"]["student"]["pos_embed"]
+    versions = {"vispe": vispe.__version__, "torch": torch.__version__, "timm": timm.__version__}
+    facts: dict[str, Any] = {
+        "checkpoint": str(checkpoint),
+        "teacher": card["config"]["teacher"],
+        "student": card["config"]["student"],
+        "images": [str(p) for p in image_files],
+        "masks": [str(p) for p in mask_files],
+        "versions": versions,
+    }
+    report = evaluate(
+        teacher.model,
+        student.model,
+        read,
+        channels=card["blanked"],
+        truths=truths,
+        n_classes=None if truths is None else truths.n_classes,
+        classes=classes,
+        image_names=read.names,
+        size=side,
+        settings=Settings(teacher.patch, side, teacher.mean, teacher.std),
+        noise=noise,
+        textures=textures,
+        step=step,
+        rotation=rotation,
+        budget=budget,
+        batch_size=batch_size,
+        seed=seed,
+        subject=f"{card['config']['teacher']['name']} + {encoding}",
+        facts=facts,
+        notes=(*read.notes, *(truths.notes if truths else ())),
+        progress=progress,
+    )
+    if files:
+        report.write_json(files[0], force)
+        evaluation_page(report).write(files[1], force)
+    return report

@@ -1,0 +1,233 @@
+"""The report of a retrofit as one HTML page: before and after side by side, and how to read each number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from vispe.evaluate.rotation.report import HEADLINES
+from vispe.evaluate.rotation.verdict import SCALE
+from vispe.report.page import Page
+from vispe.train.evaluate.criteria import Criterion, tone
+from vispe.train.evaluate.masks import mean_known
+from vispe.train.evaluate.plots import fingerprint_figure, kept_figure, masks_figure, position_figure
+from vispe.train.evaluate.result import RetrofitReport
+
+KINDS = {"noise": "noise", "textures": "textures", "images": "your images"}
+"""Kinds of pictures in words."""
+
+_INTRO = (
+    "The teacher (before) is a pretrained model whose features tell where in the image a patch lies. The student "
+    "(after) has another positional encoding and learnt the teacher's features without the channels that tell most. "
+    "A good retrofit takes the position and leaves the rest."
+)
+_POSITION = (
+    "A linear probe learns row and column from the features of some patches of an image and is scored on the others: "
+    "held-out R² is 1 when the place of a patch can be told from its features alone, and 0 or less when it cannot. "
+    "Noise and homogeneous textures show no place, so what is read there comes from the model. Images may show it "
+    "themselves, by uneven light or layers."
+)
+_BLANKED = (
+    "Blanked: the teacher with its most telling channels set to 0, which is what the student was taught. When it "
+    "still reveals position and the student does not, the new encoding did the work. Shuffled: patches in random "
+    "order, a control that must be 0 or less."
+)
+_PATTERN = (
+    "The mean map of many noise images. Noise averages out, and what stays is tied to the frame. SNR compares it "
+    "with what chance leaves: 1 means no pattern."
+)
+_TURNED = (
+    "The image was turned by quarters and mirrored, the features were turned back and compared. "
+    f"{SCALE} The encoding is one cause, the patch kernel another: a "
+    "retrofit removes the first alone, unless its patch kernel was made symmetric."
+)
+_KEPT = (
+    "Cosine: likeness of the student's features to the teacher's, patch by patch; the target is the blanked teacher. "
+    "Effective rank: in how many directions features vary over an image. A student whose features have become "
+    "alike everywhere reveals no position either, and shows here."
+)
+_MASKS = (
+    "A linear classifier (balanced logistic regression) on each kind of features. Spread: scribbles all over the "
+    "image. Corner: all scribbles in one corner, mean over corners; the loss is what that costs. Some is content, "
+    "which differs between corners, and filters pay it too: what the model loses beyond the filters comes from "
+    "position. Other masks: learnt on one half of the images, scored on the other."
+)
+
+
+def evaluation_page(report: RetrofitReport) -> Page:
+    """Return the page; `page.write(path)` makes the file.
+
+    Args:
+        report: what was measured. A section appears only where its numbers exist.
+    """
+    found = report.criteria
+    page = Page(report.subject, "Retrofit", f"{report.verdict}.", tone(found))
+    page.text(_INTRO)
+    page.table([["", "found", "wanted", ""], *map(_criterion, found)], left=(0, 2, 3))
+    page.text(
+        "Position readable: the larger of the medians over noise and over textures. The limits are our choice.",
+        soft=True,
+    )
+    _position(page, report)
+    _pattern(page, report)
+    _turned(page, report)
+    _kept(page, report)
+    _masks(page, report)
+    page.section("Every image")
+    page.table(
+        _by_image(report), folded=f"Likeness{' and mIoU' * (report.segmentation is not None)} by image"
+    )
+    for what, side in (("before", report.before), ("blanked", report.blanked), ("after", report.after)):
+        for kind, probe in side.probes.items():
+            page.table(probe.table(), folded=f"All targets of the probe, {what}, {KINDS[kind]}")
+    page.section("Settings and notes")
+    for note in report.notes:
+        page.text(note)
+    page.text(f"Blanked channels: {', '.join(map(str, report.channels)) or 'none'} of {report.width}.")
+    rows = [[k, v if isinstance(v, str) else json.dumps(v, default=str)] for k, v in report.settings.items()]
+    page.table([["setting", "value"], *rows], left=(0, 1))
+    return page
+
+
+def to_text(report: RetrofitReport) -> str:
+    """Return the verdict and the table of what was asked for, as plain text."""
+    rows = [["", "found", "wanted", ""], *map(_criterion, report.criteria)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows]
+    return "\n".join([f"{report.verdict}.", "", *lines])
+
+
+def _criterion(found: Criterion) -> list[str]:
+    met = "" if not np.isfinite(found.value) else "met" if found.met else "not met"
+    return [found.title, _number(found.value), found.asked, met]
+
+
+def _position(page: Page, report: RetrofitReport) -> None:
+    page.section("Can the place of a patch be read?")
+    page.text(_POSITION)
+    page.figure(
+        position_figure(report),
+        "Held-out R² of row and column: dots are images (medians over choices of patches), lines medians over all.",
+    )
+    heads = [
+        "held-out R², median over images and choices of patches",
+        "before",
+        "blanked",
+        "after",
+        "shuffled, after",
+    ]
+    rows = []
+    for kind in report.before.probes:
+        sides = (report.before, report.blanked, report.after)
+        scores = [_number(side.probes[kind].headline) for side in sides]
+        shuffled = float(np.median(report.after.probes[kind].rows[0].shuffled))
+        n = report.before.probes[kind].n_images
+        rows.append([f"{KINDS[kind]} ({n})", *scores, _number(shuffled)])
+    page.table([heads, *rows])
+    page.text(_BLANKED, soft=True)
+    notes = {n for s in (report.before, report.after) for p in s.probes.values() for n in p.notes}
+    for note in sorted(notes):
+        page.text(note, soft=True)
+
+
+def _pattern(page: Page, report: RetrofitReport) -> None:
+    first, second = report.before.fingerprint, report.after.fingerprint
+    if first is None or second is None:
+        return
+    page.section("A pattern that is tied to the frame?")
+    page.text(_PATTERN)
+    caption = "First principal component of the mean map; both pictures have one scale, white is 0."
+    page.figure(fingerprint_figure(first, second), caption)
+    page.table(
+        [
+            ["", "before", "after"],
+            ["SNR of the pattern", _number(first.snr), _number(second.snr)],
+            ["noise images", str(first.n_images), str(second.n_images)],
+            ["channels that tell most", *(", ".join(map(str, p.top_channels(4))) for p in (first, second))],
+        ]
+    )
+
+
+def _turned(page: Page, report: RetrofitReport) -> None:
+    first, second = report.before.rotation, report.after.rotation
+    if first is None or second is None:
+        return
+    page.section("Turned and mirrored")
+    page.text(_TURNED)
+    rows, quiet = [], []
+    for row in first.headlines:
+        other = second.result.find(row.transform, row.metric, row.part)
+        what, unit = HEADLINES[row.transform, row.metric, row.part]
+        if row.control:
+            quiet.append(len(rows))
+        after = "" if other is None else _number(other.summary().mean)
+        rows.append([what, unit, _number(row.summary().mean), after])
+    page.table([["what was done", "what is compared", "before", "after"], *rows], left=(0, 1), quiet=quiet)
+
+
+def _kept(page: Page, report: RetrofitReport) -> None:
+    page.section("What the features kept")
+    page.text(_KEPT)
+    page.figure(kept_figure(report), "Each dot is an image, lines are medians.")
+    rows = [
+        ["cosine, student to teacher", _number(float(np.mean(report.cosine)))],
+        ["cosine, student to blanked teacher (its target)", _number(float(np.mean(report.cosine_blanked)))],
+        ["effective rank, before", _number(float(np.median(report.before.rank)))],
+        ["effective rank, blanked", _number(float(np.median(report.blanked.rank)))],
+        ["effective rank, after", _number(float(np.median(report.after.rank)))],
+        ["channels blanked", f"{len(report.channels)} of {report.width}"],
+    ]
+    page.table([["", "mean cosine, median rank"], *rows])
+
+
+def _masks(page: Page, report: RetrofitReport) -> None:
+    found = report.segmentation
+    if found is None:
+        return
+    page.section("Linear segmentation")
+    page.text(_MASKS)
+    page.figure(masks_figure(report), "Each dot is an image, lines are means over images.")
+    heads = ["mIoU, mean over images", "before", "after", "filters"]
+    rows = [
+        ["spread scribbles", *(_number(mean_known(found.own[k])) for k in heads[1:])],
+        ["lost with corner scribbles", *(_number(mean_known(found.corner[k])) for k in heads[1:])],
+    ]
+    if found.others:
+        rows.append(["other masks", *(_number(mean_known(found.others[k])) for k in heads[1:])])
+        rows.append(["other masks, all pixels pooled", *(_number(found.pooled[k]) for k in heads[1:])])
+    page.table([heads, *rows])
+    page.text(
+        f"{found.budget} pixels of each class were scribbled on; classes: {', '.join(report.classes)}.",
+        soft=True,
+    )
+
+
+def _by_image(report: RetrofitReport) -> list[list[str]]:
+    heads = ["image", "cosine", "cosine to target", "rank before", "rank after"]
+    columns: list[Sequence[float]] = [
+        report.cosine,
+        report.cosine_blanked,
+        report.before.rank,
+        report.after.rank,
+    ]
+    if report.segmentation is not None:
+        words = {"own": "spread", "corner": "lost in a corner", "others": "other masks"}
+        for key, said in words.items():
+            for name, values in getattr(report.segmentation, key).items():
+                heads.append(f"{said}, {name}")
+                columns.append(values)
+    return [
+        heads,
+        *([name, *(_number(c[k]) for c in columns)] for k, name in enumerate(report.image_names)),
+    ]
+
+
+def _number(value: float) -> str:
+    if not np.isfinite(value):
+        return "-"
+    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3g}"
+
+
+__all__ = ["KINDS", "evaluation_page", "to_text"]

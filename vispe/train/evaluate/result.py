@@ -1,0 +1,131 @@
+"""What an evaluation found: each side, both together, and the JSON of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vispe.evaluate.probe.positional import ProbeResult
+from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
+from vispe.evaluate.rotation.report import RotationReport
+from vispe.report.table import json_list
+from vispe.train.evaluate.criteria import Criterion, criteria, verdict
+from vispe.train.evaluate.masks import MaskScores
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """What was found for one model.
+
+    Attributes:
+        probes: positional probe by kind of pictures: 'noise', 'textures', 'images'.
+        fingerprint: mean map over noise images; None where it was not made.
+        rotation: rows under turns and mirroring; None where it was not measured.
+        rank: effective rank of the features of each image, (n,).
+    """
+
+    probes: Mapping[str, ProbeResult]
+    fingerprint: Fingerprint | None
+    rotation: RotationReport | None
+    rank: np.ndarray
+
+    @property
+    def readable(self) -> float:
+        """Held-out R² on pictures that show no place: the larger of the medians over noise and over textures."""
+        return max(p.headline for name, p in self.probes.items() if name != "images")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "readable_r2": json_list(np.array([self.readable]))[0],
+            "probe": {name: probe.to_dict() for name, probe in self.probes.items()},
+            "fingerprint": None if self.fingerprint is None else self.fingerprint.to_dict(),
+            "rotation": None if self.rotation is None else self.rotation.to_dict(),
+            "effective_rank": json_list(self.rank),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class RetrofitReport:
+    """A model before and after its retrofit.
+
+    Attributes:
+        subject: title.
+        before: the teacher.
+        blanked: the teacher with the channels at 0: its probes and rank alone.
+        after: the student.
+        channels: that were blanked.
+        width: number of channels.
+        cosine: of student and teacher, mean over patches, (n,).
+        cosine_blanked: of student and blanked teacher, (n,).
+        image_names: of the n images that cosine and rank were measured on.
+        segmentation: linear segmentation; None without masks.
+        classes: their names.
+        settings: what the numbers depend on.
+        notes: what the reader should know.
+    """
+
+    subject: str
+    before: Side
+    blanked: Side
+    after: Side
+    channels: tuple[int, ...]
+    width: int
+    cosine: np.ndarray
+    cosine_blanked: np.ndarray
+    image_names: tuple[str, ...]
+    segmentation: MaskScores | None = None
+    classes: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def criteria(self) -> tuple[Criterion, ...]:
+        """What a good retrofit is asked for, and what was found."""
+        return criteria(
+            before=self.before.readable,
+            after=self.after.readable,
+            blanked=len(self.channels) / self.width,
+            cosine=float(np.mean(self.cosine_blanked)),
+            rank=float(np.median(self.after.rank / self.before.rank)),
+            corner=None if self.segmentation is None else self.segmentation.corner,
+        )
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        return verdict(self.criteria)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values: the verdict, the criteria, and every number of every image."""
+        return {
+            "subject": self.subject,
+            "verdict": self.verdict,
+            "criteria": [c.to_dict() for c in self.criteria],
+            "channels": list(self.channels),
+            "width": self.width,
+            "blanked_share": len(self.channels) / self.width,
+            "images": list(self.image_names),
+            "cosine": json_list(self.cosine),
+            "cosine_blanked": json_list(self.cosine_blanked),
+            "before": self.before.to_dict(),
+            "blanked": self.blanked.to_dict(),
+            "after": self.after.to_dict(),
+            "segmentation": None if self.segmentation is None else self.segmentation.to_dict(),
+            "classes": list(self.classes),
+            "settings": self.settings,
+            "notes": list(self.notes),
+        }
+
+    def write_json(self, path: str | Path, force: bool = False) -> Path:
+        """Write `to_dict`; an existing file is replaced with `force` only.
+
+        Raises:
+            InputError: the file exists.
+        """
+        from vispe.files import write_json
+
+        write_json(path, self.to_dict(), force)
+        return Path(path)

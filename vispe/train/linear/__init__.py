@@ -1,0 +1,1 @@
+"""Linear segmentation on frozen features."""

@@ -1,0 +1,8 @@
+"""`python -m vispe.train.linear`: linear segmentation from a recipe."""
+
+import sys
+
+from vispe.train.linear.run import main
+
+if __name__ == "__main__":
+    sys.exit(main())

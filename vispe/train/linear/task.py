@@ -1,0 +1,117 @@
+"""What a linear segmentation is told, in Python or by command line and YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from vispe.errors import OptionError
+from vispe.train.retrofit.config import Teacher
+from vispe.train.retrofit.recipes import with_recipes
+
+FREE = ("out", "force", "device", "checkpoint_every", "log_every")
+"""Keys that may differ when a stopped run goes on."""
+
+
+@dataclass(frozen=True)
+class LinearTask:
+    """What a linear segmentation is told.
+
+    Attributes:
+        images: files, folders or wildcards; every page of a stack is an image.
+        masks: their masks, matched by name (a.png with a.png or a_mask.png), or else by order.
+        out: folder for the results.
+        model: backbone; leave it out with retrofit.
+        retrofit: folder of a finished retrofit, whose student is the backbone.
+        pos_embed: positional encoding that replaces the model's own.
+        val_images: images to score; by default some of the images are held out.
+        val_masks: their masks.
+        val_every: without val_images, every n-th image is held out and scored.
+        zero: whether the value 0 in a mask is the first class, or does not count.
+        n_classes: number of classes, where the masks do not show all.
+        size: side of the windows in pixels, a multiple of the patch.
+        steps: updates.
+        batch: windows for each update.
+        rate: learning rate of the linear map; it falls to 0 along a cosine.
+        backbone_rate: learning rate of the backbone; 0 keeps it frozen.
+        weight_decay: of AdamW.
+        norm: batch norm before the linear map.
+        dropout: share of features that are dropped in training.
+        poses: put windows into the eight poses of a square at random.
+        seed: of everything drawn.
+        device: auto, cpu, cuda, ...
+        log_every: updates between two lines of log.jsonl.
+        checkpoint_every: updates between two states that a stopped run can go on from.
+        force: overwrite a finished run.
+    """
+
+    images: list[str]
+    masks: list[str]
+    out: str
+    model: Teacher | None = None
+    retrofit: str | None = None
+    pos_embed: str | None = None
+    val_images: list[str] | None = None
+    val_masks: list[str] | None = None
+    val_every: int = 5
+    zero: Literal["class", "ignore"] = "class"
+    n_classes: int | None = None
+    size: int = 224
+    steps: int = 2000
+    batch: int = 16
+    rate: float = 1e-3
+    backbone_rate: float = 0.0
+    weight_decay: float = 0.01
+    norm: bool = True
+    dropout: float = 0.1
+    poses: bool = True
+    seed: int = 0
+    device: str = "auto"
+    log_every: int = 20
+    checkpoint_every: int = 200
+    force: bool = False
+
+    def check(self) -> None:
+        """Check all that can be checked without the model and the data.
+
+        Raises:
+            OptionError: a number out of its range, or keys that contradict each other.
+        """
+        if (self.model is None) == (self.retrofit is None):
+            found = "neither" if self.model is None else "both"
+            raise OptionError(f"Linear segmentation needs a model or a retrofit, one of them, got {found}.")
+        if self.retrofit is not None and self.pos_embed is not None:
+            raise OptionError(
+                f"pos_embed={self.pos_embed} has no effect on the student of a retrofit, which has its own; "
+                "leave it out."
+            )
+        if (self.val_images is None) != (self.val_masks is None):
+            raise OptionError("val_images and val_masks belong together; give both or neither.")
+        for key in ("size", "steps", "batch", "log_every", "checkpoint_every"):
+            if getattr(self, key) < 1:
+                raise OptionError(f"{key} must be at least 1, got {getattr(self, key)}.")
+        if self.rate <= 0 or self.backbone_rate < 0 or self.weight_decay < 0 or not 0 <= self.dropout < 1:
+            raise OptionError(
+                "rate must be above 0, backbone_rate and weight_decay 0 or more, and dropout from 0 to below 1; got "
+                f"{self.rate}, {self.backbone_rate}, {self.weight_decay} and {self.dropout}."
+            )
+
+
+def read_task(argv: Sequence[str]) -> LinearTask:
+    """Return what a command line asks for; `--config FILE` reads YAML, options after it win."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(
+        prog="python -m vispe.train.linear",
+        description="Linear segmentation on features.",
+        default_env=False,
+    )
+    parser.add_argument(
+        "--config", action="config", help="YAML file, or a recipe of vispe by name; options after it win"
+    )
+    parser.add_class_arguments(LinearTask, as_group=False)
+    found = parser.parse_args(with_recipes(argv))
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the older name
+    values = {k: v for k, v in vars(instantiate(found)).items() if k != "config"}
+    return LinearTask(**values)

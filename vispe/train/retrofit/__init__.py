@@ -1,0 +1,1 @@
+"""The retrofit by distillation: recipe, loop, losses, checkpoints."""

@@ -1,0 +1,277 @@
+"""The training itself: updates, what is written between them, and how a stopped run goes on.
+
+An update depends on the weights, the optimizer and (seed, step, rank) alone: images, pose and everything that a model
+draws at random are drawn from these. So a run that is stopped at any time and continued ends with the same weights as
+one that was not, bit for bit on one machine with the same number of processes and threads (on a GPU as far as its
+kernels are deterministic).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import vispe
+from vispe.errors import InputError, OptionError
+from vispe.evaluate.probe.averages import effective_rank
+from vispe.train.data import Batches
+from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.config import Retrofit, Stage
+from vispe.train.retrofit.log import Log, memory_mib
+from vispe.train.retrofit.losses import Objective, pose_of
+from vispe.train.retrofit.processes import Processes
+
+OnStep = Callable[[int, int, Mapping[str, Any] | None], None]
+"""Is told the number of updates made, of all, and the line of the log that was written, if one was."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A stage as it is carried out.
+
+    Attributes:
+        stage: what was asked.
+        first: number of updates before it.
+        steps: number of its updates.
+        batches: its images.
+    """
+
+    stage: Stage
+    first: int
+    steps: int
+    batches: Batches
+
+    @property
+    def end(self) -> int:
+        """Number of updates when it is done."""
+        return self.first + self.steps
+
+
+class Training:
+    """Everything that changes while a student is trained.
+
+    Args:
+        objective: teacher and student, on the device of the processes.
+        config: how.
+        processes: that train together.
+        folder: that state and log are written to by the main process, and read from by all.
+        plan: the stages.
+
+    Attributes:
+        step: number of updates that were made.
+        average: moving averages of the trained weights by name; empty without.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        config: Retrofit,
+        processes: Processes,
+        folder: Folder,
+        plan: Sequence[Part],
+    ) -> None:
+        self.objective, self.config, self.processes, self.folder = objective, config, processes, folder
+        self.plan, self.step, self.student = plan, 0, objective.student
+        named = [(name, p) for name, p in self.student.named_parameters() if p.requires_grad]
+        self.trained: list[nn.Parameter] = [p for _, p in named]
+        self.average = {name: p.detach().clone() for name, p in named} if config.ema else {}
+        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.amp == "fp16")
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.sums: dict[str, Tensor] = {}
+        self._moment: dict[str, Any] = {}
+        if config.grad_checkpointing:
+            if not hasattr(self.student, "set_grad_checkpointing"):
+                raise OptionError(
+                    f"grad_checkpointing was asked, and {type(self.student).__name__} cannot; leave it out."
+                )
+            self.student.set_grad_checkpointing(True)
+
+    def resume(self, kept: tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]] | None) -> None:
+        """Go on from a state, see `Folder.load`; None is the beginning."""
+        if kept is not None:
+            self.step, weights, self._moment = kept
+            self.student.load_state_dict(weights["student"])
+            for name, value in weights.get("average", {}).items():
+                self.average[name].copy_(value)
+            self.scaler.load_state_dict(self._moment["scaler"])
+            self.sums = {name: value.to(self._device) for name, value in self._moment["sums"].items()}
+
+    def run(self, on_step: OnStep | None = None) -> None:
+        """Train to the end.
+
+        Raises:
+            InputError: the loss is not finite any more.
+        """
+        total = self.plan[-1].end
+        self.student.train()
+        log = self._log() if self.processes.main else None
+        gpus = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            for part in self.plan:
+                if self.step >= part.end:
+                    continue
+                self.optimizer = torch.optim.AdamW(
+                    self.trained, lr=part.stage.rate, weight_decay=self.config.weight_decay
+                )
+                if self.step > part.first:
+                    self.optimizer.load_state_dict(self._moment["optimizer"])
+                self._moment = {}
+                self._carry_out(part, total, log, on_step)
+        if log is not None:
+            log.close()
+
+    def finished(self) -> nn.Module:
+        """Return the student in evaluation mode: averaged where asked, its weights plain and frozen."""
+        from vispe.train.retrofit.lora import merge_lora
+
+        with torch.no_grad():
+            for name, parameter in self.student.named_parameters():
+                if name in self.average:
+                    parameter.copy_(self.average[name])
+        merge_lora(self.student)
+        if self.config.student.symmetric:
+            vispe.symmetrize(self.student)
+        if self.config.grad_checkpointing:
+            self.student.set_grad_checkpointing(False)
+        return self.student.eval().requires_grad_(False)
+
+    def _carry_out(self, part: Part, total: int, log: Log | None, on_step: OnStep | None) -> None:
+        """Make the updates of one stage that are left."""
+        config, start, since = self.config, time.perf_counter(), self.step
+        images: Iterator[Tensor] = iter(part.batches.from_step(self.step - part.first))
+        for own in images:
+            rate = part.stage.rate_at(self.step - part.first, part.steps)
+            shown = self._update(own, part.stage.batch, rate)
+            self.step += 1
+            line, last = None, self.step == part.end
+            if self.step % config.log_every == 0 or last:
+                line = self._line(part, rate, shown)
+                now = time.perf_counter()
+                line["images_per_s"] = (self.step - since) * part.stage.batch / (now - start)
+                start, since = now, self.step
+                if log is not None:
+                    log.write(line)
+            if self.step % config.checkpoint_every == 0 or last:
+                self._check_finite()
+                if self.processes.main:
+                    self._save()
+            if on_step is not None and self.processes.main:
+                on_step(self.step, total, line)
+            if last:
+                return
+
+    def _update(self, images: Tensor, batch: int, rate: float) -> tuple[Tensor, Tensor]:
+        """Make one update from this process's share of a batch; return maps of an image, student's and target's."""
+        config, optimizer = self.config, self.optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
+        torch.manual_seed(_seed(config.seed, self.step, self.processes.rank))
+        pose = pose_of(config.seed, self.step)
+        shown = None
+        for few in images.to(self._device, non_blocking=True).split(config.chunk or len(images)):
+            with self._autocast():
+                parts, maps, target = self.objective.parts(few, pose)
+                loss = self.objective.total(parts).sum() / batch
+            self.scaler.scale(loss).backward()
+            self._count(parts)
+            shown = shown or (maps[0], target[0])
+        self.processes.sum_([p.grad for p in self.trained if p.grad is not None])
+        self.scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(self.trained, config.clip or math.inf)
+        self._add("grad_norm", norm.detach().double() * len(images))
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        if config.student.symmetric:
+            vispe.symmetrize(self.student)
+        self._follow()
+        return shown
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Move the averages towards the weights; faster in the first updates, so that they forget the beginning."""
+        if not self.average:
+            return
+        share = 1 - min(self.config.ema, (1 + self.step) / (10 + self.step))
+        torch._foreach_lerp_(list(self.average.values()), [p.detach() for p in self.trained], share)
+
+    def _count(self, parts: Mapping[str, Tensor]) -> None:
+        """Add the parts of the loss of some images to the sums of this interval."""
+        for name, value in parts.items():
+            self._add(name, value.detach().double().sum())
+        count = len(parts["distill"])
+        self._add("images", torch.tensor(float(count), dtype=torch.float64, device=self._device))
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def _line(self, part: Part, rate: float, shown: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        """Return the line of the log for the interval that ends, and begin the next."""
+        self._check_finite()
+        values = [value.clone() for value in self.sums.values()]
+        self.processes.sum_(values)
+        sums = dict(zip(self.sums, (float(value) for value in values), strict=True))
+        self.sums = {}
+        means = {name: value / sums["images"] for name, value in sums.items() if name != "images"}
+        weights = self.config.loss
+        loss = sum(getattr(weights, name) * value for name, value in means.items() if name != "grad_norm")
+        ranks = [effective_rank(maps.float().cpu()) for maps in shown] if self.processes.main else [0.0, 0.0]
+        return {
+            "step": self.step,
+            "stage": self.plan.index(part),
+            "size": part.stage.size,
+            "loss": loss,
+            **means,
+            "cosine": 1 - means["distill"],
+            "rank_student": ranks[0],
+            "rank_target": ranks[1],
+            "rate": rate,
+            "memory_mib": memory_mib(self._device),
+        }
+
+    def _check_finite(self) -> None:
+        for name, value in self.sums.items():
+            if name != "grad_norm" and not torch.isfinite(value):
+                raise InputError(
+                    f"The loss ({name}) is not finite any more at step {self.step}; lower the rate, give clip, or use "
+                    f"amp=no. The last state in {self.folder.path} is sound."
+                )
+
+    def _save(self) -> None:
+        weights = {"student": self.student.state_dict()}
+        if self.average:
+            weights["average"] = self.average
+        moment = {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "sums": {name: value.cpu() for name, value in self.sums.items()},
+            "channels": list(self.objective.channels),
+        }
+        self.folder.save(self.step, weights, moment)
+
+    def _log(self) -> Log:
+        board = self.folder.path / "tensorboard" if self.config.tensorboard else None
+        return Log(self.folder.log, self.step, board)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.config.amp == "no":
+            return nullcontext()
+        dtype = torch.bfloat16 if self.config.amp == "bf16" else torch.float16
+        return torch.autocast(self._device.type, dtype)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.processes.device
+
+
+def _seed(seed: int, step: int, rank: int) -> int:
+    """Return the seed of torch's global generator in one update of one process."""
+    return int(np.random.SeedSequence([seed, 11, step, rank]).generate_state(1, np.uint64)[0] >> 1)
