@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vispe import encodings as encodings
 from vispe import symmetry as symmetry
 from vispe._lazy import face
+from vispe._moved import await_old_names
 from vispe.attention import attention, explain, use_backend
 from vispe.encodings.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
 from vispe.encodings.layer import Attention
@@ -62,3 +63,4 @@ __getattr__, __dir__ = face(  # names whose modules import timm, which is slow, 
     },
 )
 await_hosts()
+await_old_names()

@@ -1,1 +1,7 @@
 """Pictures of encodings and of positions."""
+
+from vispe._lazy import face
+
+__all__ = ["plot_bias"]
+
+__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "vispe.evaluate.plots.encoding"))

@@ -1,1 +1,7 @@
 """The three-cell benchmark: which encodings can tell a placement."""
+
+from vispe._lazy import face
+
+__all__ = ["ThreeCellScores", "images", "labels", "majority", "sample_cells", "score"]
+
+__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "vispe.evaluate.three_cell.task"))

@@ -1,1 +1,14 @@
 """Vision towers of open_clip."""
+
+from vispe._lazy import face
+
+__all__ = [
+    "convert_image_tower",
+    "convert_tower",
+    "describe_tower",
+    "image_tower",
+    "restore_image_tower",
+    "restore_tower",
+]
+
+__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "vispe.hosts.open_clip.convert"))

@@ -139,7 +139,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.write(f"mIoU {miou} on {len(metrics['images'])} images (by class: {ious})\n")
     sys.stderr.write(f"\nwritten: {Path(task.out) / 'metrics.json'}\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
