@@ -18,7 +18,7 @@ golden:
 	$(PYTHON) -m tests.golden tests/golden/vectors
 
 bench:
-	$(PYTHON) -m pytest tests/test_attention*.py tests/hosts
+	$(PYTHON) -m pytest tests/attention tests/hosts
 	$(PYTHON) eval/bench/vit.py
 	$(PYTHON) eval/bench/segment.py
 	$(PYTHON) eval/bench/segment_peers.py

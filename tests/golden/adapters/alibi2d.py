@@ -1,7 +1,7 @@
 """Golden cases of 2D ALiBi: distances, slopes, attention layers with gradients, and whole ViTs.
 
 Layers run in float64: the gradient of a key bias is exactly 0, and the rounding of float32 around a zero says
-nothing about the method. Speed and rounding in other dtypes are the subject of tests/test_attention.py.
+nothing about the method. Speed and rounding in other dtypes are the subject of tests/attention/test_attention.py.
 """
 
 import torch

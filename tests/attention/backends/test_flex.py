@@ -1,0 +1,239 @@
+"""FlexAttention as a backend: what it computes, what it refuses, and that it never runs unfused in silence.
+
+Most cases are traced by torch and not made machine code of, which takes a minute each on CPU; one case is.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.attention import oracle
+from vispe import Grid, attention, explain
+from vispe.attention import DenseBias, DistanceBias, PairRotation, ProfileBias, SumBias, TableBias, ValueTerm
+from vispe.attention.backends import flex
+from vispe.attention.backends.triton import refuses
+from vispe.attention.call import Call
+from vispe.errors import BackendUnavailable
+
+pytestmark = pytest.mark.slow
+
+HEADS, WIDTH = 2, 16
+GRID = Grid((3, 4), 1)
+POS = GRID.positions()
+FIXED = DistanceBias((0.1, 0.7), POS)
+
+
+def tensors(n=GRID.tokens, width=WIDTH, dtype=torch.float32, batch=1, heads=HEADS):
+    return [torch.randn(batch, heads, n, width).to(dtype) for _ in range(3)]
+
+
+def table(grid, heads=HEADS):
+    return torch.randn(heads, *(2 * n - 1 for n in grid.shape)) * 2
+
+
+def relative(ours, theirs):
+    return ((ours.double() - theirs).norm() / theirs.norm()).item()
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch traces what it would compile, and runs it as it is."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    flex._compiled.cache_clear()
+    yield
+    flex._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """As if tensors were on a GPU that runs kernels."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(flex, "no_device", lambda q: None)
+    monkeypatch.setitem(refuses.__globals__, "_no_device", lambda q: None)
+
+
+def biases(grid):
+    pos = grid.positions()
+    values, edge, slopes, profile = table(grid), torch.randn(HEADS, 3), torch.rand(HEADS), table(grid, 1)
+    matrix = oracle.table_matrix(values, grid, edge)
+    shared = oracle.table_matrix(profile, grid)
+    return {
+        "table": (TableBias(values, pos, edge), matrix),
+        "shared": (TableBias(profile, pos), shared),
+        "distance": (
+            DistanceBias((0.1, 0.7), pos),
+            -torch.tensor([0.1, 0.7])[:, None, None]
+            * oracle.distance_matrix(grid, "euclidean", False, "none"),
+        ),
+        "sum": (
+            SumBias([TableBias(values, pos, edge), ProfileBias(slopes, profile, pos)]),
+            matrix + slopes[:, None, None] * shared,
+        ),
+        "none": (None, torch.zeros(1, grid.tokens, grid.tokens)),
+    }
+
+
+def causal(n):
+    return torch.ones(n, n, dtype=torch.bool).tril()
+
+
+def packed(ends, n):
+    which = torch.bucketize(torch.arange(n), ends, right=True)
+    return which[:, None] == which[None]
+
+
+def test_biases(traced):
+    for grid in (GRID, Grid((5, 1), 5), Grid((2, 3, 2))):
+        for name, (bias, matrix) in biases(grid).items():
+            q, k, v = tensors(grid.tokens, batch=2)
+            out = attention(q, k, v, bias=bias, backend="flex", scale=0.3)
+            wanted = oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double(), scale=0.3)
+            assert relative(out, wanted) < 2e-6, (grid, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_masks_and_rows_without_any_key(traced, dtype):
+    n = GRID.tokens
+    bias, matrix = biases(GRID)["table"]
+    keep = torch.rand(2, n) < 0.4
+    keep[0, 0], keep[1] = False, False
+    ends = torch.tensor([0, 4, 9, n])
+    tolerance = {torch.float32: 2e-6, torch.float16: 6e-4}[dtype]
+    cases = (
+        (2, {"is_causal": True}, causal(n)),
+        (2, {"key_padding_mask": keep}, keep[:, None, None]),
+        (2, {"key_padding_mask": keep, "is_causal": True}, keep[:, None, None] & causal(n)),
+        (1, {"cu_seqlens": ends}, packed(ends, n)),
+        (1, {"cu_seqlens": ends, "is_causal": True, "key_padding_mask": keep[:1]},
+         packed(ends, n) & causal(n) & keep[:1, None, None]),
+    )  # fmt: skip
+    for batch, options, allowed in cases if dtype == torch.float32 else cases[-2:]:
+        q, k, v = tensors(batch=batch, dtype=dtype)
+        out = attention(q, k, v, bias=bias, backend="flex", **options)
+        allowed = allowed.expand(batch, 1, n, n)
+        wanted = oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double(), keep=allowed)
+        assert out.dtype == dtype
+        assert relative(out, wanted) < tolerance
+        assert (out[~allowed.any(-1).expand(-1, HEADS, -1)] == 0).all()
+
+
+def test_rotation_groups_and_autocast(traced):
+    q = tensors(heads=4)[0]
+    k, v = tensors(heads=2)[:2]
+    angle = torch.randn(1, 1, GRID.tokens, 5)
+    options = {
+        "bias": DistanceBias((0.1, 0.2, 0.3, 0.4), POS), "enable_gqa": True,
+        "transform": PairRotation(angle.cos(), angle.sin(), "half", values=True),
+    }  # fmt: skip
+    wanted = attention(q, k, v, backend="reference", **options)
+    assert relative(attention(q, k, v, backend="flex", **options), wanted.double()) < 2e-6
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(q, k, v, backend="flex", **options)
+    assert out.dtype == torch.bfloat16
+    assert relative(out, wanted.double()) < 1e-2
+
+
+def test_inside_a_compiled_model(traced):
+    fast = torch.compile(partial(attention, bias=FIXED, is_causal=True, backend="flex"), fullgraph=True)
+    given = tensors()
+    wanted = attention(*given, bias=FIXED, is_causal=True, backend="reference")
+    assert relative(fast(*given), wanted.double()) < 2e-6
+
+
+def test_grids_and_layers_share_what_is_compiled(traced):
+    graphs = torch._dynamo.utils.counters["stats"]
+    graphs.clear()
+    for layer, shape in enumerate(
+        [(3, 4), (4, 5), (6, 2), (2, 9), (5, 5), (3, 7), (8, 3), (4, 4), (7, 3), (2, 2)]
+    ):
+        grid = Grid(shape, layer % 3)
+        bias, matrix = biases(grid)["table"]
+        q, k, v = tensors(grid.tokens)
+        out = attention(q, k, v, bias=bias, backend="flex")
+        assert relative(out, oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double())) < 2e-6
+    assert graphs["unique_graphs"] <= 2
+
+
+# never unfused
+
+
+def test_too_many_recompilations_are_an_error(traced):
+    with torch._dynamo.config.patch(recompile_limit=1, automatic_dynamic_shapes=False):
+        attention(*tensors(5), backend="flex")
+        with pytest.raises(BackendUnavailable, match="compiled too often for one structure"):
+            attention(*tensors(7), backend="flex")
+
+
+def test_not_compiling_is_an_error(traced):
+    with pytest.raises(BackendUnavailable, match="would run unfused here"):
+        flex._attend(*tensors(), None, None, None, None, None, 1.0)
+    with (
+        torch.compiler.set_stance("force_eager"),
+        pytest.raises(BackendUnavailable, match="would run unfused"),
+    ):
+        attention(*tensors(), bias=FIXED, backend="flex")
+
+
+# what is refused, and what `auto` takes
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "reason"),
+    [
+        (tensors(width=8), {}, "16 or more columns, got 8"),
+        (tensors(width=288), {}, "wider than 256"),
+        (tensors(dtype=torch.float64), {}, "float64 is not"),
+        ([t[:0] for t in tensors()], {}, "nothing to attend to"),
+        ([t.clone().requires_grad_() for t in tensors()], {}, "no gradients on CPU"),
+        (tensors(), {"bias": DistanceBias(torch.rand(2, requires_grad=True), POS)}, "no gradients on CPU"),
+        (tensors(), {"bias": DenseBias(torch.zeros(1, 2, 13, 13), POS)}, "more than the offset"),
+        (tensors(), {"attn_mask": torch.ones(13, 13, dtype=torch.bool)}, "n x m tensor"),
+        (tensors(), {"dropout_p": 0.1}, "no dropout"),
+        (tensors(), {"value_term": ValueTerm(torch.zeros(2, 3, 16), torch.zeros(13, 13, dtype=torch.int64))}, "never"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_refusals(given, options, reason):
+    assert reason in flex.refuses(Call(*given, **options))
+    with pytest.raises(BackendUnavailable, match=reason):
+        attention(*given, backend="flex", **options)
+
+
+def test_a_cpu_never_gets_it_unasked():
+    for options in ({}, {"is_causal": True}, {"cu_seqlens": torch.tensor([0, 4, 13])}):
+        assert explain(*tensors(), bias=FIXED, **options).backend == "sdpa"
+
+
+def test_a_gpu_gets_it_where_triton_refuses(gpu):
+    told = explain(*tensors(), bias=FIXED, is_causal=True)
+    assert told.backend == "flex"
+    assert "is_causal is not fused" in told.reason
+    assert explain(*tensors(), is_causal=True).backend == "sdpa"
+    assert explain(*tensors(), bias=FIXED, attn_mask=torch.ones(13, 13)).backend == "sdpa"
+    graded = [t.requires_grad_() for t in tensors()]
+    assert explain(*graded, bias=FIXED, is_causal=True).backend == "flex"
+
+
+def test_gradients_of_a_table_are_only_for_those_who_ask(gpu):
+    bias = DistanceBias(torch.rand(2, requires_grad=True), POS)
+    assert explain(*tensors(), bias=bias, is_causal=True).backend == "sdpa"
+    assert explain(*tensors(), bias=bias, is_causal=True, backend="flex").backend == "flex"
+    assert "reproducible" in flex.refuses(Call(*tensors(), bias, is_causal=True, deterministic=True))
+    with torch.no_grad():
+        assert explain(*tensors(), bias=bias, is_causal=True).backend == "flex"
+
+
+@pytest.mark.slow  # a minute of a C++ compiler
+def test_machine_code():
+    with torch.no_grad():
+        q, k, v = tensors(batch=2)
+        bias, matrix = biases(GRID)["table"]
+        keep = torch.rand(2, GRID.tokens) < 0.5
+        keep[1] = False
+        out = attention(q, k, v, bias=bias, is_causal=True, key_padding_mask=keep, backend="flex")
+    allowed = keep[:, None, None] & causal(GRID.tokens)
+    wanted = oracle.attend(q.double(), k.double(), v.double(), bias=matrix.double(), keep=allowed)
+    assert relative(out, wanted) < 2e-6

@@ -1,0 +1,221 @@
+"""Biases with their dense form made anew in float64, and how results are compared with it."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tests.attention import oracle
+from vispe import attention
+from vispe.attention import (
+    ContextBias,
+    DenseBias,
+    DistanceBias,
+    GatedBias,
+    LowRankBias,
+    ProfileBias,
+    SumBias,
+    TableBias,
+)
+
+BACKENDS = ("reference", "sdpa", "lowrank")
+HEADS, WIDTH = 3, 8
+
+
+@dataclass
+class Case:
+    """A bias, its parameters, and its dense form made anew in float64 from parameters, q, k and scale."""
+
+    bias: object
+    params: list = field(default_factory=list)
+    dense: object = None
+
+
+def leaf(*shape, scale=1.0):
+    return (torch.randn(*shape) * scale).requires_grad_()
+
+
+def _distance(pos, slopes, metric="euclidean", wrap=False, normalize="none"):
+    matrix = oracle.distance_matrix(pos.grid, metric, wrap, normalize)
+
+    def dense(p, q, k, scale):
+        m = p[0] if p else torch.tensor(slopes, dtype=torch.float64)
+        return -m[:, None, None] * matrix
+
+    bias = DistanceBias(slopes, pos, metric=metric, wrap=wrap, normalize=normalize)
+    return Case(bias, [slopes] if isinstance(slopes, torch.Tensor) else [], dense)
+
+
+def _table(pos, heads=HEADS, prefix=None):
+    values = leaf(heads, *(2 * n - 1 for n in pos.grid.shape))
+    params = [values] if prefix is None else [values, prefix]
+    return Case(
+        TableBias(values, pos, prefix), params, lambda p, q, k, s: oracle.table_matrix(p[0], pos.grid, *p[1:])
+    )
+
+
+def _profile(pos):
+    slopes, values = leaf(HEADS), leaf(1, *(2 * n - 1 for n in pos.grid.shape))
+    return Case(
+        ProfileBias(slopes, values, pos),
+        [slopes, values],
+        lambda p, q, k, s: p[0][:, None, None] * oracle.table_matrix(p[1], pos.grid),
+    )
+
+
+def _lowrank(pos, heads=HEADS, b=1):
+    row, col = leaf(b, heads, pos.tokens, 4), leaf(1, 1, pos.tokens, 4)
+    return Case(
+        LowRankBias(row, col, pos), [row, col], lambda p, q, k, s: torch.einsum("bhir,bgjr->bhij", *p)
+    )
+
+
+def _dense(pos, heads=HEADS, b=1):
+    values = leaf(b, heads, pos.tokens, pos.tokens)
+    return Case(DenseBias(values, pos), [values], lambda p, q, k, s: p[0])
+
+
+def _gated(pos, row, col, b):
+    gates = [leaf(b, HEADS, pos.tokens) for used in (row, col) if used]
+    inner = _distance(pos, (0.5, 0.2, 0.1))
+
+    def dense(p, q, k, s):
+        total = torch.zeros((), dtype=torch.float64)
+        if row:
+            total = total + p[0][..., :, None]
+        if col:
+            total = total + p[-1][..., None, :]
+        return total * inner.dense([], q, k, s)
+
+    bias = GatedBias(gates[0] if row else None, gates[-1] if col else None, inner.bias)
+    return Case(bias, gates, dense)
+
+
+def _context(pos, dot, scaled, heads=HEADS):
+    weights, n = leaf(heads, 5, WIDTH), pos.tokens
+    buckets = torch.randint(0, 5, (n, n))
+
+    def dense(p, q, k, scale):
+        factor = scale if scaled else 1.0
+        read = p[0][:, buckets]  # (h, n, n, d)
+        content = q[:, :, :, None] if dot == "query" else k[:, :, None]
+        return factor * (content * read).sum(-1)
+
+    return Case(ContextBias(weights, buckets, dot, scaled, pos), [weights], dense)
+
+
+def _sum(*cases):
+    def dense(p, q, k, s):
+        total, rest = 0, list(p)
+        for case in cases:
+            mine, rest = rest[: len(case.params)], rest[len(case.params) :]
+            total = total + case.dense(mine, q, k, s)
+        return total
+
+    return Case(SumBias([c.bias for c in cases]), [p for c in cases for p in c.params], dense)
+
+
+CASES = {
+    "none": lambda pos, b: Case(None, [], lambda p, q, k, s: None),
+    "distance constant": lambda pos, b: _distance(pos, (1.0,) * HEADS, wrap=True, normalize="max"),
+    "distance fixed": lambda pos, b: _distance(pos, (0.5, 0.2, 0.0), "manhattan"),
+    "distance learned": lambda pos, b: _distance(pos, leaf(HEADS), "chebyshev", wrap=True),
+    "squared fixed": lambda pos, b: _distance(pos, (0.5, 0.2, 0.1), "squared"),
+    "squared learned": lambda pos, b: _distance(pos, leaf(HEADS), "squared", normalize="max"),
+    "table": lambda pos, b: _table(pos),
+    "table shared": lambda pos, b: _table(pos, heads=1),
+    "table with prefix": lambda pos, b: _table(pos, prefix=leaf(HEADS, 3)),
+    "table shared, prefix per head": lambda pos, b: _table(pos, heads=1, prefix=leaf(HEADS, 3)),
+    "profile": lambda pos, b: _profile(pos),
+    "lowrank": lambda pos, b: _lowrank(pos),
+    "lowrank per sample": lambda pos, b: _lowrank(pos, b=b),
+    "dense": lambda pos, b: _dense(pos),
+    "dense shared": lambda pos, b: _dense(pos, heads=1),
+    "dense per sample": lambda pos, b: _dense(pos, b=b),
+    "gated": lambda pos, b: _gated(pos, True, True, b),
+    "gated rows": lambda pos, b: _gated(pos, True, False, b),
+    "gated columns": lambda pos, b: _gated(pos, False, True, b),
+    "context of query": lambda pos, b: _context(pos, "query", True),
+    "context of key": lambda pos, b: _context(pos, "key", False, heads=1),
+    "sum": lambda pos, b: _sum(_distance(pos, (0.5, 0.2, 0.0)), _table(pos), _context(pos, "key", True)),
+}
+
+
+def served(case, backend):
+    if backend != "lowrank":
+        return True
+    squared = isinstance(case.bias, DistanceBias) and case.bias.metric == "squared"
+    return squared or isinstance(case.bias, LowRankBias)
+
+
+def tensors(b, n, m=None, heads=HEADS, kv_heads=None, d_v=WIDTH, dtype=torch.float32):
+    m, kv_heads = m or n, kv_heads or heads
+    q, k = torch.randn(b, heads, n, WIDTH), torch.randn(b, kv_heads, m, WIDTH)
+    return [t.to(dtype).requires_grad_() for t in (q, k, torch.randn(b, kv_heads, m, d_v))]
+
+
+def doubles(ts):
+    return [t.detach().double().requires_grad_() for t in ts]
+
+
+def close(found, wanted, tol, what=""):
+    found, wanted = found.double(), wanted.double()
+    assert found.shape == wanted.shape, what
+    assert found.isfinite().all(), what
+    error = (found - wanted).norm() / wanted.norm().clamp(min=0.1)
+    assert error < tol, f"{what}: relative error {error:.2e}"
+
+
+def compare(case, backend, q, k, v, tol=2e-5, oracle_args=None, **arguments):
+    """Compare forward and every gradient with the oracle."""
+    inputs = [q, k, v, *case.params]
+    exact = doubles(inputs)
+    groups = q.shape[1] // k.shape[1]
+    scale = arguments.get("scale") or WIDTH**-0.5
+    wide_k = exact[1].repeat_interleave(groups, 1)
+    dense = case.dense(exact[3:], exact[0], wide_k, scale)
+    wanted = oracle.attend(*exact[:3], bias=dense, scale=scale, groups=groups, **(oracle_args or {}))
+    found = attention(q, k, v, bias=case.bias, backend=backend, **arguments)
+    assert found.dtype == q.dtype
+    close(found, wanted, tol, "forward")
+    cotangent = torch.randn_like(wanted)
+    wanted_grads = torch.autograd.grad(wanted, exact, cotangent, allow_unused=True)
+    found_grads = torch.autograd.grad(found, inputs, cotangent.to(found.dtype), allow_unused=True)
+    for i, (a, w) in enumerate(zip(found_grads, wanted_grads, strict=True)):
+        close(a, torch.zeros_like(exact[i]) if w is None else w, 4 * tol, f"gradient of input {i}")
+
+
+def masked(kind, b, n, m):
+    padding = torch.ones(b, m, dtype=torch.bool)
+    padding[-1, m // 2 :] = False
+    table = torch.rand(n, m) > 0.4
+    table[:, 0] = True
+    if kind == "padding":
+        return {"key_padding_mask": padding}, {"keep": padding[:, None, None]}
+    if kind == "bool":
+        return {"attn_mask": table}, {"keep": table[None, None]}
+    if kind == "bool per head":
+        each = torch.rand(1, HEADS, n, m) > 0.4
+        each[..., 0] = True
+        return {"attn_mask": each}, {"keep": each}
+    if kind == "float":
+        added = torch.randn(b, 1, n, m)
+        return {"attn_mask": added}, {"added": added.double()}
+    if kind == "float with -inf":
+        added = torch.randn(n, m).masked_fill(~table, float("-inf"))
+        return {"attn_mask": added}, {"added": added.double()[None, None]}
+    if kind == "closed rows":
+        table = table.clone()
+        table[1] = False
+        added = torch.randn(b, HEADS, n, m)
+        added[:, 1, 0] = float("-inf")
+        return {"attn_mask": added, "key_padding_mask": padding}, {
+            "added": added.double(), "keep": padding[:, None, None],
+        }  # fmt: skip
+    if kind == "closed sample":
+        padding = padding.clone()
+        padding[0] = False
+        return {"key_padding_mask": padding, "attn_mask": table}, {"keep": padding[:, None, None] & table}
+    if kind == "causal":
+        return {"is_causal": True}, {"keep": torch.ones(n, m).tril().bool()[None, None]}
+    causal = torch.ones(n, m).tril().bool()
+    return {"is_causal": True, "key_padding_mask": padding}, {"keep": causal & padding[:, None, None]}

@@ -1,0 +1,50 @@
+"""Every bias on every backend, against an oracle in float64 that is written from the definitions."""
+
+import pytest
+import torch
+
+from tests.attention.cases import BACKENDS, CASES, HEADS, compare, doubles, served, tensors
+from vispe import Grid, attention
+from vispe.errors import BackendUnavailable
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+LAYOUTS = [((2, 3), 0, 1), ((3, 5), 1, 2), ((1, 4), 5, 3), ((4, 3), 1, 1), ((1, 1), 0, 2)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_bias_on_every_backend(name, backend, layout):
+    shape, prefix, b = layout
+    pos = Grid(shape, prefix=prefix).positions()
+    case = CASES[name](pos, b)
+    q, k, v = tensors(b, pos.tokens)
+    if served(case, backend):
+        compare(case, backend, q, k, v)
+    else:
+        with pytest.raises(
+            BackendUnavailable, match=r"backend='lowrank' cannot serve this call: .*; use backend='auto'"
+        ):
+            attention(q, k, v, bias=case.bias, backend=backend)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dense_is_the_meaning(name):
+    pos = Grid((3, 4), prefix=2).positions()
+    case = CASES[name](pos, 2)
+    if case.bias is None:
+        return
+    q, k, _ = tensors(2, pos.tokens)
+    wanted = case.dense(doubles(case.params), q.double(), k.double(), 0.5)
+    found = case.bias.dense(q=q, k=k, scale=0.5)
+    assert found.ndim == 4
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(
+        found.double().expand(2, HEADS, -1, -1), wanted.expand(2, HEADS, -1, -1), rtol=1e-5, atol=1e-5
+    )
+    assert (found.shape[1] > 1) == case.bias.per_head
+    for i in range(HEADS):
+        part = case.bias.dense(q=q, k=k, scale=0.5, heads=slice(i, i + 1))
+        torch.testing.assert_close(part, found[:, i : i + 1] if found.shape[1] > 1 else found)

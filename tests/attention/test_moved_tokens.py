@@ -1,0 +1,51 @@
+"""Biases for tokens that are not where their grid has them: every backend, called and compiled."""
+
+import pytest
+import torch
+
+from tests.attention.cases import tensors
+from tests.attention.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
+from tests.encodings.test_conformance import NAMES, build, positions, shapes
+from vispe.attention.backends import blocked as strip_gradient
+from vispe.encodings.base import transform_of
+from vispe.encodings.registry import encoding_info
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+ROTARY = [name for name in NAMES if "rotary" in encoding_info(name.partition(".")[0]).kinds]
+
+
+@pytest.fixture(autouse=True)
+def _strips(monkeypatch):
+    """Blocks of strips serve short inputs too."""
+    monkeypatch.setattr(strip_gradient, "LEAST", 0)
+    monkeypatch.setattr(strip_gradient, "SHORTEST_ROW", 1)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "lowrank"])
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("name", [*VOCABULARY, *ENCODED])
+def test_moved_tokens(name, move, backend):
+    served = agrees_when_moved(name, move, backend)
+    assert served or backend == "lowrank" or name in ENCODED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("move", ["spaced", "replaced", "gathered"])
+@pytest.mark.parametrize("name", [*VOCABULARY, *ENCODED])
+def test_moved_tokens_compiled(name, move):
+    assert agrees_when_moved(name, move, "sdpa", "eager") or name in ENCODED
+    agrees_when_moved(name, move, "lowrank", "eager")
+
+
+@pytest.mark.parametrize("move", ["replaced", "spaced", "without a place"])
+@pytest.mark.parametrize("spec", ROTARY)
+def test_rotations_of_moved_tokens(spec, move):
+    encoding = build(spec).eval()
+    pos = MOVES[move](positions(encoding, shapes(encoding)[0]))
+    one_by_one = pos.replace(index=torch.arange(pos.tokens)[None] - pos.grid.prefix)
+    q, k, v = tensors(2, pos.tokens)
+    with torch.no_grad():  # some are kept only then
+        wanted = transform_of(encoding.parts(), one_by_one, 0).inputs(q, k, v)
+        found = transform_of(encoding.parts(), pos, 0).inputs(q, k, v)
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, other)

@@ -1,0 +1,94 @@
+"""Queries all of whose keys have a hugely negative bias, and tensors that are far apart in memory."""
+
+import pytest
+import torch
+
+from tests.attention.cases import HEADS, close, leaf, tensors
+from vispe import Grid, attention
+from vispe.attention import DistanceBias, GatedBias, SumBias, TableBias
+from vispe.attention.bias.decomposed import DecomposedBias
+
+GRID = Grid((5, 4), 2)
+
+
+def closed(pos, low):
+    """Patches see rows of the grid above their own, those of the first row hardly any; prefix tokens hardly patches."""
+    values = torch.randn(HEADS, 9, 7)
+    values[:, :5] = low
+    edge = torch.tensor([[low, low, low]]).expand(HEADS, -1)
+    return [values.requires_grad_(), edge.clone().requires_grad_()]
+
+
+def tables(pos, low):
+    params = closed(pos, low)
+    return TableBias(params[0], pos, params[1]), params
+
+
+def gates(pos, low):
+    values, _ = closed(pos, low)
+    params = [values, torch.ones(2, HEADS, pos.tokens, requires_grad=True)]
+    return GatedBias(params[1], None, TableBias(values, pos)), params
+
+
+def distances(pos, low):
+    slopes = leaf(HEADS)
+    params = closed(pos, low)
+    pos = pos.gather(torch.randperm(pos.tokens).expand(2, -1))
+    return SumBias([DistanceBias(slopes, pos), TableBias(params[0], pos, params[1])]), [slopes, *params]
+
+
+def lookups(dot):
+    def make(pos, low):
+        rows = torch.randn(2, HEADS, pos.tokens, 6)
+        rows[:, :, 3:7] = low
+        if dot == "key":  # some query finds as little in all keys
+            rows[..., 2] = low
+        cols = leaf(2, HEADS, pos.tokens, 5)
+        rows.requires_grad_()
+        return DecomposedBias(rows, cols, dot, pos), [rows, cols]
+
+    return make
+
+
+KINDS = {
+    "tables": tables,
+    "gates": gates,
+    "distances": distances,
+    "queries": lookups("query"),
+    "keys": lookups("key"),
+}
+
+
+@pytest.mark.parametrize("low", [-3e3, -1e5, -1e9, -1e30])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_low_numbers(kind, padded, low):
+    bias, params = KINDS[kind](GRID.positions(), low)
+    q, k, v = tensors(2, GRID.tokens)
+    keep = torch.rand(2, GRID.tokens) > 0.3 if padded else None
+    cotangent, found = torch.randn_like(q), []
+    for backend in ("triton", "reference"):
+        out = attention(q, k, v, bias=bias, key_padding_mask=keep, backend=backend)
+        found.append([out, *torch.autograd.grad(out, [q, k, v, *params], cotangent)])
+    # float32 logits of this size have steps of 2^-24 of it, in which they are rounded by both
+    slack = 1 + min(-low, 1e5) * 2e-3
+    for i, (mine, other) in enumerate(zip(*found, strict=True)):
+        ends = 5 if mine.shape[-1] == 3 and mine.ndim == 2 else 1  # sums of what nearly cancels
+        close(mine, other, 2e-5 * slack * ends, f"result {i}")
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "cotangent"])
+def test_tokens_far_apart_in_memory(name):
+    """The last token lies 2^31 elements behind the first, in memory of which only what is used is ever touched."""
+    n, width, step = 3, 16, 1 << 30
+    pos = Grid((n,)).positions()
+    given = {key: torch.randn(1, 1, n, width, dtype=torch.float16) for key in ("q", "k", "v", "cotangent")}
+    wide = torch.empty(2 * step + width, dtype=torch.float16).as_strided((1, 1, n, width), (1, 1, step, 1))
+    found = []
+    for tensor in (given[name], wide.copy_(given[name])):
+        q, k, v, cotangent = {**given, name: tensor}.values()
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        out = attention(*leaves, bias=DistanceBias((1.0,), pos), backend="triton")
+        found.append([out, *torch.autograd.grad(out, leaves, cotangent)])
+    for mine, other in zip(*found, strict=True):
+        assert torch.equal(mine, other)

@@ -1,0 +1,28 @@
+"""Triton in tests: a faster interpreter in the process that interprets, a fresh cache where kernels are compiled."""
+
+import os
+
+import pytest
+
+from tests.attention.triton.interpreter import make_faster
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _faster_interpreter():
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        make_faster(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def fresh_kernels(tmp_path_factory):
+    """Kernels are compiled, into a cache of their own."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("kernels are interpreted in this process")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        yield

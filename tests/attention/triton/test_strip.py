@@ -1,0 +1,87 @@
+"""The layout of bias tables for the fused kernels, index by index."""
+
+import pytest
+import torch
+
+from tests.attention import oracle
+from vispe import Grid
+from vispe.attention.bias.strip import WORD, Layout, build, layout_of, pack
+
+GRIDS = [(1, 1), (1, 6), (5, 1), (5, 7), (4, 8), (3, 5), (14, 14), (9,), (2, 3, 4), (3, 2, 5)]
+
+
+def parts(shape, prefix, heads=2):
+    table = torch.randn(heads, *(2 * n - 1 for n in shape), dtype=torch.float64, requires_grad=True)
+    edge = torch.randn(heads, 3, dtype=torch.float64, requires_grad=True)
+    return table, edge
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+@pytest.mark.parametrize("shape", GRIDS, ids=str)
+def test_every_pair_reads_its_entry(shape, prefix, rows):
+    table, edge = parts(shape, prefix)
+    layout = Layout(shape, prefix, rows)
+    runs, ends = build(table, edge, layout)
+    assert runs.shape == (2, layout.length)
+    n = layout.tokens
+    index = layout.base().long()[:, None] + torch.arange(n)
+    read = runs[:, index.clamp(0, layout.length - 1)]
+    query, key = torch.arange(n)[:, None], torch.arange(n)[None]
+    chosen = torch.where(query < prefix, ends[:, 1, None, None], ends[:, 0, None, None])
+    read = torch.where(key < layout.selected, chosen, read)
+    wanted = oracle.table_matrix(table, Grid(shape, prefix), edge)
+    assert torch.equal(read, wanted)
+
+    cotangent = torch.randn_like(wanted)
+    ours = torch.autograd.grad(read, (table, edge), cotangent, retain_graph=True)
+    theirs = torch.autograd.grad(wanted, (table, edge), cotangent, allow_unused=prefix == 0)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, torch.zeros_like(mine) if other is None else other)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+@pytest.mark.parametrize("shape", GRIDS, ids=str)
+def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
+    table, edge = (t.detach() for t in parts(shape, prefix))
+    layout = Layout(shape, prefix, rows)
+    runs, ends = build(table, edge, layout)
+    packed, numbers = pack(runs, ends, layout, 0.25, torch.float32)
+    address = layout.address().long()
+    assert (address % WORD == 0).all()
+    assert packed.shape == (2, layout.copies * layout.copy_length)
+    keys = torch.arange(layout.selected, layout.tokens)
+    top = torch.maximum(runs.amax(1), ends.amax(1))
+    wanted = runs[:, layout.base().long()[:, None] + keys]
+    torch.testing.assert_close(
+        packed[:, address[:, None] + keys], ((wanted - top[:, None, None]) * 4).float()
+    )
+    torch.testing.assert_close(numbers, ((ends - top[:, None]) * 4).float())
+
+
+def test_float16_keeps_infinity():
+    table = torch.tensor([[[-1e4, 0.0, float("-inf")]]])
+    layout = Layout((1, 2), 0, False)
+    packed, _ = pack(*build(table, None, layout), layout, 1.0, torch.float16)
+    assert packed.isinf().any()
+    assert packed[packed.isfinite()].min() == -1e4
+
+
+def test_large_grids_take_the_strip_and_small_odd_ones_rows():
+    assert not layout_of((32, 32), 1).rows
+    assert not layout_of((37, 37), 1).rows
+    assert layout_of((5, 7), 1).rows
+    big = layout_of((64, 64), 5)
+    assert big.copies == 1
+    assert big.copy_length < big.tokens**2 / 30
+
+
+def test_addresses_beyond_32_bits():
+    layout, small = Layout((513, 513), 1, False), Layout((33, 33), 1, False)
+    assert small.address().dtype == torch.int32
+    address = layout.address()
+    y, x = torch.meshgrid(*[torch.arange(513)] * 2, indexing="ij")
+    base = ((x * (2 * 513 - 1) + 512 - y) * 513).flatten()
+    assert torch.equal(address[1:], base + -base % 8 * (1 + layout.copy_length))
+    assert address.max() > 1 << 31

@@ -1,0 +1,320 @@
+"""irpe against a slow oracle made from the definitions, and what its docstring claims."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.models import VisionTransformer
+
+import vispe
+from tests.attention import oracle
+from vispe import Grid, Positions, attention, create_encoding
+from vispe.encodings.bias.irpe import bucket_ids, num_buckets, piecewise_index
+from vispe.errors import OptionError, ShapeError
+
+DIM, HEADS, WIDTH = 12, 3, 4
+METHODS = ["euclidean", "quantization", "product", "cross"]
+GRIDS = [Grid((3, 5), 1), Grid((4, 2), 3), Grid((1, 1), 1), Grid((1, 6)), Grid((7, 1), 2)]
+sides = st.integers(1, 6)
+few = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def g(x, ratio):
+    """Return the bucket of one offset."""
+    if abs(x) <= ratio:
+        return round(x)
+    size = round(ratio + math.log(abs(x) / ratio) / math.log(8) * ratio)
+    return int(math.copysign(int(min(2 * ratio, size)), x))
+
+
+def bucket(p, q, method, ratio, prefix_buckets):
+    """Return the bucket of one pair of cells, None for prefix tokens; (rows, columns) with 'cross'."""
+    beta, count = int(2 * ratio), num_buckets(method, ratio, 0)
+    if p is None or q is None:
+        kind = 2 if p is q is None else 0 if p is None else 1
+        entry = count + (kind if prefix_buckets == 3 else 0)
+        return (entry, entry) if method == "cross" else entry
+    dy, dx = p[0] - q[0], p[1] - q[1]
+    return {
+        "euclidean": lambda: g(round(math.hypot(dy, dx)), ratio) + beta,
+        "quantization": lambda: g(dy * dy + dx * dx, ratio) + beta,
+        "product": lambda: (g(dy, ratio) + beta) * (2 * beta + 1) + g(dx, ratio) + beta,
+        "cross": lambda: (g(dy, ratio) + beta, g(dx, ratio) + beta),
+    }[method]()
+
+
+def buckets(grid, method, ratio, prefix_buckets):
+    """Return the matrices of buckets, one or two."""
+    cells = oracle.cells_of(grid.shape, grid.prefix)
+    ids = torch.tensor([[bucket(p, q, method, ratio, prefix_buckets) for q in cells] for p in cells])
+    return ids.unbind(-1) if method == "cross" else (ids,)
+
+
+def build(seed=0, **options):
+    """Return an encoding with random tables, in float64."""
+    made = create_encoding("irpe", dim=DIM, num_heads=HEADS, **options).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def tables(made, letter):
+    """Return the tables of one letter as (heads, buckets, width or 1), with zeros for absent prefix buckets."""
+    found = []
+    for parameter in made.get_submodule(f"rpe_{letter}").parameters():
+        table = parameter[..., None] if made.mode == "bias" else parameter
+        table = table if letter == "v" or made.mode == "bias" else table.transpose(1, 2)
+        table = torch.cat([table, torch.zeros_like(table[:, :1])], 1)
+        found.append(table.expand(HEADS, -1, -1))
+    return found
+
+
+def slow(made, grid, q, k, v):
+    """Return attention with all terms written out, tensors of n x n x d included."""
+    ids = buckets(grid, made.method, made.ratio, made.prefix_buckets)
+    scale = q.shape[-1] ** -0.5
+    logits = scale * q @ k.transpose(-1, -2)
+    for letter in set("qk") & set(made.on):
+        for table, index in zip(tables(made, letter), ids, strict=True):
+            if made.mode == "bias":
+                term = table[:, index, 0][None]
+            else:
+                term = torch.einsum("bhid,hijd->bhij", scale * (q if letter == "k" else k), table[:, index])
+            logits = logits + (term if letter == "k" else term.transpose(-1, -2))
+    attn = logits.softmax(-1)
+    out = attn @ v
+    if "v" in made.on:
+        for table, index in zip(tables(made, "v"), ids, strict=True):
+            out = out + torch.einsum("bhij,hijd->bhid", attn, table[:, index])
+    return out
+
+
+def fast(made, pos, q, k, v, backend="auto"):
+    return attention(q, k, v, bias=made.bias(pos, 0), value_term=made.value_term(pos, 0), backend=backend)
+
+
+def content(grid, b=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(b, HEADS, grid.tokens, WIDTH, generator=generator).double() for _ in range(3)]
+
+
+@few
+@given(x=st.integers(-400, 400), ratio=st.sampled_from([0.3, 0.5, 1.9, 2.0, 3.25, 20.0, 33.0]))
+def test_piecewise_index(x, ratio):
+    rule = (ratio, 2 * ratio, 8 * ratio)
+    assert piecewise_index(torch.tensor([x]), *rule).item() == g(x, ratio)
+    assert piecewise_index(torch.tensor([float(x)]), *rule).item() == g(x, ratio)
+    assert piecewise_index(torch.tensor(-x), *rule) == -piecewise_index(torch.tensor(x), *rule)
+
+
+def test_piecewise_index_of_real_offsets():
+    found = piecewise_index(torch.tensor([0.5, 1.5, -1.5, 1.9, 2.5, 1e9, -1e9, 0.0]), 1.9, 3.8, 15.2)
+    assert found.tolist() == [0, 2, -2, 2, 2, 3, -3, 0]
+    assert found.dtype == torch.int64
+
+
+@pytest.mark.parametrize("prefix_buckets", [0, 1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_bucket_ids(method, prefix_buckets):
+    for grid in GRIDS:
+        for ratio in (1.9, 20):
+            found = bucket_ids(grid, method, ratio, prefix_buckets)
+            wanted = buckets(grid, method, ratio, prefix_buckets)
+            assert len(found) == len(wanted)
+            for f, w in zip(found, wanted, strict=True):
+                assert torch.equal(f[0], w)
+                assert f.max() < num_buckets(method, ratio, max(prefix_buckets, 1))
+    assert torch.equal(bucket_ids((2, 3), "product", 1.9)[0], bucket_ids(Grid((2, 3)), "product", 1.9)[0])
+
+
+def test_counts_of_the_published_models():
+    assert num_buckets("product", 1.9) == 50
+    assert num_buckets("product", 2.0) == 82
+    grid, used = Grid((14, 14), 1), {}
+    for method, ratio in (("euclidean", 20), ("quantization", 33), ("cross", 20), ("product", 1.9)):
+        used[method] = len(bucket_ids(grid, method, ratio)[0].unique()), num_buckets(method, ratio)
+    assert used == {"euclidean": (20, 82), "quantization": (51, 134), "cross": (28, 82), "product": (50, 50)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("mode", "on", "prefix_buckets", "shared"),
+    [
+        ("contextual", "k", 1, True),
+        ("contextual", "q", 3, False),
+        ("contextual", "qkv", 1, False),
+        ("contextual", "v", 0, True),
+        ("contextual", "vq", 3, True),
+        ("bias", "k", 1, False),
+        ("bias", "q", 3, True),
+        ("bias", "kq", 3, False),
+        ("bias", "qk", 0, False),
+    ],
+)
+def test_attention_and_all_gradients(method, mode, on, prefix_buckets, shared):
+    made = build(method=method, mode=mode, on=on, prefix_buckets=prefix_buckets, shared=shared, ratio=1.9)
+    for grid in GRIDS[:2]:  # the second grid after the first
+        leaves = [t.requires_grad_() for t in content(grid)]
+        every = [*leaves, *made.parameters()]
+        wanted = slow(made, grid, *leaves)
+        cotangent = torch.randn_like(wanted)
+        wanted_grads = torch.autograd.grad(wanted, every, cotangent)
+        for backend in ("reference",) if "v" in on else ("reference", "sdpa"):
+            found = fast(made, grid.positions(), *leaves, backend=backend)
+            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+            for f, w in zip(torch.autograd.grad(found, every, cotangent), wanted_grads, strict=True):
+                torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("prefix_buckets", [0, 1, 3])
+def test_dropped_tokens_are_the_full_computation_restricted_to_them(method, prefix_buckets):
+    made = build(method=method, on="qkv", prefix_buckets=prefix_buckets)
+    grid = Grid((3, 4), 2)
+    pos = grid.positions()
+    keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
+    kept = pos.gather(keep)
+    q, k, _ = content(grid)
+    few_q, few_k = (t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k))
+    for heads in (slice(None), slice(1, 3)):
+        whole = made.bias(pos, 0).dense(q=q, k=k, scale=0.5, heads=heads)
+        few = made.bias(kept, 0).dense(q=few_q, k=few_k, scale=0.5, heads=heads)
+        attn = torch.randn_like(few)
+        spread = torch.zeros_like(whole)
+        for b in range(2):
+            torch.testing.assert_close(few[b], whole[b][:, keep[b]][:, :, keep[b]])
+            for row, token in enumerate(keep[b]):
+                spread[b, :, token, keep[b]] = attn[b, :, row]
+        values = made.value_term(kept, 0).apply(attn)
+        wanted = made.value_term(pos, 0).apply(spread)
+        for b in range(2):
+            torch.testing.assert_close(values[b], wanted[b][:, keep[b]])
+
+
+def test_cross_makes_nothing_of_n_by_n_buckets():
+    made = build(method="cross", on="kv")
+    pos = Grid((9, 11), 1).positions()
+    made.bias(pos, 0), made.value_term(pos, 0)
+    largest = max(t.numel() for key, t in vars_of(pos) if "irpe" in str(key))
+    assert largest == 100 * 12  # tokens x (columns + 1)
+
+
+def vars_of(pos):
+    for key, value in pos.memo.items():
+        for item in value if isinstance(value, tuple) else ():
+            yield from (
+                (key, t) for t in (item if isinstance(item, tuple) else (item,)) if torch.is_tensor(t)
+            )
+
+
+def test_tables_start_at_zero_and_shapes():
+    made = create_encoding("irpe.ctx_product_50_shared_qkv", dim=DIM, num_heads=HEADS)
+    shapes = {name: tuple(p.shape) for name, p in made.named_parameters()}
+    assert shapes == {
+        "rpe_q.lookup_table_weight": (1, 4, 50),
+        "rpe_k.lookup_table_weight": (1, 4, 50),
+        "rpe_v.lookup_table_weight": (1, 50, 4),
+    }
+    assert all((p == 0).all() for p in made.parameters())
+    assert made.per_layer
+    assert made.bias(Grid((2, 2)).positions(), 0) is not None
+    assert create_encoding("irpe(on=v)", dim=DIM, num_heads=HEADS).bias(Grid((2, 2)).positions(), 0) is None
+    cross = create_encoding("irpe(method=cross,mode=bias,shared=false)", dim=DIM, num_heads=HEADS)
+    assert {n: tuple(p.shape) for n, p in cross.named_parameters()} == {
+        "rpe_k.rp_rows.lookup_table_bias": (3, 82),
+        "rpe_k.rp_cols.lookup_table_bias": (3, 82),
+    }
+    build().reset_parameters()
+
+
+@pytest.mark.parametrize("preset", ["ctx_product_50_shared_qkv", "ctx_cross_56_shared_k"])
+def test_released_checkpoints_load(preset):
+    torch.manual_seed(0)
+    model = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=DIM, depth=2, num_heads=HEADS, num_classes=2, mlp_ratio=1.0
+    ).eval()
+    x = torch.randn(1, 3, 32, 32)
+    before, stock = model(x), model.state_dict()
+    vispe.convert(model, f"irpe.{preset}", keep_abs=True)
+    torch.testing.assert_close(model(x), before)  # zero tables change nothing
+    own = {k: torch.randn_like(v) for k, v in model.state_dict().items() if "pos_enc" in k}
+    released = {k.replace("pos_enc.", ""): v for k, v in own.items()}
+    model.load_state_dict({**stock, **released})
+    assert all(torch.equal(model.state_dict()[k], v) for k, v in own.items())
+    assert not torch.equal(model(x), before)
+    assert model(torch.randn(1, 3, 32, 32)).isfinite().all()
+
+
+@pytest.mark.parametrize("mode", ["contextual", "bias"])
+@few
+@given(h=sides, w=sides, data=st.data(), method=st.sampled_from(METHODS))
+def test_invariant_to_translation(mode, h, w, data, method):
+    down, right = data.draw(st.integers(0, h - 1)), data.draw(st.integers(0, w - 1))
+    made, grid = build(method=method, mode=mode, on="qk", ratio=1.9), Grid((h, w))
+    q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(grid))
+    dense = (
+        made.bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0).unflatten(-1, (h, w)).unflatten(-3, (h, w))
+    )
+    torch.testing.assert_close(
+        dense[..., down:, right:, down:, right:], dense[..., : h - down, : w - right, : h - down, : w - right]
+    )
+
+
+@few
+@given(
+    n=sides,
+    method=st.sampled_from(["euclidean", "quantization"]),
+    turns=st.integers(0, 3),
+    flip=st.booleans(),
+)
+def test_distances_do_not_see_turns_of_a_square(n, method, turns, flip):
+    made, grid = build(method=method, on="k", ratio=1.9), Grid((n, n))
+    q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(grid))
+    dense = made.bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0)
+    cells = torch.arange(n * n).reshape(n, n).rot90(turns)
+    order = (cells.flip(0) if flip else cells).flatten()
+    torch.testing.assert_close(dense[..., order, :][..., order], dense)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("method=prod", "method must be one of euclidean, quantization, product, cross, got 'prod'"),
+        ("mode=ctx", "mode must be one of bias, contextual, got 'ctx'"),
+        ("on=kk", "letters q, k, v, each once, got on='kk'"),
+        ("on=x", "got on='x'"),
+        ("on=1", "got on=1"),
+        ("mode=bias,on=kv", "mode='bias' cannot be on v, got on='kv'; leave v out or say mode=contextual"),
+        ("shared=1", "shared is true or false, got shared=1"),
+        ("ratio=0", "ratio needs a number above 0, got ratio=0"),
+        ("ratio=big", "got ratio='big'"),
+        ("prefix_buckets=2", "prefix_buckets must be 0, 1 or 3, got prefix_buckets=2"),
+        ("prefix_buckets=true", "got prefix_buckets=True"),
+    ],
+)
+def test_option_errors(options, message):
+    with pytest.raises(OptionError, match=message):
+        create_encoding(f"irpe({options})", dim=DIM, num_heads=HEADS)
+
+
+def test_other_errors():
+    with pytest.raises(OptionError, match="dim to be a multiple of num_heads, got dim=10, num_heads=3"):
+        create_encoding("irpe", dim=10, num_heads=3)
+    with pytest.raises(OptionError, match=r"method must be one of .* got 'euc'"):
+        num_buckets("euc", 2.0)
+    for options in ("on=v", "on=k", "on=k,mode=bias", "on=k,method=cross"):
+        made = create_encoding(f"irpe({options})", dim=DIM, num_heads=HEADS)
+        for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
+            with pytest.raises(ShapeError, match=r"irpe needs the tokens of a 2-axis grid, got [12] axes"):
+                made.bias(pos, 0)
+            if made.on == "v":
+                with pytest.raises(ShapeError, match="irpe needs the tokens of a 2-axis grid"):
+                    made.value_term(pos, 0)
+    for method in ("product", "cross"):
+        bias = build(method=method).bias(Grid((2, 2)).positions(), 0)
+        with pytest.raises(ShapeError, match=r"reads the query.*pass q, k and scale"):
+            bias.dense()

@@ -1,0 +1,704 @@
+"""What every registered encoding must keep, in every preset and with every option."""
+
+import copy
+import inspect
+import io
+import itertools
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import vispe
+from vispe import create_encoding, list_encodings
+from vispe.attention import attention
+from vispe.encodings.base import (
+    KINDS,
+    Additive,
+    Biased,
+    Encoding,
+    Mixing,
+    Rotary,
+    bias_of,
+    transform_of,
+    value_term_of,
+)
+from vispe.encodings.registry import encoding_class, encoding_info
+from vispe.errors import OptionError, ShapeError
+
+DIM, HEADS, DEPTH = 24, 3, 4
+FACTS = {"dim": DIM, "num_heads": HEADS, "depth": DEPTH, "grid": (3, 4)}
+OPTIONS = {
+    "alibi": [
+        "slopes=learned",
+        "slopes=learned,softplus=true",
+        "slopes=geometric",
+        "layers=[0,2]",
+        "biased_heads=2",
+    ],
+    "alibi2d": [
+        "metric=manhattan",
+        "metric=chebyshev",
+        "metric=squared",
+        "metric=squared,wrap=false,normalize=none",
+        "wrap=false",
+        "normalize=none",
+        "normalize=reference,reference=[5,7]",
+        "slopes=geometric",
+        "slopes=alibi",
+        "slopes=learned",
+        "slopes=learned,softplus=true",
+        "slopes=learned,biased_heads=2",
+        "spacing=[2,0.5]",
+        "layers=[0,2]",
+        "jitter=0.5",
+        "biased_heads=2",
+    ],
+    "sincos2d": ["temperature=100", "std=0.02"],
+    "gaussian2d": [
+        "sigma=0.7,amplitude=-3",
+        "wrap=true",
+        "spacing=[2,0.5]",
+        "layers=[0,-2]",
+    ],
+    "rpb": [
+        "window=[2,5]",
+        "window=[5,7],resample=bicubic",
+        "share_layers=true,std=0.5",
+    ],
+    "rpb_cpb": [
+        "coords=cr,hidden=20",
+        "pretrained=[7,5],centre=false",
+        "share_layers=true",
+        "dropout=0.25",
+    ],
+    "irpe": [
+        "method=euclidean,on=qkv",
+        "method=quantization,ratio=2.5,shared=false",
+        "method=cross,on=qkv,prefix_buckets=3",
+        "on=v,prefix_buckets=0",
+        "mode=bias,on=qk,shared=false",
+        "mode=bias,method=cross,prefix_buckets=3",
+        "mode=bias,method=euclidean,prefix_buckets=0",
+    ],
+    "rope_axial": [
+        "temperature=50,indexing=ij",
+        "layout=half,offset=1",
+        "split=[2,1,1]",
+        "spacing=[5,0.7,0.7]",
+        "schedule=rescale,reference=[2,5,7]",
+        "schedule=pi,reference=[2,2,2]",
+        "schedule=ntk,reference=[2,2,2]",
+        "schedule=yarn,reference=[2,2,2]",
+        "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
+        "jitter_coords=1.3,per_block=true",
+    ],
+    "rope_mixed": [
+        "temperature=50,rotate=false",
+        "layout=half",
+        "rotated=0.5",
+        "spacing=[5,0.7]",
+        "schedule=rescale,reference=[5,7]",
+        "schedule=yarn,reference=[2,2]",
+        "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
+        "axes=1",
+        "axes=3",
+    ],
+    "rope_dinov3": [
+        "temperature=50,normalize_coords=max",
+        "min_period=0.5,max_period=20,normalize_coords=min",
+        "layout=interleaved",
+        "split=[2,1,1]",
+        "spacing=[5,0.7,0.7]",
+        "schedule=none,reference=[2,5,7]",
+        "schedule=yarn,reference=[2,2,2]",
+        "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
+        "jitter_coords=1.3,per_block=true",
+    ],
+    "learned": ["std=0.5"],
+    "alibi3d": [
+        "metric=manhattan",
+        "metric=squared",
+        "wrap=true,normalize=max",
+        "normalize=reference,reference=[2,5,7]",
+        "slopes=constant",
+        "slopes=alibi",
+        "slopes=learned",
+        "slopes=learned,softplus=true,biased_heads=2",
+        "spacing=[5,0.7,0.7]",
+        "layers=[0,2]",
+        "jitter=0.5",
+    ],
+    "sincos3d": [
+        "temperature=100",
+        "split=[2,1,1]",
+        "spacing=[5,0.7,0.7]",
+        "std=0.02",
+    ],
+    "spder": [
+        "layers=2,hidden=10",
+        "project=false",
+        "omega=10,normalize=false",
+    ],
+    "shifted_gaussian": [
+        "centres=5,sigma=0.2",
+        "divisor=batch",
+        "divisor=none",
+        "project=true,centres=20",
+        "normalize=false",
+    ],
+    "sincos3d_points": [
+        "features=6",
+        "mlp=false",
+        "mlp=false,normalize=false",
+        "temperature=20",
+    ],
+    "comrope_ap": [
+        "form=folded",
+        "block=2,partition=contiguous",
+        "block=3,share_heads=true",
+        "init=geometric,base=0.5",
+        "form=folded,init=geometric,init_std=9",
+        "normalize=none,cls_position=null",
+        "jitter=0.5",
+        "form=folded,jitter=1,jitter_offset=0.3",
+        "axes=1",
+        "axes=3,block=2",
+    ],
+    "comrope_ld": [
+        "form=folded",
+        "block=3",
+        "init=geometric,base=0.5",
+        "normalize=common",
+        "normalize=none,init_std=0.2",
+        "jitter=0.5,jitter_offset=0.3",
+        "form=folded,jitter=1",
+        "axes=1",
+        "axes=3,form=folded",
+    ],
+    "fourier": [
+        "scale=3,two_pi=false,features=10",
+        "learned=true",
+        "project=true,features=40",
+        "basis=identity,learned=true",
+        "basis=octaves,features=16",
+        "basis=none,project=true",
+        "normalize=common",
+        "normalize=reference,reference=[3,4]",
+        "normalize=corners",
+        "normalize=none",
+    ],
+    "fourier_learned": [
+        "groups=2,features=8",
+        "hidden=5,gamma=2",
+        "init=jhlew,gamma=3",
+        "freq_std=2,normalize=reference",
+        "normalize=common,class_vector=true",
+    ],
+    "loope": [
+        "order=raster,context=none",
+        "start=even,context=none,rescale=true,reference=[2,5]",
+        "start=longer,context=cells",
+        "context=none,class_token=zero,temperature=100",
+        "context=none,class_token=origin",
+        "context=released,rescale=true",
+        "context=none,exact=false",
+        "context=cells,exact=false,rescale=true",
+    ],
+    "peg": [
+        "after=[0,2]",
+        "kernel_size=5",
+        "padding=circular",
+        "padding=reflect,kernel_size=5",
+        "symmetric=true",
+    ],
+    "liere": [
+        "block=2",
+        "block=3,per_head=false",
+        "share_layers=true",
+        "kind=even",
+        "kind=inverse_exp",
+        "init=symmetric,reference=[5,7]",
+        "init=normal,init_std=0.5,scale_factor=10",
+        "normalize=none",
+        "axes=1",
+        "axes=3",
+    ],
+    "seqpe": [
+        "mode=attn_add",
+        "mode=attn_scalar",
+        "multi_head=false",
+        "projection=single",
+        "embed_dim=12,out_dim=10,layers=1",
+        "max_digits=3,mask_padding=false",
+        "direction=bi",
+        "class_token=false,final_norm=false",
+        "temperature=2",
+    ],
+    "seqpe_input": [
+        "embed_dim=12,layers=1",
+        "direction=bi,mask_padding=false",
+        "class_token=false,final_norm=false",
+    ],
+    "gta": [
+        "values=false",
+        "so2=4",
+        "so2=4,t2=3",
+        "share_freqs=true,max_freq=[1,3]",
+        "normalize=train,reference=[5,7]",
+        "normalize=none,max_freq=0.1",
+        "axes=1",
+        "axes=3",
+    ],
+    "lightnet": [
+        "learned=true",
+        "form=rotate,learned=true,spectrum=heads",
+        "base=100",
+        "axes=1,form=rotate",
+        "axes=3",
+    ],
+    "grape": [
+        "planes=rank2",
+        "shared=false",
+        "base=10000,scale=1",
+    ],
+    "grape_alibi": [
+        "gates=query",
+        "slopes=geometric,metric=manhattan",
+        "wrap=true,normalize=max",
+        "l2_norm=false",
+        "spacing=[2,0.5]",
+    ],
+    "grape_path": [
+        "p_dim=4,base=100",
+    ],
+}
+# options that draw at random while training
+DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
+# test -> encoding or spec -> why the test is not meant for it
+EXCLUDED = {
+    "test_every_parameter_learns": {
+        "loope": "starts exactly at the static order, by a last layer of zeros; test_loope has the steps that follow",
+        "rpb(window=[2,5])": "another grid does not read every entry of the table",
+        "rpb(window=[5,7],resample=bicubic)": "another grid does not read every entry of the table",
+        "seqpe.vit_b": "a small grid does not have every digit",
+        "seqpe.vit_s": "a small grid does not have every digit",
+        "seqpe_input": "a small grid does not have every digit",
+        "seqpe": "a small grid does not have every digit",
+        "irpe": "a small grid does not reach every bucket",
+        **dict.fromkeys(list_encodings("irpe.*"), "a small grid does not reach every bucket"),
+        "sincos3d_points": "a ReLU unit may be off at all of the few points of a small grid",
+    },
+    "test_prefix_tokens_are_untouched": {
+        "grape_path": "needs the tokens x; see tests/encodings/rotary/test_grape.py",
+        "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",
+        "grape_alibi.key": "softplus rounds by place in memory; test_grape.py has a tolerance",
+        "grape_alibi": "softplus rounds by place in memory; test_grape.py has a tolerance",
+        "loope(context=none,class_token=origin)": "as in the reference, the class token is in front of patch 1",
+        "seqpe(mode=attn_scalar)": "another size rounds otherwise; test_seqpe.py has a tolerance",
+        "seqpe.vit_b": "class_vector gives them vectors of their own",
+        "seqpe.vit_s": "class_vector gives them vectors of their own",
+        "comrope_ap.reference": "as in the reference, class tokens stand in the centre of the image",
+        "comrope_ld.reference": "as in the reference, class tokens stand in the centre of the image",
+    },
+    "test_training_draws_come_from_the_given_generator": {
+        "seqpe.vit_b": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
+        "seqpe.vit_s": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
+    },
+    "test_dropped_tokens_take_their_rows_along": {
+        "grape_path": "refuses dropped tokens; see tests/encodings/rotary/test_grape.py",
+    },
+}
+NAMES = [*list_encodings(), *list_encodings("*.*")]
+SPECS = [*NAMES, *(f"{name}({option})" for name, options in OPTIONS.items() for option in options)]
+SUMS = ["sincos2d+alibi2d", "learned+alibi2d(slopes=learned)+alibi2d.local"]
+every = pytest.mark.parametrize("spec", SPECS + SUMS)
+
+
+@pytest.fixture(autouse=True)
+def _excluded(request):
+    spec = getattr(request.node, "callspec", None) and request.node.callspec.params.get("spec")
+    reasons = EXCLUDED.get(getattr(request.node, "originalname", None), {})
+    if isinstance(spec, str) and {spec, spec.partition("(")[0]} & set(reasons):
+        pytest.skip(reasons.get(spec) or reasons[spec.partition("(")[0]])
+
+
+def Grid(shape, **arguments):
+    """Return a grid as hosts make it, which say what they were trained with."""
+    return vispe.Grid(shape, **{"reference": shape, **arguments})
+
+
+def build(spec, **facts):
+    return create_encoding(spec, **{**FACTS, **facts})
+
+
+def shapes(encoding):
+    """Return odd grids of the number of axes that all parts accept."""
+    axes = max(set.intersection(*(set(e.ndim) for e in encoding.parts())))
+    return {
+        1: [(7,), (1,), (12,)],
+        2: [(3, 4), (5, 2), (1, 1), (1, 6), (7, 1), (6, 6)],
+        3: [(2, 3, 2), (1, 1, 1), (1, 2, 5)],
+    }[min(axes, 2) if axes == 3 and len(encoding.parts()) > 1 else axes]
+
+
+def positions(encoding, shape, prefix=1, **arguments):
+    return encoding.prepare(Grid(shape, prefix=prefix, **arguments).positions())
+
+
+def picture(pos):
+    """Return an image (1, 3, 8 h, 8 w) for encodings that read it, the same for a grid at all times."""
+    if pos.grid is None or pos.axes != 2:
+        return None
+    h, w = (8 * n for n in pos.grid.shape)
+    device = pos.coords.device
+    rows, columns = torch.arange(h, device=device)[:, None] + 0.5, torch.arange(w, device=device) * 1.3
+    return torch.stack([(rows * columns * k).sin() + k / 5 for k in (0.05, 0.3, 0.7)])[None]
+
+
+def run(encoding, pos, seed=0, dtype=torch.float32, layers=(0, 2)):
+    """Return what a small model with the encoding gives: tokens plus table, then attention in some blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, pos.tokens, DIM, generator=generator).to(dtype)
+    return forward(encoding, pos, x, layers)
+
+
+def forward(encoding, pos, x, layers=(0, 2)):
+    parts = encoding.parts()
+    for e in parts:
+        if isinstance(e, Additive):
+            x = x + e.table(pos, picture(pos)).to(x.dtype)
+    for layer in layers:
+        heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        out = attention(
+            heads,
+            heads,
+            heads,
+            bias=bias_of(parts, pos, layer, x),
+            transform=transform_of(parts, pos, layer, x),
+            value_term=value_term_of(parts, pos, layer),
+        )
+        x = x + out.transpose(1, 2).flatten(2)
+        for e in parts:
+            if isinstance(e, Mixing):
+                x = e.mix(x, pos, layer)
+    return x
+
+
+def content(pos, keep=None):
+    """Return what biases may read: q and k of each token, the same for a patch whatever stands in front."""
+    x = torch.randn(2, HEADS, 128, DIM // HEADS, generator=torch.Generator().manual_seed(3))
+    x = x[..., -pos.tokens :, :].to(pos.coords.device)
+    q, k = (t[None] for t in x) if keep is None else (t[:, keep].transpose(0, 1) for t in x)
+    return {"q": q, "k": k, "scale": 0.5}
+
+
+def tensors_of(encoding, pos):
+    """Return all that the encoding alone makes: tables, and dense biases of each block."""
+    made = [e.table(pos, picture(pos)) for e in encoding.parts() if isinstance(e, Additive)]
+    for layer in range(DEPTH):
+        bias = bias_of(encoding.parts(), pos, layer, torch.ones(1, pos.tokens, DIM))
+        if bias is not None:
+            made.append(bias.dense(**content(pos)))
+    return made
+
+
+@every
+def test_builds_on_the_meta_device(spec):
+    with torch.device("meta"):
+        encoding = build(spec)
+    assert all(p.is_meta for p in encoding.parameters())
+    pos = Grid(shapes(encoding)[0], prefix=1).positions("meta")
+    assert forward(encoding, pos, torch.empty(2, pos.tokens, DIM, device="meta")).is_meta
+    encoding.to_empty(device="cpu").reset_parameters()
+    assert all(p.isfinite().all() for p in encoding.parameters())
+
+
+@every
+def test_config_and_spec_rebuild_it(spec):
+    encoding = build(spec)
+    assert create_encoding(json.loads(json.dumps(encoding.config))).config == encoding.config
+    assert build(json.loads(json.dumps(encoding.spec))).config == encoding.config
+    assert build(encoding.config).config == encoding.config
+    for part in encoding.parts():
+        assert list(part.config) == ["name", *inspect.signature(type(part)).parameters]
+        options = {k: v for k, v in part.spec.items() if k != "name"}
+        assert not set(options) & set(FACTS)
+        text = f"{part.name}({','.join(f'{k}={v!r}' for k, v in options.items())})"
+        assert build(text).config == part.config
+        assert build(text.replace("=", ":")).config == part.config
+        assert part.name in repr(part) or type(part).__name__ in repr(part)
+
+
+@every
+def test_copies_are_equal(spec):
+    encoding = build(spec).eval()
+    pos = positions(encoding, shapes(encoding)[0])
+    wanted = run(encoding, pos)
+    buffer = io.BytesIO()
+    torch.save(encoding.state_dict(), buffer)
+    buffer.seek(0)
+    fresh = build(spec).eval()
+    fresh.load_state_dict(torch.load(buffer, weights_only=True), strict=True)
+    for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding)), fresh):
+        assert other.config == encoding.config
+        assert not other.training
+        assert torch.equal(run(other, positions(other, shapes(other)[0])), wanted)
+        for mine, yours in zip(encoding.parameters(), other.parameters(), strict=True):
+            assert mine is not yours
+    assert {name for name, _ in encoding.named_buffers()} <= set(encoding.state_dict())  # all are saved
+
+
+@every
+def test_finite_in_every_dtype(spec):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        encoding = build(spec).to(dtype)
+        sizes = shapes(encoding)
+        for shape in sizes if dtype == torch.float32 else sizes[:3]:  # of these one is a single cell
+            pos = positions(encoding, shape)
+            out = run(encoding, pos, dtype=dtype)
+            assert out.dtype == dtype
+            assert out.isfinite().all(), dtype
+            assert all(t.dtype in (torch.float32, torch.float64) for t in tensors_of(encoding, pos)), dtype
+
+
+@every
+def test_what_saves_nothing_is_unchanged_by_half_precision(spec):
+    encoding = build(spec).eval()
+    pos = positions(encoding, shapes(encoding)[0])
+    before = tensors_of(encoding, pos)
+    encoding.half().float()
+    if not encoding.state_dict():
+        after = tensors_of(encoding, positions(encoding, shapes(encoding)[0]))
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(before, tensors_of(encoding, pos), strict=True))
+
+
+@every
+def test_prefix_tokens_are_untouched(spec):
+    encoding = build(spec).eval()
+    for shape, prefix in itertools.product(shapes(encoding), (1, 5)):
+        pos, bare = positions(encoding, shape, prefix), positions(encoding, shape, 0)
+        for part in encoding.parts():
+            if isinstance(part, Additive):
+                table = part.table(pos, picture(pos))
+                assert table.shape == (1, pos.tokens, DIM)
+                assert (table[:, :prefix] == 0).all()
+                torch.testing.assert_close(
+                    table[:, prefix:], part.table(bare, picture(bare)), rtol=1e-6, atol=1e-6
+                )
+            if isinstance(part, Biased) and part.bias(pos, 0) is not None:
+                dense = part.bias(pos, 0).dense(**content(pos))
+                assert dense.shape == (1, dense.shape[1], pos.tokens, pos.tokens)
+                assert (dense[..., :prefix, :] == 0).all()
+                assert (dense[..., :prefix] == 0).all()
+                assert torch.equal(dense[..., prefix:, prefix:], part.bias(bare, 0).dense(**content(bare)))
+            if isinstance(part, Rotary):
+                x = torch.randn(1, HEADS, pos.tokens, DIM // HEADS)
+                transform = part.transform(pos, 0)
+                turned = transform.query(x)[:, :, :prefix]  # wider than x where a transform expands
+                assert torch.equal(turned[..., : x.shape[-1]], x[:, :, :prefix])
+                assert not turned[..., x.shape[-1] :].any()
+
+
+@every
+def test_a_larger_grid_after_a_small_one(spec):
+    encoding, again = build(spec).eval(), None
+    sizes = shapes(encoding)
+    for shape in (sizes[0], sizes[-1], sizes[0]):
+        found = run(encoding, positions(encoding, shape))
+        again = copy.deepcopy(encoding)
+        assert torch.equal(found, run(again, positions(again, shape)))
+
+
+@every
+def test_eval_is_deterministic_and_leaves_global_random_states(spec):
+    encoding = build(spec).eval()
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    first = run(encoding, positions(encoding, shapes(encoding)[0]))
+    second = run(encoding, positions(encoding, shapes(encoding)[0]))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
+
+
+@every
+def test_training_draws_come_from_the_given_generator(spec):
+    encoding = build(spec).train()
+    grid = Grid(shapes(encoding)[0], prefix=1)
+    state = torch.get_rng_state()
+    outs = []
+    for seed in (1, 1, 2):
+        pos = encoding.prepare(grid.positions(), generator=torch.Generator().manual_seed(seed))
+        outs.append(run(encoding, pos))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2]) == (
+        not any(getattr(e, name, None) for e in encoding.parts() for name in DRAWN)
+    )
+
+
+@every
+def test_every_parameter_learns(spec):
+    encoding = build(spec).train()
+    out = run(encoding, positions(encoding, shapes(encoding)[0]), layers=range(DEPTH))
+    out.backward(torch.randn_like(out)) if out.requires_grad else None
+    for name, parameter in encoding.named_parameters():
+        if not parameter.requires_grad:  # saved, not trained
+            continue
+        assert parameter.grad is not None, name
+        assert (parameter.grad != 0).all(), name
+    assert encoding.no_weight_decay() == {name for name, _ in encoding.named_parameters()}
+
+
+COMPILED = [*list_encodings(), "alibi2d(slopes=learned,softplus=true)", SUMS[-1]]
+# of each kind: their backward pass is also traced for free sizes, which takes seconds
+FREE = ["learned", "rpb_cpb", "rope_mixed", "peg", SUMS[-1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", COMPILED)
+def test_compiles_in_one_graph_with_two_grids(spec):
+    torch._dynamo.reset()
+    encoding = build(spec).eval()
+    leaves = [p for p in encoding.parameters() if p.requires_grad]
+    graphs = []
+
+    def model(x, grid):
+        # one block: hosts have tests of several in one graph
+        return forward(encoding, encoding.prepare(grid.positions(x.device)), x, layers=(0,))
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        traced = leaves and (len(graphs) == 1 or spec in FREE)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs) if traced else graph.forward
+
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    for shape in (shapes(encoding)[0], shapes(encoding)[-1]):
+        grid = Grid(shape, prefix=1)
+        x, cotangent = torch.randn(2, 2, grid.tokens, DIM)
+        out, wanted = compiled(x, grid), model(x, grid)
+        torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+        if leaves:
+            sides = (torch.autograd.grad(o, leaves, cotangent, allow_unused=True) for o in (out, wanted))
+            torch.testing.assert_close(*sides, rtol=1e-4, atol=1e-5)
+    assert len(graphs) == 2
+
+
+@every
+def test_dropped_tokens_take_their_rows_along(spec):
+    encoding = build(spec).train()  # jitter included: it is drawn before tokens are dropped
+    for shape in shapes(encoding):
+        pos = positions(encoding, shape, prefix=2)
+        keep = torch.stack(
+            [torch.cat([torch.arange(2), 2 + torch.randperm(pos.tokens - 2)[:3]]) for _ in range(3)]
+        )
+        kept = pos.gather(keep)
+        for part in encoding.parts():
+            if isinstance(part, Additive):
+                image = picture(pos)
+                table, few = part.table(pos, image).expand(3, -1, -1), part.table(kept, image)
+                for i in range(3):
+                    torch.testing.assert_close(few[i], table[i, keep[i]])
+            bias = part.bias(pos, 0) if isinstance(part, Biased) else None
+            if bias is not None:
+                dense = bias.dense(**content(pos))[0]
+                few = part.bias(kept, 0).dense(**content(pos, keep))
+                for i in range(3):
+                    torch.testing.assert_close(few[i], dense[:, keep[i]][:, :, keep[i]])
+
+
+@pytest.mark.parametrize("name", list_encodings())
+def test_docstrings_say_what_users_ask(name):
+    cls = encoding_class(name)
+    text = inspect.getdoc(cls)
+    for line in ("Shapes:", "New resolution:", "Cost:", "Invariant to:", "Differs from the reference:"):
+        assert line in text, line
+    info = encoding_info(name)
+    assert info.summary.endswith(".")
+    assert info.kinds or name == "none"
+    assert info.paper.partition("https://")[2] or name == "none"
+    assert 1990 < info.year < 2100 or name == "none"
+    for p in inspect.signature(cls).parameters.values():
+        assert p.kind is p.KEYWORD_ONLY
+        assert f"    {p.name}: " in text, p.name
+        json.dumps(None if p.default is p.empty else p.default)
+    for preset, options in cls.presets.items():
+        assert f"{name}.{preset}" in text
+        build(f"{name}.{preset}")
+        assert set(options) <= set(info.options)
+
+
+@pytest.mark.parametrize("name", list_encodings())
+def test_axes(name):
+    encoding = build(name)
+    for axes in (1, 2, 3):
+        grid = Grid((2, 3, 2)[:axes], prefix=1)
+        if axes in encoding.ndim:
+            assert run(encoding, encoding.prepare(grid.positions())).isfinite().all()
+        else:
+            with pytest.raises(ShapeError, match=rf"{name} needs .*axis|{name} needs .*axes"):
+                run(encoding, encoding.prepare(grid.positions()))
+
+
+@pytest.mark.parametrize("name", list_encodings())
+def test_every_class_is_of_a_kind(name):
+    cls = encoding_class(name)
+    assert issubclass(cls, Encoding)
+    assert [k for k, base in KINDS.items() if issubclass(cls, base)] == list(encoding_info(name).kinds)
+    made = build(name)
+    assert made.parts() == (made,)
+    assert made.extra_repr() == ", ".join(f"{k}={v}" for k, v in made.config.items() if k != "name")
+
+
+@pytest.mark.parametrize(
+    ("spec", "facts", "message"),
+    [
+        ("sincos2d", {"dim": 6}, "sincos2d needs a width divisible by 4, got dim=6"),
+        ("sincos2d", {"dim": 0}, "got dim=0"),
+        ("sincos2d(temperature=0)", {}, "positive numbers, got temperature=0"),
+        ("sincos2d(std=-1)", {}, "positive numbers, got .*std=-1"),
+        ("learned", {"grid": (3,)}, r"grid of two whole numbers above 0, got grid=\(3,\)"),
+        ("learned", {"grid": (3, 0)}, "grid of two whole numbers"),
+        ("learned(std=-1)", {}, "std of 0 or more, got dim=24, std=-1"),
+        ("alibi2d", {"num_heads": 0}, "at least one head, got num_heads=0"),
+        (
+            "alibi2d(slopes=constnt)",
+            {},
+            "slopes must be one of constant, geometric, alibi, learned, got 'constnt'",
+        ),
+        ("alibi2d(softplus=true)", {}, "softplus keeps learned slopes positive, but slopes='constant'"),
+        ("alibi2d(metric=euclid)", {}, "metric must be one of euclidean"),
+        ("alibi2d(normalize=diagonal)", {}, "normalize must be one of max, reference, none, got 'diagonal'"),
+        ("alibi2d(normalize=None)", {}, "normalize must be one of .* got None"),
+        ("alibi2d(wrap=maybe)", {}, "wrap is true or false, got wrap='maybe'"),
+        ("alibi2d(slopes=learned,softplus=1)", {}, "softplus is true or false, got softplus=1"),
+        ("alibi2d(reference=[4,4])", {}, r"reference=\[4, 4\] has no effect with normalize='max'"),
+        (
+            "alibi2d(normalize=reference,reference=[4])",
+            {},
+            r"one number above 0 for each of 2 axes, got \[4\]",
+        ),
+        ("alibi2d(normalize=reference,reference=[4,0])", {}, r"above 0 .* got \[4, 0\]"),
+        ("alibi2d(normalize=reference,reference=[4,2.5])", {}, r"reference needs a list of whole numbers"),
+        ("alibi2d(spacing=2)", {}, "one positive number for each of 2 axes, got spacing=2"),
+        ("alibi2d(spacing=[1,-1])", {}, "one positive number"),
+        ("alibi2d(layers=3)", {}, "layers needs a list of whole numbers, got layers=3"),
+        ("alibi2d(layers=[0.5])", {}, "layers needs a list of whole numbers"),
+        ("alibi2d(layers=[0,4])", {}, r"block indices below depth=4, got \[4\]"),
+        ("alibi2d(layers=[-1])", {}, r"block indices below depth=4, got \[-1\]"),
+        ("alibi2d(jitter=-1)", {}, "jitter is a standard deviation, got jitter=-1"),
+        ("alibi2d(jitter=much)", {}, "jitter is a standard deviation, got jitter='much'"),
+        ("alibi2d(jitter=true)", {}, "jitter is a standard deviation, got jitter=True"),
+        ("alibi2d(biased_heads=4)", {}, "between 1 and num_heads=3, got 4"),
+        ("alibi2d(biased_heads=0)", {}, "between 1 and num_heads=3, got 0"),
+        ("alibi2d(biased_heads=1.5)", {}, r"between 1 and num_heads=3, got 1\.5"),
+    ],
+)
+def test_option_errors(spec, facts, message):
+    with pytest.raises(OptionError, match=message):
+        build(spec, **facts)

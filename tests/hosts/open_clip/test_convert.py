@@ -1,0 +1,465 @@
+"""open_clip's own image towers with an encoding: what they compute, and what stays as it was."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from open_clip.transformer import PatchDropout, VisionTransformer
+
+import vispe
+from tests.hosts.common import close, cotangent, dense, grads, image, shake
+from tests.hosts.open_clip.common import CUSTOM, TOWER, as_custom, tiny_clip, tiny_tower, tower_oracle, words
+from vispe.backbones.attention import watch
+from vispe.errors import OptionError
+from vispe.hosts.open_clip.tower import HostedTower
+
+GEOMETRIC = torch.tensor([2.0 ** (-2 * k) for k in (1, 2, 3, 4)])
+WORD = "positional_embedding"
+
+
+def tokens_of(tower, x):
+    """Tokens after the last block."""
+    found = tower.forward_intermediates(x, [-1], output_fmt="NLC", output_extra_tokens=True)
+    return torch.cat([found["image_intermediates_prefix"][0], found["image_intermediates"][0]], 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"]
+)
+@pytest.mark.parametrize("slopes", ["constant", "geometric"])
+def test_the_bias_of_every_layer_and_its_gradients(options, slopes):
+    tower = tiny_tower(**options)
+    wanted = as_custom(tower, **options)
+    slope = torch.ones(4) if slopes == "constant" else GEOMETRIC
+    mask = (-slope[:, None, None] * dense(3, 5, 1))[None]
+    vispe.convert(tower, f"alibi2d(slopes={slopes})")
+    for fused in (True, False):
+        for block in tower.transformer.resblocks:
+            block.attn.fused_attn = fused
+        found = tokens_of(tower, image())
+        expected = tower_oracle(wanted, image(), mask)
+        close(found, expected)
+        theirs = grads(wanted, expected, WORD)
+        close(grads(tower, found), theirs)
+
+
+def test_learned_slopes_are_of_their_layer():
+    tower = vispe.convert(tiny_tower(), "alibi2d(slopes=learned)")
+    stock = vispe.restore(copy.deepcopy(tower))
+    custom = as_custom(stock)
+    x = custom._embeds(image())
+    slopes = [b.attn.pos_enc.slope for b in tower.transformer.resblocks]
+    assert not torch.equal(slopes[0], slopes[1])
+    for block, slope in zip(custom.transformer.resblocks, slopes, strict=True):
+        x = block(x, attn_mask=(-slope.detach()[:, None, None] * dense(3, 5, 1))[None])
+    close(tokens_of(tower, image()), x)
+    (tower(image()) * cotangent(torch.zeros(2, 16))).sum().backward()
+    assert slopes[0].grad.abs().min() > 0
+    assert tower.no_weight_decay() == {
+        "class_embedding", WORD, *(f"transformer.resblocks.{i}.attn.pos_enc.slope" for i in (0, 1))
+    }  # fmt: skip
+
+
+def test_additive_encodings_spare_the_class_token():
+    tower = tiny_tower()
+    wanted = as_custom(tower, table=True)
+    source = vispe.create_encoding("learned", dim=32, grid=(3, 5))
+    wanted.positional_embedding.data = torch.cat([torch.zeros(1, 32), source.weight.data[0]])
+    vispe.convert(tower, source)
+    close(tower(image()), wanted(image()))
+    both = vispe.convert(tiny_tower(), [source, "alibi2d"])
+    close(tokens_of(both, image()), tower_oracle(wanted, image(), -dense(3, 5, 1)[None, None]))
+
+
+def test_mixing_follows_its_blocks():
+    tower = vispe.convert(tiny_tower(), "peg(after=[0])")
+    x = as_custom(vispe.restore(copy.deepcopy(tower)))._embeds(image())
+    x = tower.transformer.resblocks[0](x)
+    conv = tower.pos_enc.proj[0]
+    picture = x[:, 1:].transpose(1, 2).unflatten(2, (3, 5))
+    x = torch.cat([x[:, :1], (picture + conv(picture)).flatten(2).transpose(1, 2)], 1)
+    close(tokens_of(tower, image()), tower.transformer.resblocks[1](x))
+
+
+@pytest.mark.parametrize("size", [(24, 40), (40, 24), (32, 32), (47, 9)])
+def test_other_image_sizes_have_the_grid_of_the_image(size):
+    tower = vispe.convert(tiny_tower(), "alibi2d")
+    h, w = size[0] // 8, size[1] // 8
+    options = {"image_size": size}
+    stock = VisionTransformer(**{**TOWER, **options, "block_type": "custom"})
+    stock.load_state_dict({**tower.state_dict(), WORD: torch.zeros(1 + h * w, 32)})
+    for _ in range(2):
+        close(tower(image(2, 3, 24, 40)), tower(image(2, 3, 24, 40)))
+        mask = -dense(h, w, 1)[None, None]
+        close(tokens_of(tower, image(2, 3, *size)), tower_oracle(stock, image(2, 3, *size), mask))
+    found = tower.forward_intermediates(image(2, 3, *size))["image_intermediates"]
+    assert [tuple(f.shape) for f in found] == [(2, 32, h, w)] * 2
+
+
+def test_a_kept_table_is_resampled_for_other_sizes_and_exact_for_its_own():
+    stock = tiny_tower()
+    tower = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
+    assert torch.equal(tower(image()), stock(image()))
+    tower.positional_embedding.data[1:] = tower.positional_embedding.data[
+        1
+    ]  # a constant table stays constant
+    bigger = VisionTransformer(**{**TOWER, "image_size": (48, 32)}).eval()
+    table = torch.cat(
+        [tower.positional_embedding.data[:1], tower.positional_embedding.data[1:2].expand(24, -1)]
+    )
+    bigger.load_state_dict({**tower.state_dict(), WORD: table})
+    close(tower(image(2, 3, 48, 32)), bigger(image(2, 3, 48, 32)))
+
+
+def test_zero_shot_logits_stay_for_encodings_without_effect():
+    model = tiny_clip()
+    with torch.no_grad():
+        wanted = model.get_logits(image(), words())
+    for spec in ("none", "peg.retrofit", "alibi2d(slopes=learned)", "rope_mixed"):
+        ours = vispe.convert(copy.deepcopy(model), spec, keep_abs=True)
+        for name, p in ours.named_parameters():
+            if "pos_enc" in name:
+                p.data.zero_()
+        with torch.no_grad():
+            found = ours.get_logits(image(), words())
+        exact = spec in ("none", "peg.retrofit")
+        for f, w in zip(found, wanted, strict=True):
+            assert torch.equal(f, w) if exact else torch.allclose(f, w, rtol=1e-5, atol=1e-5)
+    changed = vispe.convert(copy.deepcopy(model), "alibi2d", keep_abs=True).get_logits(image(), words())[0]
+    assert (changed - wanted[0]).abs().max() > 1e-3
+
+
+def test_the_text_tower_is_untouched():
+    model = tiny_clip()
+    before = [(n, type(m)) for n, m in model.named_modules() if not n.startswith("visual")]
+    text = model.encode_text(words())
+    vispe.convert(model, "alibi2d(slopes=learned)+learned")
+    assert [(n, type(m)) for n, m in model.named_modules() if not n.startswith("visual")][1:] == before[1:]
+    assert torch.equal(model.encode_text(words()), text)
+
+
+def test_restore_gives_everything_back():
+    stock = tiny_clip()
+    wanted, weights = stock.encode_image(image()), stock.state_dict()
+    classes = {n: type(m) for n, m in stock.named_modules()}
+    model = copy.deepcopy(stock)
+    for spec in ("alibi2d", "learned", "alibi2d(slopes=learned)+sincos2d", "none"):
+        vispe.convert(model, spec)  # one after the other, without restoring
+        assert not torch.equal(model.encode_image(image()), wanted)
+    vispe.convert(model.visual, "alibi2d(slopes=learned)")
+    model.visual.transformer.resblocks[0].attn.fused_attn = False
+    vispe.restore(model)
+    assert torch.equal(model.encode_image(image()), wanted)
+    assert {n: type(m) for n, m in model.named_modules()} == classes
+    assert set(model.state_dict()) == set(weights)
+    assert all(
+        vars(a).keys() == vars(b).keys() for a, b in zip(model.modules(), stock.modules(), strict=True)
+    )
+    with pytest.raises(vispe.VispeError, match="open_clip's VisionTransformer has no encoding of vispe"):
+        vispe.restore(model)
+
+
+def test_keep_abs_brings_a_table_back_that_was_put_aside():
+    stock = tiny_tower()
+    tower = vispe.convert(copy.deepcopy(stock), "alibi2d")
+    vispe.convert(tower, "learn+none")
+    assert torch.equal(tower(image()), stock(image()))
+
+
+@pytest.mark.parametrize(
+    "spec", ["alibi2d", "alibi2d(slopes=learned)", "learned", "learned+alibi2d(slopes=learned)"]
+)
+def test_stock_weights_load_strictly_before_and_after(spec):
+    weights = {k: v.clone() for k, v in shake(tiny_clip(), 5).state_dict().items()}
+    before, after = tiny_clip(), vispe.convert(tiny_clip(), spec)
+    before.load_state_dict(weights)
+    vispe.convert(before, spec)
+    own = {k: v.clone() for k, v in after.state_dict().items() if "pos_enc" in k}
+    result = after.load_state_dict(weights)
+    assert not result.missing_keys
+    assert not result.unexpected_keys
+    now = after.state_dict()
+    assert all(torch.equal(now[k], v) for k, v in own.items()), "the encoding keeps its values"
+    before.load_state_dict({**before.state_dict(), **own})
+    assert torch.equal(before.encode_image(image()), after.encode_image(image()))
+    assert f"visual.{WORD}" in weights, "the caller's dict is left alone"
+    kept = vispe.convert(tiny_clip(), spec, keep_abs=True)
+    kept.load_state_dict(weights)
+    assert torch.equal(kept.visual.positional_embedding, weights[f"visual.{WORD}"])
+
+
+def test_own_checkpoints_load_strictly_and_partial_ones_raise():
+    spec = "learned+alibi2d(slopes=learned)"
+    source = shake(vispe.convert(tiny_clip(), spec), 4)
+    weights = source.state_dict()
+    ours = vispe.convert(tiny_clip(), spec)
+    ours.load_state_dict(weights)
+    assert torch.equal(ours.encode_image(image()), source.encode_image(image()))
+    gone = "visual.transformer.resblocks.1.attn.pos_enc.slope"
+    with pytest.raises(RuntimeError, match=f'Missing key.*"{gone}"'):
+        ours.load_state_dict({k: v for k, v in weights.items() if k != gone})
+    with pytest.raises(RuntimeError, match=f"Unexpected key.*{WORD}"):
+        ours.load_state_dict({**weights, f"visual.{WORD}": torch.zeros(16, 32)})
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*pos_enc"):
+        tiny_clip().load_state_dict(weights)
+
+
+def test_released_slopes_load_by_name():
+    ours = vispe.convert(tiny_tower(), "alibi2d(slopes=learned)")
+    weights = {k: v for k, v in tiny_tower().state_dict().items() if k != WORD}
+    weights |= {f"transformer.resblocks.{i}.attn.m": torch.full((4, 1, 1), i + 0.5) for i in (0, 1)}
+    ours.load_state_dict(weights)
+    assert [b.attn.pos_enc.slope.tolist() for b in ours.transformer.resblocks] == [[0.5] * 4, [1.5] * 4]
+
+
+@pytest.mark.parametrize("options", [{}, {"block_type": "custom"}], ids=["default", "custom"])
+@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "learned", "sincos2d+alibi2d", "rope_mixed+peg"])
+def test_checkpointing_changes_no_gradient(options, spec):
+    tower = vispe.convert(tiny_tower(**options), spec).train()
+    wanted = grads(tower, tower(image()), "-")
+    tower.set_grad_checkpointing()
+    runs = []
+    tower.transformer.resblocks[0].ln_1.register_forward_hook(lambda *_: runs.append(1))
+    out = tower(image())
+    tower(image(1, 3, 40, 24))  # a grid of the same number of tokens in between
+    found = grads(tower, out, "-")
+    assert len(runs) == 3, "the block ran again for the gradient"
+    assert all(torch.equal(found[n], wanted[n]) for n in wanted)
+
+
+def test_patch_dropout_drops_the_coordinates_too():
+    tower = tiny_tower(patch_dropout=0.4)
+    custom = as_custom(tower, patch_dropout=0.4)
+    vispe.convert(tower, "alibi2d(slopes=geometric)")
+    mask = (-GEOMETRIC[:, None, None] * dense(3, 5, 1))[None]
+    close(tokens_of(tower, image()), tower_oracle(custom, image(), mask))  # nothing is dropped in eval mode
+    tower.train()
+    torch.manual_seed(11)
+    keep = torch.randn(2, 15).topk(9, dim=-1).indices + 1
+    keep = torch.cat([torch.zeros(2, 1, dtype=torch.long), keep], 1)
+    per_image = torch.stack([mask[0][:, k][:, :, k] for k in keep])
+    torch.manual_seed(11)
+    found = tokens_of(tower, image())
+    close(found, tower_oracle(custom, image(), per_image, keep))
+
+
+def test_patch_dropout_draws_as_open_clip_does():
+    stock = tiny_tower(patch_dropout=0.5)
+    ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True).train()
+    stock.train()
+    torch.manual_seed(2)
+    wanted = stock(image())
+    torch.manual_seed(2)
+    assert torch.equal(ours(image()), wanted)
+
+
+POOLS = [
+    {"pool_type": "avg"},
+    {"pool_type": "none"},
+    {"pool_type": "avg", "final_ln_after_pool": True},
+    {"attentional_pool": True, "attn_pooler_heads": 2, "attn_pooler_queries": 5},
+    {"attentional_pool": "parallel", "attn_pooler_heads": 2, "attn_pooler_queries": 5, "output_dim": 32},
+    {"attentional_pool": "cascade", "attn_pooler_heads": 2, "attn_pooler_queries": 5, "output_dim": 32},
+    {"no_ln_pre": True, "ls_init_value": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", POOLS, ids=lambda o: "-".join(map(str, o.values())))
+def test_heads_pool_what_the_blocks_gave(options):
+    stock = tiny_tower(output_tokens=True, **options)
+    ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
+    for found, wanted in zip(ours(image()), stock(image()), strict=True):
+        assert torch.equal(found, wanted)
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
+    tokens = tower_oracle(as_custom(stock, **options), image(), -dense(3, 5, 1)[None, None])
+    pooled, rest = stock._pool(tokens)
+    for found, wanted in zip(ours(image()), (pooled @ stock.proj, rest), strict=True):
+        close(found, wanted)
+    assert type(ours.attn_pool) is type(stock.attn_pool)
+
+
+@pytest.mark.parametrize("indices", [None, 1, [0], [-1, 0]])
+@pytest.mark.parametrize("stop_early", [False, True])
+@pytest.mark.parametrize("fmt", ["NCHW", "NLC"])
+def test_forward_intermediates_is_as_in_open_clip(indices, stop_early, fmt):
+    stock = tiny_tower()
+    ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
+    for only in (False, True):
+        arguments = {
+            "indices": indices, "stop_early": stop_early, "normalize_intermediates": only, "intermediates_only": only,
+            "output_fmt": fmt, "output_extra_tokens": not only,
+        }  # fmt: skip
+        wanted, found = (m.forward_intermediates(image(), **arguments) for m in (stock, ours))
+        assert list(found) == list(wanted)
+        for key in wanted:
+            pairs = zip(found[key], wanted[key], strict=True)
+            assert all(torch.equal(f, w) for f, w in pairs), key
+
+
+def test_forward_intermediates_agrees_with_forward_and_refuses():
+    tower = vispe.convert(tiny_clip(), "alibi2d").visual
+    out = tower.forward_intermediates(image(), normalize_intermediates=True, output_extra_tokens=True)
+    assert torch.equal(out["image_features"], tower(image()))
+    close(out["image_intermediates_prefix"][-1][:, 0] @ tower.proj, tower(image()))
+    with pytest.raises(OptionError, match="output_fmt must be NCHW or NLC, got 'NHWC'"):
+        tower.forward_intermediates(image(), output_fmt="NHWC")
+    with pytest.raises(OptionError, match=r"Features of blocks \[2\] were asked, but the tower has 2 blocks"):
+        tower.forward_intermediates(image(), [2])
+    tower.prune_intermediate_layers([0])
+    assert len(tower.forward_intermediates(image(), intermediates_only=True)["image_intermediates"]) == 1
+    assert tower(image()).shape == (2, 32)
+
+
+@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "learned+alibi2d", "none"])
+def test_copies_and_pickles(spec):
+    model = vispe.convert(tiny_clip(), spec)
+    wanted = model.encode_image(image())
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied.encode_image(image()), wanted)
+        assert isinstance(copied.visual, HostedTower)
+        assert vispe.describe(copied) == vispe.describe(model)
+        assert torch.equal(vispe.restore(copied).encode_image(image()), tiny_clip().encode_image(image()))
+
+
+def test_describe_says_what_is_where():
+    model = vispe.convert(tiny_clip(), "learned+alibi2d(slopes=learned)")
+    model.visual.transformer.resblocks[1].attn.fused_attn = False
+    text = vispe.describe(model)
+    assert text.splitlines() == [
+        "visual: open_clip VisionTransformer with {'name': 'learned'} + {'name': 'alibi2d', 'slopes': 'learned'}",
+        "  grid (3, 5), trained at (3, 5), 1 prefix token",
+        "  absolute table: taken out",
+        "  pos_enc: learned, 480 parameters",
+        "  2 attention layers with their own: alibi2d, 8 parameters",
+        "  2 attention layers swapped; backend reference (fused attention is off)",
+    ]
+    assert "in use" in vispe.describe(vispe.convert(tiny_tower(), "alibi2d", keep_abs=True))
+    assert vispe.describe(tiny_clip()).startswith("CLIP without an encoding of vispe")
+
+
+@pytest.mark.parametrize("groups", [0, 1, 2, 3, 4, 9])
+def test_lock_freezes_the_groups_of_open_clip_with_the_encodings_in_them(groups):
+    stock, ours = tiny_clip(), vispe.convert(tiny_clip(), "learned+alibi2d(slopes=learned)")
+    stock.lock_image_tower(groups)
+    ours.lock_image_tower(groups)
+    wanted = {n: p.requires_grad for n, p in stock.named_parameters() if not n.endswith(f"visual.{WORD}")}
+    found = {n: p.requires_grad for n, p in ours.named_parameters() if "pos_enc" not in n}
+    assert found == wanted
+    assert ours.visual.positional_embedding is None
+    assert ours.visual.pos_enc.weight.requires_grad == stock.visual.class_embedding.requires_grad
+    for mine, theirs in zip(
+        ours.visual.transformer.resblocks, stock.visual.transformer.resblocks, strict=True
+    ):
+        assert mine.attn.pos_enc.slope.requires_grad == theirs.attn.in_proj_weight.requires_grad
+
+
+def test_lock_leaves_fixed_parameters_fixed():
+    tower = vispe.convert(tiny_tower(), "learned")
+    tower.pos_enc.weight.requires_grad_(False)
+    tower.vispe.fixed = ("pos_enc.weight",)
+    tower.lock(9)
+    assert not tower.pos_enc.weight.requires_grad
+    assert tower.class_embedding.requires_grad
+
+
+def test_half_precision_casts_last():
+    from open_clip.model import convert_weights_to_lp
+
+    model = vispe.convert(tiny_clip(), "alibi2d(slopes=learned)")
+    wanted = model.encode_image(image())
+    convert_weights_to_lp(model, torch.bfloat16)
+    assert model.visual.transformer.resblocks[0].attn.in_proj_weight.dtype == torch.bfloat16
+    found = model.encode_image(image().bfloat16())
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - wanted).abs().max() < 0.05 * wanted.abs().max()
+    pure = vispe.convert(tiny_tower(), "learned+alibi2d").bfloat16()
+    assert pure(image().bfloat16()).dtype == torch.bfloat16
+
+
+def test_double_precision_and_dtype_of_the_new_parameters():
+    tower = vispe.convert(tiny_tower().double(), "alibi2d(slopes=learned)")
+    assert tower.transformer.resblocks[0].attn.pos_enc.slope.dtype == torch.float64
+    single = vispe.convert(tiny_tower(), "alibi2d(slopes=learned)")
+    single.load_state_dict({k: v.float() for k, v in tower.state_dict().items()})
+    close(single(image()), tower(image().double()).float())
+
+
+def test_meta_device_and_assign():
+    with torch.device("meta"):
+        empty = vispe.convert(VisionTransformer(**TOWER), "alibi2d(slopes=learned)").eval()
+    assert all(p.is_meta for p in empty.parameters())
+    source = vispe.convert(tiny_tower(), "alibi2d(slopes=learned)")
+    empty.load_state_dict(source.state_dict(), assign=True)
+    assert torch.equal(empty(image()), source(image()))
+
+
+@pytest.mark.slow
+def test_compiles_in_one_graph():
+    tower = vispe.convert(tiny_tower(), "alibi2d(slopes=learned)+sincos2d")
+    compiled = torch.compile(tower, backend="eager", fullgraph=True)
+    for size in ((24, 40), (40, 24)):
+        close(compiled(image(2, 3, *size)), tower(image(2, 3, *size)))
+
+
+def test_plain_masks_still_reach_swapped_attention():
+    stock = tiny_tower()
+    ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
+    x, mask = torch.randn(2, 16, 32), torch.randn(16, 16)
+    for mine, theirs in zip(ours.transformer.resblocks, stock.transformer.resblocks, strict=True):
+        assert torch.equal(mine(x, attn_mask=mask), theirs(x, attn_mask=mask))
+        assert torch.equal(mine(x), theirs(x))
+
+
+def test_dropout_of_attention_acts_in_training_only():
+    tower = vispe.convert(tiny_tower(block_type="custom"), "alibi2d")
+    wanted = tower(image())
+    for block in tower.transformer.resblocks:
+        block.attn.attn_drop.p = 0.5
+    assert torch.equal(tower(image()), wanted)
+    assert not torch.equal(tower.train()(image()), wanted)
+    assert isinstance(tower.patch_dropout, torch.nn.Identity | PatchDropout)
+
+
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "irpe", "rpb"])
+@pytest.mark.parametrize("average", [True, False])
+def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
+    tower = vispe.convert(tiny_tower(), spec)
+    wanted, found = [], []
+
+    def look(seen) -> None:
+        call = seen.call
+        q, k, _ = call.transformed()
+        logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().transpose(-1, -2)
+        bias = None if call.bias is None else call.bias.dense(q=call.q, k=call.k, scale=call.factor).double()
+        maps = (logits if bias is None else logits + bias).softmax(-1).expand(2, -1, -1, -1)
+        wanted.append(maps.mean(1) if average else maps)
+
+    def ask(module, args, kwargs):
+        return args, {**kwargs, "need_weights": True, "average_attn_weights": average}
+
+    watch(tower, image(), look)
+    before = tower(image())
+    for block in tower.transformer.resblocks:
+        block.attn.register_forward_pre_hook(ask, with_kwargs=True)
+        block.attn.register_forward_hook(lambda module, args, out: found.append(out[1]))
+    close(tower(image()), before)
+    for ours, exact in zip(found, wanted, strict=True):
+        close(ours.double(), exact, tol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "options", [{}, {"block_type": "custom"}, CUSTOM], ids=["default", "custom", "norms"]
+)
+@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "peg", "learn+sincos2d"])
+def test_graphs_of_fx_and_jit_are_the_tower(spec, options):
+    tower = vispe.convert(tiny_tower(**options), spec)
+    graph = torch.fx.symbolic_trace(tower)
+    for size in ((2, 3, 24, 40), (1, 3, 40, 16)):
+        assert torch.equal(graph(image(*size)), tower(image(*size)))
+    close(grads(graph, graph(image()), drop=WORD), grads(tower, tower(image()), drop=WORD))
+    traced = torch.jit.trace(tower, image(), check_trace=False)
+    close(traced(image(4, 3, 24, 40, seed=5)), tower(image(4, 3, 24, 40, seed=5)))
+    with pytest.raises(RuntimeError, match="size of the tensor"):
+        traced(image(1, 3, 40, 24))

@@ -1,0 +1,105 @@
+"""Generation with an assistant, and generation that goes on from a cache with the inputs of before."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.hosts.transformers.reference import converted, copy_of, stock
+from tests.hosts.transformers.tiny import FAMILIES, QWEN, VIDEO, batch
+from vispe.errors import InputError
+
+SETTINGS = {"max_new_tokens": 6, "do_sample": False}
+OWN = {
+    "qwen2_vl": "mrope(after=side)",
+    "qwen2_5_vl": "mrope(after=side,tokens_per_second=4.0)",
+    "qwen3_vl": "mrope_i(after=side,clip=true)",
+}
+SPECS = ("own", "v2pe(stride=4)", "vrope")
+
+
+def named(family, spec):
+    return OWN.get(family, "rope1d") if spec == "own" else spec
+
+
+def fresh(model):
+    """A model that counts its drafts from the start; they change with what was accepted."""
+    return copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("helper", ["itself", "stock", "lookup"])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_assistant_changes_nothing(family, spec, helper):
+    model, given = converted(family, named(family, spec)), batch(family, [3, "image", 4, "wide", 2])
+    wanted = model.generate(**given.inputs, **SETTINGS)
+    options = {
+        "itself": {"assistant_model": fresh(model)},
+        "stock": {"assistant_model": copy_of(family)},
+        "lookup": {"prompt_lookup_num_tokens": 2},
+    }[helper]
+    assert torch.equal(model.generate(**given.inputs, **SETTINGS, **options), wanted)
+    if spec == "own":
+        assert torch.equal(wanted, stock(family).generate(**given.inputs, **SETTINGS))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_converted_assistant_of_a_stock_model(family):
+    given = batch(family, [3, "image", 4])
+    wanted = stock(family).generate(**given.inputs, **SETTINGS)
+    helper = fresh(converted(family, named(family, "own")))
+    assert torch.equal(copy_of(family).generate(**given.inputs, **SETTINGS, assistant_model=helper), wanted)
+
+
+@pytest.mark.parametrize("kept", ["grids", "types", "nothing"])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_goes_on_with_what_was_given_before(family, spec, kept):
+    """A loop that keeps its inputs, but for the pixels, and the cache of the turn before."""
+    model = converted(family, named(family, spec))
+    given = batch(family, [2, "image", 3], [3, "image", 4, "wide", 2])
+    wanted = model.generate(**given.inputs, **SETTINGS)
+    first = model.generate(**given.inputs, **SETTINGS | {"max_new_tokens": 3}, return_dict_in_generate=True)
+    longer = given.with_tokens(first.sequences[:, given["input_ids"].shape[1] :])
+    dropped = {"pixel_values", "image_sizes", "batch_num_images"}
+    dropped |= {"image_grid_thw"} if kept != "grids" else set()
+    dropped |= {"mm_token_type_ids"} if kept == "nothing" else set()
+    rest = {k: v for k, v in longer.items() if k not in dropped}
+    said = model.generate(**rest, past_key_values=first.past_key_values, **SETTINGS | {"max_new_tokens": 3})
+    assert torch.equal(said, wanted)
+    if spec == "own":
+        assert torch.equal(said, stock(family).generate(**given.inputs, **SETTINGS))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ordinary_ids_may_be_given_with_pictures(family, spec):
+    model, given = (
+        converted(family, named(family, spec)),
+        batch(family, [2, "image", 3], [3, "image", 4, "wide", 2]),
+    )
+    wanted = model.generate(**given.inputs, **SETTINGS)
+    mask = given["attention_mask"]
+    ids = (mask.cumsum(1) - 1).masked_fill(mask == 0, 0)
+    assert torch.equal(model.generate(**given.inputs, position_ids=ids, **SETTINGS), wanted)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_new_pictures_without_their_grids_are_missed(family):
+    """Placeholders among the new tokens are counted against the grids, cache or not."""
+    model, given = converted(family, "mrope_i"), batch(family, [2, "image", 3])
+    first = model.generate(**given.inputs, max_new_tokens=2, return_dict_in_generate=True)
+    longer = given.with_tokens(torch.tensor([[5, 6, VIDEO, 7]]))
+    longer.pop("pixel_values")
+    with pytest.raises(InputError, match="video placeholders more than the video grids"):
+        model.generate(**longer, past_key_values=first.past_key_values, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embeddings_are_gone_on_from(family):
+    """A prompt as embeddings, its pictures found by theirs: the same words as from tokens."""
+    model, given = converted(family, "v2pe(stride=4)"), batch(family, [3, "image", 4, "wide", 2])
+    embeds = model.get_input_embeddings()(given["input_ids"])
+    wanted = model.generate(**given.inputs, **SETTINGS)[:, given["input_ids"].shape[1] :]
+    inputs = given.without("input_ids", "mm_token_type_ids")
+    assert torch.equal(model.generate(inputs_embeds=embeds, **inputs, **SETTINGS), wanted)

@@ -1,0 +1,304 @@
+"""Caches: beams, rows that move, prefixes that are continued, and the compiled step."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.hosts.transformers.reference import converted, generated, looped, recomputed, same, stock
+from tests.hosts.transformers.tiny import FAMILIES, IMAGE, QWEN, WORDS, batch
+from vispe.errors import InputError
+
+ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
+
+
+def prefilled(model, given):
+    """The output for a prompt."""
+    with torch.no_grad():
+        return model(**given.inputs, use_cache=True)
+
+
+def step(model, cache, seen, token) -> Tensor:
+    """Logits (b, v) after one more token."""
+    with torch.no_grad():
+        out = model(input_ids=token, attention_mask=seen, past_key_values=cache)
+    return out.logits[:, -1]
+
+
+def after(model, given, tokens) -> Tensor:
+    """Logits (b, v) after more tokens (b, n), from nothing."""
+    with torch.no_grad():
+        return model(**given.with_tokens(tokens), use_cache=False).logits[:, -1]
+
+
+def close(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def beams(model, given, count, steps):
+    """The best sequence of a beam search without a cache and without an end, (steps)."""
+    alive = [(0.0, [])]
+    for _ in range(steps):
+        found = []
+        for score, tokens in alive:
+            scores = after(model, given, torch.tensor([tokens], dtype=torch.long)).log_softmax(-1)[0]
+            best = scores.topk(2 * count)
+            found += [(score + float(s), [*tokens, int(t)]) for s, t in zip(*best, strict=True)]
+        alive = sorted(found, reverse=True)[:count]
+    return torch.tensor(alive[0][1])
+
+
+@pytest.mark.parametrize(("family", "spec"), [("qwen2_vl", "v2pe"), *((f, "mrope_i") for f in FAMILIES)])
+def test_beam_search(family, spec):
+    model = converted(family, spec)
+    given = batch(family, ROWS[2])
+    found = model.generate(**given.inputs, max_new_tokens=3, num_beams=3, do_sample=False)
+    assert torch.equal(found[0, given["input_ids"].shape[1] :], beams(model, given, 3, 3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beam_search_of_a_batch(family):
+    """Rows of different offsets change places all the time: each is scored as it would be from nothing."""
+    model, given = converted(family, "mrope_i"), batch(family, *ROWS)
+    out = model.generate(
+        **given.inputs,
+        max_new_tokens=4,
+        num_beams=3,
+        length_penalty=0.0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    said = out.sequences[:, given["input_ids"].shape[1] :]
+    with torch.no_grad():
+        logits = model(**given.with_tokens(said), use_cache=False).logits[:, -5:-1]
+    close(out.sequences_scores, logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("change", ["reorder", "select", "repeat", "copy"])
+def test_rows_of_a_cache_may_move(family, change):
+    model, given = converted(family, "mrope_i"), batch(family, *ROWS)
+    cache = prefilled(model, given).past_key_values
+    rows = {"reorder": [2, 0, 0], "select": [2, 1], "repeat": [0, 0, 1, 1, 2, 2], "copy": [0, 1, 2]}[change]
+    if change == "reorder":
+        cache.reorder_cache(torch.tensor(rows))
+    elif change == "select":
+        cache.batch_select_indices(torch.tensor(rows))
+    elif change == "repeat":
+        cache.batch_repeat_interleave(2)
+    else:
+        other = copy.deepcopy(cache)
+        step(
+            model, cache, given.with_tokens(torch.ones(3, 1).long())["attention_mask"], torch.full((3, 1), 9)
+        )
+        cache = other
+    words = torch.tensor([[5], [6], [7]])
+    seen = given.with_tokens(words)["attention_mask"]
+    close(step(model, cache, seen[rows], words[rows]), after(model, given, words)[rows])
+
+
+@pytest.mark.parametrize("spec", ["mrope_i", "v2pe", "mrope(spatial_reset=true)"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_conversation_goes_on_with_another_picture(family, spec):
+    """A cache of one picture and an answer is continued with a second picture, as if all had come at once."""
+    model = converted(family, spec)
+    whole = batch(family, [3, "image", 4, "wide", 5], counted=False)
+    parts, at = pictures_of(family, whole), cut_of(whole)
+    with torch.no_grad():
+        wanted = model(**whole.inputs, use_cache=False).logits
+        shared = {
+            k: whole[k] for k in ("input_ids", "attention_mask", "mm_token_type_ids") if k in whole.inputs
+        }
+        out = model(**{k: v[:, :at] for k, v in shared.items()}, **parts[0], use_cache=True)
+        close(out.logits, wanted[:, :at])
+        rest = {k: v if k == "attention_mask" else v[:, at:] for k, v in shared.items()}
+        again = model(**rest, **parts[1], past_key_values=copy.deepcopy(out.past_key_values))
+        close(again.logits, wanted[:, at:])
+        said = model.generate(
+            **shared,
+            **parts[1],
+            past_key_values=copy.deepcopy(out.past_key_values),
+            max_new_tokens=3,
+            do_sample=False,
+        )
+    assert torch.equal(said[:, whole["input_ids"].shape[1] :], recomputed(model, whole, 3)[0])
+    same(looped_from(model, whole, again.past_key_values, again.logits[:, -1]), recomputed(model, whole, 3))
+
+
+def looped_from(model, given, cache, logits):
+    """Greedy decoding from a cache that holds a prompt, and its last logits (b, v)."""
+    tokens, all_logits = logits.argmax(-1, keepdim=True), [logits]
+    for _ in range(2):
+        seen = given.with_tokens(tokens)["attention_mask"]
+        all_logits.append(step(model, cache, seen, tokens[:, -1:]))
+        tokens = torch.cat([tokens, all_logits[-1].argmax(-1, keepdim=True)], 1)
+    return tokens, torch.stack(all_logits, 1)
+
+
+def cut_of(whole):
+    """A place between the two pictures: two words after the first of them."""
+    words = (whole["input_ids"][0] < WORDS).long()
+    pictures = (words[1:] < words[:-1]).nonzero()[:, 0]
+    start = int(pictures[0]) + 1
+    return start + int(words[start:].argmax()) + 2
+
+
+def pictures_of(family, whole):
+    """The inputs of the first picture, and those of the second."""
+    parts: tuple[dict, dict] = {}, {}
+    for name in ("pixel_values", "image_grid_thw", "image_sizes"):
+        if name in whole.inputs:
+            patches = family in QWEN and name == "pixel_values"
+            first = int(whole["image_grid_thw"][0].prod()) if patches else 1
+            parts[0][name], parts[1][name] = whole[name][:first], whole[name][first:]
+    return parts
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["ids", "no ids"])
+@pytest.mark.parametrize("picture", [False, True], ids=["text", "picture"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, counted):
+    """Padding between the turns counts for nothing, whether ids or the mask say so."""
+    model = converted(family, "mrope_i")
+    first = batch(family, [3, "image", 4], [6], counted=False)
+    turn = batch(family, [2], [1, "wide", 3] if picture else [5], seed=8, counted=False)
+    out = prefilled(model, first)
+    length = turn["input_ids"].shape[1]
+    seen = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
+    ids = (seen.cumsum(1) - 1).clamp(min=0)
+    word = torch.tensor([[5], [6]])
+    whole = {
+        "attention_mask": torch.cat([seen, torch.ones_like(word)], 1),
+        "position_ids": torch.cat([ids, ids[:, -1:] + 1], 1),
+    }
+    whole["input_ids"] = torch.cat([first["input_ids"], turn["input_ids"], word], 1)
+    if family in QWEN:
+        whole["mm_token_type_ids"] = (whole["input_ids"] == IMAGE).long()
+    pictures = ("pixel_values", "image_grid_thw", "image_sizes")
+    given = {n: turn[n] for n in pictures if n in turn.inputs}
+    for name in pictures:
+        if name in first.inputs:
+            whole[name] = joined(*(t[name] for t in (first, turn) if name in t.inputs))
+    with torch.no_grad():
+        wanted = model(**whole, use_cache=False).logits
+        given |= {"input_ids": turn["input_ids"], "attention_mask": seen}
+        given |= {"mm_token_type_ids": turn["mm_token_type_ids"]} if family in QWEN else {}
+        given |= {"position_ids": ids[:, -length:]} if counted else {}
+        found = model(**given, past_key_values=out.past_key_values).logits
+    valid = turn["attention_mask"].bool()
+    close(found[valid], wanted[:, -length - 1 : -1][valid])
+    close(step(model, out.past_key_values, whole["attention_mask"], word), wanted[:, -1])
+
+
+def joined(*parts):
+    """Pixels or grids of several calls as one; pictures of fewer tiles are filled up."""
+    if parts[0].ndim < 5:
+        return torch.cat(parts)
+    most = max(p.shape[1] for p in parts)
+    return torch.cat([torch.cat([p, p.new_zeros(len(p), most - p.shape[1], *p.shape[2:])], 1) for p in parts])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_is_cropped_inside_the_text(family):
+    model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4])
+    wanted = recomputed(model, given, 2)
+    out = prefilled(model, given)
+    cache = out.past_key_values
+    for token in (9, 11):
+        step(
+            model,
+            cache,
+            given.with_tokens(torch.full((1, 1 + (token > 9)), 1))["attention_mask"],
+            torch.tensor([[token]]),
+        )
+    cache.crop(-2)
+    seen = given.with_tokens(wanted[0][:, :1])["attention_mask"]
+    close(step(model, cache, seen, wanted[0][:, :1]), wanted[1][:, 1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_is_cropped_before_a_picture(family):
+    """It is refused: text would be placed after the picture that is gone. The cache of before is right."""
+    model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5], counted=False)
+    at = cut_of(given)
+    cache = prefilled(model, given).past_key_values
+    word = torch.tensor([[7]])
+    pixels = pictures_of(family, given)[0]
+    tokens = torch.cat([given["input_ids"][:, :at], word], 1)
+    types = {"mm_token_type_ids": (tokens == IMAGE).long()} if family in QWEN else {}
+    with torch.no_grad():
+        wanted = model(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), **types, **pixels, use_cache=False
+        ).logits[:, -1]
+        with pytest.raises(InputError, match="the last picture in it ends at token"):
+            cache.crop(at - given["input_ids"].shape[1])
+        out = model(
+            input_ids=tokens[:, :-1],
+            attention_mask=torch.ones_like(tokens[:, :-1]),
+            **first_types(types),
+            **pixels,
+        )
+    found = step(model, out.past_key_values, torch.ones_like(tokens), word)
+    close(found, wanted)
+
+
+def first_types(types):
+    """Types of all tokens but the last."""
+    return {k: v[:, :-1] for k, v in types.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_of_another_model_is_refused(family):
+    given = batch(family, [3, "image", 4])
+    cache = stock(family)(**given.inputs, use_cache=True).past_key_values
+    with pytest.raises(InputError, match="past_key_values was filled by a model without"):
+        converted(family, "mrope_i")(input_ids=torch.tensor([[4]]), past_key_values=cache)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cache_is_used_again(family):
+    """A static cache that is reset forgets the rows of before."""
+    from transformers import StaticCache
+
+    model = converted(family, "mrope_i")
+    cache = StaticCache(model.config.get_text_config(), max_cache_len=64)
+    for rows in (ROWS, ([2, "image", 6], [3], [5])):
+        given = batch(family, *rows)
+        same(looped(model, given, 3, past_key_values=cache), recomputed(model, given, 3))
+        cache.reset()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_with_a_static_cache(family):
+    model, given = converted(family, "v2pe"), batch(family, *ROWS)
+    same(generated(model, given, 3, cache_implementation="static"), recomputed(model, given, 3))
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
+def test_the_compiled_step_is_compiled_once(family):
+    from transformers import StaticCache
+
+    model, given = converted(family, "mrope_i"), batch(family, *ROWS)
+    length = given["input_ids"].shape[1]
+    cache = StaticCache(model.config.get_text_config(), max_cache_len=64)
+    wanted = recomputed(model, given, 6)
+    with torch.no_grad():
+        out = model(**given.inputs, past_key_values=cache, use_cache=True)
+    close(out.logits[:, -1], wanted[1][:, 0])
+    torch._dynamo.reset()
+    compiled = torch.compile(model.forward, fullgraph=True, dynamic=False, backend="eager")
+    seen = torch.zeros(3, 64, dtype=torch.long)
+    seen[:, :length] = given["attention_mask"]
+    for i in range(1, 6):
+        seen[:, length + i - 1] = 1
+        mask = torch.where(seen.bool(), 0.0, torch.finfo(torch.float32).min)[:, None, None]
+        ids = seen.sum(1, keepdim=True) - 1
+        with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=i > 2):
+            out = compiled(
+                input_ids=wanted[0][:, i - 1 : i].clone(),
+                attention_mask=mask,
+                position_ids=ids,
+                past_key_values=cache,
+            )
+        close(out.logits[:, -1], wanted[1][:, i])

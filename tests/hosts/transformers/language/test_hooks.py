@@ -1,0 +1,87 @@
+"""Models whose modules carry hooks of accelerate, as several devices need them."""
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.transformers.reference import converted, copy_of, stock
+from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
+from vispe.errors import UnsupportedHost
+from vispe.hosts.transformers.language.late import LateRotation
+
+accelerate = pytest.importorskip("accelerate", reason="vispe[train] is not installed")
+pytestmark = [  # LLaVA-OneVision has a parameter beside its modules, and the CPU is no device to be offloaded to
+    pytest.mark.filterwarnings("ignore:The following device_map keys do not match:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not encode text:UserWarning"),
+]
+SPEC = "videorope"
+
+
+def dispatched(model, family):
+    """A model with the hooks that a device_map over several devices makes, layer by layer; all on the CPU."""
+    text = "model.language_model"
+    parts = [f"{text}.{n}" for n in ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb")]
+    parts += ["lm_head", "model.visual" if family in QWEN else "model.vision_tower"]
+    parts += [] if family in QWEN else ["model.multi_modal_projector"]
+    parts += ["model.image_newline"] if family == "llava_onevision" else []
+    return accelerate.dispatch_model(model, dict.fromkeys(parts, "cpu"), main_device="cpu", force_hooks=True)
+
+
+def logits(model, given):
+    with torch.no_grad():
+        return model(**given.inputs).logits
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_convert_and_then_dispatch(family, late):
+    given = batch(family, [7], [3, "image", 4, "wide", 2])
+    wanted = logits(vispe.convert(copy_of(family), SPEC, late_rotation=late), given)
+    model = dispatched(vispe.convert(copy_of(family), SPEC, late_rotation=late), family)
+    assert torch.equal(logits(model, given), wanted)
+    with pytest.raises(UnsupportedHost, match="remove_hook_from_submodules"):
+        vispe.restore(model)
+    accelerate.hooks.remove_hook_from_submodules(model)
+    assert torch.equal(logits(vispe.convert(model, SPEC), given), wanted)
+    vispe.restore(model)
+    assert torch.equal(logits(model, given), logits(copy_of(family), given))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_converting_after_dispatch_is_refused_before_the_first_change(family):
+    given = batch(family, [7], [3, "image", 4, "wide", 2])
+    model = dispatched(copy_of(family), family)
+    with pytest.raises(UnsupportedHost, match=r"layers\.0 has forward replaced .* convert it"):
+        vispe.convert(model, SPEC)
+    assert "own position scheme" in vispe.describe(model)
+    assert torch.equal(logits(model, given), logits(stock(family), given))
+
+
+@pytest.mark.parametrize("inside", ["model", "model.language_model", "model.language_model.layers.1"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+def test_every_part_that_is_exchanged_is_looked_at(family, inside):
+    model = copy_of(family)
+    accelerate.hooks.add_hook_to_module(model.get_submodule(inside), accelerate.hooks.ModelHook())
+    with pytest.raises(UnsupportedHost, match=f"{inside} has forward replaced"):
+        vispe.convert(model, SPEC)
+    model = copy_of(family)
+    model._prepare_position_ids_for_generation = lambda *_: None
+    with pytest.raises(UnsupportedHost, match="ForConditionalGeneration has _prepare_position_ids"):
+        vispe.convert(model, SPEC)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+def test_hooks_that_hide_nothing_stay(family, tmp_path):
+    """Weights kept on the disk are fetched by hooks of the modules that hold them."""
+    given = batch(family, [7], [3, "image", 4, "wide", 2])
+    model = accelerate.disk_offload(copy_of(family), tmp_path, execution_device="cpu")
+    found = logits(vispe.convert(model, SPEC), given)
+    torch.testing.assert_close(found, logits(converted(family, SPEC), given))
+
+
+def test_tables_follow_a_layer_to_its_device():
+    """Hooks of several devices move what they find in tuples."""
+    tables = torch.ones(1, 1, 2, 3), torch.zeros(1, 1, 2, 3)
+    moved = accelerate.utils.send_to_device(LateRotation(tables, tables), "meta")
+    assert isinstance(moved, LateRotation)
+    assert all(t.is_meta and t.shape == (1, 1, 2, 3) for pair in moved for t in pair)

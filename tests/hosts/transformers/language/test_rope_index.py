@@ -1,0 +1,205 @@
+"""Position ids that collators ask for before the call, and those that others bring along."""
+
+import inspect
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.transformers.reference import HOST_SCHEME, converted, copy_of, scheme_of, stock
+from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
+from vispe.errors import InputError, ShapeError
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+SPECS = ("videorope", "circlerope", "mmrope(scale=[1.0,2.0,1.0])", "omnirope", "v2pe(stride=4)", "vrope")
+GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "attention_mask", "mm_token_type_ids")
+
+
+def everything(family):
+    return batch(family, [7], [3, "image", 4, "wide", 2], [2, "video", 3])
+
+
+def asked(model, given):
+    """What `get_rope_index` says of a batch."""
+    return model.model.get_rope_index(
+        given["input_ids"], **{k: given[k] for k in GRIDS if k in given.inputs and k != "input_ids"}
+    )
+
+
+def keys_of(given):
+    return (given["attention_mask"].cumsum(1) - 1).clamp(min=0)[None]
+
+
+def own_of(family):
+    """The spec of the ids that a model has before it is converted."""
+    seconds = ",tokens_per_second=4.0" if family == "qwen2_5_vl" else ""
+    return f"{HOST_SCHEME[family]}(after=side{seconds})"
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", QWEN)
+def test_ids_asked_for_are_those_of_the_scheme(family, spec):
+    model, given = converted(family, spec), everything(family)
+    scheme, mask = scheme_of(family, spec), given.stream.mask
+    made = scheme.coordinates(given.stream)
+    ids, delta = asked(model, given)
+    assert ids.shape == (scheme.axes, *given["input_ids"].shape)
+    assert torch.equal(ids.double(), made.ids)
+    assert torch.equal(delta.double(), made.delta())
+    assert (
+        ids.dtype == delta.dtype == (torch.float64 if scheme.name in ("circlerope", "v2pe") else torch.long)
+    )
+    with torch.no_grad():
+        wanted = model(**given.inputs).logits[mask]
+        for said in (ids, torch.cat([keys_of(given), ids])):
+            assert torch.equal(model(**given.inputs, position_ids=said).logits[mask], wanted)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_ids_of_the_own_scheme_are_those_of_before(family):
+    given = everything(family)
+    before = asked(stock(family), given)
+    found = asked(converted(family, own_of(family)), given)
+    assert found[0].dtype == before[0].dtype
+    assert torch.equal(found[0], before[0])
+    alone = batch(family, [7], [3, "image", 4, "wide", 2])  # of a long video, before counts past the text
+    assert torch.equal(asked(converted(family, own_of(family)), alone)[1], asked(copy_of(family), alone)[1])
+
+
+@pytest.mark.parametrize("name", ["get_rope_index", "compute_3d_position_ids", "forward"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_methods_keep_their_signatures(family, name):
+    before, after = (getattr(m.model, name, None) for m in (stock(family), converted(family, "mrope_i")))
+    if before is None:
+        assert after is None
+        return
+    wanted = dict(inspect.signature(before).parameters)
+    found = dict(inspect.signature(after).parameters)
+    more = {"tile_grids", "mm_token_type_ids"} - set(wanted) if name == "forward" else set()
+    assert set(found) - set(wanted) == more
+    assert {k: found[k] for k in wanted} == wanted
+    assert [k for k in found if k in wanted] == list(wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arguments_by_place_go_where_they_went(family):
+    model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4], [2, "wide", 3])
+    order = [p for p in inspect.signature(stock(family).model.forward).parameters if p != "kwargs"]
+    with torch.no_grad():
+        found = model.model(*(given.inputs.get(name) for name in order)).last_hidden_state
+        wanted = model.model(**given.inputs).last_hidden_state
+        assert torch.equal(found, wanted)
+        with pytest.raises(TypeError, match=f"takes {len(order)} arguments by place"):
+            model.model(*([None] * (len(order) + 1)))
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+@pytest.mark.parametrize("spec", ["videorope", "mmrope(scale=[1.0,2.0,1.0])", "omnirope", "vrope", "v2pe"])
+@pytest.mark.parametrize("family", QWEN)
+def test_ids_of_before_the_conversion_are_refused(family, spec, rows):
+    """A collator that holds a stock model, or its own copy of the function, gives them."""
+    model, given = converted(family, spec), everything(family)
+    ids = asked(stock(family), given)[0]
+    ids = torch.cat([keys_of(given), ids]) if rows == 4 else ids
+    error, words = InputError, "had before it was converted"
+    if len(ids) not in (model.model.vispe_scheme.axes, model.model.vispe_scheme.axes + 1):
+        error, words = ShapeError, "get_rope_index of the converted model"
+    elif spec == "vrope":
+        words = "the first of which numbers the tokens"
+    with torch.no_grad(), pytest.raises(error, match=words):
+        model(**given.inputs, position_ids=ids)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_four_rows_without_grids_are_refused_for_four_axes(family):
+    """Packed text and embedded pictures: the first row numbers the tokens, so the others are three axes."""
+    model = converted(family, "vrope")
+    tokens, keys = torch.arange(1, 9)[None], torch.arange(8)[None, None]
+    with torch.no_grad():
+        wanted = model(input_ids=tokens).logits
+        assert torch.equal(model(input_ids=tokens, position_ids=keys.expand(4, 1, 8)).logits, wanted)
+        with pytest.raises(InputError, match=r"Give \(5, b, s\)"):
+            model(input_ids=tokens, position_ids=torch.cat([keys, 2 * keys.expand(3, 1, 8)]))
+        five = torch.cat([keys, 2 * keys.expand(4, 1, 8)])
+        assert torch.equal(
+            model(input_ids=tokens, position_ids=five).logits,
+            model(input_ids=tokens, position_ids=five[1:]).logits,
+        )
+
+
+def test_ids_of_packed_samples_are_known_again():
+    """Ordinary ids before three axes say where samples start, so those of before are found out there too."""
+    parts = [batch("qwen2_vl", [3, "image", 4], seed=s) for s in (1, 2)]
+    one = {k: torch.cat([p[k] for p in parts], 1) for k in ("input_ids", "mm_token_type_ids")}
+    one |= {k: torch.cat([p[k] for p in parts]) for k in ("pixel_values", "image_grid_thw")}
+
+    def packed(model):
+        return torch.cat([torch.cat([keys_of(p), asked(model, p)[0]]) for p in parts], 2)
+
+    model = converted("qwen2_vl", "videorope")
+    with torch.no_grad():
+        found = model(**one, position_ids=packed(model), use_cache=False).logits
+        wanted = torch.cat([model(**p.inputs, use_cache=False).logits for p in parts], 1)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        with pytest.raises(InputError, match="had before it was converted"):
+            model(**one, position_ids=packed(stock("qwen2_vl")), use_cache=False)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_positions_of_a_call_can_be_asked_for(family):
+    model, given = converted(family, "v2pe(stride=4)"), everything(family)
+    grids = {k: given[k] for k in GRIDS if k in given.inputs}
+    ask = model.model.compute_3d_position_ids
+    empty = dict.fromkeys(inspect.signature(ask).parameters)
+    wanted = scheme_of(family, "v2pe(stride=4)").coordinates(given.stream)
+    assert torch.equal(ask(**empty | {"input_ids": given["input_ids"]} | grids), wanted.ids)
+    assert ask(**empty | {"input_ids": given["input_ids"]}) is None
+    with torch.no_grad():
+        cache = model(**given.inputs, use_cache=True).past_key_values
+    words = torch.ones(3, 2, dtype=torch.long)
+    seen = given.with_tokens(words)["attention_mask"]
+    said = ask(**empty | {"input_ids": words, "attention_mask": seen, "past_key_values": cache})
+    assert torch.equal(said, wanted.decode(2))
+    assert model.model.rope_deltas is None
+
+
+def test_what_is_not_an_index_is_refused():
+    model, given = converted("qwen2_vl", "videorope"), everything("qwen2_vl")
+    numbered = given["attention_mask"] * 2
+    with pytest.raises(InputError, match="one by one"):
+        model.model.get_rope_index(given["input_ids"], attention_mask=numbered)
+    half = keys_of(given).bfloat16()
+    with pytest.raises(InputError, match="does not tell positions beyond 256 apart"):
+        model(**given.inputs, position_ids=half)
+
+
+@pytest.mark.parametrize("spec", ["videorope", "v2pe(stride=4)", "vrope"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_inside_alone(family, spec):
+    """Its forward pass is right below a head of before; a head that would count by itself refuses."""
+    given, whole, inner = everything_of(family), converted(family, spec), copy_of(family)
+    vispe.convert(inner.model, spec)
+    with torch.no_grad():
+        assert torch.equal(inner(**given.inputs).logits, whole(**given.inputs).logits)
+    settings = {"max_new_tokens": 3, "do_sample": False}
+    if family in QWEN:
+        for inputs in (given.inputs, batch(family, [5]).inputs):
+            with pytest.raises(InputError, match=r"call vispe\.convert with the whole model"):
+                inner.generate(**inputs, **settings)
+    elif family == "llava_onevision":
+        with pytest.raises(InputError, match=r"call vispe\.convert with the whole model"):
+            inner.generate(**given.inputs, **settings)
+    else:
+        assert torch.equal(
+            inner.generate(**given.inputs, **settings), whole.generate(**given.inputs, **settings)
+        )
+    vispe.convert(inner, spec)
+    assert torch.equal(inner.generate(**given.inputs, **settings), whole.generate(**given.inputs, **settings))
+    vispe.restore(inner)
+    assert torch.equal(
+        inner.generate(**given.inputs, **settings), stock(family).generate(**given.inputs, **settings)
+    )
+
+
+def everything_of(family):
+    return batch(family, [7], [3, "image", 4, "wide", 2])

@@ -1,0 +1,145 @@
+"""Text alone: the same bits before and after, whatever the scheme, the precision and the padding."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.transformers.reference import converted, copy_of, generated, named, stock
+from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
+from vispe.multimodal import create_scheme, list_schemes
+
+EXACT = [name for name in list_schemes() if create_scheme(name).text_exact]
+INEXACT = [name for name in list_schemes() if not create_scheme(name).text_exact]
+PAIRS = [
+    "mrope_i",
+    "v2pe",
+    "vrope",
+    "mhrope",
+]  # one of every kind: whole numbers, fractions, four axes, heads
+
+
+def prompts(family):
+    """Padded on the left and on the right; one row is not padded."""
+    for padding in ("left", "right"):
+        yield batch(family, [5], [9], [1], padding=padding)
+
+
+@functools.cache
+def changing(family, dtype):
+    """A model that is converted again and again."""
+    return copy_of(family, 1, dtype)
+
+
+@functools.cache
+def stock_logits(family, dtype):
+    """Of all prompts."""
+    return [stock(family, 1, dtype)(**p.inputs).logits for p in prompts(family)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("scheme", EXACT)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_logits_are_bit_equal(family, scheme, dtype):
+    model = vispe.convert(changing(family, dtype), named(scheme, 1))
+    for given, wanted in zip(prompts(family), stock_logits(family, dtype), strict=True):
+        found = model(**given.inputs).logits
+        assert found.dtype == dtype
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_logits_are_bit_equal_with_ids(family):
+    model, before = converted(family, "mrope_i"), stock(family)
+    for given in prompts(family):
+        seen = given.inputs.get("attention_mask", torch.ones_like(given["input_ids"]))
+        ids = (seen.cumsum(1) - 1).masked_fill(seen == 0, 0)
+        wanted = before(**given.inputs, position_ids=ids).logits
+        assert torch.equal(model(**given.inputs, position_ids=ids).logits, wanted)
+    one_row = torch.arange(6)[None]  # for a batch of two
+    given = batch(family, [6], [6])
+    wanted = before(**given.inputs, position_ids=one_row).logits
+    assert torch.equal(model(**given.inputs, position_ids=one_row).logits, wanted)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype"),
+    [*((s, torch.float32) for s in PAIRS), ("mrope_i", torch.bfloat16), ("v2pe", torch.bfloat16)],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generation_is_bit_equal(family, scheme, dtype):
+    kv_heads = 2 if scheme == "mhrope" else 1
+    given = batch(family, [5], [9], [1])
+    found, wanted = (
+        generated(m(family, *args, kv_heads, dtype), given, 3)
+        for m, args in ((converted, [scheme]), (stock, []))
+    )
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1], wanted[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_a_cached_loop_is_bit_equal(family):
+    """Right-padded rows go on after their padding; what a call after an image computes is not changed by it."""
+    model, before = converted(family, "mrope_i"), copy_of(family)
+    model(**batch(family, [2, "image", 2], [1, "wide"]).inputs)
+    for given in (batch(family, [6], [6]), batch(family, [5], [9], padding="left")):
+        logits = []
+        for m in (model, before):
+            out = m(**given.inputs, use_cache=True)
+            steps = [out.logits]
+            mask = given["attention_mask"]
+            for token in (3, 8):
+                mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
+                out = m(
+                    input_ids=torch.tensor([[token], [token + 1]]),
+                    attention_mask=mask,
+                    past_key_values=out.past_key_values,
+                )
+                steps.append(out.logits)
+            logits.append(torch.cat(steps, 1))
+        assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("family", [*QWEN[:1], "llava"])
+def test_bf16_models_keep_positions_above_256(family):
+    model, before = converted(family, "v2pe", 1, torch.bfloat16), stock(family, 1, torch.bfloat16)
+    given = batch(family, [301], seed=4)
+    with torch.no_grad():
+        assert torch.equal(model(**given.inputs).logits, before(**given.inputs).logits)
+
+
+@pytest.mark.parametrize("scheme", INEXACT)
+def test_schemes_that_change_text_warn(scheme):
+    model, given = copy_of("qwen2_vl"), batch("qwen2_vl", [9])
+    with pytest.warns(UserWarning, match="does not encode text as"):
+        vispe.convert(model, scheme)
+    with torch.no_grad():
+        assert not torch.allclose(
+            model(**given.inputs).logits, stock("qwen2_vl")(**given.inputs).logits, atol=1e-3
+        )
+
+
+@pytest.mark.parametrize(
+    "spec", ["mhrope(sections=[1,0,0])", "mrope_i(text_axes=time)", "mrope(text_axes=time)"]
+)
+def test_options_that_change_text_warn(spec):
+    with pytest.warns(UserWarning, match="does not encode text as"):
+        model = vispe.convert(copy_of("llava", 2), spec)
+    given = batch("llava", [9])
+    with torch.no_grad():
+        assert not torch.allclose(
+            model(**given.inputs).logits, stock("llava", 2)(**given.inputs).logits, atol=1e-3
+        )
+
+
+@pytest.mark.parametrize("scheme", [named(scheme, 2) for scheme in EXACT])
+def test_exact_schemes_do_not_warn(scheme):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vispe.convert(copy_of("llava", 2), scheme)

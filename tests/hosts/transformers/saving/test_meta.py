@@ -1,0 +1,79 @@
+"""Models that are built without values: on the meta device, and filled afterwards."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+import vispe
+from tests.hosts.transformers.reference import converted, stock
+from tests.hosts.transformers.tiny import CLASSES, FAMILIES, batch, config
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not encode text:UserWarning")
+SPECS = ("mrope_i", "vrope", "hope_vlm", "mhrope(sections=[1,0,1])")
+
+
+def on_meta(family, spec, inside):
+    """A converted model without values; `inside` whether it is converted under the meta device too."""
+    with torch.device("meta"):
+        model = getattr(transformers, CLASSES[family])(config(family, 2)).eval()
+        if inside:
+            return vispe.convert(model, spec)
+    return vispe.convert(model, spec)
+
+
+def allocated(model):
+    return model.model.language_model.vispe_axis_of_pair
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_emptied_models_know_their_allocation(family, spec, inside):
+    model = on_meta(family, spec, inside)
+    assert allocated(model).is_meta
+    wanted = allocated(converted(family, spec, 2))
+    model.to_empty(device="cpu")
+    assert torch.equal(allocated(model), wanted)
+    allocated(model).fill_(7)  # what loading without values leaves
+    model.init_weights()
+    assert torch.equal(allocated(model), wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_can_come_later(family):
+    given = batch(family, [7], [3, "image", 4, "wide", 2])
+    wanted = vispe.convert(copy.deepcopy(stock(family, 2)), "vrope")
+    model = on_meta(family, "vrope", True)
+    model.to_empty(device="cpu")
+    model.init_weights()
+    model.load_state_dict(wanted.state_dict())
+    with torch.no_grad():
+        assert torch.equal(model(**given.inputs).logits, wanted(**given.inputs).logits)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_axial", "irpe", "grape_alibi"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_towers_can_be_converted_without_values(family, spec, inside):
+    """What stands where the absolute table was adds nothing, whatever memory its buffer got."""
+    given = batch(family, [3, "image", 4, "wide", 2])
+    wanted = vispe.convert(copy.deepcopy(stock(family, 2)), spec)
+    model = on_meta(family, spec, inside)
+    model.to_empty(device="cpu")
+    model.init_weights()
+    for name, buffer in model.named_buffers():
+        if name.endswith(".zero"):
+            buffer.fill_(torch.nan)
+    model.load_state_dict(wanted.state_dict())
+    with torch.no_grad():
+        assert torch.equal(model(**given.inputs).logits, wanted(**given.inputs).logits)
+
+
+def test_an_allocation_moves_with_its_model():
+    model = vispe.convert(copy.deepcopy(stock("llava", 2)), "vrope")
+    wanted = allocated(model).clone()
+    for moved in (model.double(), model.bfloat16(), model.to("cpu")):
+        assert torch.equal(allocated(moved), wanted)
+    assert "vispe_axis_of_pair" not in "".join(model.state_dict())

@@ -1,0 +1,178 @@
+"""Names as people give them: a tilde, commas, characters beyond U+FFFF; and what is no file."""
+
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.cli.test_segment import scene
+from vispe.cli.main import main, parse
+from vispe.errors import InputError, OptionError
+from vispe.images.find import find_images
+from vispe.images.paths import check_file, expanded
+from vispe.segment.big import find_stores, is_store
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    return tmp_path
+
+
+def picture(path):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(scene()[0]).save(path)
+    return Path(path)
+
+
+def option(name, *words):
+    return parse("segment", ["i.png", "-o", "o", *words])[1][name]
+
+
+TEXTS = [
+    "\U00020bb7.png",
+    "\U0001f600/a.png",
+    "a\x7fb",
+    "a\x85b",
+    "\ufeffx",
+    "null",
+    "012",
+    "a: b",
+    "#x",
+    "'q",
+    '"q',
+    "a\\b",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", ["labels", "truth", "classes", "text", "legend", "weights", "out"])
+def test_every_text_reaches_its_option_as_it_was_given(text, name):
+    flag = f"--{name}"
+    for words in ([flag, text], [f"{flag}={text}"]):
+        if name == "text" and len(words) == 1:
+            continue  # --text takes words
+        found = option(name, *words)
+        assert found == (text if name in ("legend", "weights", "out") else [text])
+
+
+@pytest.mark.parametrize("text", ["null", "~", "#a.json", "&a"])
+def test_an_optional_text_is_never_read_as_nothing(text):
+    assert option("legend", "--legend", text) == text
+
+
+def test_a_list_keeps_commas_where_a_file_is_named_or_it_is_written_as_a_list(folder):
+    assert option("labels", "--labels", "a,b.png") == ["a", "b.png"]
+    assert option("labels", "--labels", '["a,b.png", "c"]') == ["a,b.png", "c"]
+    picture("a,b.png")
+    assert option("labels", "--labels", "a,b.png") == ["a,b.png"]
+    assert option("labels", "--labels=a,b.png") == ["a,b.png"]
+    assert option("labels", "--labels", "[ab]*.png") == ["[ab]*.png"]
+    picture("[c].png")
+    assert option("labels", "--labels", "[c].png") == ["[c].png"]
+    assert option("clip", "--clip", "1,99") == [1, 99]
+
+
+def test_a_name_that_is_no_text_is_refused_in_a_list():
+    with pytest.raises(
+        OptionError, match=r"--labels was given the name 'a\\udcff.png', which is not valid UTF-8"
+    ):
+        option("labels", "--labels", "a\udcff.png")
+
+
+def test_a_run_with_names_beyond_the_first_plane(folder):
+    grey, _, drawn = scene()
+    Path("\U00020bb7").mkdir()
+    Image.fromarray(grey).save("\U00020bb7/\U0001f52c.png")
+    Image.fromarray(drawn).save("\U00020bb7/\U0001f3a8.png")
+    words = [
+        "segment",
+        "\U00020bb7/\U0001f52c.png",
+        "--labels",
+        "\U00020bb7/\U0001f3a8.png",
+        "-o",
+        "\U0001f600",
+    ]
+    assert main([*words, "--classes", "\U0001faa8,\U00020bb7", "--features", "filters"]) == 0
+    assert main(["apply", "\U0001f600/model.vispe", "\U00020bb7/\U0001f52c.png", "-o", "more"]) == 0
+    assert Path("more/\U0001f52c_seg.png").read_bytes() == Path("\U0001f600/\U0001f52c_seg.png").read_bytes()
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or os.uname().sysname == "Darwin", reason="such names cannot be made here"
+)
+def test_a_run_on_a_name_that_is_no_text(folder):
+    grey, _, drawn = scene()
+    Image.fromarray(grey).save("a.png")
+    Path("a.png").rename("a\udcff.png")
+    Image.fromarray(drawn).save("drawn.png")
+    assert (
+        main(["segment", "a\udcff.png", "--labels", "drawn.png", "--features", "filters", "-o", "out"]) == 0
+    )
+    assert main(["apply", "out/model.vispe", "a\udcff.png", "-o", "more"]) == 0
+
+
+def test_a_name_that_begins_with_a_tilde(folder, capsys):
+    with pytest.raises(
+        InputError, match=r"^~t\.png does not exist, and there is no user 't\.png' whose home folder"
+    ):
+        expanded("~t.png")
+    assert main(["segment", "~t.png", "--cluster", "2", "-o", "out"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert picture("~t.png") == expanded("~t.png")
+    assert find_images(["~t.png"]) == [Path("~t.png")]
+    assert find_images(["~*.png"]) == [Path("~t.png")]
+    picture("~t/b.png")
+    assert find_images(["~t"]) == [Path("~t/b.png")]
+    with pytest.raises(InputError, match=r"^~t/c\.png does not exist; check the name"):
+        find_images(["~t/c.png"])
+    with pytest.raises(InputError, match=r"no user 'u'"):
+        find_images(["~u/c.png"])
+    assert find_stores(["~t.png"]) == ([], ["~t.png"])
+    assert not is_store("~t.png")
+
+
+def test_a_tilde_is_the_home_folder_unless_a_folder_is_called_so(folder):
+    picture(folder / "home" / "a.png")
+    assert find_images(["~/a.png"]) == [folder / "home" / "a.png"]
+    picture("./~/a.png")
+    assert find_images(["~/a.png"]) == [Path("~/a.png")]
+
+
+def test_what_is_no_file_is_called_by_its_name(folder):
+    os.mkfifo("pipe.png")
+    Path("here").symlink_to("there")
+    Path("there").symlink_to("here")
+    Path("lost.png").symlink_to("gone.png")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("socket.png")
+    expected = {
+        "pipe.png": r"^pipe\.png is not a file but a named pipe; save what it gives to a file and name that\.$",
+        "/dev/zero": r"^/dev/zero is not a file but a device",
+        "socket.png": r"^socket\.png is not a file but a socket",
+        "here": r"^here is a link that leads in a circle; check the name\.$",
+        "lost.png": r"^lost\.png is a link to gone\.png, which does not exist",
+        "gone.png": r"^gone\.png does not exist; check the name\.$",
+        "a" * 300: r"cannot be looked at \(File name too long\)",
+    }
+    for name, pattern in expected.items():
+        with pytest.raises(InputError, match=pattern):
+            find_images([name])
+    with pytest.raises(InputError, match=r"^home is not a file but a folder"):
+        check_file(Path("home"))
+
+
+@pytest.mark.parametrize(
+    "words", ["apply pipe a.png -o out", "segment a.png --labels drawn.png --legend pipe -o out"]
+)
+def test_a_pipe_in_place_of_a_model_or_a_legend_does_not_hang(folder, capsys, words):
+    os.mkfifo("pipe")
+    picture("a.png")
+    Image.fromarray(np.uint8([[0, 1], [1, 2]])).save("drawn.png")
+    assert main(words.split()) == 2
+    assert "pipe is not a file but a named pipe" in capsys.readouterr().err

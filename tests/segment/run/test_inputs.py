@@ -1,0 +1,290 @@
+"""Inputs that are not what they seem: companions of images, truth, painted pictures, files of other programs."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from tests.cli.test_segment import scene, vispe
+from vispe.cli.main import main
+from vispe.errors import InputError
+from vispe.images.companions import companions
+from vispe.images.find import find_images
+from vispe.images.formats.decode import decode
+from vispe.images.formats.decoded import reason_of
+from vispe.images.formats.headers import stored_shape
+from vispe.images.labels.read import read_labels
+from vispe.images.read import read_image
+
+FAST = "--features filters"
+
+
+def save(path, array):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(array)).save(path)
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A folder with two images, labels of both and the truth of one."""
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate("ab"):
+        grey, mask, drawn = scene(seed)
+        save(f"data/{name}.png", grey)
+        save(f"data/{name}_labels.png", drawn)
+    save("data/a_mask.png", mask)
+    return tmp_path
+
+
+def segmented(folder="out"):
+    return [Path(one["image"]).name for one in json.loads(Path(folder, "report.json").read_text())["images"]]
+
+
+# --- companions ---
+
+
+def test_names_that_belong_to_another():
+    found = [
+        "a",
+        "a_labels",
+        "A_seg",
+        "b-mask",
+        "b",
+        "c_mask",
+        "a_labels_overlay",
+        "a_2",
+        "b.truth",
+        "a_segment",
+    ]
+    assert companions(found) == {"a_labels", "b-mask", "a_labels_overlay", "b.truth"}
+
+
+@pytest.mark.parametrize("images", ["data", "data/*.png", "data/a.png data/b.png", "data/a.png data"])
+@pytest.mark.parametrize("labels", ["data/*_labels.png", "data/a_labels.png,data/b_labels.png", "data"])
+def test_labels_beside_the_images_are_no_images(data, capsys, images, labels):
+    (data / "data" / "a_mask.png").unlink()
+    assert vispe(f"segment {images} --labels {labels} {FAST} -o out") == 0
+    assert segmented() == ["a.png", "b.png"]
+    said = capsys.readouterr().err
+    assert ("2 file(s) beside the images" in said) == (images != "data/a.png data/b.png"), said
+
+
+def test_what_is_set_aside_is_named_and_can_be_segmented_by_name(data, capsys):
+    assert vispe("segment data --cluster 2 --features filters -o out") == 0
+    said = capsys.readouterr().err
+    assert "3 file(s) beside the images are labels, masks or results" in said
+    assert "a_labels.png, a_mask.png, b_labels.png; name such a file itself" in said
+    assert vispe("segment data/a.png data/a_mask.png --cluster 2 --features filters -o more") == 0
+    assert segmented("more") == ["a.png", "a_mask.png"]
+
+
+def test_labels_that_the_shell_lists_with_the_images_are_no_images(data):
+    words = "segment data/a.png data/a_labels.png data/b.png --labels data/a_labels.png"
+    assert vispe(f"{words} {FAST} -o out") == 0
+    assert segmented() == ["a.png", "b.png"]
+
+
+def test_a_file_that_is_image_and_labels_at_once(data, capsys):
+    words = "segment data/a.png data/b.png --labels data/a.png data/b.png -o out".replace(
+        "png data/b.png -o", "png -o"
+    )
+    assert vispe(words.replace("--labels data/a.png", "--labels data/a.png,data/b.png")) == 2
+    assert "data/a.png and all other images are given as labels or truth too" in capsys.readouterr().err
+
+
+def test_results_inside_the_folder_of_images_are_no_images(data, capsys):
+    for path in (data / "data").glob("*_*.png"):
+        path.rename(data / path.name)
+    words = f"segment data --labels a_labels.png,b_labels.png {FAST} -o data"
+    assert vispe(words) == 0
+    assert segmented("data") == ["a.png", "b.png"]
+    before = Path("data/report.json").read_text()
+    assert vispe(f"{words} --force") == 0
+    assert segmented("data") == ["a.png", "b.png"]
+    assert json.loads(before)["notes"] == json.loads(Path("data/report.json").read_text())["notes"]
+    assert vispe("apply data/model.vispe data -o elsewhere") == 0
+    assert segmented("elsewhere") == ["a.png", "b.png"]
+
+
+# --- truth ---
+
+
+@pytest.mark.parametrize(
+    ("truth", "pattern"),
+    [
+        (np.zeros((9, 8), np.uint8), "the truth is 9 x 8 pixels (height x width), but the image is 40 x 51"),
+        (
+            np.arange(40 * 51).reshape(40, 51).astype(np.uint8) % 7,
+            "holds the values 0, 1, 2, 3, 4, 5, 6, but with",
+        ),
+    ],
+)
+@pytest.mark.parametrize("way", ["--labels data/a_labels.png", "--cluster 2", "apply"])
+def test_truth_is_checked_before_any_work(data, capsys, truth, pattern, way):
+    assert vispe(f"segment data/a.png --labels data/a_labels.png {FAST} -o first") == 0
+    save("t.png", truth)
+    if way == "apply":
+        words = "apply first/model.vispe data/a.png --truth t.png -o out"
+    else:
+        words = f"segment data/a.png {way} {FAST} --truth t.png -o out"
+    if way == "--cluster 2" and truth.any():
+        assert vispe(words) == 0  # clusters are matched to any classes
+        return
+    assert vispe(words) == 2
+    assert pattern in capsys.readouterr().err
+    assert not Path("out").exists()
+    save("t.png", scene()[1])
+    assert vispe(words) == 0
+
+
+def test_a_batch_without_any_usable_truth_does_no_work(data, capsys):
+    save("a_truth.png", np.zeros((9, 8), np.uint8))
+    save("b_truth.png", np.zeros((9, 8), np.uint8))
+    words = f"segment data/a.png data/b.png --labels data/a_labels.png {FAST} --truth a_truth.png,b_truth.png -o out"
+    assert vispe(words) == 2
+    assert "no image is left" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_sizes_by_headers_are_those_of_the_pixels(tmp_path, orientation):
+    rng = np.random.default_rng(0)
+    exif = Image.Exif()
+    exif[274] = orientation
+    for name, shape in {"a.png": (7, 9), "b.jpg": (8, 5, 3), "c.bmp": (6, 4), "g.png": (3, 5, 4)}.items():
+        Image.fromarray(rng.integers(0, 255, shape, dtype=np.uint8)).save(tmp_path / name, exif=exif)
+    tags = [(274, "H", 1, orientation, True)]
+    for name, shape, kind in (
+        ("d.tif", (7, 9), "minisblack"),
+        ("e.tif", (4, 7, 9), "minisblack"),
+        ("f.tif", (7, 9, 3), "rgb"),
+    ):
+        made = rng.integers(0, 255, shape, dtype=np.uint16)
+        tifffile.imwrite(tmp_path / name, made, photometric=kind, extratags=tags)
+    for path in sorted(tmp_path.iterdir()):
+        assert stored_shape(path) == read_image(path).pages.shape[:3], path.name
+    stack = tmp_path / "e.tif"
+    assert stored_shape(stack, "1:3") == read_image(stack, z="1:3").pages.shape[:3]
+    assert stored_shape(stack, axes="YXC") == read_image(stack, axes="YXC").pages.shape[:3]
+    (tmp_path / "e.tif").write_bytes(b"II*\0rubbish")
+    assert stored_shape(stack) is None
+
+
+# --- labels ---
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_labels_painted_on_a_copy_of_the_picture(tmp_path, colour):
+    grey, _, drawn = scene()
+    picture = np.stack([grey] * 3, -1) if colour else grey
+    picture[drawn > 0] = (255, 0, 0) if colour else 255
+    save(tmp_path / "a.png", picture)
+    with pytest.raises(
+        InputError, match=r"looks like a copy of the picture .* on an empty layer \(black or transp"
+    ):
+        read_labels(tmp_path / "a.png", (1, *grey.shape))
+
+
+def test_labels_with_smooth_edges_get_other_advice(tmp_path):
+    values = np.zeros((40, 51), np.uint16)
+    values.ravel()[::51] = np.arange(1, 41)
+    tifffile.imwrite(tmp_path / "a.tif", values)
+    with pytest.raises(InputError, match=r"found 40 distinct classes .* draw without smooth edges"):
+        read_labels(tmp_path / "a.tif", (1, 40, 51))
+
+
+# --- damage, options without effect, other formats ---
+
+
+@pytest.mark.parametrize(
+    "head", [b"II*\0\x08\0\0\0\0\0\0\0\0\0", b"II*\0", b"MM\0*\0\0\0\x08\0\x01" + bytes(12)]
+)
+def test_a_broken_head_is_described_in_words(tmp_path, head):
+    (tmp_path / "a.tif").write_bytes(head)
+    with pytest.raises(InputError) as caught:
+        decode(tmp_path / "a.tif")
+    assert "(0)" not in str(caught.value)
+    assert len(str(caught.value).partition("(")[2].split()) > 4
+
+
+def test_reasons_have_words():
+    assert reason_of(KeyError(0)) == "an entry of its header, 0, is missing or impossible"
+    assert reason_of(IndexError()) == "an entry of its header is missing or impossible"
+    assert reason_of(ValueError("cannot  reshape\narray")) == "cannot reshape array"
+
+
+def test_min_area_above_the_image_is_noted(data, capsys):
+    words = f"segment data/a.png --labels data/a_labels.png {FAST} -o"
+    assert vispe(f"{words} out --min-area 5000") == 0
+    assert (
+        "no patch of one class has min_area=5000 pixels: min_area changed nothing" in capsys.readouterr().err
+    )
+    assert vispe(f"{words} more --min-area 3") == 0
+    assert "min_area" not in capsys.readouterr().err
+    assert vispe(f"{words} plain") == 0
+    assert Path("plain/a_seg.png").read_bytes() == Path("out/a_seg.png").read_bytes()
+
+
+FOREIGN = {
+    "a.czi": (b"ZISRAWFILE", "Zeiss CZI: convert it to OME-TIFF with bfconvert"),
+    "a.lif": (b"p\0\0\0", "Leica LIF"),
+    "a.nd2": (b"\xda\xce\xbe\x0a", "Nikon ND2"),
+    "a.oib": (b"\xd0\xcf\x11\xe0", "OLE"),
+    "a.dm3": (b"\0\0\0\x03\0\0\1\0", "Gatan DM3"),
+    "a.dm4": (b"\0\0\0\x04\0\0\0\0", "Gatan DM4"),
+    "a.ser": (b"II\x97\x01", "FEI SER"),
+    "a.emd": (b"\x89HDF\r\n\x1a\n", "HDF5"),
+    "a.npy": (b"\x93NUMPY", "NumPy: save the array with tifffile"),
+    "a.jp2": (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    "a.gif": (b"GIF89a", "GIF"),
+    "a.webp": (b"RIFF\0\0\0\0WEBP", "WebP"),
+    "a.heic": (b"\0\0\0\x18ftypheic", "HEIF"),
+    "a.dcm": (bytes(128) + b"DICM", "DICOM"),
+    "a.mrc": (bytes(208) + b"MAP ", "MRC"),
+    "a.nii": (bytes(344) + b"n+1\0", "NIfTI"),
+    "a.zip": (b"PK\x03\x04", "RoiSet.zip"),
+    "a.roi": (b"Iout", "ImageJ ROI"),
+    "a.gz": (b"\x1f\x8b", "gunzip"),
+    "a.spm": (b"\\*File list", "Gwyddion"),
+    "a.geojson": (b"{}", "QuPath"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_of_other_programs_are_recognised(tmp_path, name):
+    head, words = FOREIGN[name]
+    (tmp_path / name).write_bytes(head.ljust(400, b"\1"))
+    with pytest.raises(
+        InputError, match=r"is not a readable PNG, JPEG, TIFF or BMP image; it looks like "
+    ) as caught:
+        decode(tmp_path / name)
+    assert words in str(caught.value)
+    with pytest.raises(InputError, match=rf"holds no image; .* {name} is there, but it looks like"):
+        find_images([tmp_path])
+
+
+def test_an_unknown_file_is_still_refused(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"what is this")
+    with pytest.raises(InputError, match=r"image; convert it to one of these\.$"):
+        decode(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (["", "--cluster", "2", "-o", "out"], "an empty name was given for a file"),
+        (
+            ["data/a.png", "--cluster", "2", "--seed", "-1", "-o", "out"],
+            "seed=-1 must be a whole number from 0",
+        ),
+        (["data/a.png", "--cluster", "2", "-o", "data/a.png"], "data/a.png is not a folder"),
+        (["data/a.png", "--cluster", "2", "-o", "data/a.png/x"], "data/a.png is not a folder"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_work(data, capsys, words, pattern):
+    assert main(["segment", *words]) == 2
+    assert pattern in capsys.readouterr().err
+    assert not Path("out").exists()

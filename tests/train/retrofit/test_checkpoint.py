@@ -1,0 +1,204 @@
+"""A run that is killed ends as one that was not; folders are never overwritten by mistake."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.train.tiny import Pictures, config
+from tests.train.worker import killed_config
+from vispe.errors import InputError
+from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.config import Stage, Student, Target
+from vispe.train.retrofit.log import read_log
+from vispe.train.retrofit.recipe import retrofit
+from vispe.train.retrofit.student import final_tokens, load_student
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(step):
+    def follow(number, total, line):
+        if number == step:
+            raise Stop
+
+    return follow
+
+
+def without_clock(lines):
+    return [{k: v for k, v in line.items() if k not in ("images_per_s", "memory_mib")} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody stopped."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    torch.set_num_threads(1)
+    return retrofit(killed_config(out), source=Pictures()), out
+
+
+def same_run(out, whole):
+    """Check that a folder holds what the run that nobody stopped left."""
+    expected = load_file(whole / "student.safetensors")
+    found = load_file(out / "student.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert without_clock(read_log(out / "log.jsonl")) == without_clock(read_log(whole / "log.jsonl"))
+    cards = [json.loads((folder / "card.json").read_text()) for folder in (out, whole)]
+    for key in ("probe", "likeness", "blanked", "data", "updates"):
+        assert cards[0][key] == cards[1][key]
+    assert sorted(p.name for p in (out / "state").iterdir()) == ["000000006", "000000007"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="needs processes that fork")
+def test_a_run_that_is_killed_anywhere_ends_with_the_same_bits(whole, tmp_path):
+    """At a random step, while a state is written, and again after going on; 7 is the end."""
+    steps = sorted(random.Random().sample(range(1, 8), 2))
+    places = ["saving:4", "saving:7", *(f"after:{step}" for step in steps)]
+    places.sort(key=lambda place: (place[-1], place[0] == "a"))  # a later run goes on from an earlier state
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.train.worker",
+        "killed",
+        str(tmp_path / "out"),
+        *places,
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{places}: {done.stderr[-3000:]}"
+    same_run(tmp_path / "out", whole[1])
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_run_that_is_stopped_at_any_step_ends_with_the_same_bits(step, whole, tmp_path):
+    asked = killed_config(tmp_path)
+    with pytest.raises(Stop):
+        retrofit(asked, source=Pictures(), on_step=stop_at(step))
+    assert not (tmp_path / "card.json").exists()
+    torch.manual_seed(step)  # what others drew meanwhile does not matter
+    retrofit(asked, source=Pictures())
+    same_run(tmp_path, whole[1])
+
+
+def test_the_folder_holds_a_model_and_its_card(whole):
+    result, out = whole
+    card = json.loads((out / "card.json").read_text())
+    assert card == json.loads(json.dumps(result.card))
+    assert card["blanked"] == [3, 11]
+    assert card["data"] == {"fingerprint": Pictures().fingerprint(), "kind": "random", "count": 10}
+    assert set(card["probe"]["noise"]) == {"pictures", "before", "blanked", "after", "cosine", "rank"}
+    assert card["config"]["student"]["pos_embed"] == "rope_axial+learned"
+    assert card["updates"] == 7
+    assert (out / "student.safetensors").stat().st_mode == (
+        out / "log.jsonl"
+    ).stat().st_mode  # others may read it
+    student, teacher, _ = load_student(out)
+    images = torch.randn(1, 3, 24, 40, generator=torch.Generator().manual_seed(0))
+    found = final_tokens(student.model, images)[0]
+    assert torch.equal(found, final_tokens(result.student, images)[0])
+    assert not torch.allclose(found, final_tokens(teacher.model, images)[0], atol=1e-2)
+    assert load_student(out / "student.safetensors")[0].patch == 8
+    assert "cosine" in result.verdict
+
+
+def test_lora_is_written_as_plain_weights(tmp_path):
+    asked = config(tmp_path, student=Student("alibi2d", trainable="lora", rank=2))
+    result = retrofit(asked, source=Pictures())
+    state = load_file(tmp_path / "student.safetensors")
+    assert not [name for name in state if "parametrizations" in name]
+    images = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    read = load_student(tmp_path)[0].model
+    assert torch.equal(final_tokens(read, images)[0], final_tokens(result.student, images)[0])
+    assert result.card["trained_parameters"] < result.card["parameters"] / 2
+
+
+def test_a_finished_run_is_replaced_only_by_force(tmp_path):
+    retrofit(config(tmp_path), source=Pictures())
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+    with pytest.raises(InputError, match="holds a finished retrofit; add --force"):
+        retrofit(config(tmp_path), source=Pictures())
+    with pytest.raises(InputError, match="finished"):
+        retrofit(config(tmp_path, seed=1), source=Pictures())
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+    (tmp_path / "notes.txt").write_text("mine")
+    again = retrofit(config(tmp_path, seed=1, force=True), source=Pictures())
+    assert again.card["config"]["seed"] == 1
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [2, 4, 6, 7]
+
+
+def test_another_config_is_refused_and_its_keys_are_named(tmp_path):
+    with pytest.raises(Stop):
+        retrofit(config(tmp_path), source=Pictures(), on_step=stop_at(3))
+    for changes, text in (
+        ({"seed": 4}, "seed was 0 and is 4"),
+        (
+            {"student": Student("rpb"), "ema": 0.5},
+            "pos_embed was 'alibi2d' and is 'rpb'; ema was 0.0 and is 0.5",
+        ),
+        ({"target": Target([3])}, r"target.blank was \[3, 11\] and is \[3\]"),
+        ({"stages": [Stage(32, steps=9, batch=4, rate=1e-3)]}, r"stages\[0\].steps was 4 and is 9"),
+    ):
+        with pytest.raises(InputError, match=text):
+            retrofit(config(tmp_path, **changes), source=Pictures())
+    with pytest.raises(InputError, match=r"data.fingerprint was '[0-9a-f]+' and is '[0-9a-f]+'"):
+        retrofit(config(tmp_path), source=Pictures(seed=1))
+    done = retrofit(config(tmp_path, log_every=1, checkpoint_every=5), source=Pictures())
+    assert done.card["updates"] == 7, "what does not change the result may change"
+
+
+def test_files_of_something_else_are_left_alone(tmp_path):
+    (tmp_path / "log.jsonl").write_text("mine")
+    with pytest.raises(InputError, match=r"log.jsonl is in the way"):
+        retrofit(config(tmp_path), source=Pictures())
+    assert (tmp_path / "log.jsonl").read_text() == "mine"
+
+
+def test_nothing_is_written_where_the_config_is_wrong(tmp_path):
+    with pytest.raises(Exception, match="channel 99"):
+        retrofit(config(tmp_path / "out", target=Target([99])), source=Pictures())
+    assert not (tmp_path / "out").exists()
+
+
+def test_states_are_read_as_they_were_written(tmp_path):
+    folder, shared = Folder(tmp_path), torch.arange(6.0).reshape(2, 3)
+    for step in (2, 4, 10):
+        folder.save(step, {"student": {"a": shared.T, "b": shared.T + step}}, {"step": step, "x": shared})
+    assert folder.steps() == [4, 10]
+    step, weights, moment = folder.load()
+    assert step == 10
+    assert torch.equal(weights["student"]["a"], shared.T)
+    assert torch.equal(weights["student"]["b"], shared.T + 10)
+    assert moment["step"] == 10
+    (tmp_path / "state" / "000000010" / "student.safetensors").write_bytes(b"cut")
+    with pytest.raises(InputError, match="000000010 is damaged"):
+        folder.load()
+    assert Folder(tmp_path / "other").load() is None
+
+
+def test_load_student_says_what_is_missing(tmp_path):
+    with pytest.raises(InputError, match="holds no finished retrofit"):
+        load_student(tmp_path)
+    (tmp_path / "student.safetensors").write_bytes(b"")
+    (tmp_path / "card.json").write_text("{}")
+    with pytest.raises(InputError, match="is no card of vispe retrofit"):
+        load_student(tmp_path)
+
+
+def test_the_state_of_the_optimizer_loads_without_running_code(tmp_path):
+    with pytest.raises(Stop):
+        retrofit(config(tmp_path), source=Pictures(), on_step=stop_at(3))
+    moment = torch.load(tmp_path / "state" / "000000002" / "moment.pt", weights_only=True)
+    assert moment["optimizer"]["state"][0]["step"] == 2

@@ -1,0 +1,120 @@
+"""Two processes with the same global batch do what one does."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.train.tiny import Pictures, config
+from tests.train.worker import TOGETHER, together
+from vispe.errors import OptionError
+from vispe.train.retrofit.log import read_log
+from vispe.train.retrofit.loop import Training
+from vispe.train.retrofit.processes import Processes
+from vispe.train.retrofit.recipe import retrofit
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """What two processes wrote, and one."""
+    pytest.importorskip("accelerate")
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("torch is built without gloo")
+    place = tmp_path_factory.mktemp("together")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.train.worker", "together", str(place / "two")]
+    with socket.socket() as free:  # what torchrun tells its processes
+        free.bind(("localhost", 0))
+        said = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    said |= {"CUDA_VISIBLE_DEVICES": "", "LOCAL_WORLD_SIZE": "2"}
+    workers = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **said, "RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank in "01"
+    ]
+    try:
+        errors = [worker.communicate(timeout=400)[1] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert all(worker.returncode == 0 for worker in workers), "\n".join(errors)[-4000:]
+    plain = Training._update
+    try:
+        together(str(place / "one"))
+    finally:
+        Training._update = plain
+    return place
+
+
+@pytest.mark.slow
+def test_gradients_of_the_global_batch_are_the_same(folders):
+    one, first, second = (torch.load(folders / name) for name in ("one.0.pt", "two.0.pt", "two.1.pt"))
+    assert one.keys() == first.keys() == second.keys()
+    assert len(one) > 20
+    for name, grad in one.items():
+        assert torch.equal(first[name], second[name])
+        assert (first[name] - grad).abs().max() <= 1e-6 * max(1.0, float(grad.abs().max())), name
+        assert grad.abs().max() > 0 or "pos_enc" in name
+
+
+@pytest.mark.slow
+def test_losses_and_results_are_the_same(folders):
+    one, two = (read_log(folders / name / "log.jsonl") for name in ("one", "two"))
+    assert [line["step"] for line in two] == [1, 2, 3, 4, 5]
+    for key in ("loss", "distill", "d4", "class_token", "grad_norm", "cosine"):
+        assert [line[key] for line in two] == pytest.approx([line[key] for line in one], abs=5e-5)
+    assert two[0]["loss"] == pytest.approx(one[0]["loss"], abs=1e-6)
+    cards = [json.loads((folders / name / "card.json").read_text()) for name in ("one", "two")]
+    assert cards[0]["blanked"] == cards[1]["blanked"]
+    assert len(cards[0]["blanked"]) == 3
+    assert [card["processes"] for card in cards] == [1, 2]
+    weights = [load_file(folders / name / "student.safetensors") for name in ("one", "two")]
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert (value - weights[1][name]).abs().max() <= 5e-4, (
+            name
+        )  # Adam moves what has no gradient either way
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(Processes, "_join", lambda self, device: setattr(self, "device", torch.device("cpu")))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(OptionError, match=r"stages\[0\].batch=4 cannot be shared by 3 processes"):
+        retrofit(config(tmp_path, **TOGETHER), source=Pictures())
+
+
+def test_a_launcher_must_not_contradict(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert Processes("cpu", "bf16").world == 1
+    with pytest.raises(OptionError, match="asks for the precision bf16, and the config for amp=no"):
+        Processes("cpu", "no")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(OptionError, match="FSDP"):
+        Processes("cpu")
+
+
+def test_one_device_for_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(OptionError, match="would put all of them on it"):
+        Processes("cuda:0")
+
+
+def test_sums_of_one_process_are_its_values():
+    alone, values = Processes("cpu"), [torch.arange(4.0), torch.ones(2, 3)]
+    alone.sum_(values)
+    assert torch.equal(values[0], torch.arange(4.0))
+    assert alone.total(2.5) == 2.5
+    assert alone.main
