@@ -16,9 +16,9 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import vispe
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError
+from vispe.hosts.convert import convert
 
 PATCH = 4  # pixels
 PALETTE = ((1.0, 0.1, 0.1), (0.1, 1.0, 0.1), (0.1, 0.1, 1.0), (1.0, 1.0, 0.1))
@@ -104,7 +104,7 @@ class Asked(nn.Module):
             dynamic_img_size=True,
             pos_embed="learn",
         )
-        vispe.convert(self.body, spec)
+        convert(self.body, spec)
         self.head = nn.Linear(dim, len(QUESTIONS) * len(PALETTE))
 
     def forward(self, images: Tensor) -> Tensor:

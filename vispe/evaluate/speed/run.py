@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-import vispe
 from vispe.attention.backends import triton as fused
 from vispe.errors import InputError, VispeError
 from vispe.evaluate.speed.cases import STRUCTURED, Case, Mode, Plan
@@ -26,6 +25,7 @@ from vispe.evaluate.speed.contenders import Contender, contenders, ours
 from vispe.evaluate.speed.inputs import Setup
 from vispe.evaluate.speed.latency import new_grid
 from vispe.evaluate.speed.measure import measure
+from vispe.version import __version__
 
 TRIES = 2  # of a row that ended the process
 LATER = 4  # cases that go before what is slow
@@ -226,7 +226,7 @@ def row_key(case: str, mode: str, contender: str) -> str:
 
 def environment(device: str) -> dict[str, Any]:
     """Return what a number depends on: versions, machine, kernels."""
-    versions = {"vispe": vispe.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    versions = {"vispe": __version__, "torch": torch.__version__, "python": platform.python_version()}
     for package in ("triton", "flash-attn-4"):
         try:
             versions[package] = metadata.version(package)

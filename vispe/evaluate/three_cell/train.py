@@ -21,11 +21,11 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import vispe
 from vispe.encodings.registry import Spec, parse_spec
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.three_cell import task as three_cell
 from vispe.evaluate.three_cell.task import ThreeCellScores
+from vispe.hosts.convert import convert
 
 TEST_SEED = 2025  # every model is asked the same images
 
@@ -124,7 +124,7 @@ class ThreeCellViT(nn.Module):
         for module in self.body.blocks.modules():  # timm's 0.02 is made for widths of 384 and more
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
-        vispe.convert(self.body, spec)
+        convert(self.body, spec)
         self.head = nn.Sequential(
             nn.Linear(3 * recipe.dim, recipe.hidden),
             nn.GELU(),

@@ -221,7 +221,7 @@ def versions() -> dict[str, str]:
     """Versions of vispe and of the libraries that decide the numbers."""
     from importlib.metadata import version
 
-    import vispe
+    from vispe.version import __version__
 
     libraries = (
         "numpy",
@@ -233,7 +233,7 @@ def versions() -> dict[str, str]:
         "open_clip_torch",
         "skops",
     )
-    return {"vispe": vispe.__version__, **{name: version(name) for name in libraries}}
+    return {"vispe": __version__, **{name: version(name) for name in libraries}}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:

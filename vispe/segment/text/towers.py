@@ -18,9 +18,9 @@ from timm.models.eva import EvaBlock
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-import vispe
 from vispe.encodings.base import Biased
 from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.hosts.convert import convert
 from vispe.hosts.open_clip.attention import encodings_of as own_encodings
 from vispe.hosts.open_clip.attention import stock_type
 from vispe.hosts.open_clip.convert import image_tower
@@ -227,9 +227,9 @@ def prepare(model: nn.Module, pos_embed: str | None, readout: Readout) -> None:
         own = isinstance(tower, VisionTransformer)
         table = tower.positional_embedding if own else getattr(tower, "pos_embed", None)
         rope = getattr(tower, "rope", None)
-        vispe.convert(model, readout.encoding, keep_abs=table is not None, keep_rope=rope is not None)
+        convert(model, readout.encoding, keep_abs=table is not None, keep_rope=rope is not None)
     else:
-        vispe.convert(model, f"{pos_embed}+{readout.encoding}")
+        convert(model, f"{pos_embed}+{readout.encoding}")
     if isinstance(model.visual, TimmModel):
         _any_size(tower)
 

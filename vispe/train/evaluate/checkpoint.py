@@ -7,7 +7,6 @@ from typing import Any
 import timm
 import torch
 
-import vispe
 from vispe.backbones.device import choose_device
 from vispe.errors import OptionError
 from vispe.evaluate.subject import Subject
@@ -19,6 +18,7 @@ from vispe.train.evaluate.page import evaluation_page
 from vispe.train.evaluate.pictures import Settings
 from vispe.train.evaluate.result import RetrofitReport
 from vispe.train.retrofit.student import load_student
+from vispe.version import __version__
 
 
 def evaluate_checkpoint(
@@ -84,7 +84,7 @@ def evaluate_checkpoint(
     read = FileImages(image_files, subject.tensor)
     truths = FileMasks(read, mask_files, zero, len(classes) if classes else None) if mask_files else None
     encoding = card["config"]["student"]["pos_embed"]
-    versions = {"vispe": vispe.__version__, "torch": torch.__version__, "timm": timm.__version__}
+    versions = {"vispe": __version__, "torch": torch.__version__, "timm": timm.__version__}
     facts: dict[str, Any] = {
         "checkpoint": str(checkpoint),
         "teacher": card["config"]["teacher"],

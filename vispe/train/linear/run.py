@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 
-import vispe
 from vispe.errors import InputError, OptionError
+from vispe.hosts.convert import convert
 from vispe.train.linear.data import Pairs, split
 from vispe.train.linear.model import LinearSegmenter, score
 from vispe.train.linear.task import LinearTask, read_task
 from vispe.train.linear.train import train
 from vispe.train.retrofit.student import Backbone, load_student, load_teacher
+from vispe.version import __version__
 
 
 def linear_segmentation(
@@ -81,7 +82,7 @@ def linear_segmentation(
         "learnt_from": [pairs.names[n] for n in numbers],
         "task": asdict(task),
         "notes": list(dict.fromkeys((*pairs.notes, *held.notes))),
-        "versions": {"vispe": vispe.__version__, "torch": torch.__version__},
+        "versions": {"vispe": __version__, "torch": torch.__version__},
     }
     with atomic_path(out / "linear.safetensors", force=True) as temporary:
         state = {k: v.detach().cpu().contiguous() for k, v in model.own_state().items()}
@@ -100,7 +101,7 @@ def _backbone(task: LinearTask) -> Backbone:
     if task.pos_embed is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(task.seed)
-            vispe.convert(found.model, task.pos_embed)
+            convert(found.model, task.pos_embed)
     found.model.eval()
     return found
 

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import vispe
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.averages import effective_rank
+from vispe.symmetry import symmetrize
 from vispe.train.data import Batches
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Retrofit, Stage
@@ -138,7 +138,7 @@ class Training:
                     parameter.copy_(self.average[name])
         merge_lora(self.student)
         if self.config.student.symmetric:
-            vispe.symmetrize(self.student)
+            symmetrize(self.student)
         if self.config.grad_checkpointing:
             self.student.set_grad_checkpointing(False)
         return self.student.eval().requires_grad_(False)
@@ -191,7 +191,7 @@ class Training:
         self.scaler.step(optimizer)
         self.scaler.update()
         if config.student.symmetric:
-            vispe.symmetrize(self.student)
+            symmetrize(self.student)
         self._follow()
         return shown
 

@@ -12,8 +12,8 @@ import timm
 import torch
 from torch import nn
 
-import vispe
 from vispe.errors import InputError, OptionError
+from vispe.hosts.convert import describe
 from vispe.train.data import Batches, Source, from_config
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Retrofit
@@ -23,6 +23,7 @@ from vispe.train.retrofit.losses import Objective
 from vispe.train.retrofit.measure import compare, feature_maps, likeness, pictures, telling_channels, verdict
 from vispe.train.retrofit.processes import Processes
 from vispe.train.retrofit.student import blanked_count, check_models, load_teacher, make_student
+from vispe.version import __version__
 
 _LIKENESS = 8  # images of the data on which cosine and rank are measured
 _APART = 1_000_003  # between the seeds of two stages
@@ -125,7 +126,7 @@ def retrofit(
     card = {
         "kind": "vispe retrofit",
         "config": config.to_dict(),
-        "encoding": vispe.describe(student),
+        "encoding": describe(student),
         "patch": teacher.patch,
         "channels": channels,
         "blanked": blank,
@@ -139,7 +140,7 @@ def retrofit(
         "processes": processes.world,
         "device": str(processes.device),
         "seconds_since_start": round(time.perf_counter() - start, 1),
-        "versions": {"vispe": vispe.__version__, "torch": torch.__version__, "timm": timm.__version__},
+        "versions": {"vispe": __version__, "torch": torch.__version__, "timm": timm.__version__},
     }
     folder.finish(student.state_dict(), card)
     return Result(student, card, verdict(report, data, len(blank), channels))

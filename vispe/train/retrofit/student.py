@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import vispe
 from vispe.backbones.tokens import Backbone, final_tokens
 from vispe.errors import InputError, OptionError
+from vispe.hosts.convert import convert
+from vispe.symmetry import symmetrize
 from vispe.train.retrofit.config import Retrofit, Student, Teacher
 from vispe.train.retrofit.teacher import load_teacher
 
@@ -53,9 +54,9 @@ def make_student(teacher: Backbone, config: Student, *, seed: int = 0) -> nn.Mod
         else:
             model = copy.deepcopy(teacher.model)
         with torch.device("meta" if meta else "cpu"):
-            vispe.convert(model, config.pos_embed)
+            convert(model, config.pos_embed)
         if config.symmetric and not meta:
-            vispe.symmetrize(model)
+            symmetrize(model)
         model.requires_grad_(config.trainable == "all")
         if config.trainable != "all":
             own = [p for name, p in model.named_parameters() if "pos_enc" in name.split(".")]

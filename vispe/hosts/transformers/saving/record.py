@@ -7,7 +7,6 @@ entry. timm's towers in transformers get ``model_args['pos_embed']`` beside it, 
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from vispe.errors import InputError
 from vispe.hosts.transformers.vision.family import family_of
 from vispe.hosts.transplant.context import HostState
 from vispe.multimodal import Scheme, create_scheme
+from vispe.version import __version__
 
 KEY = "vispe"
 WORD = "pos_embed"  # timm's name for the encoding
@@ -36,7 +36,7 @@ def read(config: Any) -> dict[str, Any]:
     if not isinstance(entry, dict) or (unknown := sorted(set(entry) - set(_ENTRIES))):
         found = unknown if isinstance(entry, dict) else entry
         raise InputError(
-            f"config.vispe has {found!r}, which vispe {_version()} does not know; it was written by "
+            f"config.vispe has {found!r}, which vispe {__version__} does not know; it was written by "
             f"{entry.get('version', 'another version') if isinstance(entry, dict) else 'another program'}."
         )
     return entry
@@ -52,7 +52,7 @@ def write(model: nn.Module) -> list[Any]:
             first = {WORD: arguments[WORD]} if WORD in arguments and not before else {}
             entry |= {WORD: before[WORD]} if WORD in before else first
             config.model_args = {**arguments, WORD: _plain(module.timm_model.vispe.saved)}
-        setattr(config, KEY, {"version": _version(), **_plain(entry)})
+        setattr(config, KEY, {"version": __version__, **_plain(entry)})
     return [module.config for module, _ in found]
 
 
@@ -125,7 +125,3 @@ def _converted(model: nn.Module) -> Iterator[tuple[Any, dict[str, Any]]]:
 def _plain(entry: Any) -> Any:
     """Return an entry as it comes back from a file."""
     return json.loads(json.dumps(entry))
-
-
-def _version() -> str:
-    return importlib.import_module("vispe").__version__
