@@ -30,7 +30,7 @@ OUT = Path(__file__).parent / "results" / "transformers_contracts.json"
 FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "internvl")
 SCHEMES = ("own", "vrope", "v2pe")
 LEFT_OUT = {
-    "compile": "minutes per test; compiled steps are tested in tests/hosts/hf",
+    "compile": "minutes per test; compiled steps are tested in tests/hosts/transformers",
     "export": "torch.export of a whole model with pictures is not offered",
     "test_bc_torch_dtype": "needs the hub",
 }

@@ -6,8 +6,6 @@ Floors and reasons: docs/architecture.md. Imports inside functions count as well
 import ast
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "vispe"
 FLOORS = (  # from the ground up; what shares a floor may import each other, files never in a circle
     ("errors", "version", "_lazy", "_moved"),
@@ -51,7 +49,7 @@ def imports(path):
 
 
 def room(module):
-    return (module.split(".") + [""])[1]
+    return [*module.split("."), ""][1]
 
 
 ARROWS = {name: sorted(set(imports(path)), key=str) for name, path in FILES.items()}

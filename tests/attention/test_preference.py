@@ -15,8 +15,8 @@ import transformers
 import vispe
 from tests.hosts.open_clip import common as open_clip_common
 from vispe import Grid, attention, explain, use_backend
-from vispe.attention import DistanceBias
-from vispe.attention import preference as selection
+from vispe.attention import DistanceBias, preference
+from vispe.attention.choose import BACKENDS
 from vispe.cli.main import main
 from vispe.errors import BackendUnavailable, UnknownName
 from vispe.hosts.explain import STOCK, attention_paths
@@ -35,7 +35,7 @@ def taken(**arguments):
 
 @pytest.fixture
 def environment(monkeypatch):
-    return lambda value: monkeypatch.setattr(selection, "_ENVIRONMENT", value)
+    return lambda value: monkeypatch.setattr(preference, "_ENVIRONMENT", value)
 
 
 def test_a_call_wins_over_a_context_and_that_over_the_environment(environment):
@@ -103,15 +103,11 @@ def test_the_named_backend_runs_even_where_the_mask_of_a_call_is_known(monkeypat
     q, k, v = tensors()
     attention(q, k, v, bias=BIAS)  # its mask is kept from here on
     ran = []
-    refuses, run = vispe_backends()["reference"]
-    monkeypatch.setitem(vispe_backends(), "reference", (refuses, lambda call: ran.append(call) or run(call)))
+    refuses, run = BACKENDS["reference"]
+    monkeypatch.setitem(BACKENDS, "reference", (refuses, lambda call: ran.append(call) or run(call)))
     with use_backend("reference"):
         attention(q, k, v, bias=BIAS)
     assert len(ran) == 1
-
-
-def vispe_backends():
-    return sys.modules["vispe.attention"]._BACKENDS
 
 
 def test_threads_and_tasks_have_their_own():
@@ -140,10 +136,10 @@ def test_threads_and_tasks_have_their_own():
 
 @pytest.fixture(params=[True, False], ids=["guard on the context", "guard on the thread"])
 def readable(request, monkeypatch):
-    if request.param and not selection._READABLE:
+    if request.param and not preference._READABLE:
         pytest.skip("this version of torch cannot compile a ContextVar")
     torch._dynamo.reset()
-    monkeypatch.setattr(selection, "_READABLE", request.param)
+    monkeypatch.setattr(preference, "_READABLE", request.param)
     yield
     torch._dynamo.reset()
 
@@ -248,9 +244,9 @@ def test_blocks_are_computed_again_with_the_choice_of_the_forward_pass(monkeypat
     model.set_grad_checkpointing(True)
     monkeypatch.setattr("timm.models._manipulate.use_reentrant_ckpt", lambda: reentrant)
     ran = []
-    for name, (refuses, run) in list(vispe_backends().items()):
+    for name, (refuses, run) in list(BACKENDS.items()):
         counted = lambda call, name=name, run=run: ran.append(name) or run(call)  # noqa: E731
-        monkeypatch.setitem(vispe_backends(), name, (refuses, counted))
+        monkeypatch.setitem(BACKENDS, name, (refuses, counted))
     with use_backend("reference"):
         out = model(torch.randn(1, 3, 32, 32, requires_grad=True))
     out.sum().backward()

@@ -67,9 +67,9 @@ def toy(
 
 @pytest.fixture(autouse=True)
 def _toy_command(monkeypatch):
-    module = types.ModuleType("vispe.cli.toy")
+    module = types.ModuleType("vispe.cli.commands.toy")
     module.toy, module.POSITIONALS, module.SHORT = toy, ("images",), {"out": "-o"}
-    monkeypatch.setitem(sys.modules, "vispe.cli.toy", module)
+    monkeypatch.setitem(sys.modules, "vispe.cli.commands.toy", module)
     monkeypatch.setitem(COMMANDS, "toy", "Do what a test wants, 100 % of it.")
 
 

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 import torch
-
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
 from vispe.attention.backends.triton.content.decomposed import decomposed_forward
 from vispe.attention.backends.triton.content.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
 from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q

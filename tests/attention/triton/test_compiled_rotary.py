@@ -18,9 +18,10 @@ CASES = [
 def report(name, arch, half, pairs, shared, width=64):
     """Return counts of instructions of one kernel for q and k in bfloat16, as slices of one projection."""
     import triton
-    from tests.attention.triton.compiled import machine_code
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+
+    from tests.attention.triton.compiled import machine_code
     from vispe.attention.backends.triton.rotary import kernels as rotary
     from vispe.attention.backends.triton.rotary.op import ELEMENTS, HEADS
 

@@ -5,7 +5,6 @@ There is no GPU here: tensors on the CPU say that they are on one, and what laun
 
 import importlib
 import re
-import sys
 import warnings
 
 import pytest
@@ -18,6 +17,7 @@ from vispe.attention import DistanceBias, PairRotation
 from vispe.attention import preference as selection
 from vispe.attention.backends import flex
 from vispe.attention.backends.triton import device
+from vispe.attention.choose import BACKENDS
 from vispe.attention.transform import pairs as rotation
 from vispe.errors import BackendUnavailable, ShapeError
 
@@ -69,13 +69,9 @@ def kernels(monkeypatch):
     def run(call):
         return made["run"](call.q)
 
-    refuses = backends()["triton"][0]
-    monkeypatch.setitem(backends(), "triton", (refuses, run))
+    refuses = BACKENDS["triton"][0]
+    monkeypatch.setitem(BACKENDS, "triton", (refuses, run))
     return made
-
-
-def backends():
-    return sys.modules["vispe.attention"]._BACKENDS
 
 
 def plain(q, k, v, **arguments):

@@ -1,7 +1,5 @@
 """What converted models pass to attention is a table: fused kernels take their fastest form, called and compiled."""
 
-import sys
-
 import pytest
 import torch
 from timm.models import Eva, VisionTransformer
@@ -10,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import vispe
 from tests.hosts.common import close, image, tiny
 from tests.hosts.packed import naflex
+from vispe.attention import choose as choose_module
 from vispe.attention.bias.lower import not_a_table
 
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "rpb", "alibi2d+rope_axial"]
@@ -24,15 +23,15 @@ HOSTS = {
 @pytest.fixture
 def reasons(monkeypatch):
     """Why each call of attention was not one of a table, None where it was."""
-    module, found = sys.modules["vispe.attention"], []
-    choose = module._choose
+    found = []
+    choose = choose_module._choose
 
     def chosen(call, backend):
         found.append(not_a_table(call.bias))
         return choose(call, backend)
 
-    monkeypatch.setattr(module, "_choose", chosen)
-    monkeypatch.setattr(module.sdpa, "known", lambda *_: None)
+    monkeypatch.setattr(choose_module, "_choose", chosen)
+    monkeypatch.setattr(choose_module.sdpa, "known", lambda *_: None)
     monkeypatch.setattr("vispe.hosts.transplant.context.Context.plain_mask", lambda *_: None)
     return found
 

@@ -10,7 +10,7 @@ IGNORED_WARNINGS = ("ignore::DeprecationWarning:transformers.*", "ignore::Future
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "hosts/hf/" in item.path.as_posix():
+        if "hosts/transformers/" in item.path.as_posix():
             for line in IGNORED_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(line))
 

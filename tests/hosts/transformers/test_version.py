@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 LANGUAGE_ONLY = """
 import sys
 import vispe
-from tests.hosts.hf.tiny import batch, make
+from tests.hosts.transformers.tiny import batch, make
 
 model = vispe.convert(make("llava"), "mrope_i")
 model(**batch("llava", [3, "image", 2]).inputs)

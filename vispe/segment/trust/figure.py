@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.evaluate.rotation.pictures import style as draw
+from vispe.report import style as report_style
 from vispe.report.style import GREY, INK
 from vispe.segment.draw import PALETTE, Color, boundaries
 from vispe.segment.trust.result import MILD
@@ -48,7 +48,7 @@ def plot_trust(
     h, w = trust.labels.shape
     tall = _WIDTH * 0.45 * float(np.clip(h / w, 0.3, 1.5)) + 0.6
     keys = -(-len(trust.names) // _columns(trust))
-    figure = draw.new_figure(_WIDTH, tall + 4.2 + 0.22 * keys)
+    figure = report_style.new_figure(_WIDTH, tall + 4.2 + 0.22 * keys)
     grid = figure.add_gridspec(2, 2, height_ratios=[tall, 3.2])
     upper = [figure.add_subplot(grid[0, k]) for k in range(2)]
     lower = figure.add_subplot(grid[1, :])
@@ -81,7 +81,7 @@ def _classes(ax: Axes, trust: Trust, page: np.ndarray, colors: Sequence[Color]) 
     shown[edge] = table[labels[edge]]
     shown[labels == 0] = 1
     ax.imshow(shown, interpolation="auto")
-    draw.heading(ax, "The picture and its classes", "as it stands")
+    report_style.heading(ax, "The picture and its classes", "as it stands")
     _bare(ax)
 
 
@@ -96,7 +96,7 @@ def _map(ax: Axes, trust: Trust, figure: Figure) -> None:
         )  # thin lines stay, and so does no data
     image = ax.imshow(shown, cmap="Oranges", vmin=0, vmax=0.5, interpolation="auto")
     ax.set_facecolor("#C9D0D6")
-    draw.heading(
+    report_style.heading(
         ax, "Where the poses disagree", f"share of the {poses} poses that give another class than most"
     )
     bar = figure.colorbar(image, ax=ax, location="right", fraction=0.045, pad=0.02, shrink=0.9,
@@ -127,7 +127,7 @@ def _changes(ax: Axes, trust: Trust, colors: Sequence[Color]) -> None:
         words = _WORDS.get(family, family)
         ax.text(np.mean(ends), 0.985, words, transform=ax.get_xaxis_transform(), size=10, ha="center", va="top",
                 color=_SOFT)  # fmt: skip
-        ax.axvline(ends[1], color=draw.FAINT, linewidth=0.8, zorder=0)
+        ax.axvline(ends[1], color=report_style.FAINT, linewidth=0.8, zorder=0)
         ticks += range(start, start + len(poses))
         labels += [p.name.removeprefix("shift ").removesuffix(" px") for p in poses]
         tops += [floor, *np.abs(changes).ravel()]
@@ -139,8 +139,8 @@ def _changes(ax: Axes, trust: Trust, colors: Sequence[Color]) -> None:
     ax.set_xticks(ticks, labels)
     ax.set_ylabel("change, percentage points", color=INK, size=10)
     under = "from the picture as it stands; shifts in pixels (down, right); grey: what the measurement itself changes"
-    draw.heading(ax, "Change of the area fractions by pose", under)
-    draw.clean(ax, "y")
+    report_style.heading(ax, "Change of the area fractions by pose", under)
+    report_style.clean(ax, "y")
     _key(ax, trust, colors)
 
 
@@ -183,7 +183,7 @@ def _every(labels: np.ndarray) -> int:
 def _bare(ax: Axes) -> None:
     ax.set_xticks([])
     ax.set_yticks([])
-    ax.spines[:].set_color(draw.FAINT)
+    ax.spines[:].set_color(report_style.FAINT)
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -15,7 +15,7 @@ from vispe.evaluate.rotation import (
     random_crops,
     raw_intensity,
 )
-from vispe.evaluate.rotation.questions import fingerprint
+from vispe.evaluate.rotation.questions.fingerprint import fingerprint
 
 
 def normal(shape, seed):

@@ -10,6 +10,7 @@ import numpy as np
 from vispe.evaluate.rotation.pictures import style as draw
 from vispe.evaluate.rotation.pictures.style import LIMITS
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
+from vispe.report import style as report_style
 from vispe.report.style import BLUE, FAINT, INK
 
 if TYPE_CHECKING:
@@ -50,8 +51,10 @@ def plot_polar(
         InputError: there are no such rows, or the axes are not polar.
     """
     rows = angle_rows(result, metric, part)
-    draw.wanted(list(rows), f"rows of {metric!r} at angles", "angle_equivariance or angle_consistency")
-    ax = draw.axes(ax, 6.2, 6.2, polar=True)
+    report_style.wanted(
+        list(rows), f"rows of {metric!r} at angles", "angle_equivariance or angle_consistency"
+    )
+    ax = report_style.axes(ax, 6.2, 6.2, polar=True)
     high = METRICS[metric].better == "high"
     theta = np.deg2rad(list(rows))
     value = np.array([draw.mean(r) for r in rows.values()])
@@ -89,8 +92,8 @@ def plot_polar(
     ax.grid(color=FAINT, linewidth=0.8)
     ax.spines[:].set_visible(False)
     ax.tick_params(colors=INK, labelsize=9.5)
-    draw.heading(ax, f"{draw.title_of(metric)} by angle", _beyond(rows, still))
-    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2)
+    report_style.heading(ax, f"{draw.title_of(metric)} by angle", _beyond(rows, still))
+    report_style.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2)
     return ax
 
 
@@ -98,15 +101,14 @@ def _beyond(rows: dict[float, Measurement], still: bool) -> str:
     """Return the range over angles, or the mean over those that were resampled, of value and of effect, in words."""
     values = {a: v for a, r in rows.items() if np.isfinite(v := draw.mean(r))}
     if still and values:
-        return f"{draw.short(rows[0.0].summary().mean)} at 0°, {min(values.values()):.2f} to {max(values.values()):.2f}"
+        rest = report_style.short(rows[0.0].summary().mean)
+        return f"{rest} at 0°, {min(values.values()):.2f} to {max(values.values()):.2f}"
     tilted = [a for a in values if a % 90]
     if not tilted:
         return "only multiples of 90°, which are exact"
     effects = [e.mean for a in tilted if (e := rows[a].effect()) is not None]
-    beyond = "" if not effects else f", {draw.short(abs(float(np.mean(effects))))} beyond resampling"
-    return (
-        f"off multiples of 90°: {draw.short(float(np.mean([values[a] for a in tilted])))} on average{beyond}"
-    )
+    beyond = "" if not effects else f", {report_style.short(abs(float(np.mean(effects))))} beyond resampling"
+    return f"off multiples of 90°: {report_style.short(float(np.mean([values[a] for a in tilted])))} on average{beyond}"
 
 
 def _few(n: int):

@@ -9,7 +9,7 @@ from vispe.evaluate.rotation.questions.accuracy import _poses
 from vispe.evaluate.rotation.questions.angles import _angles
 from vispe.evaluate.rotation.questions.clusters import _clusters
 from vispe.evaluate.rotation.questions.d4 import _d4
-from vispe.evaluate.rotation.questions.layers import _layers, _position
+from vispe.evaluate.rotation.questions.layers import _curve, _position
 from vispe.evaluate.rotation.questions.lie import _lie
 from vispe.evaluate.rotation.questions.quadrant import _quadrant
 from vispe.evaluate.rotation.questions.segmentation import _segmentation
@@ -28,7 +28,7 @@ _GROUPS: dict[str, Callable[[Measured, Plan, Step], Found]] = {
     "shift": _shift,
     "lie": _lie,
     "position": _position,
-    "layers": _layers,
+    "layers": _curve,
     "clusters": _clusters,
     "quadrant": _quadrant,
     "segmentation": _segmentation,

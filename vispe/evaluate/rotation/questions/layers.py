@@ -157,7 +157,7 @@ def _position(what: Measured, plan: Plan, step: Step) -> Found:
     return {"position": [(len(step.fitted), rows)]}
 
 
-def _layers(what: Measured, plan: Plan, step: Step) -> Found:
+def _curve(what: Measured, plan: Plan, step: Step) -> Found:
     f, images = _features(what), step.fitted
     if not isinstance(f, ModelFeatures):
         step.notes.append("There is no curve over layers: the layers are known of models only.")
