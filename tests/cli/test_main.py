@@ -307,7 +307,7 @@ def test_overview_and_help_import_only_what_they_need():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines() == [
         "[]",
-        "[] ['vispe.cli.main', 'vispe.cli.commands.probe', 'vispe.cli.streams']",
+        "[] ['vispe.cli.commands', 'vispe.cli.commands.probe', 'vispe.cli.main', 'vispe.cli.streams']",
     ]
 
 
