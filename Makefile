@@ -28,6 +28,7 @@ bench:
 
 figures:
 	$(PYTHON) eval/figures.py
+	$(PYTHON) eval/architecture.py
 	$(PYTHON) eval/multimodal.py picture
 
 generated:

@@ -1,4 +1,4 @@
-"""``python -m vispe.run SCRIPT ARGS...`` or ``python -m vispe.run -m MODULE ARGS...``: vispe is imported first.
+"""Programs of others with vispe switched on: ``python -m vispe.run SCRIPT ARGS...``, or a module with ``-m``.
 
 Stock timm scripts then accept ``--model-kwargs pos_embed=alibi2d``.
 """

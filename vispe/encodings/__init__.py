@@ -1,4 +1,4 @@
-"""The encodings: one file each, in a folder for each kind. Importing this package registers all that stand there."""
+"""The encodings: one file each, in a folder for each kind, found there when vispe is imported."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,1 +1,1 @@
-"""Images, labels, masks and textures: found, read, checked and written. Nothing else knows file formats."""
+"""Image and label files: found, read, checked and written; textures are made here too."""

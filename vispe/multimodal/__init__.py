@@ -1,4 +1,4 @@
-"""Positions of multimodal sequences: streams of text, images and videos, and schemes that give them coordinates.
+"""Positions of streams of text, images and videos: schemes that give coordinates.
 
 stream = Stream.of([[Text(5), Image(4, 6), Text(3)]])
 coordinates = create_scheme("mrope_i").coordinates(stream)  # .ids (3, 1, 32), .decode(1)

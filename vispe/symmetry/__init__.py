@@ -1,4 +1,4 @@
-"""Symmetry of the square and of any angle: images and labels under both, and two remedies.
+"""Symmetries of images: eight poses, any angle, labels under both, and two remedies.
 
 >>> from vispe.symmetry import D4
 >>> len(D4)
