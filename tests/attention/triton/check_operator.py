@@ -108,7 +108,7 @@ def test_exported_for_any_grid_and_batch(learned):
 def test_two_processes_have_the_gradients_of_one(tmp_path):
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("torch is built without gloo")
-    command = [sys.executable, "-m", "tests.triton.ranks", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.attention.triton.ranks", str(tmp_path)]
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

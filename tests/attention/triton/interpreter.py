@@ -3,7 +3,7 @@
 It exchanges the functions of `triton.language` in every call of a helper, checks sums and products of whole numbers
 for overflow (only in debug mode does it say what it found), and makes numpy dtypes and shapes that it has made before.
 
-    TRITON_INTERPRET=1 python -m tests.triton.interpreter PROGRAM [ARGUMENTS]      (run a program with it)
+    TRITON_INTERPRET=1 python -m tests.attention.triton.interpreter PROGRAM [ARGUMENTS]      (run a program with it)
 """
 
 import math

@@ -31,7 +31,7 @@ PLAN = Plan(
 
 def program(*words, folder):
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(folder)}
-    command = [sys.executable, "-m", "tests.triton.interpreter", *words]
+    command = [sys.executable, "-m", "tests.attention.triton.interpreter", *words]
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False
     )

@@ -22,6 +22,7 @@ def lines_of(i, n, p, gw, high, wide, ls, W: tl.constexpr):
     cell = tl.maximum(i - p, 0)
     y = cell // gw
     x = cell - y * gw
+    # prefix tokens stand behind all panels
     slot = tl.where(i < p, high * wide + i, (x // W * high + y) * W + x % W)
     return slot, tl.where(i < p, high + wide, y) * ls, tl.where(i < p, high + wide + 1, high + x) * ls
 
@@ -51,6 +52,7 @@ def biases(held, OWN, OTHER, slot, ly, lx, row, start, ls, BA: tl.constexpr, R: 
     if HAS_OWN:
         line = (row + tl.arange(0, R)) * ls
         read = tl.load(OWN + slot[:, None] + line[None, :])
+        # one number for each row, repeated along its columns
         held += tl.reshape(tl.broadcast_to(read[:, :, None], (BA, R, W)), (BA, R * W))
         if HAS_OTHER:
             return held + others(OTHER, ly, lx, start, R * W)
@@ -73,6 +75,7 @@ def prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA: tl.con
     bias = tl.zeros((BA, FEW), tl.float32)
     if HAS_OWN:
         end = OWN + slot + (high + wide) * ls
+        # prefix tokens have a row line and a column line of their own
         read = tl.load(end) + tl.load(end + ls)
         bias += tl.where(j[None, :] < p, read[:, None], float("-inf"))
     if HAS_OTHER:
@@ -87,6 +90,7 @@ def attend(acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D: tl.constexp
     x = product(q, tl.trans(rows(K, j, kn, n, D, BD, False)), bias, UPCAST)
     if HAS_KEEP:
         x = tl.where((tl.load(KEEP + j) != 0)[None, :], x, float("-inf"))
+    # online softmax, as in the kernel of a table
     weight, fade, top, total = weights(x, top, total, c)
     v = rows(V, j, vn, n, E, BE, False)
     return product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST), top, total
@@ -113,6 +117,7 @@ def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, 
     total = tl.zeros((BA,), tl.float32)
     acc = tl.zeros((BA, BE), tl.float32)
     for panel in range(0, wide // W):
+        # numbers for columns stay in registers for the whole panel
         held = columns(OWN, slot, panel, high, ls, BA, R, W, HAS_OWN)
         for row in range(0, gh, R):
             bias = biases(held, OWN, OTHER, slot, ly, lx, row, (panel * high + row) * W, ls, BA, R, W, HAS_OWN,
@@ -120,6 +125,7 @@ def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, 
             j = tokens_at(row, panel, n, p, gw, R, W)
             acc, top, total = attend(acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, HAS_KEEP,
                                      UPCAST)  # fmt: skip
+    # prefix tokens come last, few at a time
     for first in range(0, p, FEW):
         bias, j = prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA, HAS_OWN, HAS_OTHER)
         acc, top, total = attend(

@@ -22,6 +22,7 @@ def add_rows(
     """Write the sums over the columns of R rows, or add them to those of the panels before."""
     where = GRAD_OWN + slot[:, None] + ((row + tl.arange(0, R)) * ls)[None, :]
     sums = tl.sum(tl.reshape(ds, (BA, R, W)), 2) * scale
+    # a row crosses all panels; one program owns the tokens, so it may add to what it wrote
     if again:
         sums += tl.load(where, mask=inside[:, None], other=0.0)
     tl.store(where, sums, mask=inside[:, None])
@@ -74,6 +75,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
     slot, ly, lx = lines_of(i, n, p, gw, high, wide, ls, W)
     acc = tl.zeros((BA, BD), tl.float32)
     for panel in range(0, wide // W):
+        # numbers for columns stay in registers for the whole panel
         held = columns(OWN, slot, panel, high, ls, BA, R, W, HAS_OWN)
         total = tl.zeros((BA, R * W), tl.float32)
         for row in range(0, gh, R):
@@ -88,6 +90,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
         if HAS_OWN:
             put_columns(GRAD_OWN, total, slot, i < n, high + panel * W, ls, scale, BA, R, W)
     ends = tl.zeros((BA,), tl.float32)
+    # prefix tokens come last, few at a time
     for first in range(0, p, FEW):
         bias, j = prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA, HAS_OWN, HAS_OTHER)
         acc, ds = step_q(acc, q, do, lse, delta, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, FEW, HAS_KEEP,
@@ -117,6 +120,7 @@ def step_kv(dk, dv, k, v, real, Q, GRAD, LSE, DELTA, i, bias, qn, gn, n, c, D: t
     x = product(k, tl.trans(q), bias, UPCAST)
     if HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
+    # weights again from logits
     weight = tl.exp2(x * c - tl.load(LSE + i)[None, :])
     dv = product(weight.to(do.dtype), do, dv, UPCAST)
     dp = product(v, tl.trans(do), tl.zeros((BA, BS), tl.float32), UPCAST)
@@ -151,6 +155,7 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
     dk = tl.zeros((BA, BD), tl.float32)
     dv = tl.zeros((BA, BE), tl.float32)
     for panel in range(0, wide // W):
+        # numbers for columns stay in registers for the whole panel
         held = columns(OWN, slot, panel, high, ls, BA, R, W, HAS_OWN)
         total = tl.zeros((BA, R * W), tl.float32)
         for row in range(0, gh, R):
@@ -165,6 +170,7 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
         if HAS_OWN:
             put_columns(GRAD_OWN, total, slot, j < n, high + panel * W, ls, scale, BA, R, W)
     ends = tl.zeros((BA,), tl.float32)
+    # prefix tokens come last, few at a time
     for first in range(0, p, FEW):
         bias, i = prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA, HAS_OWN, HAS_OTHER)
         dk, dv, ds = step_kv(dk, dv, k, v, real, Q, GRAD, LSE, DELTA, i, bias, qn, gn, n, c, D, BD, E, BE, BA, FEW,

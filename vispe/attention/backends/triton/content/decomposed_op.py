@@ -12,16 +12,19 @@ from vispe.attention.backends.triton.content.decomposed import decomposed_forwar
 from vispe.attention.backends.triton.content.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
 from vispe.attention.backends.triton.content.slots import Slots, rows_of, slots_of
 from vispe.attention.backends.triton.device import watched
-from vispe.attention.backends.triton.grid.backward import row_sums
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
     choose,
     constants,
+    fake_output,
+    grads_like,
+    mask_of,
     shared,
     strides,
     sums_of,
     tokens_first,
 )
+from vispe.attention.backends.triton.grid.launch_backward import row_sums_of
 from vispe.attention.backends.triton.tiles import Tiles
 
 
@@ -59,17 +62,14 @@ def decomposed_attention(
     lse = sums_of(q)
     size = choose("forward", q, v)
     decomposed_forward[(cdiv(n, size.queries) * b * h,)](
-        q, k, v, *_read(by_query, by_key, q), q if keep is None else keep.contiguous(), out, lse,
+        q, k, v, *_read(by_query, by_key, q), mask_of(keep, q), out, lse,
         *strides(q, k, v, out), *_places(n, slots), scale * LOG2E, h,
         **_constants(q, v, size, size.queries, size.keys, slots, by_query, by_key, keep),
     )  # fmt: skip
     return out, lse
 
 
-@decomposed_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    del k, rest
-    return tokens_first(q, v.shape[-1]), sums_of(q)
+decomposed_attention.register_fake(fake_output)
 
 
 @torch.library.custom_op("vispe::decomposed_attention_grad", mutates_args=())
@@ -82,15 +82,12 @@ def decomposed_attention_grad(
     grad = shared(grad, lse)
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
-    delta = torch.empty_like(lse[0])
-    dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
+    delta = row_sums_of(out, grad)
+    dq, dk, dv = grads_like(q, v)
     read_q, read_k = _like(by_query, lse), _like(by_key, lse)
     size = choose("grad_q", q, v)
     made = _constants(q, v, size, size.queries, size.keys, slots, by_query, by_key, keep)
-    row_sums[(cdiv(n, 64), h, b)](
-        out, grad, delta, *strides(out, grad), n, h, E=made["E"], BE=made["BE"], BM=64, enable_fp_fusion=True
-    )
-    mask = q if keep is None else keep.contiguous()
+    mask = mask_of(keep, q)
     rest = (*_places(n, slots), scale * LOG2E, scale, h)
     decomposed_grad_q[(cdiv(n, size.queries) * b * h,)](
         q, k, v, *_read(by_query, by_key, q), mask, grad, lse, delta, dq, read_q, *strides(q, k, v, grad, dq), *rest,
@@ -110,9 +107,7 @@ def _(
     by_key: Tensor | None, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     del grad, k, out, rest
-    width = q.shape[-1]
-    made = tokens_first(q, width), tokens_first(q, width), tokens_first(q, v.shape[-1])
-    return *made, _like(by_query, lse), _like(by_key, lse)
+    return *grads_like(q, v), _like(by_query, lse), _like(by_key, lse)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

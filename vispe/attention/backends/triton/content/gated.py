@@ -14,6 +14,7 @@ def gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D: tl.co
     """Return logits / scale of a tile of queries and the keys from `start` on, these keys, profile and gate."""
     j = start + tl.arange(0, BN)
     k = rows(K, j, kn, n, D, BD, MASKED)
+    # the strip of a query is one contiguous read: its address plus the number of the key
     profile = tl.load(S + address[:, None] + j[None, :])
     if MASKED:
         profile = tl.where(j[None, :] < p, edge[:, None], profile)
@@ -33,6 +34,7 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
                   UPCAST: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries."""
     pid = tl.program_id(0)
+    # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BM)
     h = (pid // batch // tiles).to(tl.int64)
@@ -49,6 +51,7 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BE), tl.float32)
+    # tiles that need care first, the others in a loop without masks
     front, end, masked = plan(n, p, BN, HAS_KEEP)
     for t in range(0, masked):
         start = tl.where(t < front, t, end + t - front) * BN
@@ -81,6 +84,7 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
                  UPCAST: tl.constexpr):  # fmt: skip
     """Write dq and the gradient of the row gates of one tile of queries, looping over keys."""
     pid = tl.program_id(0)
+    # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BM)
     h = (pid // batch // tiles).to(tl.int64)
@@ -100,6 +104,7 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
     a = tl.load(ROW + own + i, mask=i < n, other=0.0)
     acc = tl.zeros((BM, BD), tl.float32)
     da = tl.zeros((BM,), tl.float32)
+    # tiles that need care first, the others in a loop without masks
     front, end, masked = plan(n, p, BN, HAS_KEEP)
     for t in range(0, masked):
         start = tl.where(t < front, t, end + t - front) * BN
@@ -125,6 +130,7 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
     lse = tl.load(LSE + i, mask=i < n, other=float("inf"))
     delta = tl.load(DELTA + i, mask=i < n, other=0.0)
     address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
+    # the strip of a query is one contiguous read: its address plus the number of the key
     profile = tl.load(S + address[None, :] + j[:, None])
     if MASKED:
         profile = tl.where(j[:, None] < p, edges(EDGE, i, p, True)[None, :], profile)
@@ -132,6 +138,7 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
     x = product(k, tl.trans(q), profile * gate, UPCAST)
     if MASKED:
         x = tl.where(real[:, None], x, float("-inf"))
+    # weights again from logits, keys x queries, so that no tile is transposed
     weight = tl.exp2(x * c - lse[None, :])
     dv = product(weight.to(do.dtype), do, dv, UPCAST)
     dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32), UPCAST)
@@ -146,6 +153,7 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
                   BN: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Write dk, dv and the gradient of the column gates of one tile of keys, looping over queries."""
     pid = tl.program_id(0)
+    # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BN)
     h = (pid // batch // tiles).to(tl.int64)
@@ -167,11 +175,10 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
     dv = tl.zeros((BN, BE), tl.float32)
     dc = tl.zeros((BN,), tl.float32)
     plain = n // BM
+    # a tile of keys that needs care needs it for all queries
     if HAS_KEEP:
         plain = 0
-    plain = tl.where(
-        (first < p) | (first + BN > n), 0, plain
-    )  # a tile that needs care needs it for all queries
+    plain = tl.where((first < p) | (first + BN > n), 0, plain)
     for t in range(0, plain):
         dk, dv, dc = gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, t * BM,
                                    qn, gn, n, p, c, D, BD, E, BE, BM, BN, False, UPCAST)  # fmt: skip
@@ -205,6 +212,7 @@ def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DEL
     edge = edges(EDGE + h * eh, i, p, True)
     acc = tl.zeros((BM, BN), tl.float32)
     for sample in range(0, batch):
+        # 64 bits, since samples may lie 2^31 elements apart
         b = sample + tl.zeros((), tl.int64)
         own = (b * heads + h) * n
         q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)

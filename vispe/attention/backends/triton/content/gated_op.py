@@ -15,18 +15,20 @@ from vispe.attention.backends.triton.content.gated import (
     gated_grad_q,
 )
 from vispe.attention.backends.triton.device import watched
-from vispe.attention.backends.triton.grid.backward import row_sums
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
     bias_strides,
     choose,
     constants,
+    fake_output,
+    grads_like,
+    mask_of,
     shared,
     strides,
     sums_of,
     tokens_first,
 )
-from vispe.attention.backends.triton.grid.launch_backward import unit_of
+from vispe.attention.backends.triton.grid.launch_backward import row_sums_of, sums_over_heads, unit_of
 from vispe.attention.backends.triton.tiles import Tiles
 
 
@@ -63,16 +65,13 @@ def gated_attention(
     lse = sums_of(q)
     size = choose("forward", q, v)
     gated_forward[(cdiv(n, size.queries) * b * h,)](
-        q, k, v, packed, address, edge, row, col, _mask(keep, q), out, lse, *strides(q, k, v, out),
+        q, k, v, packed, address, edge, row, col, mask_of(keep, q), out, lse, *strides(q, k, v, out),
         *bias_strides(packed, edge), n, prefix, scale * LOG2E, b, h, **_constants(q, v, size, keep),
     )  # fmt: skip
     return out, lse
 
 
-@gated_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    del k, rest
-    return tokens_first(q, v.shape[-1]), sums_of(q)
+gated_attention.register_fake(fake_output)
 
 
 @torch.library.custom_op("vispe::gated_attention_grad", mutates_args=())
@@ -85,14 +84,11 @@ def gated_attention_grad(
     """Return the gradients of q, k, v, both gates and of the profile; the last two are empty when `length` is 0."""
     grad = shared(grad, lse)
     b, h, n, _ = q.shape
-    delta, drow, dcol = (torch.empty_like(lse[0]) for _ in range(3))
-    dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
+    delta, drow, dcol = row_sums_of(out, grad), torch.empty_like(lse[0]), torch.empty_like(lse[0])
+    dq, dk, dv = grads_like(q, v)
     size = choose("grad_q", q, v)
     made = _constants(q, v, size, keep)
-    row_sums[(cdiv(n, 64), h, b)](
-        out, grad, delta, *strides(out, grad), n, h, E=made["E"], BE=made["BE"], BM=64, enable_fp_fusion=True
-    )
-    common = (q, k, v, packed, address, edge, row, col, _mask(keep, q), grad, lse, delta)
+    common = (q, k, v, packed, address, edge, row, col, mask_of(keep, q), grad, lse, delta)
     rest = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
     gated_grad_q[(cdiv(n, size.queries) * b * h,)](
         *common, dq, drow, *strides(q, k, v, grad, dq), *rest, **made
@@ -116,12 +112,7 @@ def gated_attention_grad(
         *common, base, runs, ends, unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix,
         scale * LOG2E, b, h, **_constants(q, v, size, keep), SHARED=sharers > 1, FIXED=fixed,
     )  # fmt: skip
-    if fixed:
-        runs = (runs.double() / unit).float()
-    ends = ends.sum(1)
-    if packed.shape[0] == 1 < h:
-        runs, ends = runs.sum(0, keepdim=True), ends.sum(0, keepdim=True)
-    return dq, dk, dv, drow, dcol, runs, ends
+    return dq, dk, dv, drow, dcol, *sums_over_heads(packed, runs, ends, unit if fixed else None)
 
 
 @gated_attention_grad.register_fake
@@ -131,8 +122,7 @@ def _(
     sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     del grad, k, out, address, edge, base, keep, prefix, scale, sharers, deterministic
-    width, made = q.shape[-1], (torch.empty_like(lse[0]), torch.empty_like(lse[0]))
-    made = (tokens_first(q, width), tokens_first(q, width), tokens_first(q, v.shape[-1]), *made)
+    made = *grads_like(q, v), torch.empty_like(lse[0]), torch.empty_like(lse[0])
     if not length:
         return *made, lse.new_empty(0), lse.new_empty(0)
     return *made, lse.new_empty(packed.shape[0], length), lse.new_empty(packed.shape[0], 2)
@@ -156,11 +146,6 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
 
 
 gated_attention.register_autograd(_backward, setup_context=_keep_for_backward)
-
-
-def _mask(keep: Tensor | None, q: Tensor) -> Tensor:
-    """Return the mask; any tensor stands in for one that is not read."""
-    return q if keep is None else keep.contiguous()
 
 
 def _constants(q: Tensor, v: Tensor, size: Tiles, keep: Tensor | None) -> dict[str, int | bool]:

@@ -21,8 +21,10 @@ def row_sums(OUT, GRAD, DELTA, ob, oh, on, gb, gh, gn, n, heads, E: tl.constexpr
 @triton.jit
 def grad_scores(x, do, v, lse, delta, c, BN: tl.constexpr, UPCAST: tl.constexpr):
     """Return the gradient of the logits for a tile of scores (queries x keys)."""
+    # weights again from logits: nothing n x n was kept
     weight = tl.exp2(x * c - lse[:, None])
     dp = product(do, tl.trans(v), tl.zeros((do.shape[0], BN), tl.float32), UPCAST)
+    # softmax: what all weights of a row have in common goes
     return weight * (dp - delta[:, None])
 
 
@@ -46,6 +48,7 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb
            UPCAST: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries, looping over keys."""
     pid = tl.program_id(0)
+    # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BM)
     h = (pid // batch // tiles).to(tl.int64)
@@ -64,6 +67,7 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb
         address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
     edge = edges(EDGE, i, p, HAS_BIAS)
     acc = tl.zeros((BM, BD), tl.float32)
+    # tiles that need care first, the others in a loop without masks
     front, end, masked = plan(n, p, BN, HAS_KEEP)
     for t in range(0, masked):
         start = tl.where(t < front, t, end + t - front) * BN
@@ -80,6 +84,7 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb
 @triton.jit
 def weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM: tl.constexpr, BN: tl.constexpr, UPCAST: tl.constexpr):
     """Return the sums of dS^T q and P^T dO after one more tile of logits / scale (keys x queries)."""
+    # weights again from logits, keys x queries, so that no tile is transposed
     weight = tl.exp2(x * c - lse[None, :])
     dv = product(weight.to(do.dtype), do, dv, UPCAST)
     dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32), UPCAST)
@@ -100,6 +105,7 @@ def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start,
     x = tl.zeros((BN, BM), tl.float32)
     if HAS_BIAS:
         address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
+        # the strip of each query, read across keys
         x = tl.load(S + address[None, :] + j[:, None]).to(tl.float32)
         if MASKED:
             x = tl.where(j[:, None] < p, edges(EDGE, i, p, True)[None, :], x)
@@ -116,6 +122,7 @@ def grad_kv(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, q
             HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys, looping over queries."""
     pid = tl.program_id(0)
+    # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BN)
     h = (pid // batch // tiles).to(tl.int64)
@@ -134,11 +141,10 @@ def grad_kv(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, q
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
     plain = n // BM
+    # a tile of keys that needs care needs it for all queries
     if HAS_KEEP:
         plain = 0
-    plain = tl.where(
-        (first < p) | (first + BN > n), 0, plain
-    )  # a tile that needs care needs it for all queries
+    plain = tl.where((first < p) | (first + BN > n), 0, plain)
     for t in range(0, plain):
         dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, t * BM, qn, gn, n, p, c, D, BD,
                          E, BE, BM, BN, False, HAS_BIAS, UPCAST)  # fmt: skip

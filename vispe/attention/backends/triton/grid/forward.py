@@ -57,9 +57,12 @@ def scores(q, K, S, address, edge, KEEP, start, stride, n, p, D: tl.constexpr, B
     j = start + tl.arange(0, BN)
     k = rows(K, j, stride, n, D, BD, MASKED)
     if HAS_BIAS:
+        # the strip of a query is one contiguous read: its address plus the number of the key
         bias = tl.load(S + address[:, None] + j[None, :]).to(tl.float32)
         if MASKED:
+            # prefix keys have no place, so one number of their own stands for all
             bias = tl.where(j[None, :] < p, edge[:, None], bias)
+        # the matrix product starts from the bias: no addition afterwards
         x = product(q, tl.trans(k), bias, UPCAST)
     else:
         x = product(q, tl.trans(k), tl.zeros((q.shape[0], BN), tl.float32), UPCAST)
@@ -74,7 +77,9 @@ def weights(x, top, total, c):
 
     The maximum is kept as the rounded number that was subtracted, so that fused products cannot differ from it.
     """
+    # online softmax: older tiles fade when a larger logit appears
     higher = tl.maximum(top, tl.max(x, 1) * c)
+    # rows that are masked so far must not subtract -inf from -inf
     safe = tl.where(higher == float("-inf"), 0.0, higher)
     weight = tl.exp2(x * c - safe[:, None])
     fade = tl.exp2(top - safe)
@@ -98,6 +103,7 @@ def finish(OUT, LSE, acc, top, total, i, stride, n, E: tl.constexpr, BE: tl.cons
     and 1 / total as the share by which the backward pass multiplies the gradient of their output; others have 1.
     """
     alive = total > 0
+    # rows without a key keep their zeros
     acc = acc / tl.where(alive, total, 1.0)[:, None]
     e = tl.arange(0, BE)
     tl.store(OUT + i[:, None].to(tl.int64) * stride + e[None, :], acc.to(OUT.dtype.element_ty),
@@ -106,6 +112,7 @@ def finish(OUT, LSE, acc, top, total, i, stride, n, E: tl.constexpr, BE: tl.cons
     far = alive & (tl.abs(top) > FAR)
     lse = tl.where(far, top, top + tl.log2(tl.where(alive, total, 1.0)))
     tl.store(LSE + i, tl.where(alive, lse, float("inf")), mask=i < n)
+    # the second half of LSE starts behind the rows of all samples and heads
     every = (tl.num_programs(0) // tl.cdiv(n, acc.shape[0])).to(tl.int64) * n
     tl.store(LSE + every + i, tl.where(far, 1.0 / tl.where(alive, total, 1.0), 1.0), mask=i < n)
 
@@ -125,6 +132,7 @@ def step(acc, top, total, q, K, V, S, address, edge, KEEP, start, stride_k, stri
 def plan(n, p, BN: tl.constexpr, HAS_KEEP: tl.constexpr):
     """Return how many tiles are masked at the front, where the plain ones end, and how many are masked in all."""
     tiles = tl.cdiv(n, BN)
+    # tiles with prefix keys stand in front, the ragged one at the end
     front = tl.minimum(tl.cdiv(p, BN), tiles)
     if HAS_KEEP:
         front = tiles
@@ -138,6 +146,7 @@ def forward(Q, K, V, S, ADDRESS, EDGE, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, v
             BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries; neighbours share the tile of the bias."""
     pid = tl.program_id(0)
+    # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BM)
     h = (pid // batch // tiles).to(tl.int64)
@@ -156,6 +165,7 @@ def forward(Q, K, V, S, ADDRESS, EDGE, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, v
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BE), tl.float32)
     front, end, masked = plan(n, p, BN, HAS_KEEP)
+    # tiles that need care first, the others in a loop without masks
     for t in range(0, masked):
         start = tl.where(t < front, t, end + t - front) * BN
         acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, start, kn, vn, n, p, c, D, BD, E, BE,

@@ -15,14 +15,17 @@ from vispe.attention.backends.triton.grid.forward import edges, rows, scores
 @triton.jit
 def write_bias(acc, RUNS, ENDS, BASE, UNIT, i, j, first, n, p, SHARED: tl.constexpr, FIXED: tl.constexpr):
     """Add the gradients of a tile of scores to the runs of a head, and write those on prefix keys to ENDS (2,)."""
+    # prefix keys have a gradient of their own, below
     inside = (i[:, None] < n) & (j[None, :] < n) & (j[None, :] >= p)
     where = RUNS + tl.load(BASE + i, mask=i < n, other=0)[:, None] + j[None, :]
     if not SHARED:
         tl.store(where, acc, mask=inside)
     elif FIXED:
+        # whole numbers: any order of the programs gives the same sum
         tl.atomic_add(where, (acc.to(tl.float64) * tl.load(UNIT)).to(tl.int64), mask=inside, sem="relaxed")
     else:
         tl.atomic_add(where, acc, mask=inside, sem="relaxed")
+    # sums over pairs with a prefix key: queries with a place, and prefix queries
     if first < p:
         acc = tl.where(j[None, :] < p, acc, 0.0)
         among = tl.sum(tl.sum(tl.where(i[:, None] < p, acc, 0.0), 1), 0)
@@ -48,6 +51,7 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
     edge = edges(EDGE, i, p, True)
     acc = tl.zeros((BM, BN), tl.float32)
     for sample in range(0, batch):
+        # 64 bits, since samples may lie 2^31 elements apart
         b = sample + tl.zeros((), tl.int64)
         q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
         x, _ = scores(q, K + b * kb + h * kh, S, address, edge, KEEP + b * n, column * BN, kn, n, p, D, BD, BN, True,
@@ -56,6 +60,7 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
         do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
         lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
         delta = tl.load(DELTA + (b * heads + h) * n + i, mask=i < n, other=0.0)
+        # the sum over the batch stays in registers until the end
         acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
     ends = ENDS + (h * down * across + row * across + column) * 2
     write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, column * BN, n, p, SHARED, FIXED)

@@ -37,7 +37,7 @@ def run_forward(
     lse = sums_of(q)
     size = choose("forward", q, v)
     forward[(cdiv(n, size.queries) * b * h,)](
-        q, k, v, *bias_of(packed, address, edge, q), q if keep is None else keep.contiguous(), out, lse,
+        q, k, v, *bias_of(packed, address, edge, q), mask_of(keep, q), out, lse,
         *strides(q, k, v, out), *bias_strides(packed, edge), n, prefix if packed is not None else 0, scale * LOG2E,
         b, h, **constants(q, v, size, packed, keep),
     )  # fmt: skip
@@ -65,6 +65,28 @@ def tokens_first(q: Tensor, width: int) -> Tensor:
     return torch.empty(b, n, h, width, dtype=q.dtype, device=q.device).transpose(1, 2)
 
 
+def grads_like(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return empty memory for the gradients of queries, keys and values."""
+    width = q.shape[-1]
+    return tokens_first(q, width), tokens_first(q, width), tokens_first(q, v.shape[-1])
+
+
+def fake_output(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    """Return what an attention operator returns, without numbers: the output, and the sums of rows."""
+    del k, rest
+    return tokens_first(q, v.shape[-1]), sums_of(q)
+
+
+def mask_of(keep: Tensor | None, q: Tensor) -> Tensor:
+    """Return the mask of keys; any tensor stands in for one that is not read."""
+    return q if keep is None else keep.contiguous()
+
+
+def tile_of(width: int) -> int:
+    """Return the columns of a tile that holds `width`: a power of 2, at least what a matrix product takes."""
+    return max(16, next_power_of_2(width))
+
+
 def choose(kernel: str, q: Tensor, v: Tensor) -> Tiles:
     """Return the tiles of a kernel for these tensors."""
     return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], q.dtype, is_older(q))
@@ -72,6 +94,7 @@ def choose(kernel: str, q: Tensor, v: Tensor) -> Tiles:
 
 def is_older(q: Tensor) -> bool:
     """Whether the GPU has little shared memory: those before compute capability 9, and those of 12."""
+    # without a GPU (interpreter) tiles are those of the H100
     arch = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
     return arch < (9, 0) or arch[0] == 12
 
@@ -103,7 +126,7 @@ def constants(
     """Return what a kernel is compiled for."""
     width, wide = q.shape[-1], v.shape[-1]
     return {
-        "D": width, "BD": max(16, next_power_of_2(width)), "E": wide, "BE": max(16, next_power_of_2(wide)),
+        "D": width, "BD": tile_of(width), "E": wide, "BE": tile_of(wide),
         "BM": size.queries, "BN": size.keys, "HAS_BIAS": packed is not None, "HAS_KEEP": keep is not None,
         "UPCAST": INTERPRETED and q.dtype == torch.bfloat16, "num_warps": size.warps, "num_stages": size.stages,
         "enable_fp_fusion": True,  # what kernels count on; the default changes between versions

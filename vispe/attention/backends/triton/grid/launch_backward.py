@@ -14,8 +14,10 @@ from vispe.attention.backends.triton.grid.launch import (
     bias_strides,
     choose,
     constants,
+    grads_like,
+    mask_of,
     strides,
-    tokens_first,
+    tile_of,
 )
 
 FIXED_BITS = 61  # bits of the largest sum of a bias gradient in fixed point
@@ -27,32 +29,10 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, and the row sums of ``grad * out`` (b, h, n) for `run_bias`."""
     b, h, n, _ = q.shape
-    delta = torch.empty_like(lse[0])
-    wide = constants(q, v, choose("grad_q", q, v), packed, keep)
-    row_sums[(cdiv(n, 64), h, b)](
-        out,
-        grad,
-        delta,
-        *strides(out, grad),
-        n,
-        h,
-        E=wide["E"],
-        BE=wide["BE"],
-        BM=64,
-        enable_fp_fusion=True,
-    )
-    dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
+    delta = row_sums_of(out, grad)
+    dq, dk, dv = grads_like(q, v)
     prefix = prefix if packed is not None else 0
-    common = (
-        q,
-        k,
-        v,
-        *bias_of(packed, address, edge, q),
-        q if keep is None else keep.contiguous(),
-        grad,
-        lse,
-        delta,
-    )
+    common = (q, k, v, *bias_of(packed, address, edge, q), mask_of(keep, q), grad, lse, delta)
     sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
     size = choose("grad_q", q, v)
     grad_q[(cdiv(n, size.queries) * b * h,)](
@@ -63,6 +43,16 @@ def run_backward(
         *common, dk, dv, *strides(q, k, v, grad, dk, dv), *sizes, **constants(q, v, size, packed, keep)
     )
     return dq, dk, dv, delta
+
+
+def row_sums_of(out: Tensor, grad: Tensor) -> Tensor:
+    """Return ``sum_e grad out`` (b, h, n) float32: what the softmax takes off the gradient of every logit of a row."""
+    b, h, n, width = out.shape
+    delta = torch.empty(b, h, n, dtype=torch.float32, device=out.device)
+    row_sums[(cdiv(n, 64), h, b)](
+        out, grad, delta, *strides(out, grad), n, h, E=width, BE=tile_of(width), BM=64, enable_fp_fusion=True
+    )
+    return delta
 
 
 def run_bias(
@@ -93,25 +83,38 @@ def run_bias(
     b, h, n, _ = q.shape
     size = choose("grad_bias", q, v)
     down, across = cdiv(n, size.queries), cdiv(n, size.keys)
+    # where each element has one writer any sum is reproducible
     fixed = deterministic and sharers > 1
     unit = unit_of(grad, v, b * sharers) if fixed else lse
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
     ends = torch.zeros(h, down * across, 2, dtype=torch.float32, device=q.device)
     grad_bias[(h * down * across,)](
-        q, k, v, packed, address, edge, q if keep is None else keep.contiguous(), grad, lse, delta, base, runs, ends,
+        q, k, v, packed, address, edge, mask_of(keep, q), grad, lse, delta, base, runs, ends,
         unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, b, h,
         **constants(q, v, size, packed, keep), SHARED=sharers > 1, FIXED=fixed,
     )  # fmt: skip
-    if fixed:
-        runs = (runs.double() / unit).float()
+    return sums_over_heads(packed, runs, ends, unit if fixed else None)
+
+
+def sums_over_heads(packed: Tensor, runs: Tensor, ends: Tensor, unit: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return gradients (h or 1, length) and (h or 1, 2) from what the kernels added up.
+
+    Args:
+        packed: (h or 1, length), whose shape says whether heads share one bias.
+        runs: (h, length), whole numbers of 1 / `unit` where that is given.
+        ends: (h, tiles, 2).
+        unit: of fixed point.
+    """
+    runs = runs if unit is None else (runs.double() / unit).float()
     ends = ends.sum(1)
-    if packed.shape[0] == 1 < h:
+    if packed.shape[0] == 1 < len(runs):
         return runs.sum(0, keepdim=True), ends.sum(0, keepdim=True)
     return runs, ends
 
 
 def unit_of(grad: Tensor, v: Tensor, terms: int) -> Tensor:
     """Return the power of 2 that makes any sum of so many gradients an int64, as a float64 number on the device."""
+    # no gradient of a logit exceeds twice the product of the norms
     largest = grad.float().norm(dim=-1).amax().double() * v.float().norm(dim=-1).amax().double() * 2 * terms
     exponent = FIXED_BITS - torch.ceil(torch.log2(largest.clamp(min=1e-30)))
     return torch.exp2(exponent)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.device import watched
-from vispe.attention.backends.triton.grid.launch import run_forward, shared, sums_of, tokens_first
+from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, run_forward, shared
 from vispe.attention.backends.triton.grid.launch_backward import run_backward, run_bias
 
 
@@ -27,10 +27,7 @@ def table_attention(
     return run_forward(q, k, v, packed, address, edge, keep, prefix, scale)
 
 
-@table_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    del k, rest
-    return tokens_first(q, v.shape[-1]), sums_of(q)
+table_attention.register_fake(fake_output)
 
 
 @torch.library.custom_op("vispe::table_attention_grad", mutates_args=())
@@ -46,23 +43,8 @@ def table_attention_grad(
     if not length or packed is None or address is None or edge is None or base is None:
         return dq, dk, dv, lse.new_empty(0), lse.new_empty(0)
     bias = run_bias(
-        grad,
-        q,
-        k,
-        v,
-        lse,
-        delta,
-        packed,
-        address,
-        edge,
-        keep,
-        base,
-        prefix,
-        scale,
-        length,
-        sharers,
-        deterministic,
-    )
+        grad, q, k, v, lse, delta, packed, address, edge, keep, base, prefix, scale, length, sharers, deterministic
+    )  # fmt: skip
     return dq, dk, dv, *bias
 
 
@@ -73,8 +55,7 @@ def _(
     length: int, sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     del grad, k, out, address, edge, base, keep, prefix, scale, sharers, deterministic
-    width = q.shape[-1]
-    made = tokens_first(q, width), tokens_first(q, width), tokens_first(q, v.shape[-1])
+    made = grads_like(q, v)
     if not length or packed is None:
         return *made, lse.new_empty(0), lse.new_empty(0)
     return *made, lse.new_empty(packed.shape[0], length), lse.new_empty(packed.shape[0], 2)

@@ -25,6 +25,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
                   LEARNED: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries and its part of the gradient of the slope, STEEP (b, h, tiles)."""
     pid = tl.program_id(0)
+    # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BM)
     h = (pid // batch // tiles).to(tl.int64)
@@ -44,6 +45,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
     si, yi, xi, zi = place(PLACE, i, n, METRIC, AXES, True)
     py, px, pz = periods(PERIOD + b * wb, AXES, WRAP)
     slope = steepness(SLOPE, h, si, scale, METRIC)
+    # other sequences are not visited at all
     first, last, low, plain, high = reach(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
     acc = tl.zeros((BM, BD), tl.float32)
     steep = tl.zeros((BM,), tl.float32)
@@ -55,6 +57,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
         ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
         acc = product(ds.to(k.dtype), k, acc, UPCAST)
         if LEARNED:
+            # the bias is -slope * distance, so its slope has the sum of dS distance
             steep += tl.sum(ds * gap, 1)
     for start in range(plain, high, BN):
         x, k, gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
@@ -64,6 +67,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
         ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
         acc = product(ds.to(k.dtype), k, acc, UPCAST)
         if LEARNED:
+            # the bias is -slope * distance, so its slope has the sum of dS distance
             steep += tl.sum(ds * gap, 1)
     d = tl.arange(0, BD)
     tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
@@ -106,6 +110,7 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
                    UPCAST: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys, looping over queries; those of keys that do not exist are 0."""
     pid = tl.program_id(0)
+    # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BN)
     h = (pid // batch // tiles).to(tl.int64)
@@ -123,6 +128,7 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
     sj, yj, xj, zj = place(PLACE, j, n, METRIC, AXES, True)
     py, px, pz = periods(PERIOD + b * wb, AXES, WRAP)
     slope = steepness(SLOPE, h, sj, scale, METRIC)
+    # other sequences are not visited at all
     first, last, low, plain, high = reach(SEGMENT, j, n, PACKED, False, BM)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
@@ -134,6 +140,7 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
         dk, dv = step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA,
                          TABLE, CELL, PLACE, start, qn, gn, n, c, D, BD, E, BE, BM, BN, True, GATHER, METRIC, AXES,
                          WRAP, PACKED, UPCAST)  # fmt: skip
+    # padded keys were read as they are; nothing of that may leave
     real = padding(KEEP + b * n, j, n, HAS_KEEP)[:, None]
     d = tl.arange(0, BD)
     e = tl.arange(0, BE)
@@ -163,6 +170,7 @@ def grad_table(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, 
     CELL += group * cb
     from_ = cells(CELL, i, n, GATHER, True)
     first, last, low, _plain, high = reach(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
+    # tiles between two sequences have no pair
     touched = (start < high) & (start + BN > low)
     acc = tl.zeros((BM, BN), tl.float32)
     for sample in range(0, tl.where(touched, together, 0)):
@@ -179,11 +187,13 @@ def grad_table(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, 
         lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
         delta = tl.load(DELTA + (b * heads + h) * n + i, mask=i < n, other=0.0)
         acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+    # entries are shared by many pairs, hence atomic additions
     where = DTABLE + h * length + (from_[:, None] - cells(CELL + n, j, n, GATHER, True)[None, :])
     inside = (i[:, None] < n) & (j[None, :] < n)
     if PACKED:
         inside = inside & (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
     if FIXED:
+        # whole numbers: any order of the programs gives the same sum
         tl.atomic_add(where, (acc.to(tl.float64) * tl.load(UNIT)).to(tl.int64), mask=inside, sem="relaxed")
     else:
         tl.atomic_add(where, acc, mask=inside, sem="relaxed")

@@ -66,6 +66,7 @@ def along(a, b, period, METRIC: tl.constexpr, WRAP: tl.constexpr):
     gap = a - b
     if WRAP:
         gap = tl.abs(gap)
+        # the shorter way around
         gap = tl.minimum(gap, period - gap)
     if METRIC != MANHATTAN and METRIC != CHEBYSHEV:
         return gap * gap
@@ -130,12 +131,14 @@ def scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, sl
     bias = tl.zeros((q.shape[0], BN), tl.float32)
     gap = bias
     if GATHER:
+        # one subtraction of whole numbers finds the entry of a pair
         bias = tl.load(TABLE + (from_[:, None] - cells(CELL + n, j, n, GATHER, MASKED)[None, :]))
     if METRIC:
         sj, yj, xj, zj = place(PLACE, j, n, METRIC, AXES, MASKED)
         gap = distance(yi[:, None], xi[:, None], zi[:, None], yj[None, :], xj[None, :], zj[None, :], py, px, pz,
                        METRIC, AXES, WRAP) * sj[None, :]  # fmt: skip
         bias += slope[:, None] * gap
+    # the matrix product starts from the bias: no addition afterwards
     x = product(q, tl.trans(k), bias, UPCAST)
     if MASKED:
         x = tl.where(padding(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
@@ -160,6 +163,7 @@ def forward_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, OU
                    HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries."""
     pid = tl.program_id(0)
+    # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BM)
     h = (pid // batch // tiles).to(tl.int64)
@@ -175,6 +179,7 @@ def forward_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, OU
     si, yi, xi, zi = place(PLACE, i, n, METRIC, AXES, True)
     py, px, pz = periods(PERIOD + b * wb, AXES, WRAP)
     slope = steepness(SLOPE, h, si, scale, METRIC)
+    # keys of other sequences are not visited at all
     first, last, low, plain, high = reach(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)

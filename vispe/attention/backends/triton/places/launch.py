@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from triton import cdiv
 
-from vispe.attention.backends.triton.grid.backward import row_sums
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
     choose,
     constants,
+    grads_like,
     is_older,
     strides,
     sums_of,
     tokens_first,
 )
-from vispe.attention.backends.triton.grid.launch_backward import unit_of
+from vispe.attention.backends.triton.grid.launch_backward import row_sums_of, unit_of
 from vispe.attention.backends.triton.places.backward import grad_kv_coords, grad_q_coords, grad_table
 from vispe.attention.backends.triton.places.forward import forward_coords
 from vispe.attention.backends.triton.tiles import Tiles
@@ -115,22 +115,10 @@ def run_backward(
     The gradient of the slopes is empty if it is not `learned`.
     """
     b, h, n, _ = q.shape
-    delta = torch.empty_like(lse[0])
+    delta = row_sums_of(out, grad)
     size = size_of("grad_q", q, v, more)
     known = more.constants(q, v, size)
-    row_sums[(cdiv(n, 64), h, b)](
-        out,
-        grad,
-        delta,
-        *strides(out, grad),
-        n,
-        h,
-        E=known["E"],
-        BE=known["BE"],
-        BM=64,
-        enable_fp_fusion=True,
-    )
-    dq, dk, dv = tokens_first(q, q.shape[-1]), tokens_first(q, q.shape[-1]), tokens_first(q, v.shape[-1])
+    dq, dk, dv = grads_like(q, v)
     tiles = cdiv(n, size.queries)
     steep = torch.empty(b, h, tiles if learned else 0, dtype=torch.float32, device=q.device)
     tensors = q, k, v, *more.read(q), grad, lse, delta
@@ -152,15 +140,8 @@ def run_backward(
 
 
 def run_table(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    more: Operands,
-    deterministic: bool,
-) -> Tensor:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, more: Operands, deterministic: bool
+) -> Tensor:  # fmt: skip
     """Return the gradient (h or 1, length) of the table, float32.
 
     Samples that share their cells are summed before anything is added to memory.

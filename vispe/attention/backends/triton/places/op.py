@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.device import watched
-from vispe.attention.backends.triton.grid.launch import shared, sums_of, tokens_first
+from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, shared
 from vispe.attention.backends.triton.places.launch import Operands, run_backward, run_forward, run_table
 
 
@@ -24,10 +24,7 @@ def coords_attention(
     return run_forward(q, k, v, Operands(table, cells, slopes, places, period, segment, keep, metric, scale))
 
 
-@coords_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    del k, rest
-    return tokens_first(q, v.shape[-1]), sums_of(q)
+coords_attention.register_fake(fake_output)
 
 
 @torch.library.custom_op("vispe::coords_attention_grad", mutates_args=())
@@ -55,9 +52,8 @@ def _(
     learns_slopes: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     del grad, k, out, cells, places, period, segment, keep, metric, scale, deterministic
-    width = q.shape[-1]
     return (
-        tokens_first(q, width), tokens_first(q, width), tokens_first(q, v.shape[-1]),
+        *grads_like(q, v),
         lse.new_empty(0) if table is None or not learns_table else torch.empty_like(table),
         lse.new_empty(0) if slopes is None or not learns_slopes else torch.empty_like(slopes),
     )  # fmt: skip

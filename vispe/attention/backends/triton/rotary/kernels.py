@@ -30,6 +30,7 @@ def load_pairs(X, i, stride, n, PAIRS: tl.constexpr, BP: tl.constexpr, HALF: tl.
         )
     d = tl.arange(0, 2 * BP)
     both = tl.load(X + i[:, None] * stride + d[None, :], mask=inside(i, d, n, 2 * PAIRS, 2 * BP), other=0.0)
+    # pairs lie side by side: load both, then part them
     return tl.split(tl.reshape(both.to(tl.float32), (i.shape[0], BP, 2)))
 
 
@@ -63,15 +64,18 @@ def turn(X, OUT, COS, SIN, cos, sin, h, heads, xh, xn, ch, cn, sh, sn, tables, i
     """Rotate one tile of tokens of head `h`, if there is one; channels behind the pairs are copied."""
     if h < heads:
         if not SHARED:
+            # grouped heads share the table of their group
             own = h // (heads // tables) + tl.zeros((), tl.int64)
             cos = load_table(COS + own * ch, i, cn, n, PAIRS, BP)
             sin = load_table(SIN + own * sh, i, sn, n, PAIRS, BP)
         if BACK:
+            # the other way round, or the gradient
             sin = -sin
         X += (h + tl.zeros((), tl.int64)) * xh
         OUT += h * D
         a, b = load_pairs(X, i, xn, n, PAIRS, BP, HALF)
         store_pairs(OUT, a * cos - b * sin, b * cos + a * sin, i, heads * D, n, PAIRS, BP, HALF)
+        # channels that no pair holds
         REST: tl.constexpr = D - 2 * PAIRS
         if REST > 0:
             d = tl.arange(0, BR)
@@ -87,11 +91,13 @@ def rotate(X, Y, Z, XO, YO, ZO, COS, SIN, xb, xh, xn, yb, yh, yn, zb, zh, zn, cb
            HALF: tl.constexpr, BACK: tl.constexpr, SHARED: tl.constexpr):  # fmt: skip
     """Rotate `COUNT` tensors: one tile of tokens, `PER` heads. X and Y have `D` channels, Z has `E`."""
     pid = tl.program_id(0)
+    # a program keeps the tables of its tokens for several heads
     chunks, tiles = tl.cdiv(most, PER), tl.cdiv(n, BM)
     first = pid % chunks * PER
     start = (pid // chunks % tiles * BM).to(tl.int64)
     b = (pid // chunks // tiles).to(tl.int64)
-    left = n - start.to(tl.int32)  # rows are counted from the tile, so that far ones do not overflow
+    # rows are counted from the tile, so that far ones do not overflow
+    left = n - start.to(tl.int32)
     i = tl.arange(0, BM)
     COS += b * cb + start * cn
     SIN += b * sb + start * sn
@@ -121,6 +127,7 @@ def add_products(cos, sin, X, G, heads, xb, xh, xn, gb, gh, gn, b, t, part, part
         h = t * group + member % group + tl.zeros((), tl.int64)
         x, y = load_pairs(X + sample * xb + h * xh, i, xn, n, PAIRS, BP, HALF)
         dx, dy = load_pairs(G + sample * gb + h * gh, i, gn, n, PAIRS, BP, HALF)
+        # derivatives of (a cos - b sin, b cos + a sin)
         cos += dx * x + dy * y
         sin += dy * x - dx * y
     return cos, sin
@@ -153,6 +160,7 @@ def grad_tables(X, Y, Z, GX, GY, GZ, DCOS, DSIN, xb, xh, xn, yb, yh, yn, zb, zh,
         cos, sin = add_products(cos, sin, Z + start * zn, GZ + start * wn, z_heads, zb, zh, zn, wb, wh, wn, b, t,
                                 part, parts, samples, tables, i, left, PAIRS, BP, HALF)  # fmt: skip
     if BACK:
+        # the other way round, or the gradient
         sin = -sin
     d = tl.arange(0, BP)
     where = ((pid // tiles).to(tl.int64) * n + start) * PAIRS + i[:, None] * PAIRS + d[None, :]
