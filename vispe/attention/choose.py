@@ -84,12 +84,21 @@ def attention(
         deterministic: True takes an SDPA kernel with a reproducible backward pass on CUDA (CPU kernels all are).
             Gradients of tables on CUDA follow `torch.use_deterministic_algorithms`, whatever is said here.
 
-    Rows that may attend to nothing give 0.
+    Fully masked rows return 0, and their gradients are 0.
 
     Raises:
         ShapeError: shapes, dtypes or devices disagree.
         BackendUnavailable: the named backend cannot serve the call.
         UnknownName: there is no such backend.
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid
+        >>> from vispe.attention import DistanceBias
+        >>> q = torch.randn(1, 2, 6, 8)
+        >>> bias = DistanceBias((1.0, 0.5), Grid((2, 3)).positions())
+        >>> attention(q, q, q, bias=bias).shape
+        torch.Size([1, 2, 6, 8])
     """
     named = selected(backend)
     nothing = transform is value_term is attn_mask is key_padding_mask is cu_seqlens is None
@@ -112,11 +121,17 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     """Return which backend `attention` would take, and why the others were not taken.
 
     Args:
-        q: see `attention`.
-        k: see `attention`.
-        v: see `attention`.
-        backend: see `attention`.
+        q: queries (b, h, n, d).
+        k: keys (b, h_kv, m, d).
+        v: values (b, h_kv, m, d_v).
+        backend: 'auto', or the one to be asked.
         **arguments: the other arguments of `attention`.
+
+    Example:
+        >>> import torch
+        >>> q = torch.randn(1, 2, 6, 8)
+        >>> explain(q, q, q).backend
+        'sdpa'
     """
     named, call = selected(backend), Call(q, k, v, **arguments)
     name, reason = _choose(call, named)

@@ -60,7 +60,7 @@ def use_backend(backend: Backend) -> AbstractContextManager[None]:
     with that of the backward pass, for which torch has threads of its own on CUDA: name the backend in the call there.
 
     Args:
-        backend: see `vispe.attention`.
+        backend: 'reference', 'sdpa', 'lowrank', 'triton', 'flex', or 'auto' for the fastest that serves a call.
 
     Raises:
         UnknownName: there is no such backend.

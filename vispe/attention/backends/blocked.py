@@ -24,9 +24,8 @@ from vispe.attention.call import Call
 from vispe.attention.precision import no_autocast
 
 FORWARD_BLOCK = 1 << 24  # bytes of a mask
-BACKWARD_BLOCK = (
-    1 << 21
-)  # bytes of a block of scores, per thread (measured: 1.0 and 4 MB alike, 0.5 MB slower)
+# bytes of a block of scores, per thread (measured: 1.0 and 4 MB alike, 0.5 MB slower)
+BACKWARD_BLOCK = 1 << 21
 # Queries of the whole batch from which strips are faster. Measured in float32 with d = 64, H 6 or 12, one thread; time
 # of forward and backward with a learned table relative to SDPA without mask, strips / dense mask with a gradient:
 # 257 tokens: b 1 2.2 / 1.7, b 2 1.8 / 2.0, b 8 1.5 / 1.9; 576 tokens: b 1 1.9 / 1.7;
@@ -53,6 +52,7 @@ def attend(call: Call) -> Tensor | None:
     q, k, v = (t.to(call.dtype).to(wide) for t in call.transformed())
     keep, dead = call.key_padding_mask, None
     if keep is not None:
+        # rows without any key: attended as if all keys were there, and set to 0 afterwards
         dead = ~keep.any(1)[:, None, None, None]
         keep = keep | dead[:, :, 0, 0]
     out: Tensor = _StripAttention.apply(q, k, v, runs, ends, keep, layout, call.factor)  # pyright: ignore
@@ -110,16 +110,12 @@ def _blocks(heads: int, layout: Layout, limit: int) -> Iterator[_Block]:
         for first in range(0, layout.shape[0], rows):
             last = min(first + rows, layout.shape[0])
             start = layout.prefix + first * layout.pitch if first else 0
-            yield _Block(
-                slice(head, min(head + some, heads)),
-                first,
-                last,
-                slice(start, layout.prefix + last * layout.pitch),
-            )
+            tokens = slice(start, layout.prefix + last * layout.pitch)
+            yield _Block(slice(head, min(head + some, heads)), first, last, tokens)
 
 
 class _Strip:
-    """Runs and numbers of prefix keys (see `build`), read and written as windows of one grid row of queries."""
+    """Runs and numbers of prefix keys, read and written as windows of one grid row of queries."""
 
     def __init__(self, runs: Tensor, ends: Tensor, layout: Layout) -> None:
         self.runs, self.ends, self.layout = runs, ends, layout
@@ -157,6 +153,7 @@ class _Strip:
     def add(self, block: _Block, scores: Tensor) -> None:
         """Add the gradient of the bias of a block."""
         prefix, heads = self.layout.prefix, self.pick(block.heads)
+        # heads that share one bias share its gradient
         if len(self.runs) == 1:
             scores = scores.sum(0, keepdim=True)
         windows, parts = self.rows(block).unbind(2), self.patches(block, scores).unbind(1)
@@ -172,7 +169,7 @@ class _Strip:
 
 
 class _StripAttention(torch.autograd.Function):
-    """Attention (b, h, n, d) from q, k, v, runs, ends (see `build`), keep (b, n) or None, layout and scale."""
+    """Attention (b, h, n, d) from q, k, v, runs, ends, keep (b, n) or None, layout and scale."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, runs: Tensor, ends: Tensor, keep: Tensor | None,
@@ -189,9 +186,8 @@ class _StripAttention(torch.autograd.Function):
         layout, scale = ctx.rest
         with no_autocast(q.device):
             if torch.is_grad_enabled():  # a gradient of the gradient is asked for
-                inputs = [
-                    t if t.requires_grad else t.detach().requires_grad_() for t in (q, k, v, runs, ends)
-                ]
+                given = (q, k, v, runs, ends)
+                inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in given]
                 q, k, v, runs, ends = inputs
                 again = _by_definition(q, k, v, runs, ends, keep, layout, scale)
                 found = torch.autograd.grad(again, inputs, grad, create_graph=True, allow_unused=True)
@@ -207,12 +203,14 @@ def _forward(
     for block in _blocks(q.shape[1], strip.layout, FORWARD_BLOCK // q.itemsize):
         heads, tokens = block.heads, block.tokens
         mask = strip.mask(block)
-        if keep is None:  # heads first: one mask for the whole batch
+        # heads take the place of samples, so that one mask serves the whole batch
+        if keep is None:
             turned = (t.transpose(0, 1) for t in (q[:, heads, tokens], k[:, heads], v[:, heads]))
             part, sums = _KERNEL(*turned, attn_mask=mask[:, None], scale=scale)
             out[:, heads, tokens], lse[:, heads, tokens] = part.transpose(0, 1), sums.transpose(0, 1)
             continue
         for i in range(len(q)):
+            # padding differs from sample to sample, so each has a mask of its own
             own = mask.masked_fill(~keep[i], float("-inf"))[None]
             sample = slice(i, i + 1)
             part, sums = _KERNEL(
@@ -238,19 +236,24 @@ def _backward(
     memory: list[Tensor] = []
     for block in _blocks(h, strip.layout, BACKWARD_BLOCK * torch.get_num_threads() // q.itemsize):
         heads, tokens = block.heads, block.tokens
-        mask, kept = strip.mask(block), 1 if block.first else 0  # the first block of rows writes, others add
+        # the first block of rows writes the gradients of keys and values, others add to them
+        mask, kept = strip.mask(block), 1 if block.first else 0
         p, ds, total = _buffers(mask, heads.stop - heads.start, memory)
         for i in range(b):
+            # logits of this block, less the log of the row sums: their exponential is P
             torch.baddbmm(mask, q1[i, heads, tokens], k1[i, heads], out=p)
             if keep is not None:
                 p.masked_fill_(~keep[i], float("-inf"))
             p.exp_()
+            # dP - delta by one product, times P: dS
             torch.bmm(grad1[i, heads, tokens], v1[i, heads], out=ds)
             ds.mul_(p)
+            # dv = P^T dO, dk = dS^T q, dq = dS k
             dv[i, heads].baddbmm_(p.transpose(1, 2), grad[i, heads, tokens], beta=kept)
             dk[i, heads].baddbmm_(ds.transpose(1, 2), q[i, heads, tokens], beta=kept, alpha=scale)
             dq[i, heads, tokens].baddbmm_(ds, k[i, heads], beta=0, alpha=scale)
             if b > 1:
+                # the bias is the same for all samples, so its gradient is summed over the batch
                 total = total.copy_(ds) if i == 0 else total.add_(ds)
         summed.add(block, total if b > 1 else ds)
     return dq, dk, dv, summed.runs, summed.ends
@@ -266,15 +269,8 @@ def _buffers(mask: Tensor, heads: int, memory: list[Tensor]) -> Iterator[Tensor]
 
 
 def _by_definition(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    runs: Tensor,
-    ends: Tensor,
-    keep: Tensor | None,
-    layout: Layout,
-    scale: float,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, runs: Tensor, ends: Tensor, keep: Tensor | None, layout: Layout, scale: float
+) -> Tensor:  # fmt: skip
     """Return the same attention by plain operations, which can be differentiated again."""
     token = torch.arange(layout.tokens)
     prefix = token < layout.prefix

@@ -65,7 +65,7 @@ def run(call: Call) -> Tensor:
 
 
 def known(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor | None:
-    """Return the mask of calls like one that was checked before, or None; see `know`."""
+    """Return the mask of calls like one that was checked before, or None."""
     pos, key = bias.pos, bias.key
     if key is None or pos is None or pos.memo is None or torch.compiler.is_compiling():
         return None

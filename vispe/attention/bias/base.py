@@ -123,7 +123,7 @@ class Bias:
         )
 
     def mask(self, dtype: torch.dtype, heads: slice = ALL) -> Tensor:
-        """Return the dense bias of fixed biases in `dtype`, kept with their positions (see `key`)."""
+        """Return the dense bias of fixed biases in `dtype`, kept with their positions."""
         key = self.key
         if key is None or self.pos is None:
             raise ShapeError(

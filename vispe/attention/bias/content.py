@@ -19,6 +19,15 @@ class GatedBias(Bias):
         row: (b, h, n), or None for 0.
         col: (b, h, m), or None for 0.
         profile: the bias that is gated.
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid
+        >>> from vispe.attention import DistanceBias
+        >>> gate = torch.tensor([[[1.0, 2.0]]])  # of two queries
+        >>> GatedBias(gate, None, DistanceBias((1.0,), Grid((1, 2)).positions())).dense()[0, 0]
+        tensor([[-0., -1.],
+                [-2., -0.]])
     """
 
     __slots__ = ("col", "profile", "row")
@@ -31,12 +40,12 @@ class GatedBias(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """See `Bias.per_sample`."""
+        """Whether samples of a batch differ."""
         return True
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether it is known to hold no infinity."""
         return self.profile.finite and no_infinity(self.row, self.col)
 
     def gates(self, ask: Request) -> tuple[Tensor | None, Tensor | None]:
@@ -61,6 +70,14 @@ class ContextBias(Bias):
         dot: which side the content comes from.
         scaled: whether the term is multiplied by the scale of the logits.
         pos: the positions it is bound to.
+
+    Example:
+        >>> import torch
+        >>> weights = torch.tensor([[[1.0], [5.0]]])  # of buckets 0 and 1
+        >>> bias = ContextBias(weights, torch.tensor([[0, 1], [1, 0]]), "query", scaled=False)
+        >>> bias.dense(q=torch.tensor([[[[2.0], [3.0]]]]), k=torch.zeros(1, 1, 2, 1))[0, 0]
+        tensor([[ 2., 10.],
+                [15.,  3.]])
     """
 
     __slots__ = ("buckets", "dot", "scaled", "weights")
@@ -83,12 +100,12 @@ class ContextBias(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """See `Bias.per_sample`."""
+        """Whether samples of a batch differ."""
         return True
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether it is known to hold no infinity."""
         return no_infinity(self.weights)
 
     def _dense(self, ask: Request) -> Tensor:

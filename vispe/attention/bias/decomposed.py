@@ -23,6 +23,14 @@ class DecomposedBias(Bias):
         cols: (b or 1, h or 1, n, gw + 1), likewise.
         dot: 'query': i is the query and j the key; 'key': the other way round.
         pos: the positions it is bound to, those of a grid with 2 axes.
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid
+        >>> rows = torch.zeros(1, 1, 4, 3)  # 2 x 2 tokens; two rows, and tokens without a place
+        >>> rows[..., 1] = 7.0  # every query likes the second row
+        >>> DecomposedBias(rows, rows * 0, "query", Grid((2, 2)).positions()).dense()[0, 0, 0]
+        tensor([0., 0., 7., 7.])
     """
 
     __slots__ = ("cols", "dot", "rows")
@@ -44,12 +52,12 @@ class DecomposedBias(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """See `Bias.per_sample`."""
+        """Whether samples of a batch differ."""
         return True
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether it is known to hold no infinity."""
         return no_infinity(self.rows, self.cols)
 
     def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:

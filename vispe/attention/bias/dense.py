@@ -18,6 +18,13 @@ class LowRankBias(Bias):
     Args:
         row: (b or 1, h or 1, n, r).
         col: (b or 1, h or 1, m, r).
+
+    Example:
+        >>> import torch
+        >>> row, col = torch.ones(1, 1, 2, 1), torch.tensor([0.0, 3.0]).reshape(1, 1, 2, 1)
+        >>> LowRankBias(row, col).dense()[0, 0]
+        tensor([[0., 3.],
+                [0., 3.]])
     """
 
     __slots__ = ("col", "row")
@@ -33,17 +40,17 @@ class LowRankBias(Bias):
 
     @property
     def per_head(self) -> bool:
-        """See `Bias.per_head`."""
+        """Whether heads differ."""
         return self.row.shape[1] > 1 or self.col.shape[1] > 1
 
     @property
     def per_sample(self) -> bool:
-        """See `Bias.per_sample`."""
+        """Whether samples of a batch differ."""
         return self.row.shape[0] > 1 or self.col.shape[0] > 1
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether it is known to hold no infinity."""
         return no_infinity(self.row, self.col)
 
     def _dense(self, ask: Request) -> Tensor:
@@ -51,7 +58,13 @@ class LowRankBias(Bias):
 
 
 class DenseBias(Bias):
-    """A bias given as a tensor (b or 1, h or 1, n, m); the last resort: no kernel can see its structure."""
+    """A bias given as a tensor (b or 1, h or 1, n, m); the last resort: no kernel can see its structure.
+
+    Example:
+        >>> import torch
+        >>> DenseBias(torch.zeros(1, 1, 4, 4)).dense().shape
+        torch.Size([1, 1, 4, 4])
+    """
 
     __slots__ = ("values",)
 
@@ -63,12 +76,12 @@ class DenseBias(Bias):
 
     @property
     def per_head(self) -> bool:
-        """See `Bias.per_head`."""
+        """Whether heads differ."""
         return self.values.shape[1] > 1
 
     @property
     def per_sample(self) -> bool:
-        """See `Bias.per_sample`."""
+        """Whether samples of a batch differ."""
         return self.values.shape[0] > 1
 
     def _dense(self, ask: Request) -> Tensor:
@@ -80,6 +93,13 @@ class SumBias(Bias):
 
     Args:
         terms: one or more biases.
+
+    Example:
+        >>> import torch
+        >>> ones = DenseBias(torch.ones(1, 1, 2, 2))
+        >>> SumBias([ones, ones]).dense()[0, 0]
+        tensor([[2., 2.],
+                [2., 2.]])
     """
 
     __slots__ = ("terms",)
@@ -92,29 +112,29 @@ class SumBias(Bias):
 
     @property
     def invariant(self) -> bool:
-        """See `Bias.invariant`."""
+        """Whether it depends on nothing but the offset between two tokens."""
         return all(t.invariant for t in self.terms)
 
     @property
     def key(self) -> Hashable | None:
-        """See `Bias.key`."""
+        """What it depends on beside its positions; None where that has a gradient."""
         keys = tuple(t.key for t in self.terms)
         bound_alike = all(t.pos is self.pos for t in self.terms)  # or else the positions were part of the key
         return keys if bound_alike and all(key is not None for key in keys) else None
 
     @property
     def per_head(self) -> bool:
-        """See `Bias.per_head`."""
+        """Whether heads differ."""
         return any(t.per_head for t in self.terms)
 
     @property
     def per_sample(self) -> bool:
-        """See `Bias.per_sample`."""
+        """Whether samples of a batch differ."""
         return any(t.per_sample for t in self.terms)
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether it is known to hold no infinity."""
         return all(t.finite for t in self.terms)
 
     def _dense(self, ask: Request) -> Tensor:
@@ -124,7 +144,7 @@ class SumBias(Bias):
         return total
 
     def table(self, grid: Grid) -> Tensor:
-        """See `Bias.table`."""
+        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         total = self.terms[0].table(grid)
         for term in self.terms[1:]:
             total = total + term.table(grid)

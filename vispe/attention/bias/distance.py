@@ -33,6 +33,13 @@ class DistanceBias(Bias):
     Raises:
         OptionError: there is no such metric or normalisation.
         ShapeError: slopes are not one number per head.
+
+    Example:
+        >>> from vispe import Grid
+        >>> DistanceBias((0.5,), Grid((1, 3)).positions()).dense()[0, 0]
+        tensor([[-0.0000, -0.5000, -1.0000],
+                [-0.5000, -0.0000, -0.5000],
+                [-1.0000, -0.5000, -0.0000]])
     """
 
     __slots__ = ("metric", "normalize", "reference", "slopes", "spacing", "wrap")
@@ -67,22 +74,22 @@ class DistanceBias(Bias):
 
     @property
     def invariant(self) -> bool:
-        """See `Bias.invariant`."""
+        """Whether it depends on nothing but the offset between two tokens."""
         return True
 
     @property
     def key(self) -> Hashable | None:
-        """See `Bias.key`."""
+        """What it depends on beside its positions; None where that has a gradient."""
         return None if isinstance(self.slopes, Tensor) else (self.slopes, self.spacing, *self.rule)
 
     @property
     def per_head(self) -> bool:
-        """See `Bias.per_head`."""
+        """Whether heads differ."""
         return isinstance(self.slopes, Tensor) or len(set(self.slopes)) > 1
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether it is known to hold no infinity."""
         if isinstance(self.slopes, Tensor):
             return no_infinity(self.slopes)
         return all(map(math.isfinite, self.slopes))
@@ -102,7 +109,7 @@ class DistanceBias(Bias):
         return distance[:, None] * -ask.pick(self.slope(distance))[:, None, None]
 
     def table(self, grid: Grid) -> Tensor:
-        """See `Bias.table`."""
+        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         own = (
             self.slopes if isinstance(self.slopes, Tensor) else None if self.pos is None else self.pos.coords
         )

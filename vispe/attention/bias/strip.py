@@ -95,6 +95,7 @@ class Layout:
             return (token * self.pitch).to(self._counted)
         cell = (token - self.prefix).clamp(min=0)
         y, x = cell // self.pitch, cell % self.pitch
+        # the strip of column x, and within it the row of keys that stands highest
         start = (x * (2 * self.shape[0] - 1) + self.shape[0] - 1 - y) * self.pitch
         return torch.where(token < self.prefix, self._strip, start).to(self._counted)
 
@@ -157,9 +158,11 @@ def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, T
     ends = table.new_zeros(heads, 3) if edge is None else edge.to(table.dtype).expand(heads, 3)
     if layout.rows:
         return _rows(table, ends, layout), ends[:, 1:]
+    # windows over all axes but the first; along the first the strip itself is the window
     windows = _windows(table, layout.shape, 2).flatten(1)
     parts = [windows]
     if layout.prefix:
+        # room for prefix keys in front, and a constant run that prefix queries read
         front, run = table.new_zeros(heads, layout.prefix), ends[:, :1].expand(-1, layout.patches)
         parts = [front, windows, run]
     return torch.cat(parts, 1), ends[:, 1:]
@@ -175,10 +178,12 @@ def pack(
     added as it is, but times a number per token, says ``shift=False``. float16 is for what `fits_half`.
     """
     runs, edge = runs.detach().float(), edge.detach().float()
+    # softmax does not see the largest bias go; what remains is small where it counts
     top = torch.maximum(runs.amax(1), edge.amax(1))[:, None]
     top = torch.where(top.isfinite(), top, 0.0) if shift else torch.zeros_like(top)
     runs, edge = (runs - top) / scale, (edge - top) / scale
     step = _common(layout.pitch)
+    # copies that start 1, 2, ... elements later, so that every run has an aligned one
     shifted = [
         F.pad(runs.to(dtype), (copy * step, layout.copy_length - layout.length - copy * step))
         for copy in range(layout.copies)
@@ -189,6 +194,7 @@ def pack(
 def _windows(table: Tensor, shape: tuple[int, ...], first: int) -> Tensor:
     """Return ``W[h, x..., r, x'...] = T[.., x - x' + n - 1, ..]``, with r for axes before `first`."""
     axes = len(shape)
+    # a larger key means a smaller offset, so tables are read backwards
     flipped = table.flip([1 + axis for axis in range(axes)])
     for axis in range(first, axes + 1):
         flipped = _slide(flipped, axis, shape[axis - 1])

@@ -21,6 +21,14 @@ class TableBias(Bias):
         prefix: (h or 1, 3) values for prefix-to-patch, patch-to-prefix, prefix-to-prefix; zeros by default.
         one_grid: whether the values would differ on another grid; False where offsets alone decide, so that one
             table serves samples of several grids.
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid
+        >>> table = torch.tensor([[[10.0, 20.0, 30.0]]])  # offsets -1, 0, 1 along a row of two tokens
+        >>> TableBias(table, Grid((1, 2)).positions()).dense()[0, 0]
+        tensor([[20., 10.],
+                [30., 20.]])
     """
 
     __slots__ = ("one_grid", "prefix", "values")
@@ -40,17 +48,17 @@ class TableBias(Bias):
 
     @property
     def invariant(self) -> bool:
-        """See `Bias.invariant`; prefix values have no place in a table."""
+        """Whether there are no prefix values, which have no place in a table."""
         return self.prefix is None
 
     @property
     def per_head(self) -> bool:
-        """See `Bias.per_head`."""
+        """Whether heads differ."""
         return self.values.shape[0] > 1 or (self.prefix is not None and self.prefix.shape[0] > 1)
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether it is known to hold no infinity."""
         return no_infinity(self.values, self.prefix)
 
     def _dense(self, ask: Request) -> Tensor:
@@ -70,7 +78,7 @@ class TableBias(Bias):
         return chosen.reshape(-1, *index.shape).transpose(0, 1)
 
     def table(self, grid: Grid) -> Tensor:
-        """See `Bias.table`."""
+        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         _check_table(self.values, grid)
         return self.values if self.prefix is None else super().table(grid)
 
@@ -82,6 +90,14 @@ class ProfileBias(Bias):
         slopes: (h,).
         profile: (1, 2 n_1 - 1, ...).
         pos: the positions it is bound to.
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid
+        >>> profile = torch.tensor([[[1.0, 0.0, 1.0]]])
+        >>> ProfileBias(torch.tensor([1.0, -2.0]), profile, Grid((1, 2)).positions()).dense()[0, 1]
+        tensor([[-0., -2.],
+                [-2., -0.]])
     """
 
     __slots__ = ("profile", "slopes")
@@ -92,12 +108,12 @@ class ProfileBias(Bias):
 
     @property
     def invariant(self) -> bool:
-        """See `Bias.invariant`."""
+        """Whether it depends on nothing but the offset between two tokens."""
         return True
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether it is known to hold no infinity."""
         return no_infinity(self.slopes, self.profile.values)
 
     def _dense(self, ask: Request) -> Tensor:
@@ -105,7 +121,7 @@ class ProfileBias(Bias):
         return shared * ask.pick(self.slopes)[:, None, None]
 
     def table(self, grid: Grid) -> Tensor:
-        """See `Bias.table`."""
+        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         return at_least_float32(self.profile.table(grid)) * self.slopes.reshape(-1, *[1] * grid.axes)
 
 

@@ -14,6 +14,12 @@ class Affine(Transform):
 
     Args:
         q_mul, k_mul, q_add, k_add: broadcastable to (b, h, n, d_h), or None.
+
+    Example:
+        >>> import torch
+        >>> q, k = torch.ones(1, 1, 2, 3), torch.ones(1, 1, 2, 3)
+        >>> Affine(q_mul=torch.tensor(2.0), k_add=torch.tensor(1.0)).query(q).max()
+        tensor(2.)
     """
 
     __slots__ = ("k_add", "k_mul", "q_add", "q_mul")
@@ -44,6 +50,12 @@ class Expand(Transform):
     Args:
         cos: (b or 1, h or 1, n, d_h).
         sin: like cos.
+
+    Example:
+        >>> import torch
+        >>> angle = torch.zeros(1, 1, 2, 3)
+        >>> Expand(angle.cos(), angle.sin()).query(torch.ones(1, 1, 2, 3)).shape
+        torch.Size([1, 1, 2, 6])
     """
 
     __slots__ = ("cos", "sin")

@@ -16,6 +16,12 @@ class BlockTransform(Transform):
     Args:
         q, k, v, out: (b or 1, h or 1, n, blocks, s, s) or None for the identity. Each acts on the first
             ``blocks * s`` channels, as block-diagonal matrix from the left.
+
+    Example:
+        >>> import torch
+        >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]]).expand(1, 1, 1, 2, 2, 2)  # two blocks of two channels
+        >>> BlockTransform(q=swap).query(torch.arange(4.0).reshape(1, 1, 1, 4))
+        tensor([[[[1., 0., 3., 2.]]]])
     """
 
     __slots__ = ("k", "out", "q", "v")

@@ -27,6 +27,14 @@ class PairRotation(Transform):
         layout: ``'half'`` pairs channel c with c + pairs, ``'interleaved'`` pairs 2c with 2c + 1. It travels
             with the angles, so producer and consumer cannot disagree.
         values: whether values are rotated like keys, and outputs back by the angles of their queries.
+
+    Example:
+        >>> import torch
+        >>> turn = torch.tensor([0.0, torch.pi / 2]).reshape(1, 1, 2, 1)  # of two tokens, one pair
+        >>> x = torch.tensor([1.0, 0.0]).expand(1, 1, 2, 2)
+        >>> PairRotation(turn.cos(), turn.sin(), "half").query(x).round().abs()[0, 0]
+        tensor([[1., 0.],
+                [0., 1.]])
     """
 
     __slots__ = ("cos", "layout", "sin", "values")

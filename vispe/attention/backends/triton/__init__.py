@@ -2,7 +2,7 @@
 
 Every translation-invariant bias on a grid is one table, of any origin. `lower` makes the table, `strip` lays it out so
 that the bias of a query is one contiguous read, `op` holds the operators, and the kernels know nothing but runs of
-numbers. Tokens that are not one full grid in order say where they are by numbers of their own, see `places`. Nothing
+numbers. Tokens that are not one full grid in order say where they are by numbers of their own (`places`). Nothing
 of Triton is imported before the first call.
 """
 
@@ -51,7 +51,7 @@ def refuses(call: Call) -> str | None:
         packed = "packed sequences are not fused with a bias that reads content"
         kernels = "gated" if isinstance(call.bias, GatedBias) else "decomposed"
         return (not_decomposed(call.bias) if call.cu_seqlens is None else packed) or failed(q, kernels)
-    if _anywhere(call):
+    if _scattered(call):
         return (None if call.bias is None else not_placed(call.bias)) or failed(q, "coords")
     return failed(q, "table")
 
@@ -63,7 +63,7 @@ def run(call: Call) -> Tensor:
     q, k, v = (_rows(t.to(call.dtype)) for t in call.transformed())
     if reads_content(call.bias):
         return content.run(call, q, k, v)
-    if _anywhere(call):
+    if _scattered(call):
         return call.finish(placed_attention(call, q, k, v))
     keep = call.key_padding_mask
     if call.bias is None or call.bias.pos is None:
@@ -82,7 +82,7 @@ def run(call: Call) -> Tensor:
     return call.finish(out)
 
 
-def _anywhere(call: Call) -> bool:
+def _scattered(call: Call) -> bool:
     """Whether the tokens are not one full grid in order, so that each has to say where it is."""
     return call.cu_seqlens is not None or (call.bias is not None and not_a_table(call.bias) is not None)
 

@@ -77,7 +77,7 @@ def watched(kernels: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator for what launches kernels: errors of theirs are remembered, and raised as KernelsFailed.
 
     Args:
-        kernels: which ones, in words; see `failed`.
+        kernels: their family, by which `failed` is asked later.
     """
 
     def decorate(launch: Callable[P, R]) -> Callable[P, R]:

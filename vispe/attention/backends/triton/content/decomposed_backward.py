@@ -1,4 +1,4 @@
-"""The backward kernels of decomposed biases, see `decomposed`: own tokens are queries for dq, keys for dk and dv."""
+"""The backward kernels of decomposed biases: own tokens are queries for dq, keys for dk and dv."""
 
 import triton
 import triton.language as tl

@@ -52,7 +52,7 @@ def decomposed_attention(
         gh: rows of the grid.
         gw: columns of the grid.
         prefix: tokens without a place.
-        width: columns of a panel, see `Slots`.
+        width: columns of a panel of slots.
         high: rows of all panels.
         scale: factor of the logits, positive.
     """

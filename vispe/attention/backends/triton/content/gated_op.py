@@ -42,7 +42,7 @@ def gated_attention(
     """Return the output and log2 of the row sums.
 
     Args:
-        q: see `launch.run_forward`; so are k, v, address, keep, prefix and scale.
+        q: queries (b, h, n, d), last stride 1; float16, bfloat16 or float32.
         k: keys.
         v: values.
         row: gates of queries (b, h, n), float32, contiguous.

@@ -45,7 +45,7 @@ def run_forward(
 
 
 def sums_of(q: Tensor) -> Tensor:
-    """Return empty memory (2, b, h, n) for log2 of the row sums and for the shares of rows, see `shared`."""
+    """Return empty memory (2, b, h, n) for log2 of the row sums and for the shares of rows."""
     return torch.empty(2, *q.shape[:3], dtype=torch.float32, device=q.device)
 
 

@@ -64,7 +64,7 @@ def run_bias(
 
     Args:
         grad: of the output, with last stride 1.
-        q: see `run_forward`, likewise k, v, packed, address, edge, keep, prefix and scale.
+        q: queries (b, h, n, d), as in `run_forward`.
         k: keys.
         v: values.
         lse: from `run_forward`.

@@ -19,7 +19,7 @@ def table_attention(
     base: Tensor | None, keep: Tensor | None, runs: Tensor | None, ends: Tensor | None, prefix: int, scale: float,
     sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output and log2 of the row sums; see `run_forward` and `run_bias`.
+    """Return the output (b, h, n, d_v) and log2 of the row sums (2, b, h, n), with a gradient for the bias.
 
     `runs` and `ends` are what `packed` and `edge` were made from, and are not read: the gradient goes to them.
     """

@@ -1,4 +1,4 @@
-"""The backward kernels for tokens that are anywhere: of queries and slopes, of keys and values, and of the table."""
+"""The backward kernels for tokens at arbitrary coordinates: queries and slopes, keys and values, and the table."""
 
 import triton
 import triton.language as tl

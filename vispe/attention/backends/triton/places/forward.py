@@ -1,4 +1,4 @@
-"""The forward kernel for tokens that are anywhere, and what it shares with its backward kernels.
+"""The forward kernel for tokens at arbitrary coordinates, and what it shares with its backward kernels.
 
 Every token brings its own numbers: two integers, so that the bias of a pair is the entry ``from_i - to_j`` of a table;
 or its coordinates, so that it is ``-slope * distance(i, j)``; or both; and where its sequence begins and ends. What

@@ -1,4 +1,4 @@
-"""Launching the kernels for tokens that are anywhere: plain functions, no autograd."""
+"""Launching the kernels for tokens at arbitrary coordinates: plain functions, no autograd."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def run_table(
 
     Args:
         grad: of the output, with last stride 1.
-        q: see `run_forward`.
+        q: queries (b, h, n, d).
         k: keys.
         v: values.
         lse: from `run_forward`.

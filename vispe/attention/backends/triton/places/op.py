@@ -1,4 +1,4 @@
-"""The kernels for tokens that are anywhere as operators of torch, with fake kernels and gradients."""
+"""The kernels for tokens at arbitrary coordinates as operators of torch, with fake kernels and gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def coords_attention(
     places: Tensor | None, period: Tensor | None, segment: Tensor | None, keep: Tensor | None, metric: int,
     scale: float, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output and log2 of the row sums; see `run_forward` and `Operands`."""
+    """Return the output (b, h, n, d_v) and log2 of the row sums (2, b, h, n); arguments are fields of `Operands`."""
     del deterministic
     return run_forward(q, k, v, Operands(table, cells, slopes, places, period, segment, keep, metric, scale))
 

@@ -65,7 +65,7 @@ def rotate_pairs_grad(
     """Return the gradients of cos and sin, (fields, tables, n, pairs) float32, the same in every run.
 
     Args:
-        x: see `rotate_pairs`, likewise y, z, half and back.
+        x: what was rotated (b, h, n, d), as y and z are.
         y: see there.
         z: see there.
         gx: gradients of its outputs.
