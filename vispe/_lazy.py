@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def face(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def face(package: str, names: Mapping[Any, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose `names` stand in the modules given.
 
     >>> __getattr__, __dir__ = face(__name__, {"symmetrize": "vispe.symmetry.remedies"})

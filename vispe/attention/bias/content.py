@@ -118,12 +118,12 @@ class ContextBias(Bias):
         read = exact_product(x, ask.pick(self.weights).transpose(-1, -2))  # (b, h, n or m, buckets)
         if self.scaled and ask.scale is not None:
             read = read * ask.scale
-        buckets = _per_head(self.buckets)
+        buckets = per_head(self.buckets)
         if self.dot == "query":
             return read.gather(-1, buckets.expand(*read.shape[:2], -1, -1))
         return read.gather(-1, buckets.transpose(-1, -2).expand(*read.shape[:2], -1, -1)).transpose(-1, -2)
 
 
-def _per_head(buckets: Tensor) -> Tensor:
+def per_head(buckets: Tensor) -> Tensor:
     """Return buckets (n, m) or (b, n, m) with an axis for heads, (b or 1, 1, n, m)."""
     return buckets[None, None] if buckets.ndim == 2 else buckets[:, None]

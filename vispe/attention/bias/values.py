@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vispe.attention.bias.content import _per_head
+from vispe.attention.bias.content import per_head
 from vispe.attention.precision import exact_product
 from vispe.errors import ShapeError
 
@@ -34,5 +34,5 @@ class ValueTerm:
         """
         b, h, n, _ = attn.shape
         sums = attn.new_zeros(b, h, n, self.weights.shape[1])
-        sums = sums.scatter_add(-1, _per_head(self.buckets).expand(b, h, -1, -1), attn)
+        sums = sums.scatter_add(-1, per_head(self.buckets).expand(b, h, -1, -1), attn)
         return exact_product(sums, self.weights)

@@ -76,11 +76,12 @@ class Expand(Transform):
         return self._expand(k)
 
     def _expand(self, x: Tensor) -> Tensor:
-        wide = _widened(x, self.cos)
+        wide = widened(x, self.cos)
         return torch.cat([wide * self.cos, wide * self.sin], -1).to(x.dtype)
 
 
-def _widened(x: Tensor, like: Tensor) -> Tensor:
+def widened(x: Tensor, like: Tensor) -> Tensor:
+    """Return `x` in the wider dtype of both."""
     return x.to(torch.promote_types(x.dtype, like.dtype))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.preference import environment
-from vispe.attention.transform.affine import _widened
+from vispe.attention.transform.affine import widened
 from vispe.attention.transform.base import Layout, Transform
 from vispe.errors import ShapeError
 
@@ -109,7 +109,7 @@ class PairRotation(Transform):
 
             return rotate_pairs(x, None, None, *self._tables(), sign < 0)[0]
         cos, sin = (_for_heads(t, x) for t in (self.cos, self.sin if sign > 0 else -self.sin))
-        head, rest = _widened(x[..., : 2 * pairs], cos), x[..., 2 * pairs :]
+        head, rest = widened(x[..., : 2 * pairs], cos), x[..., 2 * pairs :]
         if self.layout == "half":
             a, b = head[..., :pairs], head[..., pairs:]
             turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
