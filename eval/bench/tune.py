@@ -1,4 +1,4 @@
-"""Choose the tiles of the fused kernels on this GPU, and write them into vispe/attention/triton/tiles.json.
+"""Choose the tiles of the fused kernels on this GPU, and write them into vispe/attention/backends/triton/tiles.json.
 
     python eval/bench/tune.py [--minutes 9] [--kernels forward grad_q] [--widths 64] [--dtypes half] [--out FILE]
     TRITON_INTERPRET=1 python eval/bench/tune.py --dry --out FILE      (every path on tiny tensors)
