@@ -9,8 +9,8 @@ where classes are drawn about alike.
 - `logistic`: multinomial on standardised features; the mean loss plus 0.01 times half the squared weights, so that
   the strength of the penalty does not depend on how much was drawn. The default: the features of vispe_micro were
   learned for a linear classifier: on synthetic tasks that it never saw, a forest is as good where labels are spread
-  over the picture, and worse where they lie in a corner (`vispe/backbones/micro/vispe_micro.json`). The fastest by far, and free
-  of random numbers.
+  over the picture, and worse where they lie in a corner (`vispe/backbones/micro/vispe_micro.json`). The fastest by
+  far, and free of random numbers.
 - `forest`: 100 trees. With filters alone it is better than `logistic` on five of seven sets of micrographs
   (`eval/results/segment_filters.json`), above all on thin and rare classes.
 - `boosting`: 100 rounds of histogram gradient boosting. The slowest; the best when labels are spread over the image.
