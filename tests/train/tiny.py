@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vispe.train.retrofit.config import Probe, Retrofit, Stage, Student, Target,
 from vispe.train.retrofit.loop import Training
 from vispe.train.retrofit.losses import Objective
 from vispe.train.retrofit.processes import Processes
-from vispe.train.retrofit.recipe import _plan
+from vispe.train.retrofit.recipe import make_plan
 from vispe.train.retrofit.student import load_teacher, make_student
 
 OPTIONS = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 8}
@@ -68,5 +69,6 @@ def training(config: Retrofit, source: Source | None = None) -> Training:
     blank = config.target.blank if isinstance(config.target.blank, list) else []
     folder = Folder(Path(config.out))
     folder.begin(config.identity())
-    plan = _plan(config, source or Pictures(), processes, (0.5,) * 3, (0.5,) * 3)
+    grey = replace(teacher, mean=torch.full((3, 1, 1), 0.5), std=torch.full((3, 1, 1), 0.5))
+    plan = make_plan(config, source or Pictures(), processes, grey)
     return Training(Objective(teacher.model, student, config.loss, blank), config, processes, folder, plan)

@@ -22,6 +22,7 @@ from timm.utils import ParseKwargs
 import vispe
 from vispe.cli.main import main, parse
 from vispe.train.linear.run import read_task
+from vispe.train.retrofit.check import check
 from vispe.train.retrofit.config import Retrofit
 from vispe.train.retrofit.recipes import recipe_file
 from vispe.train.retrofit.student import check_models, load_teacher, make_student
@@ -64,7 +65,7 @@ def test_recipes_are_found_by_name_and_files_here_come_first(tmp_path, monkeypat
 @pytest.mark.parametrize("path", retrofits(), ids=lambda p: p.stem)
 def test_recipes_fit_their_models(path):
     config = read(path)
-    config.check()
+    check(config)
     channels = check_models(config)  # outlines of both models, without memory or weights
     assert channels in (64, 384, 768, 1024)
     assert path.stem in config.out

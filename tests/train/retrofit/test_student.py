@@ -10,6 +10,7 @@ from tests.hosts.open_clip.common import tiny_tower
 from tests.train.tiny import OPTIONS, TEACHER, config
 from vispe.backbones.timm import patch_features
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost
+from vispe.train.retrofit.check import check
 from vispe.train.retrofit.config import Probe, Stage, Student, Target, Teacher, Weights
 from vispe.train.retrofit.lora import LowRank, add_lora, merge_lora
 from vispe.train.retrofit.student import (
@@ -196,7 +197,7 @@ REFUSED = [
     ({"target": Target([-1])}, "names channel -1"),
     ({"target": Target([3, 3])}, r"names a channel twice: \[3, 3\]"),
     ({"target": Target("auto", count=24)}, "target.count=24 would blank all 24 channels"),
-    ({"target": Target([1], count=2)}, "leave them out"),
+    ({"target": Target([1], count=2)}, "are for blank=auto, but target.blank is"),
     ({"target": Target("auto"), "probe": Probe(noise=0, textures=0)}, "needs pictures to probe"),
     ({"target": Target("auto", share=1.5)}, "between 0 and 1, got 1.5"),
     ({"stages": [Stage(32, steps=1), Stage(36, steps=2)]}, r"stages\[1\].size=36 is no multiple .* choose 32 or 40"),
@@ -208,7 +209,7 @@ REFUSED = [
     ({"data": []}, "needs data, got no source"),
     ({"probe": Probe(size=33)}, "probe.size=33 is no multiple"),
     ({"student": Student(trainable="encoding")}, "alibi2d has no parameters"),
-    ({"student": Student(rank=4)}, "is about lora, but student.trainable is all"),
+    ({"student": Student(rank=4)}, "rank=4 is for trainable=lora, got student.trainable=all"),
     ({"student": Student(init="random", trainable="lora")}, "random weights must train all"),
     ({"student": Student("alibi3d")}, "3 axes"),
     ({"loss": Weights(0.0)}, "All parts of the loss have weight 0"),
@@ -229,7 +230,7 @@ def test_what_cannot_be_is_refused_before_weights_are_loaded(changes, text, monk
     asked = config("out", **changes)
 
     def checked():
-        asked.check()
+        check(asked)
         check_models(asked)
 
     with pytest.raises((OptionError, vispe.errors.UnsupportedCombination), match=text):

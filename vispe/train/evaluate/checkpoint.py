@@ -17,7 +17,7 @@ from vispe.train.evaluate.measure import Progress, evaluate
 from vispe.train.evaluate.page import evaluation_page
 from vispe.train.evaluate.pictures import Settings
 from vispe.train.evaluate.result import RetrofitReport
-from vispe.train.retrofit.student import load_student
+from vispe.train.retrofit.student import check_size, load_student
 from vispe.version import __version__
 
 
@@ -30,16 +30,10 @@ def evaluate_checkpoint(
     zero: str = "class",
     classes: Sequence[str] | None = None,
     size: int | None = None,
-    noise: int = 32,
-    textures: int = 9,
-    step: int | None = None,
-    rotation: bool = True,
-    budget: int = 100,
-    batch_size: int = 1,
     device: str = "auto",
-    seed: int = 0,
     force: bool = False,
-    progress: Progress = lambda what, share: None,
+    progress: Progress = lambda part, share: None,
+    **extent: Any,
 ) -> RetrofitReport:
     """Measure a finished retrofit before and after, and write the report.
 
@@ -52,16 +46,10 @@ def evaluate_checkpoint(
         classes: their names.
         size: side of the windows in pixels; default the largest size of the training, or the only one that the teacher
             takes.
-        noise: noise images.
-        textures: synthetic textures.
-        step: of the probe; see `evaluate`.
-        rotation: turn and mirror images.
-        budget: scribbled pixels of each class.
-        batch_size: images that a model sees at once.
         device: 'auto', 'cpu', 'cuda' ...
-        seed: of all draws.
         force: overwrite the files.
-        progress: hears what is done.
+        progress: called before each part with its name and the share of it that is done.
+        **extent: how much is measured: noise, textures, step, rotation, budget, batch_size and seed, as in `evaluate`.
 
     Raises:
         InputError: there is no finished retrofit, images and masks do not fit, or the files exist.
@@ -73,25 +61,22 @@ def evaluate_checkpoint(
     files = [] if out is None else [Path(out) / "report.json", Path(out) / "report.html"]
     check_writable(files, force, protect=[*image_files, *mask_files])
     student, teacher, card = load_student(checkpoint)
-    side = size or (teacher.size if teacher.exact else max(s["size"] for s in card["config"]["stages"]))
-    if side % teacher.patch or (teacher.exact and side != teacher.size):
-        wanted = f"{teacher.size}" if teacher.exact else f"a multiple of {teacher.patch}"
-        raise OptionError(f"size={side} does not suit the teacher, which needs {wanted}.")
+    config = card["config"]
+    side = size or (teacher.size if teacher.exact else max(stage["size"] for stage in config["stages"]))
+    check_size(side, teacher, "the teacher")
     place = choose_device(device)
     for model in (student.model, teacher.model):
         model.to(place).eval()
     subject = Subject("The retrofit", mean=teacher.mean, std=teacher.std)
     read = FileImages(image_files, subject.tensor)
     truths = FileMasks(read, mask_files, zero, len(classes) if classes else None) if mask_files else None
-    encoding = card["config"]["student"]["pos_embed"]
-    versions = {"vispe": __version__, "torch": torch.__version__, "timm": timm.__version__}
-    facts: dict[str, Any] = {
+    facts = {
         "checkpoint": str(checkpoint),
-        "teacher": card["config"]["teacher"],
-        "student": card["config"]["student"],
-        "images": [str(p) for p in image_files],
-        "masks": [str(p) for p in mask_files],
-        "versions": versions,
+        "teacher": config["teacher"],
+        "student": config["student"],
+        "images": list(map(str, image_files)),
+        "masks": list(map(str, mask_files)),
+        "versions": {"vispe": __version__, "torch": torch.__version__, "timm": timm.__version__},
     }
     report = evaluate(
         teacher.model,
@@ -104,17 +89,11 @@ def evaluate_checkpoint(
         image_names=read.names,
         size=side,
         settings=Settings(teacher.patch, side, teacher.mean, teacher.std),
-        noise=noise,
-        textures=textures,
-        step=step,
-        rotation=rotation,
-        budget=budget,
-        batch_size=batch_size,
-        seed=seed,
-        subject=f"{card['config']['teacher']['name']} + {encoding}",
+        subject=f"{config['teacher']['name']} + {config['student']['pos_embed']}",
         facts=facts,
         notes=(*read.notes, *(truths.notes if truths else ())),
         progress=progress,
+        **extent,
     )
     if files:
         report.write_json(files[0], force)

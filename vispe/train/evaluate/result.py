@@ -21,15 +21,15 @@ class Side:
 
     Attributes:
         probes: positional probe by kind of pictures: 'noise', 'textures', 'images'.
+        rank: effective rank of the features of each image, (n,).
         fingerprint: mean map over noise images; None where it was not made.
         rotation: rows under turns and mirroring; None where it was not measured.
-        rank: effective rank of the features of each image, (n,).
     """
 
     probes: Mapping[str, ProbeResult]
-    fingerprint: Fingerprint | None
-    rotation: RotationReport | None
     rank: np.ndarray
+    fingerprint: Fingerprint | None = None
+    rotation: RotationReport | None = None
 
     @property
     def readable(self) -> float:

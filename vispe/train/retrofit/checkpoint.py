@@ -17,6 +17,9 @@ from torch import Tensor
 
 from vispe.errors import InputError
 
+State = tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]]
+"""Number of updates that were made, state dicts by file name, and everything else: tensors and plain values."""
+
 _OURS = ("card.json", "student.safetensors", "run.json", "log.jsonl", "state", "tensorboard")
 _KEPT = 2  # states
 
@@ -128,7 +131,7 @@ class Folder:
         found = (self.path / "state").glob("[0-9]*")
         return sorted(int(place.name) for place in found if place.name.isdigit())
 
-    def load(self) -> tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]] | None:
+    def load(self) -> State | None:
         """Return the last state as it was given to `save`, None when there is none.
 
         Raises:

@@ -23,7 +23,7 @@ from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.averages import effective_rank
 from vispe.symmetry import symmetrize
 from vispe.train.data import Batches
-from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.checkpoint import Folder, State
 from vispe.train.retrofit.config import Retrofit, Stage
 from vispe.train.retrofit.log import Log, memory_mib
 from vispe.train.retrofit.losses import Objective, pose_of
@@ -94,10 +94,10 @@ class Training:
                 )
             self.student.set_grad_checkpointing(True)
 
-    def resume(self, kept: tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]] | None) -> None:
-        """Go on from a state, see `Folder.load`; None is the beginning."""
-        if kept is not None:
-            self.step, weights, self._moment = kept
+    def resume(self, state: State | None) -> None:
+        """Go on from a state of `Folder.load`; None is the beginning."""
+        if state is not None:
+            self.step, weights, self._moment = state
             self.student.load_state_dict(weights["student"])
             for name, value in weights.get("average", {}).items():
                 self.average[name].copy_(value)

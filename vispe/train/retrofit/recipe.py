@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,31 @@ import timm
 import torch
 from torch import nn
 
+from vispe.backbones.tokens import Backbone
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import describe
 from vispe.train.data import Batches, Source, from_config
-from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.evaluate.pair import Pair
+from vispe.train.retrofit.check import check
+from vispe.train.retrofit.checkpoint import Folder, State
 from vispe.train.retrofit.config import Retrofit
 from vispe.train.retrofit.log import read_log
 from vispe.train.retrofit.loop import OnStep, Part, Training
 from vispe.train.retrofit.losses import Objective
-from vispe.train.retrofit.measure import compare, feature_maps, likeness, pictures, telling_channels, verdict
+from vispe.train.retrofit.measure import (
+    compare,
+    feature_maps,
+    kept_on_data,
+    pictures,
+    telling_channels,
+    verdict,
+)
 from vispe.train.retrofit.processes import Processes
 from vispe.train.retrofit.student import blanked_count, check_models, load_teacher, make_student
 from vispe.version import __version__
+
+Say = Callable[[str], None]
+"""Called with a sentence about what is done beside training."""
 
 _LIKENESS = 8  # images of the data on which cosine and rank are measured
 _APART = 1_000_003  # between the seeds of two stages
@@ -49,7 +62,7 @@ def retrofit(
     *,
     source: Source | None = None,
     on_step: OnStep | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
 ) -> Result:
     """Train a student without the teacher's positional bias, and write it.
 
@@ -58,16 +71,16 @@ def retrofit(
 
     Args:
         config: everything.
-        source: pictures; in place of those that the config names, which then only describes them.
-        on_step: is told about every update, in the main process.
-        say: is told in words what is done beside training.
+        source: pictures, in place of those that the config names.
+        on_step: called after every update, in the main process.
+        say: called with a sentence about what is done beside training, in the main process.
 
     Raises:
         OptionError, InputError, UnknownName, UnsupportedHost, UnsupportedCombination, MissingExtra: the config cannot
-            be carried out; said before weights are loaded wherever that can be known.
+            be carried out; raised before weights are loaded wherever that can be known.
     """
     start = time.perf_counter()
-    config.check()
+    check(config)
     processes = Processes(config.device, config.amp)
     say = say if say is not None and processes.main else lambda words: None
     for k, stage in enumerate(config.stages):
@@ -84,45 +97,44 @@ def retrofit(
 
     say(f"loading {config.teacher.name}")
     teacher = load_teacher(config.teacher, seed=config.seed)
-    plan = _plan(config, source, processes, teacher.mean.flatten().tolist(), teacher.std.flatten().tolist())
-    processes.wait()  # all have looked before one writes
+    plan = make_plan(config, source, processes, teacher)
+    # no process writes before all have checked the folder, and none reads before it is ready
+    processes.wait()
     if processes.main:
         folder.begin(identity, config.force)
     processes.wait()
 
     student = make_student(teacher, config.student, seed=config.seed).to(processes.device)
     teacher.model.to(processes.device)
-    kept, size = _kept(folder, processes), config.stages[0].size
+    state, size = _state(folder, processes), config.stages[0].size
     before = feature_maps(teacher.model, processes.device)
-    if kept is not None:
-        blank = kept[2]["channels"]
+    if state is not None:
+        blank = state[2]["channels"]
     elif config.target.blank == "auto":
         say("choosing channels to blank")
-        others = pictures(teacher, config.probe, size, config.probe.seed + 1)
-        blank = telling_channels(before, others, config.probe, blanked_count(config, channels))
+        # other pictures than those on which the result is measured
+        kinds = pictures(teacher, config.probe, size, config.probe.seed + 1)
+        blank = telling_channels(before, kinds, config.probe, blanked_count(config, channels))
+        # the sum over processes of zeros and of the main process's choice is that choice
         numbers = torch.tensor(blank, device=processes.device) * processes.main
-        processes.sum_([numbers])  # those of the main process
+        processes.sum_([numbers])
         blank = numbers.tolist()
     else:
         blank = config.target.blank if isinstance(config.target.blank, list) else []
-    training = Training(
-        Objective(teacher.model, student, config.loss, blank), config, processes, folder, plan
-    )
-    training.resume(kept)
+    objective = Objective(teacher.model, student, config.loss, blank)
+    training = Training(objective, config, processes, folder, plan)
+    training.resume(state)
     training.run(on_step)
     student = training.finished()
     if not processes.main:
         return Result(student, {}, "")
 
     say("probing teacher and student")
-    after = feature_maps(student, processes.device)
-    report = compare(
-        before, after, blank, pictures(teacher, config.probe, size, config.probe.seed), config.probe
-    )
-    images = Batches(
-        source, size, _LIKENESS, seed=config.seed, mean=plan[0].batches.mean, std=plan[0].batches.std
-    )
-    data = likeness(before, after, blank, images.load(0))
+    pair = Pair(before, feature_maps(student, processes.device), blank)
+    report = compare(pair, pictures(teacher, config.probe, size, config.probe.seed), config.probe)
+    mean, std = _settings(teacher)
+    images = Batches(source, size, _LIKENESS, seed=config.seed, mean=mean, std=std)
+    data = kept_on_data(pair, images.load(0))
     card = {
         "kind": "vispe retrofit",
         "config": config.to_dict(),
@@ -146,27 +158,10 @@ def retrofit(
     return Result(student, card, verdict(report, data, len(blank), channels))
 
 
-def _kept(folder: Folder, processes: Processes) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
-    """Return the state that all processes find.
-
-    Raises:
-        InputError: they find different ones.
-    """
-    kept = folder.load()
-    step = 0 if kept is None else kept[0]
-    if processes.total(step) != step * processes.world:
-        raise InputError(
-            f"Process {processes.rank} found the state of step {step} in {folder.path}, and others another one; "
-            "put out on a file system that all machines share."
-        )
-    return kept
-
-
-def _plan(
-    config: Retrofit, source: Source, processes: Processes, mean: Sequence[float], std: Sequence[float]
-) -> list[Part]:
+def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: Backbone) -> list[Part]:
     """Return the stages with their images and numbers of updates."""
-    plan, first, window = [], 0, config.window
+    plan, first = [], 0
+    mean, std = _settings(teacher)
     for k, stage in enumerate(config.stages):
         batches = Batches(
             source,
@@ -178,10 +173,8 @@ def _plan(
             workers=config.workers,
             mean=mean,
             std=std,
-            resize=window.resize,
-            crop=window.crop,
-            small=window.small,
             augment=config.augment,
+            **asdict(config.window),
         )
         steps = stage.updates(len(batches))
         if stage.warmup >= steps:
@@ -192,3 +185,24 @@ def _plan(
         plan.append(Part(replace(stage, steps=steps, epochs=None), first, steps, batches))
         first += steps
     return plan
+
+
+def _state(folder: Folder, processes: Processes) -> State | None:
+    """Return the last state, which all processes must find.
+
+    Raises:
+        InputError: they find different ones.
+    """
+    state = folder.load()
+    step = 0 if state is None else state[0]
+    if processes.total(step) != step * processes.world:
+        raise InputError(
+            f"Process {processes.rank} found the state of step {step} in {folder.path}, and others another one; "
+            "put out on a file system that all machines share."
+        )
+    return state
+
+
+def _settings(teacher: Backbone) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of the channels, by which images are normalised."""
+    return teacher.mean.flatten().tolist(), teacher.std.flatten().tolist()

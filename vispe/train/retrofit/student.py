@@ -112,6 +112,22 @@ def check_models(config: Retrofit) -> int:
     return teacher.channels
 
 
+def check_size(size: int, backbone: Backbone, name: str) -> None:
+    """Check that a model takes images of a size.
+
+    Args:
+        size: side in pixels.
+        backbone: the model.
+        name: what the message calls it.
+
+    Raises:
+        OptionError: it does not.
+    """
+    if size % backbone.patch or (backbone.exact and size != backbone.size):
+        needed = f"{backbone.size}" if backbone.exact else f"a multiple of {backbone.patch}"
+        raise OptionError(f"size={size} does not suit {name}, which needs {needed}.")
+
+
 def blanked_count(config: Retrofit, channels: int) -> int:
     """Return how many of the channels are blanked."""
     if isinstance(config.target.blank, list):
