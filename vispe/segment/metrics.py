@@ -297,10 +297,25 @@ def confusion(first: np.ndarray, second: np.ndarray, n_classes: int) -> np.ndarr
 
 def mean_iou(first: np.ndarray, second: np.ndarray, n_classes: int) -> float:
     """Return the mean over the classes in either map of intersection over union; NaN without common pixels."""
-    counts = confusion(first, second, n_classes)
+    return miou(confusion(first, second, n_classes))
+
+
+def ious(counts: np.ndarray) -> np.ndarray:
+    """Return intersection over union of each class of a confusion matrix (K, K), (K,); NaN for a class in neither map.
+
+    >>> ious(np.array([[3, 1, 0], [0, 4, 0], [0, 0, 0]]))
+    array([0.75, 0.8 ,  nan])
+    """
     hits = np.diag(counts)
     union = counts.sum(0) + counts.sum(1) - hits
-    return float((hits[union > 0] / union[union > 0]).mean()) if (union > 0).any() else float("nan")
+    return np.divide(hits, union, out=np.full(len(hits), np.nan), where=union > 0)
+
+
+def miou(counts: np.ndarray) -> float:
+    """Return the mean IoU of a confusion matrix (K, K) over the classes in either map; NaN for an empty one."""
+    known = ious(counts)
+    known = known[~np.isnan(known)]
+    return float(known.mean()) if len(known) else float("nan")
 
 
 def rand_index(first: np.ndarray, second: np.ndarray) -> float:

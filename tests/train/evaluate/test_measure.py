@@ -14,8 +14,9 @@ from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.probe.averages import effective_rank
 from vispe.images.textures import voronoi
+from vispe.segment.metrics import miou
 from vispe.train.evaluate.criteria import criteria, tone, verdict
-from vispe.train.evaluate.masks import FilterFeatures, miou, score_masks
+from vispe.train.evaluate.masks import FilterFeatures, score_masks
 from vispe.train.evaluate.measure import evaluate
 from vispe.train.evaluate.page import evaluation_page, to_text
 from vispe.train.evaluate.pictures import Noise, Settings, Textures, Windows, probe_step

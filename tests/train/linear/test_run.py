@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from vispe.errors import InputError, OptionError
 from vispe.images.textures import disc_packing
-from vispe.train.linear.data import IGNORE, Pairs, batch_at, split
+from vispe.train.linear.data import IGNORE, Pairs, Part, batch_at, split
 from vispe.train.linear.model import LinearSegmenter, labels_of_image, score
 from vispe.train.linear.run import LinearTask, linear_segmentation, main
 from vispe.train.retrofit.config import Teacher
@@ -73,7 +73,10 @@ def test_it_learns_and_reports_the_miou_of_all_pixels(task, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(5, 41, 5)]
     assert lines[-1]["loss"] < lines[0]["loss"]
-    with pytest.raises(InputError, match="the run is finished; choose another folder, or give force"):
+    with pytest.raises(
+        InputError,
+        match="holds a finished linear segmentation; add --force to replace it",
+    ):
         linear_segmentation(task)
 
 
@@ -92,7 +95,9 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
     again = replace(task, out=str(tmp_path / "again"))
     with pytest.raises(Killed):
         linear_segmentation(again, kill)
-    with pytest.raises(OptionError, match="holds a stopped run with other values of rate"):
+    with pytest.raises(
+        InputError, match=r"stopped linear segmentation with another config: rate was 0\.01 and is 0\.003"
+    ):
         linear_segmentation(replace(again, rate=3e-3))
     seen = []
     resumed = linear_segmentation(again, lambda step, loss: seen.append(step))
@@ -104,7 +109,8 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
     for key, value in first.items():
         assert torch.equal(value, second[key]), key
     assert any(k.startswith("backbone.") for k in first) == (rate > 0)
-    assert not (tmp_path / "again" / "state.pt").exists()
+    left = sorted(path.name for path in (tmp_path / "again").iterdir())
+    assert left == ["linear.safetensors", "log.jsonl", "metrics.json"]
 
 
 def test_a_frozen_backbone_stays_and_a_tuned_one_changes():
@@ -168,7 +174,7 @@ def test_pixels_that_do_not_count_are_not_learnt_and_not_scored(folder, tmp_path
     _, mask = pairs.read(0)
     assert (mask[:30] == IGNORE).all()
     assert set(mask[30:].unique().tolist()) == {0, 1}
-    found = score(LinearSegmenter(load_teacher(TINY), 2), pairs, [0, 3], 8, 32)
+    found = score(LinearSegmenter(load_teacher(TINY), 2), Part(pairs, [0, 3]), 8, 32)
     assert np.sum(found["confusion"]) == 2 * 46 * 60
 
 
@@ -178,18 +184,19 @@ def test_batches_depend_on_seed_and_step_and_see_every_image_in_turn(folder):
         [str(folder / "masks")],
         lambda page: torch.from_numpy(page).permute(2, 0, 1).expand(3, -1, -1).float(),
     )
+    part = Part(pairs, range(5))
     options = {"batch": 3, "size": 24, "poses": True}
-    first = [batch_at(pairs, range(5), step, seed=4, **options) for step in range(5)]
+    first = [batch_at(part, step, seed=4, **options) for step in range(5)]
     for step in (3, 0):
-        images, masks = batch_at(pairs, range(5), step, seed=4, **options)
+        images, masks = batch_at(part, step, seed=4, **options)
         assert torch.equal(images, first[step][0])
         assert torch.equal(masks, first[step][1])
-    assert not torch.equal(first[0][0], batch_at(pairs, range(5), 0, seed=5, **options)[0])
-    plain = batch_at(pairs, range(5), 0, seed=4, batch=15, size=60, poses=False)[0]
+    assert not torch.equal(first[0][0], batch_at(part, 0, seed=5, **options)[0])
+    plain = batch_at(part, 0, seed=4, batch=15, size=60, poses=False)[0]
     seen = [next(k for k in range(5) if _within(one, pairs.read(k)[0])) for one in plain]
     assert [sorted(seen[i : i + 5]) for i in (0, 5, 10)] == [[0, 1, 2, 3, 4]] * 3
     with pytest.raises(InputError, match=r"has 76 x 60 px, less than windows of 64 px"):
-        batch_at(pairs, range(5), 0, seed=0, batch=1, size=64, poses=False)
+        batch_at(part, 0, seed=0, batch=1, size=64, poses=False)
 
 
 def _within(window, image):
@@ -231,11 +238,11 @@ def test_the_command_reads_yaml_and_options_win(task, folder, tmp_path, capsys):
         "pos_embed: alibi2d\nsize: 32\nsteps: 5\nbatch: 2\n"
     )
     assert main(["--config", str(tmp_path / "task.yaml"), "--steps", "3"]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith("mIoU 0.")
-    assert "update 3 of 3" in told.err
+    output = capsys.readouterr()
+    assert output.out.startswith("mIoU 0.")
+    assert "update 3 of 3" in output.err
     found = json.loads((tmp_path / "a" / "metrics.json").read_text())
     assert found["task"]["steps"] == 3
     assert found["task"]["pos_embed"] == "alibi2d"
     assert main(["--config", str(tmp_path / "task.yaml")]) == 2
-    assert "the run is finished" in capsys.readouterr().err
+    assert "holds a finished linear segmentation" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from vispe.evaluate.rotation.steps import scribbles
 from vispe.evaluate.rotation.trained import TrainedSegmenter, at_pixels
 from vispe.report.table import json_list
 from vispe.segment.features.filters import Filters
-from vispe.segment.metrics import confusion, mean_iou
+from vispe.segment.metrics import confusion, mean_iou, miou
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,10 +189,3 @@ def _others(
             counts[name] += confusion(truth, labels, n_classes)
         progress(0.5 + (number + 1) / len(images) / 2)
     return {k: np.array(v) for k, v in values.items()}, {k: miou(c) for k, c in counts.items()}
-
-
-def miou(counts: np.ndarray) -> float:
-    """Return the mean IoU of a confusion matrix (K, K) over the classes in either map; NaN for an empty one."""
-    hits = np.diag(counts)
-    union = counts.sum(0) + counts.sum(1) - hits
-    return float((hits[union > 0] / union[union > 0]).mean()) if (union > 0).any() else float("nan")

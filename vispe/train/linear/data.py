@@ -1,6 +1,7 @@
 """Windows of images and masks for linear segmentation: what step s sees depends on the seed and on s alone."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -62,16 +63,33 @@ class Pairs:
         return self._images[number], mask
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some of the images and masks, such as those to learn from.
+
+    Attributes:
+        pairs: images and masks.
+        numbers: of the images that are used.
+    """
+
+    pairs: Pairs
+    numbers: Sequence[int]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the images that are used."""
+        return [self.pairs.names[number] for number in self.numbers]
+
+
 def batch_at(
-    pairs: Pairs, numbers: Sequence[int], step: int, *, batch: int, size: int, poses: bool, seed: int
+    part: Part, step: int, *, batch: int, size: int, poses: bool, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Return the windows of one update, (batch, 3, size, size) and (batch, size, size).
 
     Every image is seen once before any is seen again, in an order that is drawn anew each time.
 
     Args:
-        pairs: images and masks.
-        numbers: of the images that are learnt from.
+        part: images and masks to learn from.
         step: number of the update, from 0.
         batch: windows.
         size: their side in pixels.
@@ -83,16 +101,18 @@ def batch_at(
     """
     images, masks = [], []
     for place in range(step * batch, (step + 1) * batch):
-        turn, within = divmod(place, len(numbers))
-        order = np.random.default_rng([seed, 0, turn]).permutation(len(numbers))
-        number = numbers[int(order[within])]
-        image, mask = pairs.read(number)
+        # a new permutation of all images in each turn
+        turn, within = divmod(place, len(part.numbers))
+        order = np.random.default_rng([seed, 0, turn]).permutation(len(part.numbers))
+        number = part.numbers[int(order[within])]
+        image, mask = part.pairs.read(number)
         h, w = image.shape[-2:]
         if min(h, w) < size:
             raise InputError(
-                f"{pairs.names[number]} has {h} x {w} px, less than windows of {size} px; give larger images or a "
+                f"{part.pairs.names[number]} has {h} x {w} px, less than windows of {size} px; give larger images or a "
                 "smaller size."
             )
+        # where the window lies and how it is turned, the same for image and mask
         rng = np.random.default_rng([seed, 1, place])
         top, left = int(rng.integers(h - size + 1)), int(rng.integers(w - size + 1))
         pose = D4[int(rng.integers(len(D4)))] if poses else D4[0]
@@ -105,13 +125,16 @@ def batch_at(
 def split(count: int, every: int) -> tuple[list[int], list[int]]:
     """Return the numbers of the images to learn from and of those held out: every `every`-th, the last of each run.
 
+    >>> split(6, 3)
+    ([0, 1, 3, 4], [2, 5])
+
     Raises:
         OptionError: nothing would be held out, or nothing left.
     """
-    held = [k for k in range(count) if k % every == every - 1]
+    held = list(range(every - 1, count, every))
     if every < 2 or not held:
         raise OptionError(
             f"Of {count} images every {every}-th would be held out, which leaves {len(held)} to score and "
             f"{count - len(held)} to learn from; give val_images, or another val_every."
         )
-    return [k for k in range(count) if k % every != every - 1], held
+    return sorted({*range(count)} - {*held}), held

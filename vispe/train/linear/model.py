@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from vispe.backbones.tokens import Backbone, final_tokens
+from vispe.report.table import json_list
 from vispe.segment.features.tiles import Blend, padding, tiles, window
-from vispe.segment.metrics import confusion
-from vispe.train.evaluate.masks import miou
-from vispe.train.linear.data import Pairs
+from vispe.segment.metrics import confusion, ious, miou
+from vispe.train.linear.data import Part
 
 
 class LinearSegmenter(nn.Module):
@@ -89,13 +89,12 @@ def labels_of_image(model: LinearSegmenter, image: Tensor, patch: int, size: int
     return blend.result()[:, top : top + h, left : left + w].argmax(0) + 1
 
 
-def score(model: LinearSegmenter, pairs: Pairs, numbers: list[int], patch: int, size: int) -> dict[str, Any]:
+def score(model: LinearSegmenter, part: Part, patch: int, size: int) -> dict[str, Any]:
     """Score images by dataset mIoU: intersections and unions are summed over all images before they are divided.
 
     Args:
         model: any mode; it is scored in evaluation mode.
-        pairs: images and masks.
-        numbers: of the images to score.
+        part: images and masks to score.
         patch: side of a patch in pixels.
         size: side of a window in pixels.
 
@@ -108,20 +107,16 @@ def score(model: LinearSegmenter, pairs: Pairs, numbers: list[int], patch: int, 
     k = model.classifier.out_channels
     total = np.zeros((k, k), np.int64)
     images = {}
-    for number in numbers:
-        image, mask = pairs.read(number)
+    for number, name in zip(part.numbers, part.names, strict=True):
+        image, mask = part.pairs.read(number)
         own = confusion(mask.numpy() + 1, labels_of_image(model, image, patch, size), k)
-        value = miou(own)
-        images[pairs.names[number]] = value if np.isfinite(value) else None
+        images[name] = json_list([miou(own)])[0]
         total += own
     model.train(mode)
-    hits = np.diag(total)
-    union = total.sum(0) + total.sum(1) - hits
-    value = miou(total)
     return {
-        "miou": value if np.isfinite(value) else None,
-        "iou": [float(a / b) if b else None for a, b in zip(hits, union, strict=True)],
-        "pixel_accuracy": float(hits.sum() / max(int(total.sum()), 1)),
+        "miou": json_list([miou(total)])[0],
+        "iou": json_list(ious(total)),
+        "pixel_accuracy": float(np.trace(total) / max(int(total.sum()), 1)),
         "images": images,
         "confusion": total.tolist(),
     }

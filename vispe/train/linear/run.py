@@ -13,83 +13,77 @@ that was not.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-from vispe.errors import InputError, OptionError
+from vispe.backbones.device import choose_device
+from vispe.errors import OptionError, VispeError
+from vispe.evaluate.subject import Subject
+from vispe.files import atomic_path, write_json
 from vispe.hosts.convert import convert
-from vispe.train.linear.data import Pairs, split
+from vispe.train.linear.data import Pairs, Part, split
 from vispe.train.linear.model import LinearSegmenter, score
 from vispe.train.linear.task import LinearTask, read_task
-from vispe.train.linear.train import train
-from vispe.train.retrofit.student import Backbone, load_student, load_teacher
+from vispe.train.linear.train import Progress, train
+from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.student import Backbone, check_size, load_student, load_teacher
 from vispe.version import __version__
 
 
-def linear_segmentation(
-    task: LinearTask, progress: Callable[[int, float], None] = lambda step, loss: None
-) -> dict[str, Any]:
+def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss: None) -> dict[str, Any]:
     """Train and score; writes `metrics.json`, `linear.safetensors` and `log.jsonl` into the folder.
 
     Memory: one batch, and up to 64 images that were read last.
 
     Args:
-        task: what is done.
-        progress: hears the number of updates done and the loss after each.
+        task: images, model and training.
+        progress: called after every update with the number of updates done and the loss.
 
     Returns:
         The content of `metrics.json`: 'miou' over all pixels of the images that were scored, 'iou' by class, the
         mIoU of each image, the task, and notes.
 
     Raises:
-        OptionError: the task contradicts itself, or another one was started in this folder.
-        InputError: images or masks that do not fit, or a finished run is there.
+        OptionError: the task contradicts itself, or has a size that the model does not take.
+        InputError: images or masks that do not fit, or a folder with a finished run or a stopped one of another task.
     """
-    from safetensors.torch import save_file
-
-    from vispe.backbones.device import choose_device
-    from vispe.files import atomic_path, write_json
-
     task.check()
-    out = Path(task.out)
-    final = out / "metrics.json"
-    if final.exists() and not task.force:
-        raise InputError(f"{final} exists: the run is finished; choose another folder, or give force.")
+    folder = Folder(Path(task.out), "linear.safetensors", "metrics.json", "linear segmentation")
+    folder.check(task.identity(), task.force)
     backbone = _backbone(task)
-    if task.size % backbone.patch or (backbone.exact and task.size != backbone.size):
-        wanted = f"{backbone.size}" if backbone.exact else f"a multiple of {backbone.patch}"
-        raise OptionError(f"size={task.size} does not suit the model, which needs {wanted}.")
-    pairs, numbers, held, held_numbers = _data(task, backbone)
+    check_size(task.size, backbone, "the model")
+    learnt, held = _data(task, backbone)
     device = choose_device(task.device)
+    folder.begin(task.identity(), task.force)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         model = LinearSegmenter(
             backbone,
-            pairs.n_classes,
+            learnt.pairs.n_classes,
             norm=task.norm,
             dropout=task.dropout,
             tune=task.backbone_rate > 0,
         )
     model.to(device).train()
-    train(task, model, pairs, numbers, device, out, progress)
-    found = score(model, held, held_numbers, backbone.patch, task.size)
-    found |= {
-        "n_classes": pairs.n_classes,
-        "learnt_from": [pairs.names[n] for n in numbers],
+    train(task, model, learnt, device, folder, progress)
+    metrics = score(model, held, backbone.patch, task.size)
+    metrics |= {
+        "n_classes": learnt.pairs.n_classes,
+        "learnt_from": learnt.names,
         "task": asdict(task),
-        "notes": list(dict.fromkeys((*pairs.notes, *held.notes))),
+        "notes": list(dict.fromkeys((*learnt.pairs.notes, *held.pairs.notes))),
         "versions": {"vispe": __version__, "torch": torch.__version__},
     }
-    with atomic_path(out / "linear.safetensors", force=True) as temporary:
-        state = {k: v.detach().cpu().contiguous() for k, v in model.own_state().items()}
-        save_file(state, temporary)
-    write_json(final, found, force=task.force)
-    (out / "state.pt").unlink(missing_ok=True)
-    return found
+    with atomic_path(folder.weights, force=True) as temporary:
+        save_file({k: v.detach().cpu().contiguous() for k, v in model.own_state().items()}, temporary)
+    write_json(folder.card, metrics, force=task.force)
+    folder.forget()
+    return metrics
 
 
 def _backbone(task: LinearTask) -> Backbone:
@@ -97,41 +91,37 @@ def _backbone(task: LinearTask) -> Backbone:
         return load_student(task.retrofit)[0]
     if task.model is None:
         raise OptionError("Linear segmentation needs a model or a retrofit, got neither.")
-    found = load_teacher(task.model, seed=task.seed)
+    backbone = load_teacher(task.model, seed=task.seed)
     if task.pos_embed is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(task.seed)
-            convert(found.model, task.pos_embed)
-    found.model.eval()
-    return found
+            convert(backbone.model, task.pos_embed)
+    backbone.model.eval()
+    return backbone
 
 
-def _data(task: LinearTask, backbone: Backbone) -> tuple[Pairs, list[int], Pairs, list[int]]:
-    """Return images to learn from and images to score, each with the numbers that are used."""
-    from vispe.evaluate.subject import Subject
-
+def _data(task: LinearTask, backbone: Backbone) -> tuple[Part, Part]:
+    """Return the images to learn from and the images to score."""
     subject = Subject("The model", mean=backbone.mean, std=backbone.std)
     pairs = Pairs(task.images, task.masks, subject.tensor, task.zero, task.n_classes)
     if task.val_images is not None and task.val_masks is not None:
         held = Pairs(task.val_images, task.val_masks, subject.tensor, task.zero, pairs.n_classes)
-        return pairs, list(range(len(pairs))), held, list(range(len(held)))
-    learnt, kept = split(len(pairs), task.val_every)
-    return pairs, learnt, pairs, kept
+        return Part(pairs, range(len(pairs))), Part(held, range(len(held)))
+    numbers, held_numbers = split(len(pairs), task.val_every)
+    return Part(pairs, numbers), Part(pairs, held_numbers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`, by default that of the process, and return the exit code."""
-    from vispe.errors import VispeError
-
     task = read_task(sys.argv[1:] if argv is None else argv)
 
-    def told(step: int, loss: float) -> None:
+    def show(step: int, loss: float) -> None:
         if step % task.log_every == 0 or step == task.steps:
             sys.stderr.write(f"\rupdate {step} of {task.steps}, loss {loss:.4f}")
             sys.stderr.flush()
 
     try:
-        metrics = linear_segmentation(task, told)
+        metrics = linear_segmentation(task, show)
     except VispeError as error:
         sys.stderr.write(f"linear: {error}\n")
         return 2

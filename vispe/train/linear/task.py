@@ -1,13 +1,13 @@
-"""What a linear segmentation is told, in Python or by command line and YAML."""
+"""The task of a linear segmentation, written in Python or read from the command line and YAML."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from vispe.errors import OptionError
-from vispe.train.retrofit.config import Teacher
+from vispe.train.retrofit.config import Teacher, flat
 from vispe.train.retrofit.recipes import with_recipes
 
 FREE = ("out", "force", "device", "checkpoint_every", "log_every")
@@ -16,13 +16,17 @@ FREE = ("out", "force", "device", "checkpoint_every", "log_every")
 
 @dataclass(frozen=True)
 class LinearTask:
-    """What a linear segmentation is told.
+    """Images, model and training of a linear segmentation.
+
+    >>> task = LinearTask(["a.png"], ["a_mask.png"], "out", model=Teacher("vit_tiny_patch16_224"))
+    >>> task.identity()["steps"]
+    2000
 
     Attributes:
         images: files, folders or wildcards; every page of a stack is an image.
         masks: their masks, matched by name (a.png with a.png or a_mask.png), or else by order.
         out: folder for the results.
-        model: backbone; leave it out with retrofit.
+        model: backbone; or else
         retrofit: folder of a finished retrofit, whose student is the backbone.
         pos_embed: positional encoding that replaces the model's own.
         val_images: images to score; by default some of the images are held out.
@@ -43,7 +47,7 @@ class LinearTask:
         device: auto, cpu, cuda, ...
         log_every: updates between two lines of log.jsonl.
         checkpoint_every: updates between two states that a stopped run can go on from.
-        force: overwrite a finished run.
+        force: replace a finished run, or begin a stopped one anew.
     """
 
     images: list[str]
@@ -72,6 +76,10 @@ class LinearTask:
     checkpoint_every: int = 200
     force: bool = False
 
+    def identity(self) -> dict[str, Any]:
+        """Return what a run that is continued must have in common, as flat keys such as 'model.name'."""
+        return flat({key: value for key, value in asdict(self).items() if key not in FREE})
+
     def check(self) -> None:
         """Check all that can be checked without the model and the data.
 
@@ -79,12 +87,11 @@ class LinearTask:
             OptionError: a number out of its range, or keys that contradict each other.
         """
         if (self.model is None) == (self.retrofit is None):
-            found = "neither" if self.model is None else "both"
-            raise OptionError(f"Linear segmentation needs a model or a retrofit, one of them, got {found}.")
+            given = "neither" if self.model is None else "both"
+            raise OptionError(f"Linear segmentation needs a model or a retrofit, one of them, got {given}.")
         if self.retrofit is not None and self.pos_embed is not None:
             raise OptionError(
-                f"pos_embed={self.pos_embed} has no effect on the student of a retrofit, which has its own; "
-                "leave it out."
+                f"pos_embed={self.pos_embed} has no effect on the student of a retrofit, which has its own."
             )
         if (self.val_images is None) != (self.val_masks is None):
             raise OptionError("val_images and val_masks belong together; give both or neither.")
@@ -99,7 +106,7 @@ class LinearTask:
 
 
 def read_task(argv: Sequence[str]) -> LinearTask:
-    """Return what a command line asks for; `--config FILE` reads YAML, options after it win."""
+    """Return the task of a command line; `--config FILE` reads YAML, options after it win."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(
@@ -111,7 +118,7 @@ def read_task(argv: Sequence[str]) -> LinearTask:
         "--config", action="config", help="YAML file, or a recipe of vispe by name; options after it win"
     )
     parser.add_class_arguments(LinearTask, as_group=False)
-    found = parser.parse_args(with_recipes(argv))
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the older name
-    values = {k: v for k, v in vars(instantiate(found)).items() if k != "config"}
+    values = vars(instantiate(parser.parse_args(with_recipes(argv))))
+    values.pop("config")
     return LinearTask(**values)

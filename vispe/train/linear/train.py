@@ -2,66 +2,54 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
-from vispe.errors import OptionError
-from vispe.train.linear.data import IGNORE, Pairs, batch_at
+from vispe.train.linear.data import IGNORE, Part, batch_at
 from vispe.train.linear.model import LinearSegmenter
-from vispe.train.linear.task import FREE, LinearTask
+from vispe.train.linear.task import LinearTask
+from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.log import Log
+
+Progress = Callable[[int, float], None]
+"""Called after every update with the number of updates done and the loss."""
 
 
 def train(
-    task: LinearTask,
-    model: LinearSegmenter,
-    pairs: Pairs,
-    numbers: list[int],
-    device: str,
-    out: Path,
-    progress: Callable[[int, float], None],
+    task: LinearTask, model: LinearSegmenter, part: Part, device: str, folder: Folder, progress: Progress
 ) -> None:
     """Train from the last state in the folder, if there is one; state and log are written there.
 
     Args:
-        task: how.
+        task: rates, updates and intervals.
         model: what is trained, in training mode, on the device.
-        pairs: images and masks.
-        numbers: of those that are learnt from.
+        part: images and masks to learn from.
         device: where it computes.
-        out: the folder.
-        progress: hears the number of updates done and the loss after each.
-
-    Raises:
-        OptionError: the state is that of another task.
+        folder: of this task.
+        progress: called after every update.
     """
-    head = [p for name, p in model.named_parameters() if not name.startswith("backbone.")]
-    groups: list[dict[str, Any]] = [{"params": head, "rate": task.rate}]
-    if model.tune:
-        groups.append({"params": list(model.backbone.parameters()), "rate": task.backbone_rate})
-    optimizer = torch.optim.AdamW(groups, lr=task.rate, weight_decay=task.weight_decay)
-    identity = json.dumps({k: v for k, v in asdict(task).items() if k not in FREE}, sort_keys=True)
-    first = _resumed(out, identity, model, optimizer, task.force)
-    out.mkdir(parents=True, exist_ok=True)
-    log = out / "log.jsonl"
-    lines = log.read_text().splitlines() if first and log.exists() else []
-    log.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= first))
-    schedule = torch.arange(task.steps + 1) / task.steps
-    factors = (0.5 + 0.5 * torch.cos(torch.pi * schedule)).tolist()
+    optimizer = _optimizer(task, model)
+    first = 0
+    if (state := folder.load()) is not None:
+        first, weights, moment = state
+        model.load_state_dict(weights["model"], strict=model.tune)
+        optimizer.load_state_dict(moment["optimizer"])
+    log = Log(folder.log, first)
+    # every rate falls to 0 along half a cosine
+    factors = (0.5 + 0.5 * torch.cos(torch.pi * (torch.arange(task.steps + 1) / task.steps))).tolist()
     for step in range(first, task.steps):
         for group in optimizer.param_groups:
             group["lr"] = group["rate"] * factors[step]
         images, masks = batch_at(
-            pairs, numbers, step, batch=task.batch, size=task.size, poses=task.poses, seed=task.seed
+            part, step, batch=task.batch, size=task.size, poses=task.poses, seed=task.seed
         )
         with torch.random.fork_rng():
-            torch.manual_seed(task.seed * 1_000_003 + step)  # of the dropout, whatever came before
+            # the dropout depends on the seed and the step alone, so a run that goes on draws what it would have drawn
+            torch.manual_seed(task.seed * 1_000_003 + step)
             scores = model(images.to(device))
+            # mean over the pixels that count; a batch without any has the loss 0
             loss = cross_entropy(scores, masks.to(device), ignore_index=IGNORE, reduction="sum")
             loss = loss / (masks != IGNORE).sum().clamp_min(1).item()
             optimizer.zero_grad(set_to_none=True)
@@ -69,47 +57,16 @@ def train(
         optimizer.step()
         done, value = step + 1, float(loss.detach())
         if done % task.log_every == 0 or done == task.steps:
-            with log.open("a") as file:
-                file.write(
-                    json.dumps({"step": done, "loss": value, "rate": task.rate * factors[step]}) + "\n"
-                )
+            log.write({"step": done, "loss": value, "rate": task.rate * factors[step]})
         if done % task.checkpoint_every == 0 or done == task.steps:
-            _save(out, identity, done, model, optimizer)
+            folder.save(done, {"model": model.own_state()}, {"optimizer": optimizer.state_dict()})
         progress(done, value)
 
 
-def _save(
-    out: Path, identity: str, step: int, model: LinearSegmenter, optimizer: torch.optim.Optimizer
-) -> None:
-    from vispe.files import atomic_path
-
-    state = {
-        "identity": identity,
-        "step": step,
-        "model": model.own_state(),
-        "optimizer": optimizer.state_dict(),
-    }
-    with atomic_path(out / "state.pt", force=True) as temporary:
-        torch.save(state, temporary)
-
-
-def _resumed(
-    out: Path, identity: str, model: LinearSegmenter, optimizer: torch.optim.Optimizer, force: bool
-) -> int:
-    """Load the last state; return the number of updates that were done."""
-    path = out / "state.pt"
-    if not path.exists():
-        return 0
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if state["identity"] != identity:
-        if force:
-            return 0
-        before, now = json.loads(state["identity"]), json.loads(identity)
-        changed = [k for k in now if now[k] != before.get(k)]
-        raise OptionError(
-            f"{out} holds a stopped run with other values of {', '.join(changed)}; choose another folder, or give "
-            "force to start anew."
-        )
-    model.load_state_dict(state["model"], strict=model.tune)
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"])
+def _optimizer(task: LinearTask, model: LinearSegmenter) -> torch.optim.Optimizer:
+    """Return AdamW with a rate for the linear map and, where it is tuned, another for the backbone."""
+    head = [p for name, p in model.named_parameters() if not name.startswith("backbone.")]
+    groups = [{"params": head, "rate": task.rate}]
+    if model.tune:
+        groups.append({"params": list(model.backbone.parameters()), "rate": task.backbone_rate})
+    return torch.optim.AdamW(groups, lr=task.rate, weight_decay=task.weight_decay)

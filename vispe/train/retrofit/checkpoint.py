@@ -1,11 +1,11 @@
-"""The folder of a retrofit: its state, which is complete or not there at all, and what it leaves at the end."""
+"""The folder of a training: its state, which is complete or not there at all, and what it leaves at the end."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,34 @@ from vispe.errors import InputError
 State = tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]]
 """Number of updates that were made, state dicts by file name, and everything else: tensors and plain values."""
 
-_OURS = ("card.json", "student.safetensors", "run.json", "log.jsonl", "state", "tensorboard")
 _KEPT = 2  # states
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Where a retrofit writes.
+    """Where a training writes.
 
     Attributes:
         path: the folder; made when something is written.
+        weights_name: of the file of the trained weights, plain ones whatever was trained.
+        card_name: of the file that says what was done; written last, so a run with a card is finished.
+        kind: what messages call the training.
     """
 
     path: Path
+    weights_name: str = "student.safetensors"
+    card_name: str = "card.json"
+    kind: str = "retrofit"
 
     @property
     def weights(self) -> Path:
-        """The file of the trained weights, plain ones whatever was trained."""
-        return self.path / "student.safetensors"
+        """The file of the trained weights."""
+        return self.path / self.weights_name
 
     @property
     def card(self) -> Path:
-        """The file that says what was done; written last, so a run with a card is finished."""
-        return self.path / "card.json"
+        """The file that says what was done."""
+        return self.path / self.card_name
 
     @property
     def log(self) -> Path:
@@ -64,15 +69,12 @@ class Folder:
             return
         if self.card.exists():
             raise InputError(
-                f"{self.path} holds a finished retrofit; add --force to replace it, or choose another out."
+                f"{self.path} holds a finished {self.kind}; add --force to replace it, or choose another out."
             )
         run = self.path / "run.json"
-        found = [name for name in _OURS if (self.path / name).exists()]
         if not run.exists():
-            if found:
-                raise InputError(
-                    f"{self.path / found[0]} is in the way and not of a retrofit; choose another out."
-                )
+            for path in self._own():
+                raise InputError(f"{path} is in the way and not of a {self.kind}; choose another out.")
             return
         try:
             kept = json.loads(run.read_text(encoding="utf-8"))
@@ -82,22 +84,17 @@ class Folder:
         asked = plain if partly else {**plain, **kept}
         keys = [key for key in asked if plain.get(key) != kept.get(key)]
         if keys:
-            told = "; ".join(f"{key} was {kept.get(key)!r} and is {plain.get(key)!r}" for key in keys[:4])
-            more = f"; and {len(keys) - 4} more" if len(keys) > 4 else ""
+            changes = [f"{key} was {kept.get(key)!r} and is {plain.get(key)!r}" for key in keys[:4]]
+            changes += [f"and {len(keys) - 4} more"] * (len(keys) > 4)
             raise InputError(
-                f"{self.path} holds a stopped retrofit with another config: {told}{more}. Choose another out, or add "
-                "--force to start again."
+                f"{self.path} holds a stopped {self.kind} with another config: {'; '.join(changes)}. Choose another "
+                "out, or add --force to start again."
             )
 
     def begin(self, identity: Mapping[str, Any], force: bool = False) -> None:
-        """Make the folder ready, see `check`; with `force`, what a retrofit left in it is deleted."""
+        """Make the folder ready after `check`; with `force`, what a training of this kind left in it is deleted."""
         if force:
-            for name in _OURS:  # the card first: without it the rest is no finished run
-                place = self.path / name
-                if place.is_dir():
-                    shutil.rmtree(place)
-                else:
-                    place.unlink(missing_ok=True)
+            _delete(self._own())
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / "run.json").exists():
             write_text(self.path / "run.json", json.dumps(dict(identity), indent=1) + "\n")
@@ -128,8 +125,17 @@ class Folder:
 
     def steps(self) -> list[int]:
         """Return the numbers of updates of which there is a state."""
-        found = (self.path / "state").glob("[0-9]*")
-        return sorted(int(place.name) for place in found if place.name.isdigit())
+        places = (self.path / "state").glob("[0-9]*")
+        return sorted(int(place.name) for place in places if place.name.isdigit())
+
+    def forget(self) -> None:
+        """Delete the states, which a finished run does not need."""
+        _delete([self.path / "state", self.path / "run.json"])
+
+    def _own(self) -> list[Path]:
+        """Return what a training has written here; the card first: without it the rest is no finished run."""
+        rest = [self.path / name for name in ("run.json", "log.jsonl", "state", "tensorboard")]
+        return [path for path in (self.card, self.weights, *rest) if path.exists()]
 
     def load(self) -> State | None:
         """Return the last state as it was given to `save`, None when there is none.
@@ -172,6 +178,14 @@ def write_text(path: Path, text: str) -> None:
 def _whole(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors on the CPU that share no memory, as safetensors wants them."""
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

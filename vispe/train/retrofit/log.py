@@ -1,9 +1,10 @@
-"""What is told while training: a line of JSON for every interval, and the same to tensorboard."""
+"""The log of a training: a line of JSON for every interval, and the same for tensorboard."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -75,5 +76,5 @@ def memory_mib(device: torch.device) -> float:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, 8) if value == value and abs(value) != float("inf") else None
+        return value if math.isfinite(value) else None
     return value

@@ -158,7 +158,7 @@ class Training:
                 line["images_per_s"] = (self.step - since) * part.stage.batch / (now - start)
                 start, since = now, self.step
                 if log is not None:
-                    log.write(line)
+                    log.write({k: round(v, 8) if isinstance(v, float) else v for k, v in line.items()})
             if self.step % config.checkpoint_every == 0 or last:
                 self._check_finite()
                 if self.processes.main:
