@@ -67,7 +67,8 @@ evaluate.rotation: angles=evaluate.rotation.questions.angles+evaluate.rotation.p
   plots=evaluate.rotation.pictures.rows polar=evaluate.rotation.pictures.polar
   poses=evaluate.rotation.questions.accuracy quadrant=evaluate.rotation.questions.quadrant+evaluate.rotation.steps
   result=evaluate.rotation.rows+report.table saved=evaluate.saved scores=evaluate.rotation.questions.scores
-  segmentation=evaluate.rotation.questions.segmentation sharing=evaluate.rotation.processes sources=evaluate.sources
+  segmentation=evaluate.rotation.questions.segmentation
+  sharing=evaluate.rotation.processes+backbones.processes sources=evaluate.sources
   statistics=report.statistics stream=backbones.batches subject=evaluate.subject
   translation=evaluate.rotation.questions.shifts+evaluate.rotation.plan warp=symmetry.warp
 evaluate.textures: checks=images.textures.arguments
@@ -114,7 +115,7 @@ train: backbone=backbones.tokens checkpoint=train.retrofit.checkpoint config=tra
   evaluate_report=train.evaluate.result linear_data=train.linear.data linear_model=train.linear.model
   linear_task=train.linear.task linear_train=train.linear.train log=train.retrofit.log loop=train.retrofit.loop
   lora=train.retrofit.lora losses=train.retrofit.losses measure=train.retrofit.measure models=train.retrofit.student
-  processes=train.retrofit.processes recipe=train.retrofit.recipe recipe_files=train.retrofit.recipes
+  processes=backbones.processes recipe=train.retrofit.recipe recipe_files=train.retrofit.recipes
   teacher=train.retrofit.teacher
 """
 

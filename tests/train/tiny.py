@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vispe.backbones.processes import Processes
 from vispe.train.data import Source
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Probe, Retrofit, Stage, Student, Target, Teacher
 from vispe.train.retrofit.loop import Training
 from vispe.train.retrofit.losses import Objective
-from vispe.train.retrofit.processes import Processes
 from vispe.train.retrofit.recipe import make_plan
 from vispe.train.retrofit.student import load_teacher, make_student
 
@@ -63,7 +63,7 @@ def config(out: str | Path, **changes: Any) -> Retrofit:
 
 def training(config: Retrofit, source: Source | None = None) -> Training:
     """What `retrofit` builds before it trains."""
-    processes = Processes("cpu")
+    processes = Processes.training("cpu")
     teacher = load_teacher(config.teacher, seed=config.seed)
     student = make_student(teacher, config.student, seed=config.seed)
     blank = config.target.blank if isinstance(config.target.blank, list) else []

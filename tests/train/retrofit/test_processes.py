@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from tests.train.tiny import Pictures, config
 from tests.train.worker import TOGETHER, together
+from vispe.backbones.processes import Processes
 from vispe.errors import OptionError
 from vispe.train.retrofit.log import read_log
 from vispe.train.retrofit.loop import Training
-from vispe.train.retrofit.processes import Processes
 from vispe.train.retrofit.recipe import retrofit
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,7 +89,7 @@ def test_losses_and_results_are_the_same(folders):
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(Processes, "_join", lambda self, device: setattr(self, "device", torch.device("cpu")))
+    monkeypatch.setattr(Processes, "_accelerated", classmethod(lambda cls, device: cls(0, 3)))
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(OptionError, match=r"stages\[0\].batch=4 cannot be shared by 3 processes"):
         retrofit(config(tmp_path, **TOGETHER), source=Pictures())
@@ -97,23 +97,23 @@ def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch, tmp_path):
 
 def test_a_launcher_must_not_contradict(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert Processes("cpu", "bf16").world == 1
+    assert Processes.training("cpu", "bf16").count == 1
     with pytest.raises(OptionError, match="asks for the precision bf16, and the config for amp=no"):
-        Processes("cpu", "no")
+        Processes.training("cpu", "no")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(OptionError, match="FSDP"):
-        Processes("cpu")
+        Processes.training("cpu")
 
 
 def test_one_device_for_several_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(OptionError, match="would put all of them on it"):
-        Processes("cuda:0")
+        Processes.training("cuda:0")
 
 
 def test_sums_of_one_process_are_its_values():
-    alone, values = Processes("cpu"), [torch.arange(4.0), torch.ones(2, 3)]
+    alone, values = Processes.training("cpu"), [torch.arange(4.0), torch.ones(2, 3)]
     alone.sum_(values)
     assert torch.equal(values[0], torch.arange(4.0))
     assert alone.total(2.5) == 2.5

@@ -94,9 +94,9 @@ def rotate(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     import vispe
+    from vispe.backbones.processes import Processes
     from vispe.errors import OptionError
     from vispe.evaluate.rotation.measure import check_metrics, measure
-    from vispe.evaluate.rotation.processes import Processes
     from vispe.evaluate.sources import load_sources
     from vispe.evaluate.subject import load_subject
     from vispe.files import check_writable

@@ -6,9 +6,9 @@ Every function takes a callable and images and returns rows with a number for ea
 
 from vispe.backbones.batches import PerImage
 from vispe.backbones.maps import ModelFeatures, random_twin
+from vispe.backbones.processes import Processes
 from vispe.evaluate.rotation.measure import measure
 from vispe.evaluate.rotation.plan import ANGLES, GROUPS
-from vispe.evaluate.rotation.processes import Processes
 from vispe.evaluate.rotation.questions.accuracy import across_poses
 from vispe.evaluate.rotation.questions.angles import angle_equivariance
 from vispe.evaluate.rotation.questions.clusters import cluster_consistency

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vispe.backbones.batches import FeatureFunction, Segmenter, features_of
 from vispe.backbones.maps import ModelFeatures, random_twin
+from vispe.backbones.processes import Processes
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
 from vispe.evaluate.rotation.pictures.examples import Shown, example_labels, example_maps, shown_in_range
 from vispe.evaluate.rotation.plan import (
@@ -21,7 +22,7 @@ from vispe.evaluate.rotation.plan import (
     Step,
     fitted_image,
 )
-from vispe.evaluate.rotation.processes import Piece, Processes, filled
+from vispe.evaluate.rotation.processes import Piece, filled
 from vispe.evaluate.rotation.questions import measure_step
 from vispe.evaluate.rotation.questions.fingerprint import ENOUGH, Fingerprint, fingerprint, random_crops
 from vispe.evaluate.rotation.questions.shifts import default_shifts

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.processes import Processes
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.averages import effective_rank
 from vispe.symmetry import symmetrize
@@ -27,7 +28,6 @@ from vispe.train.retrofit.checkpoint import Folder, State
 from vispe.train.retrofit.config import Retrofit, Stage
 from vispe.train.retrofit.log import Log, memory_mib
 from vispe.train.retrofit.losses import Objective, pose_of
-from vispe.train.retrofit.processes import Processes
 
 OnStep = Callable[[int, int, Mapping[str, Any] | None], None]
 """Is told the number of updates made, of all, and the line of the log that was written, if one was."""
@@ -83,7 +83,7 @@ class Training:
         named = [(name, p) for name, p in self.student.named_parameters() if p.requires_grad]
         self.trained: list[nn.Parameter] = [p for _, p in named]
         self.average = {name: p.detach().clone() for name, p in named} if config.ema else {}
-        self.scaler = torch.amp.GradScaler(processes.device.type, enabled=config.amp == "fp16")
+        self.scaler = torch.amp.GradScaler(processes.place.type, enabled=config.amp == "fp16")
         self.optimizer: torch.optim.Optimizer | None = None
         self.sums: dict[str, Tensor] = {}
         self._moment: dict[str, Any] = {}
@@ -269,7 +269,7 @@ class Training:
 
     @property
     def _device(self) -> torch.device:
-        return self.processes.device
+        return self.processes.place
 
 
 def _seed(seed: int, step: int, rank: int) -> int:

@@ -12,6 +12,7 @@ import timm
 import torch
 from torch import nn
 
+from vispe.backbones.processes import Processes
 from vispe.backbones.tokens import Backbone
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import describe
@@ -31,7 +32,6 @@ from vispe.train.retrofit.measure import (
     telling_channels,
     verdict,
 )
-from vispe.train.retrofit.processes import Processes
 from vispe.train.retrofit.student import blanked_count, check_models, load_teacher, make_student
 from vispe.version import __version__
 
@@ -81,12 +81,12 @@ def retrofit(
     """
     start = time.perf_counter()
     check(config)
-    processes = Processes(config.device, config.amp)
+    processes = Processes.training(config.device, config.amp)
     say = say if say is not None and processes.main else lambda words: None
     for k, stage in enumerate(config.stages):
-        if stage.batch % processes.world:
+        if stage.batch % processes.count:
             raise OptionError(
-                f"stages[{k}].batch={stage.batch} cannot be shared by {processes.world} processes; choose a multiple."
+                f"stages[{k}].batch={stage.batch} cannot be shared by {processes.count} processes; choose a multiple."
             )
     folder = Folder(Path(config.out))
     folder.check(config.identity(), config.force, partly=True)
@@ -104,10 +104,10 @@ def retrofit(
         folder.begin(identity, config.force)
     processes.wait()
 
-    student = make_student(teacher, config.student, seed=config.seed).to(processes.device)
-    teacher.model.to(processes.device)
+    student = make_student(teacher, config.student, seed=config.seed).to(processes.place)
+    teacher.model.to(processes.place)
     state, size = _state(folder, processes), config.stages[0].size
-    before = feature_maps(teacher.model, processes.device)
+    before = feature_maps(teacher.model, processes.place)
     if state is not None:
         blank = state[2]["channels"]
     elif config.target.blank == "auto":
@@ -116,7 +116,7 @@ def retrofit(
         kinds = pictures(teacher, config.probe, size, config.probe.seed + 1)
         blank = telling_channels(before, kinds, config.probe, blanked_count(config, channels))
         # the sum over processes of zeros and of the main process's choice is that choice
-        numbers = torch.tensor(blank, device=processes.device) * processes.main
+        numbers = torch.tensor(blank, device=processes.place) * processes.main
         processes.sum_([numbers])
         blank = numbers.tolist()
     else:
@@ -130,7 +130,7 @@ def retrofit(
         return Result(student, {}, "")
 
     say("probing teacher and student")
-    pair = Pair(before, feature_maps(student, processes.device), blank)
+    pair = Pair(before, feature_maps(student, processes.place), blank)
     report = compare(pair, pictures(teacher, config.probe, size, config.probe.seed), config.probe)
     mean, std = _settings(teacher)
     images = Batches(source, size, _LIKENESS, seed=config.seed, mean=mean, std=std)
@@ -149,8 +149,8 @@ def retrofit(
         "parameters": sum(p.numel() for p in student.parameters()),
         "trained_parameters": sum(p.numel() for p in training.trained),
         "last_line": read_log(folder.log)[-1],
-        "processes": processes.world,
-        "device": str(processes.device),
+        "processes": processes.count,
+        "device": str(processes.place),
         "seconds_since_start": round(time.perf_counter() - start, 1),
         "versions": {"vispe": __version__, "torch": torch.__version__, "timm": timm.__version__},
     }
@@ -169,7 +169,7 @@ def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: B
             stage.batch,
             seed=config.seed + k * _APART,
             rank=processes.rank,
-            world=processes.world,
+            world=processes.count,
             workers=config.workers,
             mean=mean,
             std=std,
@@ -195,7 +195,7 @@ def _state(folder: Folder, processes: Processes) -> State | None:
     """
     state = folder.load()
     step = 0 if state is None else state[0]
-    if processes.total(step) != step * processes.world:
+    if processes.total(step) != step * processes.count:
         raise InputError(
             f"Process {processes.rank} found the state of step {step} in {folder.path}, and others another one; "
             "put out on a file system that all machines share."
