@@ -25,9 +25,9 @@ class HubSource(Source):
             needs `datasets`.
         split: which split; None takes the only one.
         column: which column; None takes the only one that holds images.
-        normalize: see `vispe.train.data.reading.Reading`.
-        channel: see there.
-        licence: what a card shall say of it; None asks the data set.
+        normalize: 'auto', 'stack', 'image' or 'none', as in `Reading`.
+        channel: which channels to keep, by number or name, where a file has other than 1 or 3.
+        licence: what a card says of it; None asks the data set.
 
     Raises:
         MissingExtra: `datasets` is not installed, and a name was given.

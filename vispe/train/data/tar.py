@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from vispe.errors import InputError
 from vispe.images.paths import expanded
-from vispe.train.data.folder import hinted, warn_damaged
-from vispe.train.data.reading import Reading, picture
-from vispe.train.data.source import Source, digest, filled, index, some
+from vispe.train.data.pages import PageSource, hinted
+from vispe.train.data.reading import Reading
+from vispe.train.data.source import digest
 from vispe.train.data.tar_index import Member, content, expand, indexed
 
 
-class TarSource(Source):
+class TarSource(PageSource):
     """Every picture of one or several uncompressed tar files, in stored order; pages of TIFF stacks one by one.
 
     Where each picture lies is found once and kept in a JSON file beside each tar file, or in a folder of one's own.
@@ -27,11 +26,11 @@ class TarSource(Source):
         extensions: which files of a sample are pictures, by what follows the first dot of their names, such as `jpg` or
             `rgb.png`; None takes every PNG, JPEG, TIFF and BMP, if no sample has two of them.
         cache: folder for the indices; None keeps them beside the tar files.
-        normalize: see `vispe.train.data.reading.Reading`.
-        channel: see there.
+        normalize: 'auto', 'stack', 'image' or 'none', as in `Reading`.
+        channel: which channels to keep, by number or name, where a file has other than 1 or 3.
         skip_damaged: read every picture once and leave out what cannot be read, with one warning that names the files;
             the result is kept in the index. Otherwise such a file is an error when it is read.
-        licence: what a card shall say of it.
+        licence: what a card says of it.
 
     Attributes:
         tars: the tar files.
@@ -54,83 +53,40 @@ class TarSource(Source):
         licence: str = "",
     ) -> None:
         self.tars = tuple(expand(tar))
-        self.reading = Reading(normalize, channel)
-        self.licence = licence
+        reading = Reading(normalize, channel)
         chosen = [extensions] if isinstance(extensions, str) else extensions
         self.extensions = None if chosen is None else tuple(e.lower().lstrip(".") for e in chosen)
         folder = None if cache is None else expanded(cache)
-        members = [
-            (k, m)
-            for k, path in enumerate(self.tars)
-            for m in _chosen(
-                indexed(path, folder, self.reading if skip_damaged else None), path, self.extensions
-            )
-        ]
-        damaged = [(k, m) for k, m in members if m.damage]
-        unread = next((m for _, m in damaged if not m.pages), None)
-        if unread is not None and not skip_damaged:
-            raise hinted(InputError(unread.damage))
-        self._members = [(k, m) for k, m in members if not (skip_damaged and m.damage)]
-        self.damaged = tuple(f"{self.tars[k]}: {m.name}" for k, m in damaged) if skip_damaged else ()
-        self._ends = np.cumsum([m.pages for _, m in self._members], dtype=np.int64)
-        self._last: tuple[int, np.ndarray] | None = None
-        warn_damaged(self.damaged, [m.damage for _, m in damaged])
-        filled(len(self), some([str(path) for path in self.tars]))
+        self._members: list[tuple[Path, Member]] = []
+        damaged: list[tuple[str, str]] = []
+        for path in self.tars:
+            members = indexed(path, folder, reading if skip_damaged else None)
+            for member in _chosen(members, path, self.extensions):
+                if member.damage and skip_damaged:
+                    damaged.append((f"{path}: {member.name}", member.damage))
+                    continue
+                if member.damage and not member.pages:
+                    raise hinted(InputError(member.damage))
+                self._members.append((path, member))
+        self.damaged = tuple(label for label, _ in damaged)
+        pages = [member.pages for _, member in self._members]
+        super().__init__("tar", self.tars, reading, licence, pages, damaged)
 
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+    def _label(self, k: int) -> str:
+        path, member = self._members[k]
+        return f"{path}: {member.name}"
 
-    def _locate(self, i: int) -> tuple[int, int]:
-        i = index(i, len(self))
-        k = int(np.searchsorted(self._ends, i, side="right"))
-        return k, i - (int(self._ends[k - 1]) if k else 0)
-
-    def __getitem__(self, i: int) -> Tensor:
-        k, page = self._locate(i)
-        if self._last is not None and self._last[0] == k:
-            return picture(self._last[1][page])
-        tar, member = self._members[k]
-        label = f"{self.tars[tar]}: {member.name}"
-        try:
-            pages = self.reading.content(content(self.tars[tar], member), label)
-            if len(pages) != member.pages:
-                raise InputError(
-                    f"{label} holds {len(pages)} pages, and {member.pages} were counted by its head and ending; give "
-                    "stacks the ending .tif."
-                )
-        except InputError as error:
-            raise hinted(error) from error
-        if len(pages) > 1:
-            self._last = k, pages
-        return picture(pages[page])
-
-    def name(self, i: int) -> str:
-        """Return tar file and name of picture i, and its page in a stack."""
-        k, page = self._locate(i)
-        tar, member = self._members[k]
-        label = f"{self.tars[tar]}: {member.name}"
-        return label if member.pages == 1 else f"page {page} of {label}"
+    def _pages(self, k: int) -> np.ndarray:
+        return self.reading.content(content(*self._members[k]), self._label(k))
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, count, where, licence, how pictures are read, and how many files and damaged ones there are."""
-        return {
-            "kind": "tar",
-            "count": len(self),
-            "where": [str(path) for path in self.tars],
-            "licence": self.licence,
-            "files": len(self._members),
-            "damaged": len(self.damaged),
-            "extensions": None if self.extensions is None else list(self.extensions),
-            **self.reading.describe(),
-        }
+        """Return what every source of files does, and the extensions."""
+        return super().describe() | {"extensions": None if self.extensions is None else list(self.extensions)}
 
     def fingerprint(self) -> str:
         """Return a sha256 over names of tar files, names and sizes of pictures, and how they are read."""
-        members = [(self.tars[k].name, m.name, m.size) for k, m in self._members]
+        members = [(path.name, member.name, member.size) for path, member in self._members]
         return digest("tar", members, *self.reading.describe().values())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None}
 
 
 def _chosen(members: list[Member], path: Path, extensions: tuple[str, ...] | None) -> list[Member]:
