@@ -1,4 +1,4 @@
-"""From a picture of any size to the window that a model sees, with changes that labels of no kind would mind."""
+"""From a picture of any size to the window that a model sees, with label-preserving changes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ class Augment:
     """What is changed at random in each row; nothing by default.
 
     Values stay in [0, 1]: what exceeds it is cut. Grey pictures stay grey.
+
+    >>> Augment(pose=True, noise=0.05).roll
+    0
 
     Attributes:
         pose: turn by a multiple of 90 degrees and mirror, each of the 8 poses as often.
@@ -56,6 +59,9 @@ def posed(picture: Tensor, pose: int) -> Tensor:
 def scale(shape: tuple[int, int], size: tuple[int, int], resize: Resize) -> float:
     """Return the factor that a picture is resized by; above 1 it is too small.
 
+    >>> scale((100, 200), (50, 50), "cover"), scale((100, 200), (50, 50), "none"), scale((100, 200), (50, 50), 60)
+    (0.5, 1.0, 0.6)
+
     Args:
         shape: of the picture.
         size: of the window.
@@ -74,13 +80,15 @@ def window(picture: Tensor, size: tuple[int, int], resize: Resize, at: tuple[flo
     Args:
         picture: in [0, 1]; of any size.
         size: height and width in pixels.
-        resize: see `scale`.
+        resize: 'cover', the shortest side in pixels, or 'none'.
         at: where the window lies, in [0, 1) along both axes; 0 is the first place.
     """
     h, w = picture.shape[-2:]
+    # rounding must not leave the picture smaller than the window
     factor = scale((h, w), size, resize)
     large = tuple(max(n, round(have * factor)) for n, have in zip(size, (h, w), strict=True))
     if large != (h, w):
+        # grey pictures are one channel that is shown three times: it is resized once
         grey = picture.stride(0) == 0 or picture.shape[0] == 1
         source = picture[:1] if grey else picture
         small = F.interpolate(source[None], large, mode="bilinear", antialias=True, align_corners=False)[0]
@@ -94,7 +102,7 @@ def changed(picture: Tensor, augment: Augment, draws: np.ndarray, generator: np.
 
     Args:
         picture: in [0, 1].
-        augment: how.
+        augment: which changes, and how large at most.
         draws: five numbers in [0, 1).
         generator: of the noise.
     """
@@ -104,7 +112,8 @@ def changed(picture: Tensor, augment: Augment, draws: np.ndarray, generator: np.
         shifts = (augment.roll * int(down * h), augment.roll * int(right * w))
         picture = picture.roll(shifts, (1, 2))
     if augment.contrast:
-        mean = float(picture.numpy().mean(dtype=np.float64))  # torch's depends on the number of threads
+        # torch's mean depends on the number of threads
+        mean = float(picture.numpy().mean(dtype=np.float64))
         picture = mean + (picture - mean) * (1 + augment.contrast * (2 * contrast - 1))
     if augment.brightness:
         picture = picture + augment.brightness * (2 * brighter - 1)

@@ -16,10 +16,12 @@ from torch.utils.data import DataLoader, Dataset
 from vispe.errors import InputError, OptionError, VispeError
 from vispe.train.data.augment import Augment, Resize, changed, posed, scale, window
 from vispe.train.data.order import ROW, Order, stream
-from vispe.train.data.source import Source, digest
+from vispe.train.data.source import Source, digest, whole
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as timm and DINOv2 normalise
 AHEAD = 2  # batches that each worker prepares ahead
+# what decides the content of a step, in the order in which the fingerprint has it
+_CONTENT = ("size", "batch", "seed", "mean", "std", "resize", "crop", "small")
 
 
 class Batches:
@@ -53,7 +55,7 @@ class Batches:
         crop: 'random' or 'centre'.
         small: what is done with pictures that would have to be enlarged: 'enlarge' does it and says so once, 'skip'
             leaves them out (reads every picture of the source once, at once), 'error' names the first.
-        augment: changes at random, see `Augment`.
+        augment: changes at random; none by default.
 
     Raises:
         OptionError: a value that does not fit, named.
@@ -83,7 +85,7 @@ class Batches:
             raise OptionError(
                 f"size={size!r} is not a height and a width; give two numbers, or one for both."
             )
-        self.size = (_whole("size", sides[0], 1), _whole("size", sides[1], 1))
+        self.size = (whole("size", sides[0], 1), whole("size", sides[1], 1))
         self.batch, self.seed, self.rank, self.world, self.workers = batch, seed, rank, world, workers
         self.resize, self.crop, self.small = resize, crop, small
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
@@ -92,13 +94,9 @@ class Batches:
         self._order = Order(source.shares(), seed, self._large() if small == "skip" else None)
         empty = [k for k, (start, stop) in enumerate(self._order.parts) if start == stop]
         if empty:
-            which = (
-                "no picture"
-                if len(self._order.parts) == 1
-                else f"no picture of source {empty[0]} of the mixture"
-            )
+            of = f" of source {empty[0]} of the mixture" if len(self._order.parts) > 1 else ""
             raise InputError(
-                f"{which} is large enough for size={self.size} with resize={resize}; choose a smaller one."
+                f"no picture{of} is large enough for size={self.size} with resize={resize}; choose a smaller one."
             )
         self._noted = False
 
@@ -129,17 +127,11 @@ class Batches:
 
     def describe(self) -> dict[str, Any]:
         """Return what decides the content of each step, and the description of the source, as JSON."""
+        own = {key: getattr(self, key) for key in _CONTENT}
         return {
             "source": self.source.describe(),
             "pictures": len(self),
-            "size": list(self.size),
-            "batch": self.batch,
-            "seed": self.seed,
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "resize": self.resize,
-            "crop": self.crop,
-            "small": self.small,
+            **{key: list(value) if isinstance(value, tuple) else value for key, value in own.items()},
             "augment": asdict(self.augment),
         }
 
@@ -152,16 +144,16 @@ class Batches:
         loader = DataLoader(
             _Steps(self),
             batch_size=None,
-            sampler=_From(step),
+            sampler=itertools.count(step),
             num_workers=self.workers,
             prefetch_factor=AHEAD,
             generator=torch.Generator().manual_seed(self.seed % 2**63),
         )
-        for found, note in loader:
-            if isinstance(found, VispeError):
-                raise found
+        for rows, note in loader:
+            if isinstance(rows, VispeError):
+                raise rows
             self._note(note)
-            yield found
+            yield rows
 
     def _load(self, step: int) -> tuple[Tensor, str]:
         """Return the rows of this rank, and the first thing to note, or ''."""
@@ -178,7 +170,8 @@ class Batches:
 
     def _row(self, step: int, row: int, number: int) -> tuple[Tensor, str]:
         generator = np.random.Generator(stream(self.seed, ROW, step, row))
-        draws = generator.random(8)  # always all of them: what one option draws does not depend on the others
+        # always all of them: what one option draws does not depend on the others
+        draws = generator.random(8)
         picture = self.source[number]
         if self.augment.pose:
             picture = posed(picture, int(8 * draws[0]))
@@ -199,10 +192,12 @@ class Batches:
         return scale(shape, self.size, self.resize) > 1
 
     def _large(self) -> np.ndarray:
-        shapes = [self.source.shape(i) for i in range(len(self.source))]
-        turned = [False, True] if self.augment.pose else [False]  # a turned picture must be large enough, too
-        kept = [not any(self._enlarges(s[::-1] if t else s) for t in turned) for s in shapes]
-        return np.flatnonzero(kept)
+        """Return the numbers of the pictures that need not be enlarged, in any pose that they may get."""
+
+        def fits(shape: tuple[int, int]) -> bool:
+            return not self._enlarges(shape) and not (self.augment.pose and self._enlarges(shape[::-1]))
+
+        return np.flatnonzero([fits(self.source.shape(i)) for i in range(len(self.source))])
 
     def _note(self, note: str) -> None:
         if note and not self._noted:
@@ -214,29 +209,29 @@ class Batches:
             )
 
     def _check(self) -> None:
-        whole = {"batch": 1, "world": 1, "rank": 0, "workers": 0, "seed": 0}
-        for name, least in whole.items():
-            _whole(name, getattr(self, name), least)
+        for name, least in {"batch": 1, "world": 1, "rank": 0, "workers": 0, "seed": 0}.items():
+            whole(name, getattr(self, name), least)
+        for problem in self._problems():
+            raise OptionError(problem)
+        if not isinstance(self.resize, str):
+            whole("resize", self.resize, max(self.size))
+
+    def _problems(self) -> Iterator[str]:
+        """Yield a sentence for each option that does not fit."""
         if self.rank >= self.world:
-            raise OptionError(f"rank={self.rank} is not below world={self.world}.")
+            yield f"rank={self.rank} is not below world={self.world}."
         if self.batch % self.world:
-            raise OptionError(
-                f"batch={self.batch} cannot be shared by world={self.world} processes; choose a multiple of it."
-            )
+            yield f"batch={self.batch} cannot be shared by world={self.world} processes; choose a multiple of it."
         for name, known in (("crop", ("random", "centre")), ("small", ("enlarge", "skip", "error"))):
             if getattr(self, name) not in known:
-                raise OptionError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}.")
-        if self.resize not in ("cover", "none"):
-            if isinstance(self.resize, str):
-                raise OptionError(f"resize={self.resize!r} is not 'cover', 'none' or a number of pixels.")
-            _whole("resize", self.resize, max(self.size))
+                yield f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}."
+        if isinstance(self.resize, str) and self.resize not in ("cover", "none"):
+            yield f"resize={self.resize!r} is not 'cover', 'none' or a number of pixels."
         if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise OptionError(f"mean={self.mean} and std={self.std} need 3 values each, std positive ones.")
+            yield f"mean={self.mean} and std={self.std} need 3 values each, std positive ones."
         roll = self.augment.roll
         if roll and any(n % roll for n in self.size):
-            raise OptionError(
-                f"roll={roll} does not divide size={self.size}; choose a size of whole patches."
-            )
+            yield f"roll={roll} does not divide size={self.size}; choose a size of whole patches."
 
 
 class _Steps(Dataset[Any]):
@@ -252,21 +247,5 @@ class _Steps(Dataset[Any]):
             return type(error)(str(error)), ""
 
 
-class _From:
-    """The steps from one on, for a loader."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.count(self.step)
-
-
 def _step(step: int) -> int:
-    return _whole("step", step, 0)
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise OptionError(f"{name}={value!r} is not a whole number of at least {least}.")
-    return int(value)
+    return whole("step", step, 0)

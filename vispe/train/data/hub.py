@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError, MissingExtra, did_you_mean
-from vispe.train.data.reading import Reading, picture
+from vispe.train.data.reading import Reading, first_line, picture
 from vispe.train.data.source import Source, digest, filled, index
 
 
@@ -121,8 +121,7 @@ def _load(name: str, split: str | None) -> Any:
     try:
         return datasets.load_from_disk(name) if saved else datasets.load_dataset(name, split=split)
     except (OSError, ValueError, RuntimeError, ImportError, LookupError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"hub={name!r} cannot be loaded: {reason}") from error
+        raise InputError(f"hub={name!r} cannot be loaded: {first_line(error)}") from error
 
 
 def _split(found: Any, split: str | None, where: str, named: bool) -> tuple[Any, str]:

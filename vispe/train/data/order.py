@@ -1,4 +1,4 @@
-"""Which picture is in which row: an order without end that can be asked at any place, and depends on its seed only."""
+"""The endless order in which pictures fill the rows of batches: known at any place, it depends on its seed alone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ class Order:
     each period of rows has the given number of rows of each part, in random order, and each part is gone through as if
     alone.
 
+    >>> sorted(Order([(0, 4, 1)], seed=0)(np.arange(4)).tolist())
+    [0, 1, 2, 3]
+
     Args:
-        shares: (first, length, rows) of each part, see `Source.shares`.
+        shares: (first, length, rows) of each part, as `Source.shares` returns them.
         seed: of all permutations.
         keep: numbers of the pictures that may be taken, sorted; None takes all. A part without any is an error of the
             caller.
@@ -64,7 +67,7 @@ class Order:
         return out if self.keep is None else self.keep[out]
 
     def _turns(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the part of each row, and the how manieth row of that part it is, from 0."""
+        """Return the part of each row, and the number of that row within its part, from 0."""
         periods, offsets = np.divmod(places, len(self._slots))
         parts, turns = np.empty_like(places), np.empty_like(places)
         for period in np.unique(periods):

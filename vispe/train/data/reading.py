@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ STACKS = (".tif", ".tiff")  # endings of files that can hold several pages
 class Reading:
     """How pictures become (3, h, w) float32 in [0, 1].
 
+    >>> Reading().array(np.array([[0, 51]], np.uint8), "two pixels").ravel()
+    array([0. , 0.2], dtype=float32)
+
     Grey is repeated to three channels, palettes become colours, and an alpha channel is dropped.
 
     Attributes:
@@ -36,8 +40,7 @@ class Reading:
     channel: int | str | Sequence[int | str] | None = None
 
     def __post_init__(self) -> None:
-        known = ("auto", *MODES)
-        if self.normalize not in known:
+        if self.normalize not in (known := ("auto", *MODES)):
             hint = did_you_mean(str(self.normalize), known)
             raise OptionError(f"normalize={self.normalize!r} is not one of {', '.join(known)}.{hint}")
 
@@ -59,14 +62,12 @@ class Reading:
             raise InputError(str(error).replace(str(path), label).replace(path.name, label)) from error
 
     def content(self, data: bytes, label: str) -> np.ndarray:
-        """Return all pages of the content of a file; see `file`."""
-        with tempfile.TemporaryDirectory(prefix="vispe-") as folder:
-            path = Path(folder) / "picture"
-            path.write_bytes(data)
+        """Return all pages of the content of a file as `file` does."""
+        with as_file(data, "picture") as path:
             return self.file(path, label)
 
     def array(self, values: np.ndarray, label: str) -> np.ndarray:
-        """Return an array (h, w) or (h, w, c) as one page; see `file`."""
+        """Return an array (h, w) or (h, w, c) as one page, as `file` does."""
         if values.ndim not in (2, 3) or values.size == 0:
             raise InputError(f"{label} is an array of shape {values.shape}; give (h, w) or (h, w, c).")
         page = values.reshape(1, *values.shape[:2], -1)
@@ -81,24 +82,34 @@ class Reading:
                 f"{image.path} has {image.channels} channels, and 1 or 3 are needed; choose them by channel=, such as "
                 "0 or '0,1,2'."
             )
+        # what 'none' gives, without looking for what 8 bits cannot hold
         if self.normalize in ("auto", "none") and image.pages.dtype == np.uint8:
-            return image.pages / np.float32(
-                255
-            )  # what 'none' gives, without looking for what 8 bits cannot hold
+            return image.pages / np.float32(255)
         return normalize(image, "stack" if self.normalize == "auto" else self.normalize)[0]
 
     def describe(self) -> dict[str, Any]:
         """Return how pictures are read, as JSON."""
-        channel = self.channel
-        return {
-            "normalize": self.normalize,
-            "channel": channel if isinstance(channel, int | str) or channel is None else list(channel),
-        }
+        plain = isinstance(self.channel, int | str | None)
+        return {"normalize": self.normalize, "channel": self.channel if plain else list(self.channel)}
+
+
+@contextmanager
+def as_file(data: bytes, name: str) -> Iterator[Path]:
+    """Yield the path of a temporary file with this content."""
+    with tempfile.TemporaryDirectory(prefix="vispe-") as folder:
+        path = Path(folder) / name
+        path.write_bytes(data)
+        yield path
 
 
 def picture(page: np.ndarray) -> Tensor:
     """Return a page (h, w, 1 or 3) as (3, h, w); grey takes the memory of one channel."""
     return torch.from_numpy(np.ascontiguousarray(page.transpose(2, 0, 1))).expand(3, -1, -1)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its kind where it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def count_pages(path: Path, label: str | None = None) -> int:
@@ -119,8 +130,7 @@ def count_pages(path: Path, label: str | None = None) -> int:
             first = stack.series[0]
             sizes = [n for a, n in zip(first.axes, first.shape, strict=True) if a not in "YXCS"]
     except BROKEN as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"{label or path} is truncated or damaged ({reason}); copy or export it again."
+            f"{label or path} is truncated or damaged ({first_line(error)}); copy or export it again."
         ) from error
     return int(np.prod(sizes, dtype=np.int64))

@@ -6,10 +6,13 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
@@ -35,7 +38,7 @@ class Source(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what a card says of it, as JSON: kind, count, where, licence (empty where nobody said)."""
+        """Return what a card says of it, as JSON: kind, count, where, licence (empty where it is not known)."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -62,6 +65,10 @@ class Source(ABC):
 class Concat(Source):
     """Several sources, one after another: every picture is seen as often as any other.
 
+    >>> from vispe.train.data import SyntheticSource
+    >>> len(Concat([SyntheticSource(3), SyntheticSource(4, seed=1)]))
+    7
+
     Raises:
         OptionError: no source, or one that is a `Mixture`, whose weights would have no effect in here.
     """
@@ -75,16 +82,14 @@ class Concat(Source):
                 "a mixture is among the sources, and its weights would have no effect there; put its sources and their "
                 "weights into one Mixture."
             )
-        self._firsts = [0]
-        for source in self.sources:
-            self._firsts.append(self._firsts[-1] + len(source))
+        self._firsts = [0, *accumulate(map(len, self.sources))]
 
     def __len__(self) -> int:
         return self._firsts[-1]
 
     def _find(self, i: int) -> tuple[Source, int]:
         i = index(i, len(self))
-        k = next(k for k, first in enumerate(self._firsts[1:]) if i < first)
+        k = bisect_right(self._firsts, i) - 1
         return self.sources[k], i - self._firsts[k]
 
     def __getitem__(self, i: int) -> Tensor:
@@ -117,6 +122,10 @@ class Mixture(Concat):
     the first source and one third from the second, in random order. Each source is gone through in its own order,
     without repetition until all of its pictures have been seen, and then anew; so the pictures of a small source with a
     large weight come back soon.
+
+    >>> from vispe.train.data import SyntheticSource
+    >>> Mixture([SyntheticSource(3), SyntheticSource(4, seed=1)], [2, 1]).describe()["weights"]
+    [2.0, 1.0]
 
     Args:
         sources: at least one.
@@ -175,6 +184,17 @@ def index(i: int, count: int) -> int:
     if not -count <= i < count:
         raise IndexError(f"picture {i} was asked for, and there are {count}.")
     return i % count
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number that was given as an option.
+
+    Raises:
+        OptionError: it is none, or less than `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise OptionError(f"{name}={value!r} is not a whole number of at least {least}.")
+    return int(value)
 
 
 def digest(*parts: str | int | float | Sequence[Any] | None) -> str:

@@ -1,9 +1,7 @@
-"""Synthetic micrographs by formula: nothing to download, and the same for everybody."""
+"""Synthetic micrographs by formula: nothing to download, and the same everywhere."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,10 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
+from vispe.files import atomic_path
 from vispe.images import textures
 from vispe.images.paths import expanded
-from vispe.train.data.source import Source, digest, index
+from vispe.train.data.source import Source, digest, index, whole
 
 VERSION = 1  # of the formulas; part of the fingerprint
 SIDE = 256  # pixels
@@ -39,10 +38,11 @@ class SyntheticSource(Source):
     """
 
     def __init__(self, count: int, seed: int = 0, side: int = SIDE, cache: str | Path | None = None) -> None:
-        for name, value, least in (("synthetic", count, 1), ("seed", seed, 0), ("side", side, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise OptionError(f"{name}={value!r} is not a whole number of at least {least}.")
-        self.count, self.seed, self.side = count, seed, side
+        self.count, self.seed, self.side = (
+            whole("synthetic", count, 1),
+            whole("seed", seed, 0),
+            whole("side", side, 1),
+        )
         self.cache = None if cache is None else expanded(cache)
         self._kept: dict[int, Tensor] = {}
 
@@ -65,13 +65,10 @@ class SyntheticSource(Source):
             return torch.from_numpy(np.load(file))
         grey = synthetic_picture(i, self.seed, self.side)[:1].clone()
         try:
-            self.cache.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=file.stem, suffix=".part", dir=self.cache)
-            with os.fdopen(handle, "wb") as out:
-                np.save(out, grey.numpy())
-            os.replace(name, file)  # noqa: PTH105 - so that several processes may do this at once
-        except OSError as error:
-            raise InputError(f"{file} cannot be written ({error.strerror}); give another cache=.") from error
+            with atomic_path(file, force=True) as temporary:
+                np.save(temporary, grey.numpy())
+        except (OSError, InputError) as error:
+            raise InputError(f"{file} cannot be written ({error}); give another cache=.") from error
         return grey
 
     def __getstate__(self) -> dict[str, Any]:

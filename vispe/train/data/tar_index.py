@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import glob
 import json
-import os
 import re
 import tarfile
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from vispe.errors import InputError
+from vispe.files import atomic_path
 from vispe.images.find import natural
 from vispe.images.formats.decoded import SUFFIXES
 from vispe.images.paths import expanded
-from vispe.train.data.reading import STACKS, Reading, count_pages
+from vispe.train.data.reading import STACKS, Reading, as_file, count_pages
 from vispe.train.data.source import digest
 
 VERSION = 1
@@ -31,7 +30,7 @@ class Member:
         offset: of its first byte in the tar file.
         size: in bytes.
         pages: pictures in it.
-        damage: why it cannot be read; empty if it can, or if nobody has tried.
+        damage: why it cannot be read; empty if it can, or if that was not tried.
     """
 
     name: str
@@ -53,34 +52,31 @@ class Member:
 
 
 def expand(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the tar files that patterns name.
+    """Return the tar files that patterns name, each once.
 
     `{000..012}` counts, keeping leading zeros, `{a,b}` lists, and `*`, `?` and `[...]` match names that exist. What a
-    glob matches is in natural order; everything else in the order given. A file that comes twice is taken once.
+    glob matches is in natural order; everything else in the order given.
 
     Raises:
         InputError: a file is missing, a glob matches nothing, or an address on a network was given.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
         if re.match(r"\w+://|pipe:", str(pattern)):
             raise InputError(
                 f"tar={str(pattern)!r} is on a network; copy the files here and give their paths."
             )
         for one in _braces(str(expanded(pattern))):
-            if Path(one).is_file():
-                matches = [one]
-            elif glob.has_magic(one):
-                matches = sorted(glob.glob(one, recursive=True), key=natural)  # noqa: PTH207 - also absolute ones
-            else:
-                matches = []
-            if not matches:
+            # a name may hold brackets itself; without any, glob finds the file of this name or nothing
+            matches = [one] if Path(one).is_file() else glob.glob(one, recursive=True)  # noqa: PTH207 - absolute too
+            if not matches or not (glob.has_magic(one) or Path(one).is_file()):
                 raise InputError(f"the tar file {one} does not exist; check the name.")
-            found.update(dict.fromkeys(map(Path, matches)))
-    return list(found)
+            files |= dict.fromkeys(map(Path, sorted(matches, key=natural)))
+    return list(files)
 
 
 def _braces(pattern: str) -> list[str]:
+    """Return what a pattern with braces stands for, the first braces outermost."""
     match = re.search(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}", pattern)
     if match is None:
         return [pattern]
@@ -110,17 +106,28 @@ def indexed(path: Path, cache: Path | None, check: Reading | None) -> list[Membe
     """
     state = path.stat()
     valid = {"version": VERSION, "size": state.st_size, "mtime_ns": state.st_mtime_ns}
+    reading = None if check is None else list(check.describe().values())
     file = index_file(path, cache)
-    how = None if check is None else list(check.describe().values())
-    kept = _load(file)
-    members = [Member(**m) for m in kept["members"]] if valid.items() <= kept.items() else None
-    if members is not None and (check is None or kept["checked"] == how):
-        return members
-    if members is None:
-        members = [_counted(path, m) for m in _scan(path)]
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    if valid.items() <= kept.items():
+        members = [Member(**member) for member in kept["members"]]
+        if check is None or kept["checked"] == reading:
+            return members
+    else:
+        members = [_counted(path, member) for member in _scan(path)]
     if check is not None:
-        members = [_checked(path, m, check) for m in members]
-    _save(file, {**valid, "checked": how, "members": [asdict(m) for m in members]})
+        members = [_checked(path, member, check) for member in members]
+    content = {**valid, "checked": reading, "members": [asdict(member) for member in members]}
+    try:
+        with atomic_path(file, force=True) as temporary:
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+    except (OSError, InputError) as error:
+        raise InputError(
+            f"the index {file} cannot be written ({error}); give a folder for it by cache=."
+        ) from error
     return members
 
 
@@ -163,46 +170,25 @@ def _scan(path: Path) -> list[Member]:
 
 
 def _counted(path: Path, member: Member) -> Member:
+    """Return a member with its number of pages, 0 where its head is damaged."""
     if not member.name.lower().endswith(STACKS):
         return member
-    with tempfile.TemporaryDirectory(prefix="vispe-") as folder:
-        file = Path(folder) / f"picture{STACKS[0]}"
-        try:
-            file.write_bytes(content(path, member))
-            pages = count_pages(file, f"{path}: {member.name}")
-        except InputError as error:
-            return Member(member.name, member.offset, member.size, 0, str(error))
-    return Member(member.name, member.offset, member.size, pages)
+    try:
+        with as_file(content(path, member), f"picture{STACKS[0]}") as file:
+            return replace(member, pages=count_pages(file, f"{path}: {member.name}"))
+    except InputError as error:
+        return replace(member, pages=0, damage=str(error))
 
 
 def _checked(path: Path, member: Member, reading: Reading) -> Member:
-    damage = ""
+    """Return a member with the reason why it cannot be read, if there is one."""
+    label, damage = f"{path}: {member.name}", ""
     try:
-        found = len(reading.content(content(path, member), f"{path}: {member.name}"))
-        if found != member.pages and member.pages:
-            damage = f"{path}: {member.name} holds {found} pages, and its head and ending say {member.pages}."
+        count = len(reading.content(content(path, member), label))
+        if not member.pages:
+            damage = member.damage
+        elif count != member.pages:
+            damage = f"{label} holds {count} pages, and its head and ending say {member.pages}."
     except InputError as error:
         damage = str(error)
-    if not member.pages:
-        damage = damage or member.damage
-    return Member(member.name, member.offset, member.size, member.pages, damage)
-
-
-def _load(file: Path) -> dict:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _save(file: Path, content: dict) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=file.name, suffix=".part", dir=file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(content, out)
-        os.replace(name, file)  # noqa: PTH105 - so that several processes may do this at once
-    except OSError as error:
-        raise InputError(
-            f"the index {file} cannot be written ({error.strerror}); give a folder for it by cache=."
-        ) from error
+    return replace(member, damage=damage)
