@@ -1,12 +1,13 @@
-"""What a good retrofit is asked for, and the sentence that says whether this one is."""
+"""The limits that a good retrofit keeps, and the sentence that says whether this one does."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from vispe.report.page import Tone
+from vispe.report.table import json_list
 from vispe.train.evaluate.masks import mean_known
 
 READABLE, GONE = 0.5, 0.05
@@ -21,11 +22,14 @@ largest loss of mIoU with scribbles in one corner beyond what filters lose. All 
 class Criterion:
     """One number and what it should be.
 
+    >>> Criterion("rank", "effective rank", 0.9, 0.5, "least").asked
+    'at least 0.5'
+
     Attributes:
         key: 'before', 'after', 'blanked', 'cosine', 'rank' or 'corner'.
         title: what the number is.
-        value: what was found.
-        limit: what was asked for.
+        value: the measured number.
+        limit: its least or largest good value.
         sense: whether the limit is the least or the most.
     """
 
@@ -38,9 +42,7 @@ class Criterion:
     @property
     def met(self) -> bool:
         """Whether the number is within the limit; not for NaN."""
-        if self.sense == "least":
-            return bool(self.value >= self.limit)
-        return bool(self.value <= self.limit)
+        return bool(self.value >= self.limit if self.sense == "least" else self.value <= self.limit)
 
     @property
     def asked(self) -> str:
@@ -49,15 +51,7 @@ class Criterion:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        value = self.value if np.isfinite(self.value) else None
-        return {
-            "key": self.key,
-            "title": self.title,
-            "value": value,
-            "limit": self.limit,
-            "sense": self.sense,
-            "met": self.met,
-        }
+        return asdict(self) | {"value": json_list([self.value])[0], "met": self.met}
 
 
 def criteria(
@@ -69,7 +63,7 @@ def criteria(
     rank: float,
     corner: Mapping[str, np.ndarray] | None,
 ) -> tuple[Criterion, ...]:
-    """Return all that is asked for.
+    """Return the criteria of a retrofit.
 
     Args:
         before: held-out R² of the teacher.
@@ -79,7 +73,7 @@ def criteria(
         rank: effective rank of the student as a share of the teacher's.
         corner: mIoU lost by 'after' and by 'filters' with scribbles in one corner, of each image; None without masks.
     """
-    found = [
+    asked = [
         Criterion("before", "position readable before (held-out R²)", before, READABLE, "least"),
         Criterion("after", "position readable after (held-out R²)", after, GONE, "most"),
         Criterion("blanked", "share of channels blanked in the target", blanked, BLANKED, "most"),
@@ -89,22 +83,22 @@ def criteria(
     if corner is not None:
         extra = mean_known(corner["after"] - corner["filters"])
         title = "mIoU lost with scribbles in one corner, beyond what filters lose"
-        found.append(Criterion("corner", title, extra, CORNER, "most"))
-    return tuple(found)
+        asked.append(Criterion("corner", title, extra, CORNER, "most"))
+    return tuple(asked)
 
 
-def verdict(found: Sequence[Criterion]) -> str:
+def verdict(measured: Sequence[Criterion]) -> str:
     """Return one sentence: was there position, is it gone, and what of the rest was not met."""
-    by = {c.key: c for c in found}
+    by = {c.key: c for c in measured}
     r2 = f"held-out R² {by['before'].value:.2f} before, {by['after'].value:.2f} after"
     if not np.isfinite(by["before"].value + by["after"].value):
         return "Cannot be judged: position is constant on this grid, or the features are"
     if not by["before"].met:
-        said = f"There was little position to remove ({r2})"
+        gone = f"There was little position to remove ({r2})"
     elif by["after"].met:
-        said = f"Position is gone ({r2})"
+        gone = f"Position is gone ({r2})"
     else:
-        said = f"Position can still be read ({r2})"
+        gone = f"Position can still be read ({r2})"
     kept = [
         ("cosine", f"cosine to its target {by['cosine'].value:.2f}"),
         ("rank", f"effective rank {100 * by['rank'].value:.0f} % of the teacher's"),
@@ -114,15 +108,15 @@ def verdict(found: Sequence[Criterion]) -> str:
         kept.append(("corner", f"corner scribbles cost {by['corner'].value:.2f} mIoU more than with filters"))
     failed = [words for key, words in kept if not by[key].met]
     if failed:
-        return f"{said}, but the features lost too much: {', '.join(failed)}"
-    return f"{said}; the features kept what they said: {', '.join(words for _, words in kept[:2])}"
+        return f"{gone}, but the features lost too much: {', '.join(failed)}"
+    return f"{gone}; the features kept what they said: {', '.join(words for _, words in kept[:2])}"
 
 
-def tone(found: Sequence[Criterion]) -> Tone:
+def tone(measured: Sequence[Criterion]) -> Tone:
     """Return the colour of the verdict: good when all is met, bad when position is still readable."""
-    by = {c.key: c for c in found}
+    by = {c.key: c for c in measured}
     if not np.isfinite(by["before"].value + by["after"].value):
         return "plain"
     if not by["after"].met:
         return "bad"
-    return "good" if all(c.met for c in found) else "mild"
+    return "good" if all(c.met for c in measured) else "mild"

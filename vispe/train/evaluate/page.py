@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import numpy as np
 
 from vispe.evaluate.rotation.report import HEADLINES
 from vispe.evaluate.rotation.verdict import SCALE
 from vispe.report.page import Page
-from vispe.train.evaluate.criteria import Criterion, tone
+from vispe.train.evaluate.criteria import tone
 from vispe.train.evaluate.masks import mean_known
 from vispe.train.evaluate.plots import fingerprint_figure, kept_figure, masks_figure, position_figure
 from vispe.train.evaluate.result import RetrofitReport
@@ -30,7 +29,7 @@ _POSITION = (
     "themselves, by uneven light or layers."
 )
 _BLANKED = (
-    "Blanked: the teacher with its most telling channels set to 0, which is what the student was taught. When it "
+    "Blanked: the teacher with its most telling channels set to 0, which is what the student learnt. When it "
     "still reveals position and the student does not, the new encoding did the work. Shuffled: patches in random "
     "order, a control that must be 0 or less."
 )
@@ -62,10 +61,9 @@ def evaluation_page(report: RetrofitReport) -> Page:
     Args:
         report: what was measured. A section appears only where its numbers exist.
     """
-    found = report.criteria
-    page = Page(report.subject, "Retrofit", f"{report.verdict}.", tone(found))
+    page = Page(report.subject, "Retrofit", f"{report.verdict}.", tone(report.criteria))
     page.text(_INTRO)
-    page.table([["", "found", "wanted", ""], *map(_criterion, found)], left=(0, 2, 3))
+    page.table(_criteria(report), left=(0, 2, 3))
     page.text(
         "Position readable: the larger of the medians over noise and over textures. The limits are our choice.",
         soft=True,
@@ -76,12 +74,11 @@ def evaluation_page(report: RetrofitReport) -> Page:
     _kept(page, report)
     _masks(page, report)
     page.section("Every image")
-    page.table(
-        _by_image(report), folded=f"Likeness{' and mIoU' * (report.segmentation is not None)} by image"
-    )
-    for what, side in (("before", report.before), ("blanked", report.blanked), ("after", report.after)):
+    words = " and mIoU" if report.segmentation is not None else ""
+    page.table(_by_image(report), folded=f"Likeness{words} by image")
+    for name, side in report.sides.items():
         for kind, probe in side.probes.items():
-            page.table(probe.table(), folded=f"All targets of the probe, {what}, {KINDS[kind]}")
+            page.table(probe.table(), folded=f"All targets of the probe, {name}, {KINDS[kind]}")
     page.section("Settings and notes")
     for note in report.notes:
         page.text(note)
@@ -92,16 +89,19 @@ def evaluation_page(report: RetrofitReport) -> Page:
 
 
 def to_text(report: RetrofitReport) -> str:
-    """Return the verdict and the table of what was asked for, as plain text."""
-    rows = [["", "found", "wanted", ""], *map(_criterion, report.criteria)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows]
+    """Return the verdict and the table of criteria as plain text."""
+    table = _criteria(report)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
     return "\n".join([f"{report.verdict}.", "", *lines])
 
 
-def _criterion(found: Criterion) -> list[str]:
-    met = "" if not np.isfinite(found.value) else "met" if found.met else "not met"
-    return [found.title, _number(found.value), found.asked, met]
+def _criteria(report: RetrofitReport) -> list[list[str]]:
+    rows = [["", "found", "wanted", ""]]
+    for one in report.criteria:
+        met = "" if not np.isfinite(one.value) else "met" if one.met else "not met"
+        rows.append([one.title, _number(one.value), one.asked, met])
+    return rows
 
 
 def _position(page: Page, report: RetrofitReport) -> None:
@@ -111,21 +111,13 @@ def _position(page: Page, report: RetrofitReport) -> None:
         position_figure(report),
         "Held-out R² of row and column: dots are images (medians over choices of patches), lines medians over all.",
     )
-    heads = [
-        "held-out R², median over images and choices of patches",
-        "before",
-        "blanked",
-        "after",
-        "shuffled, after",
-    ]
-    rows = []
-    for kind in report.before.probes:
-        sides = (report.before, report.blanked, report.after)
-        scores = [_number(side.probes[kind].headline) for side in sides]
-        shuffled = float(np.median(report.after.probes[kind].rows[0].shuffled))
-        n = report.before.probes[kind].n_images
-        rows.append([f"{KINDS[kind]} ({n})", *scores, _number(shuffled)])
-    page.table([heads, *rows])
+    title = "held-out R², median over images and choices of patches"
+    rows = [[title, *report.sides, "shuffled, after"]]
+    for kind, probe in report.after.probes.items():
+        scores = [side.probes[kind].headline for side in report.sides.values()]
+        shuffled = float(np.median(probe.rows[0].shuffled))
+        rows.append(_row(f"{KINDS[kind]} ({probe.n_images})", *scores, shuffled))
+    page.table(rows)
     page.text(_BLANKED, soft=True)
     notes = {n for s in (report.before, report.after) for p in s.probes.values() for n in p.notes}
     for note in sorted(notes):
@@ -143,7 +135,7 @@ def _pattern(page: Page, report: RetrofitReport) -> None:
     page.table(
         [
             ["", "before", "after"],
-            ["SNR of the pattern", _number(first.snr), _number(second.snr)],
+            _row("SNR of the pattern", first.snr, second.snr),
             ["noise images", str(first.n_images), str(second.n_images)],
             ["channels that tell most", *(", ".join(map(str, p.top_channels(4))) for p in (first, second))],
         ]
@@ -156,72 +148,71 @@ def _turned(page: Page, report: RetrofitReport) -> None:
         return
     page.section("Turned and mirrored")
     page.text(_TURNED)
-    rows, quiet = [], []
-    for row in first.headlines:
-        other = second.result.find(row.transform, row.metric, row.part)
-        what, unit = HEADLINES[row.transform, row.metric, row.part]
-        if row.control:
-            quiet.append(len(rows))
+    rows, quiet = [["what was done", "what is compared", "before", "after"]], []
+    for number, row in enumerate(first.headlines):
+        key = (row.transform, row.metric, row.part)
+        other = second.result.find(*key)
         after = "" if other is None else _number(other.summary().mean)
-        rows.append([what, unit, _number(row.summary().mean), after])
-    page.table([["what was done", "what is compared", "before", "after"], *rows], left=(0, 1), quiet=quiet)
+        rows.append([*HEADLINES[key], _number(row.summary().mean), after])
+        quiet += [number] * row.control
+    page.table(rows, left=(0, 1), quiet=quiet)
 
 
 def _kept(page: Page, report: RetrofitReport) -> None:
     page.section("What the features kept")
     page.text(_KEPT)
     page.figure(kept_figure(report), "Each dot is an image, lines are medians.")
-    rows = [
-        ["cosine, student to teacher", _number(float(np.mean(report.cosine)))],
-        ["cosine, student to blanked teacher (its target)", _number(float(np.mean(report.cosine_blanked)))],
-        ["effective rank, before", _number(float(np.median(report.before.rank)))],
-        ["effective rank, blanked", _number(float(np.median(report.blanked.rank)))],
-        ["effective rank, after", _number(float(np.median(report.after.rank)))],
-        ["channels blanked", f"{len(report.channels)} of {report.width}"],
-    ]
-    page.table([["", "mean cosine, median rank"], *rows])
+    page.table(
+        [
+            ["", "mean cosine, median rank"],
+            _row("cosine, student to teacher", np.mean(report.cosine)),
+            _row("cosine, student to blanked teacher (its target)", np.mean(report.cosine_blanked)),
+            *(_row(f"effective rank, {name}", np.median(side.rank)) for name, side in report.sides.items()),
+            ["channels blanked", f"{len(report.channels)} of {report.width}"],
+        ]
+    )
 
 
 def _masks(page: Page, report: RetrofitReport) -> None:
-    found = report.segmentation
-    if found is None:
+    scores = report.segmentation
+    if scores is None:
         return
     page.section("Linear segmentation")
     page.text(_MASKS)
     page.figure(masks_figure(report), "Each dot is an image, lines are means over images.")
-    heads = ["mIoU, mean over images", "before", "after", "filters"]
-    rows = [
-        ["spread scribbles", *(_number(mean_known(found.own[k])) for k in heads[1:])],
-        ["lost with corner scribbles", *(_number(mean_known(found.corner[k])) for k in heads[1:])],
-    ]
-    if found.others:
-        rows.append(["other masks", *(_number(mean_known(found.others[k])) for k in heads[1:])])
-        rows.append(["other masks, all pixels pooled", *(_number(found.pooled[k]) for k in heads[1:])])
-    page.table([heads, *rows])
+    names = ("before", "after", "filters")
+    titles = {"own": "spread scribbles", "corner": "lost with corner scribbles", "others": "other masks"}
+    rows = [["mIoU, mean over images", *names]]
+    for key, title in titles.items():
+        if values := getattr(scores, key):
+            rows.append(_row(title, *(mean_known(values[name]) for name in names)))
+    if scores.pooled:
+        rows.append(_row("other masks, all pixels pooled", *(scores.pooled[name] for name in names)))
+    page.table(rows)
     page.text(
-        f"{found.budget} pixels of each class were scribbled on; classes: {', '.join(report.classes)}.",
+        f"{scores.budget} pixels of each class were scribbled on; classes: {', '.join(report.classes)}.",
         soft=True,
     )
 
 
 def _by_image(report: RetrofitReport) -> list[list[str]]:
-    heads = ["image", "cosine", "cosine to target", "rank before", "rank after"]
-    columns: list[Sequence[float]] = [
-        report.cosine,
-        report.cosine_blanked,
-        report.before.rank,
-        report.after.rank,
-    ]
+    columns = {
+        "cosine": report.cosine,
+        "cosine to target": report.cosine_blanked,
+        "rank before": report.before.rank,
+        "rank after": report.after.rank,
+    }
     if report.segmentation is not None:
-        words = {"own": "spread", "corner": "lost in a corner", "others": "other masks"}
-        for key, said in words.items():
-            for name, values in getattr(report.segmentation, key).items():
-                heads.append(f"{said}, {name}")
-                columns.append(values)
-    return [
-        heads,
-        *([name, *(_number(c[k]) for c in columns)] for k, name in enumerate(report.image_names)),
-    ]
+        for key, word in {"own": "spread", "corner": "lost in a corner", "others": "other masks"}.items():
+            rows = getattr(report.segmentation, key)
+            columns |= {f"{word}, {name}": values for name, values in rows.items()}
+    values = zip(*columns.values(), strict=True)
+    rows = [_row(name, *numbers) for name, numbers in zip(report.image_names, values, strict=True)]
+    return [["image", *columns], *rows]
+
+
+def _row(title: str, *values: float) -> list[str]:
+    return [title, *map(_number, values)]
 
 
 def _number(value: float) -> str:

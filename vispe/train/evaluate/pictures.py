@@ -1,9 +1,10 @@
 """The pictures of an evaluation: windows of given images, noise and textures, made when they are asked for."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class Settings:
         """Return the settings of a model of timm or open_clip.
 
         Raises:
-            OptionError: a function, which does not say them.
+            OptionError: a function, of which they are not known.
         """
         from vispe.backbones.timm import input_settings
 
@@ -66,6 +67,9 @@ class Settings:
 def probe_step(patches: int) -> int:
     """Return the step of the probe on a grid of patches x patches: at most 6, with at least 32 patches where it can.
 
+    >>> [probe_step(n) for n in (4, 16, 37)]
+    [2, 2, 6]
+
     Args:
         patches: along one side of the grid.
     """
@@ -73,7 +77,7 @@ def probe_step(patches: int) -> int:
 
 
 class _Made(Sequence[Tensor]):
-    """Pictures by number, of which slices are sequences too."""
+    """Pictures that are made by number, of which slices are sequences too."""
 
     def __init__(self, numbers: range) -> None:
         self._numbers = numbers
@@ -82,18 +86,11 @@ class _Made(Sequence[Tensor]):
         """Return the number of pictures."""
         return len(self._numbers)
 
-    @overload
-    def __getitem__(self, number: int) -> Tensor: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> "_Made": ...
-
-    def __getitem__(self, number: int | slice) -> "Tensor | _Made":
-        """Make one picture, or promise several."""
+    def __getitem__(self, number: Any) -> Any:
+        """Make the picture of a number, or return the pictures of a slice, which are made later."""
         if isinstance(number, int):
             return self._make(self._numbers[number])
-        part = object.__new__(type(self))
-        part.__dict__.update(self.__dict__)
+        part = copy.copy(self)
         part._numbers = self._numbers[number]
         return part
 
@@ -102,19 +99,23 @@ class _Made(Sequence[Tensor]):
         """Make a picture by its number."""
 
 
-class Noise(_Made):
-    """Uniform noise in [0, 1], normalised, (3, side, side) each: it shows no place.
+class _Drawn(_Made):
+    """Pictures that show no place, (3, side, side) each, normalised.
 
     Args:
         count: number of pictures.
         side: in pixels.
         settings: of the model.
-        seed: of the noise.
+        seed: of the pictures.
     """
 
     def __init__(self, count: int, side: int, settings: Settings, seed: int = 0) -> None:
         super().__init__(range(count))
         self._side, self._settings, self._seed = side, settings, seed
+
+
+class Noise(_Drawn):
+    """Uniform noise in [0, 1]."""
 
     def _make(self, number: int) -> Tensor:
         rng = np.random.default_rng([self._seed, 0, number])
@@ -122,21 +123,14 @@ class Noise(_Made):
         return self._settings.normalized(torch.from_numpy(image))
 
 
-class Textures(_Made):
-    """Homogeneous isotropic textures, (3, side, side) each: random fields, discs and grains in turn.
+class Textures(_Drawn):
+    """Homogeneous isotropic textures: random fields, discs and grains in turn.
 
     They are asked for often and take a second each, so those that were made are kept.
-
-    Args:
-        count: number of pictures.
-        side: in pixels.
-        settings: of the model.
-        seed: of the samples.
     """
 
     def __init__(self, count: int, side: int, settings: Settings, seed: int = 0) -> None:
-        super().__init__(range(count))
-        self._side, self._settings, self._seed = side, settings, seed
+        super().__init__(count, side, settings, seed)
         self._kept: dict[int, Tensor] = {}
 
     def _make(self, number: int) -> Tensor:

@@ -29,13 +29,9 @@ def position_figure(report: RetrofitReport) -> Figure:
     groups: dict[str, dict[str, np.ndarray]] = {}
     levels: list[float] = []
     for kind in kinds:
-        probes = {
-            "before": report.before.probes[kind],
-            "blanked": report.blanked.probes[kind],
-            "after": report.after.probes[kind],
-        }
+        probes = {name: side.probes[kind] for name, side in report.sides.items()}
         groups["your images" if kind == "images" else kind] = {
-            what: np.median(probe.rows[0].r2_heldout, axis=1).clip(_FLOOR) for what, probe in probes.items()
+            name: np.median(probe.rows[0].r2_heldout, axis=1).clip(_FLOOR) for name, probe in probes.items()
         }
         levels += [max(_FLOOR, probe.headline) for probe in probes.values()]
     _strips(ax, groups, levels)
@@ -52,9 +48,9 @@ def fingerprint_figure(first: Fingerprint, second: Fingerprint) -> Figure:
     limit = float(max(np.abs(first.components[0]).max(), np.abs(second.components[0]).max())) or 1.0
     axes = figure.subplots(1, 2)
     shown = None
-    for ax, what, found in zip(axes, ("before", "after"), (first, second), strict=True):
-        shown = ax.imshow(found.components[0], cmap="PuOr", vmin=-limit, vmax=limit)
-        ax.set_title(f"{what}, SNR {found.snr:.3g}", color=COLORS[what], fontsize=10)
+    for ax, name, pattern in zip(axes, ("before", "after"), (first, second), strict=True):
+        shown = ax.imshow(pattern.components[0], cmap="PuOr", vmin=-limit, vmax=limit)
+        ax.set_title(f"{name}, SNR {pattern.snr:.3g}", color=COLORS[name], fontsize=10)
         ax.set(xticks=[], yticks=[])
     figure.colorbar(shown, ax=axes, shrink=0.8)
     return figure
@@ -64,33 +60,26 @@ def kept_figure(report: RetrofitReport) -> Figure:
     """Draw the cosines, and the effective ranks, by image."""
     figure = new_figure(7.2, 3.2)
     left, right = figure.subplots(1, 2)
-    _strips(
-        left,
-        {"to the teacher": {"after": report.cosine}, "to the target": {"after": report.cosine_blanked}},
-        np.median,
-        legend=False,
-    )
+    cosines = {"to the teacher": {"after": report.cosine}, "to the target": {"after": report.cosine_blanked}}
+    _strips(left, cosines, np.median, legend=False)
     low = float(min(report.cosine.min(), report.cosine_blanked.min()))
     left.set(ylim=(min(0.0, low - 0.05), 1.05), ylabel="cosine of the student's features")
-    ranks = {"before": report.before.rank, "blanked": report.blanked.rank, "after": report.after.rank}
-    _strips(right, {"": ranks}, np.median)
+    _strips(right, {"": {name: side.rank for name, side in report.sides.items()}}, np.median)
     right.set(ylim=(0, None), ylabel="effective rank")
     return figure
 
 
 def masks_figure(report: RetrofitReport) -> Figure:
     """Draw mIoU by image for features before and after and for filters, and what corner scribbles cost."""
-    found = report.segmentation
-    if found is None:
+    scores = report.segmentation
+    if scores is None:
         raise InputError("The report holds no segmentation to draw; evaluate with masks.")
     figure = new_figure(8.4, 3.2)
-    left, right = figure.subplots(1, 2, width_ratios=(2 if found.others else 1, 1))
-    groups: dict[str, Mapping[str, np.ndarray]] = {"spread scribbles": found.own}
-    if found.others:
-        groups["other masks"] = found.others
+    left, right = figure.subplots(1, 2, width_ratios=(2 if scores.others else 1, 1))
+    groups = {"spread scribbles": scores.own} | ({"other masks": scores.others} if scores.others else {})
     _strips(left, groups, np.mean)
     left.set(ylim=(None, 1.02), ylabel="mIoU")
-    _strips(right, {"corner scribbles": found.corner}, np.mean, legend=False)
+    _strips(right, {"corner scribbles": scores.corner}, np.mean, legend=False)
     right.axhline(0, color=INK, lw=0.8)
     right.set(ylabel="mIoU lost")
     return figure
@@ -108,9 +97,10 @@ def _strips(
     levels = None if callable(middle) else iter(middle)
     at = 0.0
     for rows in groups.values():
-        start = at
+        ticks.append(at + (len(rows) - 1) / 2)
         for name, values in rows.items():
             known = values[np.isfinite(values)]
+            # the images of a strip side by side, a single one in its middle
             spread = np.linspace(-0.2, 0.2, len(known)) if len(known) > 1 else np.zeros(len(known))
             label = name if name not in named else None
             named.add(name)
@@ -119,13 +109,8 @@ def _strips(
             if np.isfinite(level):
                 ax.plot([at - 0.32, at + 0.32], [level, level], color=COLORS[name], lw=2.5)
             at += 1
-        ticks.append((start + at - 1) / 2)
         at += 0.8
-    _finish(ax, ticks, list(groups), legend)
-
-
-def _finish(ax: Axes, ticks: Sequence[float], names: Sequence[str], legend: bool) -> None:
-    ax.set_xticks(ticks, names)
+    ax.set_xticks(ticks, list(groups))
     ax.tick_params(axis="x", length=0)
     ax.spines[["top", "right"]].set_visible(False)
     if legend:

@@ -1,4 +1,4 @@
-"""What an evaluation found: each side, both together, and the JSON of it."""
+"""The result of an evaluation: each side, both together, and the JSON of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,14 +10,16 @@ import numpy as np
 from vispe.evaluate.probe.positional import ProbeResult
 from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
+from vispe.files import write_json
 from vispe.report.table import json_list
 from vispe.train.evaluate.criteria import Criterion, criteria, verdict
 from vispe.train.evaluate.masks import MaskScores
+from vispe.train.evaluate.pair import SIDES
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """What was found for one model.
+    """The measurements of one model.
 
     Attributes:
         probes: positional probe by kind of pictures: 'noise', 'textures', 'images'.
@@ -39,7 +41,7 @@ class Side:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         return {
-            "readable_r2": json_list(np.array([self.readable]))[0],
+            "readable_r2": json_list([self.readable])[0],
             "probe": {name: probe.to_dict() for name, probe in self.probes.items()},
             "fingerprint": None if self.fingerprint is None else self.fingerprint.to_dict(),
             "rotation": None if self.rotation is None else self.rotation.to_dict(),
@@ -64,7 +66,7 @@ class RetrofitReport:
         segmentation: linear segmentation; None without masks.
         classes: their names.
         settings: what the numbers depend on.
-        notes: what the reader should know.
+        notes: remarks for the reader.
     """
 
     subject: str
@@ -82,8 +84,13 @@ class RetrofitReport:
     notes: tuple[str, ...] = ()
 
     @property
+    def sides(self) -> dict[str, Side]:
+        """The three sides by name."""
+        return {name: getattr(self, name) for name in SIDES}
+
+    @property
     def criteria(self) -> tuple[Criterion, ...]:
-        """What a good retrofit is asked for, and what was found."""
+        """The numbers that have limits."""
         return criteria(
             before=self.before.readable,
             after=self.after.readable,
@@ -110,9 +117,7 @@ class RetrofitReport:
             "images": list(self.image_names),
             "cosine": json_list(self.cosine),
             "cosine_blanked": json_list(self.cosine_blanked),
-            "before": self.before.to_dict(),
-            "blanked": self.blanked.to_dict(),
-            "after": self.after.to_dict(),
+            **{name: side.to_dict() for name, side in self.sides.items()},
             "segmentation": None if self.segmentation is None else self.segmentation.to_dict(),
             "classes": list(self.classes),
             "settings": self.settings,
@@ -125,7 +130,4 @@ class RetrofitReport:
         Raises:
             InputError: the file exists.
         """
-        from vispe.files import write_json
-
-        write_json(path, self.to_dict(), force)
-        return Path(path)
+        return write_json(path, self.to_dict(), force)
