@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -86,23 +86,24 @@ class LinearTask:
         Raises:
             OptionError: a number out of its range, or keys that contradict each other.
         """
+        for problem in self._problems():
+            raise OptionError(problem)
+
+    def _problems(self) -> Iterator[str]:
         if (self.model is None) == (self.retrofit is None):
             given = "neither" if self.model is None else "both"
-            raise OptionError(f"Linear segmentation needs a model or a retrofit, one of them, got {given}.")
+            yield f"Linear segmentation needs a model or a retrofit, one of them, got {given}."
         if self.retrofit is not None and self.pos_embed is not None:
-            raise OptionError(
-                f"pos_embed={self.pos_embed} has no effect on the student of a retrofit, which has its own."
-            )
+            yield f"pos_embed={self.pos_embed} has no effect on the student of a retrofit, which has its own."
         if (self.val_images is None) != (self.val_masks is None):
-            raise OptionError("val_images and val_masks belong together; give both or neither.")
+            yield "val_images and val_masks belong together; give both or neither."
         for key in ("size", "steps", "batch", "log_every", "checkpoint_every"):
             if getattr(self, key) < 1:
-                raise OptionError(f"{key} must be at least 1, got {getattr(self, key)}.")
+                yield f"{key} must be at least 1, got {getattr(self, key)}."
         if self.rate <= 0 or self.backbone_rate < 0 or self.weight_decay < 0 or not 0 <= self.dropout < 1:
-            raise OptionError(
-                "rate must be above 0, backbone_rate and weight_decay 0 or more, and dropout from 0 to below 1; got "
-                f"{self.rate}, {self.backbone_rate}, {self.weight_decay} and {self.dropout}."
-            )
+            got = f"{self.rate}, {self.backbone_rate}, {self.weight_decay} and {self.dropout}"
+            needed = "rate must be above 0, backbone_rate and weight_decay 0 or more, and dropout from 0 to below 1"
+            yield f"{needed}; got {got}."
 
 
 def read_task(argv: Sequence[str]) -> LinearTask:

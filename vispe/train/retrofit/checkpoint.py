@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vispe.errors import InputError
+from vispe.files import atomic_path
 
 State = tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]]
 """Number of updates that were made, state dicts by file name, and everything else: tensors and plain values."""
@@ -97,7 +98,7 @@ class Folder:
             _delete(self._own())
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / "run.json").exists():
-            write_text(self.path / "run.json", json.dumps(dict(identity), indent=1) + "\n")
+            _write(self.path / "run.json", identity)
 
     def save(self, step: int, weights: Mapping[str, Mapping[str, Tensor]], moment: Mapping[str, Any]) -> None:
         """Write a state; a kill at any time leaves this one, complete, or the last one.
@@ -107,6 +108,7 @@ class Folder:
             weights: state dicts by file name.
             moment: tensors and plain values; everything else.
         """
+        # written beside its place and moved there in one step, after the disk has everything
         states = self.path / "state"
         part, final = states / f".{step:09d}.part", states / f"{step:09d}"
         shutil.rmtree(part, ignore_errors=True)
@@ -116,8 +118,8 @@ class Folder:
         torch.save(dict(moment), part / "moment.pt")
         for file in part.iterdir():
             _sync(file)
-        if final.exists():  # a run that was stopped before it could write its card
-            shutil.rmtree(final)
+        # left by a run that was stopped before it could write its card
+        shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
         _sync(states)
         for old in self.steps()[:-_KEPT]:
@@ -159,24 +161,21 @@ class Folder:
 
     def finish(self, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
         """Write the trained weights and then the card."""
-        part = self.weights.with_name(f".{self.weights.name}.part")
-        save_file(_whole(weights), part, metadata={"format": "pt", "vispe": "retrofit, see card.json"})
-        part.chmod(self.log.stat().st_mode & 0o666)  # safetensors makes files for their owner alone
-        _sync(part)
-        part.replace(self.weights)
-        write_text(self.card, json.dumps(dict(card), indent=1, allow_nan=False) + "\n")
+        with atomic_path(self.weights, force=True) as part:
+            save_file(_whole(weights), part, metadata={"format": "pt", "vispe": "retrofit, see card.json"})
+            # safetensors makes files for their owner alone
+            part.chmod(self.log.stat().st_mode & 0o666)
+        _write(self.card, card)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file that is complete or not there at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    _sync(part)
-    part.replace(path)
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
+    with atomic_path(path, force=True) as part:
+        part.write_text(json.dumps(dict(values), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _whole(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors on the CPU that share no memory, as safetensors wants them."""
+    """Return tensors on the CPU that share no memory, as safetensors needs them."""
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}
 
 

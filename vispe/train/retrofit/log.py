@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from vispe.files import atomic_path
+
 
 class Log:
     """Writes lines of JSON, and scalars for tensorboard where it is installed.
@@ -26,9 +28,8 @@ class Log:
     def __init__(self, path: Path, step: int = 0, tensorboard: Path | None = None) -> None:
         self.path, self.writer = path, None
         kept = [line for line in read_log(path) if line["step"] <= step] if path.exists() else []
-        part = path.with_name(f".{path.name}.part")
-        part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        part.replace(path)
+        with atomic_path(path, force=True) as part:
+            part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         if tensorboard is not None and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -36,7 +37,8 @@ class Log:
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Write one line; values that are no numbers, or not finite, are left out of tensorboard and null in JSON."""
-        plain = {key: _plain(value) for key, value in values.items()}
+        unknown = {key: None for key, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
+        plain = {**values, **unknown}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(plain, allow_nan=False) + "\n")
         if self.writer is not None:
@@ -65,16 +67,11 @@ def memory_mib(device: torch.device) -> float:
     """Return the largest memory so far in MiB: of tensors on a GPU, or of this process; NaN where unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    if importlib.util.find_spec("resource") is None:  # Windows
+    # Windows has no such module
+    if importlib.util.find_spec("resource") is None:
         return float("nan")
     import resource
     import sys
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value

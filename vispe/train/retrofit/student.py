@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+from vispe.backbones.maps import random_twin
 from vispe.backbones.tokens import Backbone, final_tokens
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
 from vispe.symmetry import symmetrize
+from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Retrofit, Student, Teacher
+from vispe.train.retrofit.lora import add_lora
 from vispe.train.retrofit.teacher import load_teacher
 
 __all__ = [
@@ -29,23 +35,20 @@ __all__ = [
 
 
 def make_student(teacher: Backbone, config: Student, *, seed: int = 0) -> nn.Module:
-    """Return a copy of the teacher's model with another encoding, of which what is to be trained requires gradients.
+    """Return a copy of the teacher's model with another encoding, in training mode.
 
-    The copy is in training mode. With lora, its linear layers hold a low-rank change beside their weights, see
-    `vispe.train.retrofit.lora`.
+    Only the weights to be trained require gradients. With lora, the linear layers hold low-rank changes beside their
+    frozen weights.
 
     Args:
         teacher: stays as it is.
-        config: what becomes of the copy.
+        config: encoding, initial weights and what is trained.
         seed: of all new weights.
 
     Raises:
         OptionError: nothing would be trained.
         UnknownEncoding, UnsupportedCombination, UnsupportedHost: the encoding has no place in the model.
     """
-    from vispe.backbones.maps import random_twin
-    from vispe.train.retrofit.lora import add_lora
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         meta = any(p.is_meta for p in teacher.model.parameters())
@@ -59,10 +62,10 @@ def make_student(teacher: Backbone, config: Student, *, seed: int = 0) -> nn.Mod
             symmetrize(model)
         model.requires_grad_(config.trainable == "all")
         if config.trainable != "all":
-            own = [p for name, p in model.named_parameters() if "pos_enc" in name.split(".")]
-            for parameter in own:
+            encoding = [p for name, p in model.named_parameters() if "pos_enc" in name.split(".")]
+            for parameter in encoding:
                 parameter.requires_grad_(True)
-            if config.trainable == "encoding" and not own:
+            if config.trainable == "encoding" and not encoding:
                 raise OptionError(
                     f"student.trainable=encoding was asked, and {config.pos_embed} has no parameters; choose an "
                     "encoding that learns, or trainable: lora or all."
@@ -75,41 +78,42 @@ def make_student(teacher: Backbone, config: Student, *, seed: int = 0) -> nn.Mod
 def check_models(config: Retrofit) -> int:
     """Check a retrofit against outlines of its models, before weights are fetched; return the number of features.
 
+    >>> from vispe.train.retrofit.checkpoint import Folder
+    from vispe.train.retrofit.config import Stage
+    >>> check_models(Retrofit(Teacher("vit_tiny_patch16_224"), [Stage(224, steps=1)], [{"synthetic": 1}], "out"))
+    192
+
     Raises:
         OptionError: a size that the model refuses, channels that it does not have, a class token that it lacks.
-        UnknownName, UnsupportedHost and other errors of vispe: see `load_teacher` and `make_student`.
+        UnknownName, UnsupportedHost, UnsupportedCombination, InputError: models that cannot be built.
     """
     teacher = load_teacher(config.teacher, outline=True)
     make_student(teacher, config.student)
+    for problem in _problems(config, teacher):
+        raise OptionError(problem)
+    return teacher.channels
+
+
+def _problems(config: Retrofit, teacher: Backbone) -> Iterator[str]:
+    """Yield a sentence for each thing that does not fit the teacher."""
     name, patch = config.teacher.name, teacher.patch
     sizes = {f"stages[{k}].size": stage.size for k, stage in enumerate(config.stages)}
     if config.probe.size is not None:
         sizes["probe.size"] = config.probe.size
     for key, size in sizes.items():
         if size % patch:
-            raise OptionError(
-                f"{key}={size} is no multiple of the patch of {name}, {patch} px; choose "
-                f"{max(1, size // patch) * patch} or {(size // patch + 1) * patch}."
-            )
+            near = f"{max(1, size // patch) * patch} or {(size // patch + 1) * patch}"
+            yield f"{key}={size} is no multiple of the patch of {name}, {patch} px; choose {near}."
         if teacher.exact and size != teacher.size:
-            raise OptionError(
-                f"{key}={size}, and {name} takes images of {teacher.size} px alone; set teacher.img_size to {size}."
-            )
-    blank = config.target.blank
-    if isinstance(blank, list) and (bad := [c for c in blank if not 0 <= c < teacher.channels]):
-        raise OptionError(
-            f"target.blank names channel {bad[0]}, and the features of {name} have {teacher.channels}, numbered from 0."
-        )
-    count = blanked_count(config, teacher.channels)
-    if count >= teacher.channels:
-        raise OptionError(
-            f"target.count={count} would blank all {teacher.channels} channels of {name}; lower it."
-        )
+            yield f"{key}={size}, and {name} takes images of {teacher.size} px alone; set teacher.img_size to {size}."
+    blank, channels = config.target.blank, teacher.channels
+    if isinstance(blank, list) and (bad := [c for c in blank if not 0 <= c < channels]):
+        yield f"target.blank names channel {bad[0]}, and the features of {name} have {channels}, numbered from 0."
+    count = blanked_count(config, channels)
+    if count >= channels:
+        yield f"target.count={count} would blank all {channels} channels of {name}; lower it."
     if config.loss.class_token and not teacher.class_token:
-        raise OptionError(
-            f"loss.class_token={config.loss.class_token}, and {name} has no class token; set it to 0."
-        )
-    return teacher.channels
+        yield f"loss.class_token={config.loss.class_token}, and {name} has no class token; set it to 0."
 
 
 def check_size(size: int, backbone: Backbone, name: str) -> None:
@@ -146,26 +150,23 @@ def load_student(folder: str | Path) -> tuple[Backbone, Backbone, dict[str, Any]
     Raises:
         InputError: no finished retrofit is there, or its weights do not fit.
     """
-    import json
-
-    from safetensors.torch import load_file
-
     folder = Path(folder)
     folder = folder.parent if folder.suffix == ".safetensors" else folder
-    if not (folder / "card.json").is_file() or not (folder / "student.safetensors").is_file():
+    wrote = Folder(folder)
+    if not wrote.card.is_file() or not wrote.weights.is_file():
         raise InputError(
             f"{folder} holds no finished retrofit: card.json and student.safetensors are needed; run vispe retrofit."
         )
-    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    card = json.loads(wrote.card.read_text(encoding="utf-8"))
     try:
         teacher = load_teacher(Teacher(**card["config"]["teacher"]), seed=card["config"]["seed"])
-        made = Student(**card["config"]["student"])
+        config = Student(**card["config"]["student"])
     except (KeyError, TypeError) as error:
-        raise InputError(f"{folder / 'card.json'} is no card of vispe retrofit ({error}).") from error
-    student = make_student(teacher, replace(made, trainable="all"), seed=card["config"]["seed"]).eval()
+        raise InputError(f"{wrote.card} is no card of vispe retrofit ({error}).") from error
+    student = make_student(teacher, replace(config, trainable="all"), seed=card["config"]["seed"]).eval()
     try:
-        student.load_state_dict(load_file(folder / "student.safetensors"))
+        student.load_state_dict(load_file(wrote.weights))
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{folder / 'student.safetensors'} does not fit its card: {reason}") from error
+        raise InputError(f"{wrote.weights} does not fit its card: {reason}") from error
     return replace(teacher, model=student.requires_grad_(False), exact=False), teacher, card
