@@ -1,11 +1,11 @@
-"""What linear segmentation makes of features before and after a retrofit, with classical filters as the yardstick.
+"""Linear segmentation on features before and after a retrofit, with classical filters as the yardstick.
 
 Every source of features gets the same classifier (balanced logistic regression), the same pixels to learn from and the
 same pixels to be scored on, so differences are due to the features. Three questions are asked of every image:
 
 - `own`: how good is it when scribbles are spread over the image?
 - `corner`: how much of that is lost when all scribbles lie in one corner? Content differs between corners, and costs
-  filters as much as anybody; a loss beyond that of the filters comes from position.
+  filters as well; a loss beyond that of the filters comes from position.
 - `others`: how good is it when it learns from the masks of other images?
 """
 
@@ -51,14 +51,13 @@ class MaskScores:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: means and the value of every image."""
-        found: dict[str, Any] = {"n_classes": self.n_classes, "budget": self.budget}
+        values: dict[str, Any] = {"n_classes": self.n_classes, "budget": self.budget}
         for key in ("own", "corner", "others"):
-            rows = getattr(self, key)
-            found[key] = {
-                name: {"mean": json_list(np.array([mean_known(v)]))[0], "per_image": json_list(v)}
-                for name, v in rows.items()
+            values[key] = {
+                name: {"mean": json_list([mean_known(v)])[0], "per_image": json_list(v)}
+                for name, v in getattr(self, key).items()
             }
-        return found | {"others_pooled": dict(self.pooled)}
+        return values | {"others_pooled": dict(self.pooled)}
 
 
 class FilterFeatures:
@@ -102,22 +101,22 @@ def score_masks(
         n_classes: K.
         budget: scribbled pixels of each class, or all that there are.
         seed: of the scribbles; every image has its own draw, the same for every source.
-        progress: hears the share that is done.
+        progress: called after every image with the share that is done.
     """
-    own: dict[str, list[float]] = {name: [] for name in sources}
-    corner: dict[str, list[float]] = {name: [] for name in sources}
-    samples: dict[str, list[np.ndarray]] = {name: [] for name in sources}
+    own, corner, samples = ({name: [] for name in sources} for _ in range(3))
     taught: list[np.ndarray] = []
     rounds = 2 if len(images) > 1 else 1
     for number, image in enumerate(images):
         truth = truths_of(truths, number, image)
-        everywhere = np.ones(truth.shape, bool)
-        spread = scribbles(truth, everywhere, budget, np.random.default_rng([seed, number, 0]))
-        corners = [
-            scribbles(truth, area, budget, np.random.default_rng([seed, number, k + 1]))
-            for k, area in enumerate(quadrants(truth.shape))
+        # one draw for the whole image, and one for each of its corners
+        areas = [np.ones(truth.shape, bool), *quadrants(truth.shape)]
+        drawn = [
+            scribbles(truth, area, budget, np.random.default_rng([seed, number, k]))
+            for k, area in enumerate(areas)
         ]
-        wanted = np.where(np.any([m > 0 for m in (spread, *corners)], axis=0), 0, truth)
+        # scored on the pixels that no scribble covers, so that all scores are of the same pixels
+        wanted = np.where(np.any([marks > 0 for marks in drawn], axis=0), 0, truth)
+        spread, *corners = drawn
         taught.append(spread[spread > 0])
         for name, f in sources.items():
             maps = features_of(f, image[None])[0]
@@ -130,18 +129,15 @@ def score_masks(
     others, pooled = {}, {}
     if len(images) > 1:
         others, pooled = _others(sources, images, truths, n_classes, samples, taught, progress)
-    return MaskScores(
-        {k: np.array(v) for k, v in own.items()},
-        {k: np.array(v) for k, v in corner.items()},
-        others,
-        pooled,
-        n_classes,
-        budget,
-    )
+    return MaskScores(_arrays(own), _arrays(corner), others, pooled, n_classes, budget)
 
 
 def mean_known(values: np.ndarray) -> float:
-    """Mean of what is not NaN; NaN where nothing is."""
+    """Return the mean of the finite values; NaN where there are none.
+
+    >>> mean_known(np.array([1.0, np.nan, 3.0]))
+    2.0
+    """
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else float("nan")
 
@@ -166,15 +162,9 @@ def _others(
     """Learn from the pixels of the images of one half (even, odd numbers), and score the other half."""
     learners: dict[str, list[TrainedSegmenter | None]] = {}
     for name, f in sources.items():
-        learners[name] = []
-        for half in (1, 0):  # images 0, 2, ... are scored by what learnt from 1, 3, ...
-            classes = np.concatenate(taught[half::2])
-            if len(np.unique(classes)) < 2:
-                learners[name].append(None)
-                continue
-            # the samples as a map of one row: read at the middles of its pixels, it gives them back
-            row = torch.from_numpy(np.concatenate(samples[name][half::2]).T[:, None])
-            learners[name].append(TrainedSegmenter(f, [row], [classes[None]]))
+        # images 0, 2, ... are scored by what learnt from 1, 3, ..., and the other way round
+        halves = ((samples[name][half::2], taught[half::2]) for half in (1, 0))
+        learners[name] = [_learner(f, np.concatenate(rows), np.concatenate(marks)) for rows, marks in halves]
     values: dict[str, list[float]] = {name: [] for name in sources}
     counts = {name: np.zeros((n_classes, n_classes), np.int64) for name in sources}
     for number, image in enumerate(images):
@@ -184,8 +174,20 @@ def _others(
             if learner is None:
                 values[name].append(float("nan"))
                 continue
-            labels = learner.labels(features_of(f, image[None])[0], truth.shape)
-            values[name].append(mean_iou(truth, labels, n_classes))
-            counts[name] += confusion(truth, labels, n_classes)
+            own = confusion(truth, learner.labels(features_of(f, image[None])[0], truth.shape), n_classes)
+            values[name].append(miou(own))
+            counts[name] += own
         progress(0.5 + (number + 1) / len(images) / 2)
-    return {k: np.array(v) for k, v in values.items()}, {k: miou(c) for k, c in counts.items()}
+    return _arrays(values), {name: miou(count) for name, count in counts.items()}
+
+
+def _learner(f: FeatureFunction, samples: np.ndarray, classes: np.ndarray) -> TrainedSegmenter | None:
+    """Return what learns from samples (n, d) and their classes (n,); None where these show fewer than two."""
+    if len(np.unique(classes)) < 2:
+        return None
+    # the samples as a map of one row: read at the middles of its pixels, it gives them back
+    return TrainedSegmenter(f, [torch.from_numpy(samples.T[:, None])], [classes[None]])
+
+
+def _arrays(values: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+    return {name: np.array(numbers) for name, numbers in values.items()}

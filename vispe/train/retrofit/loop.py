@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,10 +27,11 @@ from vispe.train.data import Batches
 from vispe.train.retrofit.checkpoint import Folder, State
 from vispe.train.retrofit.config import Retrofit, Stage
 from vispe.train.retrofit.log import Log, memory_mib
+from vispe.train.retrofit.lora import merge_lora
 from vispe.train.retrofit.losses import Objective, pose_of
 
 OnStep = Callable[[int, int, Mapping[str, Any] | None], None]
-"""Is told the number of updates made, of all, and the line of the log that was written, if one was."""
+"""Called with the number of updates made, that of all, and the line of the log that was written, if any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,7 @@ class Part:
     """A stage as it is carried out.
 
     Attributes:
-        stage: what was asked.
+        stage: as the config has it, its length in steps.
         first: number of updates before it.
         steps: number of its updates.
         batches: its images.
@@ -60,9 +61,9 @@ class Training:
 
     Args:
         objective: teacher and student, on the device of the processes.
-        config: how.
+        config: of the retrofit.
         processes: that train together.
-        folder: that state and log are written to by the main process, and read from by all.
+        folder: where the main process writes state and log, and all read them.
         plan: the stages.
 
     Attributes:
@@ -79,7 +80,7 @@ class Training:
         plan: Sequence[Part],
     ) -> None:
         self.objective, self.config, self.processes, self.folder = objective, config, processes, folder
-        self.plan, self.step, self.student = plan, 0, objective.student
+        self.plan, self.step, self.student, self._device = plan, 0, objective.student, processes.place
         named = [(name, p) for name, p in self.student.named_parameters() if p.requires_grad]
         self.trained: list[nn.Parameter] = [p for _, p in named]
         self.average = {name: p.detach().clone() for name, p in named} if config.ema else {}
@@ -89,9 +90,7 @@ class Training:
         self._moment: dict[str, Any] = {}
         if config.grad_checkpointing:
             if not hasattr(self.student, "set_grad_checkpointing"):
-                raise OptionError(
-                    f"grad_checkpointing was asked, and {type(self.student).__name__} cannot; leave it out."
-                )
+                raise OptionError(f"grad_checkpointing=true, and {type(self.student).__name__} cannot do it.")
             self.student.set_grad_checkpointing(True)
 
     def resume(self, state: State | None) -> None:
@@ -112,7 +111,8 @@ class Training:
         """
         total = self.plan[-1].end
         self.student.train()
-        log = self._log() if self.processes.main else None
+        board = self.folder.path / "tensorboard" if self.config.tensorboard else None
+        log = Log(self.folder.log, self.step, board) if self.processes.main else None
         gpus = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=gpus):
             for part in self.plan:
@@ -130,8 +130,6 @@ class Training:
 
     def finished(self) -> nn.Module:
         """Return the student in evaluation mode: averaged where asked, its weights plain and frozen."""
-        from vispe.train.retrofit.lora import merge_lora
-
         with torch.no_grad():
             for name, parameter in self.student.named_parameters():
                 if name in self.average:
@@ -146,15 +144,14 @@ class Training:
     def _carry_out(self, part: Part, total: int, log: Log | None, on_step: OnStep | None) -> None:
         """Make the updates of one stage that are left."""
         config, start, since = self.config, time.perf_counter(), self.step
-        images: Iterator[Tensor] = iter(part.batches.from_step(self.step - part.first))
-        for own in images:
+        left = range(self.step, part.end)
+        for _, images in zip(left, part.batches.from_step(self.step - part.first), strict=False):
             rate = part.stage.rate_at(self.step - part.first, part.steps)
-            shown = self._update(own, part.stage.batch, rate)
+            shown = self._update(images, part.stage.batch, rate)
             self.step += 1
             line, last = None, self.step == part.end
             if self.step % config.log_every == 0 or last:
-                line = self._line(part, rate, shown)
-                now = time.perf_counter()
+                line, now = self._line(part, rate, shown), time.perf_counter()
                 line["images_per_s"] = (self.step - since) * part.stage.batch / (now - start)
                 start, since = now, self.step
                 if log is not None:
@@ -165,8 +162,6 @@ class Training:
                     self._save()
             if on_step is not None and self.processes.main:
                 on_step(self.step, total, line)
-            if last:
-                return
 
     def _update(self, images: Tensor, batch: int, rate: float) -> tuple[Tensor, Tensor]:
         """Make one update from this process's share of a batch; return maps of an image, student's and target's."""
@@ -180,37 +175,32 @@ class Training:
         for few in images.to(self._device, non_blocking=True).split(config.chunk or len(images)):
             with self._autocast():
                 parts, maps, target = self.objective.parts(few, pose)
+                # divided by the global batch, so that chunks and processes add up to its mean
                 loss = self.objective.total(parts).sum() / batch
             self.scaler.scale(loss).backward()
-            self._count(parts)
+            for name, value in parts.items():
+                self._add(name, value.detach().double().sum())
+            self._add("images", torch.tensor(len(few), dtype=torch.float64, device=self._device))
             shown = shown or (maps[0], target[0])
+        # gradients of all processes, in true scale before they are clipped
         self.processes.sum_([p.grad for p in self.trained if p.grad is not None])
         self.scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(self.trained, config.clip or math.inf)
+        # counted once for each image, as everything in the sums is divided by their number
         self._add("grad_norm", norm.detach().double() * len(images))
         self.scaler.step(optimizer)
         self.scaler.update()
         if config.student.symmetric:
             symmetrize(self.student)
-        self._follow()
+        if self.average:
+            # faster in the first updates, so that the averages forget the beginning
+            share = 1 - min(config.ema, (1 + self.step) / (10 + self.step))
+            weights = [p.detach() for p in self.trained]
+            torch._foreach_lerp_(list(self.average.values()), weights, share)
         return shown
 
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Move the averages towards the weights; faster in the first updates, so that they forget the beginning."""
-        if not self.average:
-            return
-        share = 1 - min(self.config.ema, (1 + self.step) / (10 + self.step))
-        torch._foreach_lerp_(list(self.average.values()), [p.detach() for p in self.trained], share)
-
-    def _count(self, parts: Mapping[str, Tensor]) -> None:
-        """Add the parts of the loss of some images to the sums of this interval."""
-        for name, value in parts.items():
-            self._add(name, value.detach().double().sum())
-        count = len(parts["distill"])
-        self._add("images", torch.tensor(float(count), dtype=torch.float64, device=self._device))
-
     def _add(self, name: str, value: Tensor) -> None:
+        """Add to a sum over the images of this interval."""
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def _line(self, part: Part, rate: float, shown: tuple[Tensor, Tensor]) -> dict[str, Any]:
@@ -218,9 +208,10 @@ class Training:
         self._check_finite()
         values = [value.clone() for value in self.sums.values()]
         self.processes.sum_(values)
-        sums = dict(zip(self.sums, (float(value) for value in values), strict=True))
+        means = dict(zip(self.sums, map(float, values), strict=True))
         self.sums = {}
-        means = {name: value / sums["images"] for name, value in sums.items() if name != "images"}
+        images = means.pop("images")
+        means = {name: value / images for name, value in means.items()}
         weights = self.config.loss
         loss = sum(getattr(weights, name) * value for name, value in means.items() if name != "grad_norm")
         ranks = [effective_rank(maps.float().cpu()) for maps in shown] if self.processes.main else [0.0, 0.0]
@@ -257,19 +248,11 @@ class Training:
         }
         self.folder.save(self.step, weights, moment)
 
-    def _log(self) -> Log:
-        board = self.folder.path / "tensorboard" if self.config.tensorboard else None
-        return Log(self.folder.log, self.step, board)
-
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.config.amp == "no":
             return nullcontext()
         dtype = torch.bfloat16 if self.config.amp == "bf16" else torch.float16
         return torch.autocast(self._device.type, dtype)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.processes.place
 
 
 def _seed(seed: int, step: int, rank: int) -> int:
