@@ -166,8 +166,8 @@ def carry_out(name: str, seed: int, sources: dict[bool, Source], args: argparse.
             )
         row["cpu_s"] = round(time.process_time() - start, 1)
         add(args.out / "proof.json", row, common())
-        told = row.get("criteria") or {key: row[key]["r2"] for key in ("untrained", "trained")}
-        print(f"{name} {seed} {student}: {json.dumps(rounded(told))}", flush=True)
+        numbers = row.get("criteria") or {key: row[key]["r2"] for key in ("untrained", "trained")}
+        print(f"{name} {seed} {student}: {json.dumps(rounded(numbers))}", flush=True)
 
 
 def pictures_of(pool: Path | None, cache: Path) -> Source:
@@ -209,12 +209,12 @@ def trained(recipe: masked.Recipe, source: Bytes, folder: Path) -> dict[str, Any
         return json.loads(file.read_text())
     pool = [one.expand(3, -1, -1) for one in source.pictures]
 
-    def told(step: int, loss: float) -> None:
+    def show(step: int, loss: float) -> None:
         if (step + 1) % 100 == 0:
             print(f"{folder.name}: step {step + 1} of {recipe.steps}, loss {loss:.3f}", flush=True)
 
     start = time.process_time()
-    model, losses = masked.train("learn", recipe, pool, state=folder / "state.pt", on_step=told)
+    model, losses = masked.train("learn", recipe, pool, state=folder / "state.pt", on_step=show)
     save_file(model.state_dict(), weights)
     means = np.array(losses[: len(losses) // 50 * 50]).reshape(-1, 50).mean(1)
     more = {
@@ -271,13 +271,13 @@ def common() -> dict[str, Any]:
 
 
 def follow(label: str) -> Any:
-    """Return what is told about every update."""
+    """Return what is called after every update: it prints each line of the log."""
 
-    def told(step: int, total: int, line: Any) -> None:
+    def show(step: int, total: int, line: Any) -> None:
         if line is not None:
             print(f"{label}: step {step} of {total}, cosine {line['cosine']:.3f}", flush=True)
 
-    return told
+    return show
 
 
 if __name__ == "__main__":

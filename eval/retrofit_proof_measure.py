@@ -1,8 +1,8 @@
 """What is measured on the models of `retrofit_proof.py`: readable position, likeness, and segmentation.
 
-Position is read from the final, normed features of the patches, on noise and on homogeneous textures that nobody learnt
-from. Likeness to the teacher is measured on synthetic pictures of another seed and on micrographs; segmentation on
-micrographs alone, each by its own scribbles, with filters and the same classifier beside it.
+Position is read from the final, normed features of the patches, on noise and on homogeneous textures that were not
+trained on. Likeness to the teacher is measured on synthetic pictures of another seed and on micrographs; segmentation
+on micrographs alone, each by its own scribbles, with filters and the same classifier beside it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def measured(folder: Path, micrographs: Path) -> dict[str, Any]:
 
 
 def criteria(found: dict[str, Any]) -> dict[str, float | None]:
-    """Return the numbers that have limits, at the size of the teacher and on pictures that nobody learnt from."""
+    """Return the numbers that have limits, at the size of the teacher and on pictures that were not trained on."""
     own = found[f"{SIZES[0]} px"]
     near = found["likeness"]["synthetic"]
     corner = found["segmentation"]

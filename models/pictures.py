@@ -1,6 +1,6 @@
 """Pictures to learn from: synthetic micrographs by formula, what scikit-image installs, and folders of one's own.
 
-Everything but the folders is the same for everybody: seeds make the textures, and a release of scikit-image has its
+Everything but the folders is the same everywhere: seeds make the textures, and a release of scikit-image has its
 pictures. `ihc` and `cell` are left out, for they are what demonstrations and tests look at.
 """
 

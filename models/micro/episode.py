@@ -19,19 +19,19 @@ class Episode(nn.Module):
         self.log_ridge = nn.Parameter(torch.tensor(-1.0))
         self.log_scale = nn.Parameter(torch.tensor(1.0))
 
-    def forward(self, told: Tensor, phases: Tensor, asked: Tensor) -> Tensor:
+    def forward(self, scribbled: Tensor, phases: Tensor, asked: Tensor) -> Tensor:
         """Return scores (m, K) of the asked pixels.
 
         Args:
-            told: (n, f) features of scribbled pixels.
+            scribbled: (n, f) features of the scribbled pixels.
             phases: (n,) their phases, 0..K-1, each at least once.
             asked: (m, f) features.
         """
-        answers = nn.functional.one_hot(phases).to(told.dtype)
+        answers = nn.functional.one_hot(phases).to(scribbled.dtype)
         weight = (1 / answers.sum(0))[phases] / answers.shape[1]  # sums to 1
-        mean = (weight[:, None] * told).sum(0)
-        deviation = ((weight[:, None] * (told - mean) ** 2).sum(0) + 1e-4).sqrt()
-        x, y = (told - mean) / deviation, answers - 1 / answers.shape[1]
+        mean = (weight[:, None] * scribbled).sum(0)
+        deviation = ((weight[:, None] * (scribbled - mean) ** 2).sum(0) + 1e-4).sqrt()
+        x, y = (scribbled - mean) / deviation, answers - 1 / answers.shape[1]
         xw = x * weight[:, None]
         gram = xw.T @ x + self.log_ridge.exp() * torch.eye(x.shape[1])
         solved = torch.linalg.solve(gram, xw.T @ y)

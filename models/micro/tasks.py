@@ -29,7 +29,7 @@ class Task:
         image: (3, side, side) float32 in [0, 1].
         other: the same place in another picture of a series, where scribbles are drawn on that one; None else.
         labels: (side, side) uint8, phases 0..K-1.
-        scribbles: (side, side) bool, pixels whose phase is told.
+        scribbles: (side, side) bool, pixels whose phase is given.
     """
 
     kind: str

@@ -52,10 +52,10 @@ def main(words: Sequence[str] | None = None) -> None:
     pictures = [p.numpy() for source in (data.installed(), data.folders(folders)) for p in source]
     trainer = Trainer(recipe, pictures, out, load_micro(teacher) if teacher else None)
     trainer.load()
-    told = {"step": trainer.step, "recipe": asdict(recipe)}
+    facts = {"step": trainer.step, "recipe": asdict(recipe)}
     if teacher:
-        told["teacher"] = hashlib.sha256(teacher.read_bytes()).hexdigest()
-    _log(out, told)
+        facts["teacher"] = hashlib.sha256(teacher.read_bytes()).hexdigest()
+    _log(out, facts)
     start, cpu = time.monotonic(), time.process_time()
     recent: list[dict[str, float]] = []
     while trainer.step < min(recipe.steps, stop) and time.monotonic() - start < 60 * minutes:
@@ -74,7 +74,7 @@ def main(words: Sequence[str] | None = None) -> None:
     weights = {k: v.half().contiguous() for k, v in trainer.average.state_dict().items()}
     save_file(weights, out / "weights.safetensors")
     card = {
-        **{k: v for k, v in told.items() if k != "step"}, "steps_done": trainer.step, "pictures": len(pictures),
+        **{k: v for k, v in facts.items() if k != "step"}, "steps_done": trainer.step, "pictures": len(pictures),
         "folders": [f.name for f in folders], "validation": trainer.validate(400),
         "versions": {"vispe": vispe.__version__, "torch": torch.__version__, "numpy": np.__version__},
     }  # fmt: skip

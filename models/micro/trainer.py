@@ -178,7 +178,7 @@ class Trainer:
         """
         random = np.random.default_rng(seed)
         filters = bool(random.random() < 0.6) if filters is None else filters
-        told = random.permutation(np.flatnonzero(one.scribbles))[:400]
+        scribbled = random.permutation(np.flatnonzero(one.scribbles))[:400]
         asked = random.integers(0, one.labels.size, self.recipe.asked)
         rare = [random.choice(np.flatnonzero(one.labels == k), 100) for k in range(int(one.labels.max()) + 1)]
         asked = np.concatenate([asked, *rare])
@@ -186,11 +186,13 @@ class Trainer:
         features = [
             self.read(image, own, where, filters)
             for image, own, where in (
-                (drawn_on, maps if other is None else other, told),
+                (drawn_on, maps if other is None else other, scribbled),
                 (one.image, maps, asked),
             )
         ]
-        truth = [torch.from_numpy(one.labels.reshape(-1)[where].astype(np.int64)) for where in (told, asked)]
+        truth = [
+            torch.from_numpy(one.labels.reshape(-1)[where].astype(np.int64)) for where in (scribbled, asked)
+        ]
         scores = self.episode(features[0], truth[0], features[1])
         loss = torch.nn.functional.cross_entropy(scores, truth[1])
         uniform = slice(0, self.recipe.asked)

@@ -63,10 +63,10 @@ def validate(
             for place, mask in drawn.items():
                 if mask is None:
                     continue
-                told = prepared.gather(mask)
+                samples = prepared.gather(mask)
                 for kind in ("logistic", "forest"):
                     classifier = PixelClassifier(kind, int(one.labels.max()) + 1)
-                    classifier.fit(told, one.labels[mask].astype(int) + 1)
+                    classifier.fit(samples, one.labels[mask].astype(int) + 1)
                     found = classifier.probabilities(asked).argmax(1)
                     row = scores.setdefault(f"{place}, {kind}", {})
                     row.setdefault(name, []).append(_iou(found, one.labels[seen]))

@@ -27,8 +27,8 @@ def test_tasks_depend_on_the_seed_alone():
         assert one.image.shape == (3, 64, 64)
         assert one.image.dtype == np.float32
         assert 0 <= one.image.min() <= one.image.max() <= 1
-        told = np.unique(one.labels[one.scribbles])
-        assert np.array_equal(told, np.arange(one.labels.max() + 1))  # every phase is told
+        shown = np.unique(one.labels[one.scribbles])
+        assert np.array_equal(shown, np.arange(one.labels.max() + 1))  # every phase is shown
 
 
 def test_scenes_number_their_phases():
@@ -56,13 +56,13 @@ def test_episode_solves_what_is_linear_and_has_gradients():
     torch.manual_seed(0)
     phases = torch.arange(3).repeat(30)
     centres = 3 * torch.randn(3, 6)
-    told = (centres[phases] + 0.3 * torch.randn(90, 6)).requires_grad_()
+    shown = (centres[phases] + 0.3 * torch.randn(90, 6)).requires_grad_()
     asked = centres[phases] + 0.3 * torch.randn(90, 6)
     episode = Episode()
-    scores = episode(told, phases, asked)
+    scores = episode(shown, phases, asked)
     assert intersection_over_union(scores.argmax(1), phases) > 0.95
     torch.nn.functional.cross_entropy(scores, phases).backward()
-    assert float(told.grad.abs().max()) > 0
+    assert float(shown.grad.abs().max()) > 0
     assert all(p.grad is not None for p in episode.parameters())
     assert intersection_over_union(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 1])) == pytest.approx(
         (1 / 2 + 2 / 3) / 2

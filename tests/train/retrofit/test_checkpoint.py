@@ -40,14 +40,14 @@ def without_clock(lines):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nobody stopped."""
+    """A run that was not stopped."""
     out = tmp_path_factory.mktemp("whole") / "out"
     torch.set_num_threads(1)
     return retrofit(killed_config(out), source=Pictures()), out
 
 
 def same_run(out, whole):
-    """Check that a folder holds what the run that nobody stopped left."""
+    """Check that a folder holds what the run that was not stopped left."""
     expected = load_file(whole / "student.safetensors")
     found = load_file(out / "student.safetensors")
     assert found.keys() == expected.keys()

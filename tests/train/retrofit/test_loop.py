@@ -207,15 +207,15 @@ def test_channels_that_tell_position_are_found():
     found = pictures(teacher, probe, 64, 5)
     own = feature_maps(teacher.model, torch.device("cpu"))
 
-    def told(images):
+    def placed(images):
         maps = own(images)
         h, w = maps.shape[2:]
         maps[:, 7] += 20 * torch.linspace(-1, 1, h)[:, None]
         maps[:, 19] += 20 * torch.linspace(-1, 1, w)
         return maps
 
-    assert sorted(telling_channels(told, found, probe, 2)) == [7, 19]
-    assert telling_channels(told, found, probe, 5) == telling_channels(told, found, probe, 5)
+    assert sorted(telling_channels(placed, found, probe, 2)) == [7, 19]
+    assert telling_channels(placed, found, probe, 5) == telling_channels(placed, found, probe, 5)
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):

@@ -121,23 +121,23 @@ class _Shown:
         self.bar.stop()
 
     def say(self, words: str) -> None:
-        """Tell what is done beside training."""
+        """Show what is done beside training."""
         self.console.print(words, style="dim", soft_wrap=True)
 
     def step(self, step: int, total: int, line: Mapping[str, Any] | None) -> None:
-        """Tell how far it is, and what the log says."""
+        """Show how far it is, and the line of the log."""
         if self.task is None:
             self.task = self.bar.add_task("training", total=total)
             self.first = (step, time.perf_counter())
-        told = "training"
+        state = "training"
         if line is not None:
-            told = (
+            state = (
                 f"loss {line['loss']:.4f}, cosine {line['cosine']:.3f}, {line['images_per_s']:.3g} images/s"
             )
         if line is not None and self.lines:
             began, when = self.first or (step, time.perf_counter())
             left = (total - step) * (time.perf_counter() - when) / max(1, step - began)
             clock = str(timedelta(seconds=round(left)))
-            self.console.print(f"step {step} of {total}: {told}, {clock} left", soft_wrap=True)
-        more = {} if line is None else {"description": told}
+            self.console.print(f"step {step} of {total}: {state}, {clock} left", soft_wrap=True)
+        more = {} if line is None else {"description": state}
         self.bar.update(self.task, completed=step, **more)

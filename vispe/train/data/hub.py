@@ -46,21 +46,22 @@ class HubSource(Source):
     ) -> None:
         self.where = dataset if isinstance(dataset, str) else type(dataset).__name__
         self.reading = Reading(normalize, channel)
-        found = _load(dataset, split) if isinstance(dataset, str) else dataset
-        found, self.split = _split(found, split, self.where, named=isinstance(dataset, str))
-        if not hasattr(found, "__len__") or not hasattr(found, "column_names"):
+        rows = _load(dataset, split) if isinstance(dataset, str) else dataset
+        rows, self.split = _split(rows, split, self.where, named=isinstance(dataset, str))
+        if not hasattr(rows, "__len__") or not hasattr(rows, "column_names"):
             raise InputError(f"hub={self.where} cannot be read in any order; load it with streaming=False.")
-        features = getattr(found, "features", None) or {}
-        self.column = _column(features, found.column_names, column, self.where)
-        own = getattr(found, "_fingerprint", None)
-        self._content = own if own is not None else [self.where, len(found)]
-        stated = getattr(getattr(found, "info", None), "license", None)
+        features = getattr(rows, "features", None) or {}
+        self.column = _column(features, rows.column_names, column, self.where)
+        fingerprint = getattr(rows, "_fingerprint", None)
+        self._content = fingerprint if fingerprint is not None else [self.where, len(rows)]
+        stated = getattr(getattr(rows, "info", None), "license", None)
         self.licence = licence if licence is not None else str(stated or "")
+        # images as they are stored, so that they are read in full depth
         feature = features.get(self.column)
         if type(feature).__name__ == "Image":
-            found = found.cast_column(self.column, type(feature)(decode=False))
-        self.dataset = found
-        filled(len(found), f"hub={self.where}")
+            rows = rows.cast_column(self.column, type(feature)(decode=False))
+        self.dataset = rows
+        filled(len(rows), f"hub={self.where}")
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -124,24 +125,26 @@ def _load(name: str, split: str | None) -> Any:
         raise InputError(f"hub={name!r} cannot be loaded: {first_line(error)}") from error
 
 
-def _split(found: Any, split: str | None, where: str, named: bool) -> tuple[Any, str]:
-    if not isinstance(found, Mapping):
-        own = str(getattr(found, "split", None) or "")
-        if named and split is not None:  # it was loaded so; a split such as train[:10%] calls itself train
-            return found, split
+def _split(dataset: Any, split: str | None, where: str, named: bool) -> tuple[Any, str]:
+    """Return the rows of a split, and its name."""
+    if not isinstance(dataset, Mapping):
+        own = str(getattr(dataset, "split", None) or "")
+        # it was loaded so; a split such as train[:10%] calls itself train
+        if named and split is not None:
+            return dataset, split
         if split is not None and split != own:
             raise InputError(
                 f"split={split!r} was asked of hub={where}, which is one split ({own or 'unnamed'})."
             )
-        return found, own
-    names = list(found)
+        return dataset, own
+    names = list(dataset)
     if split is None and len(names) == 1:
         split = names[0]
     if split not in names:
         asked = "no split was given for" if split is None else f"split={split!r} is not in"
         hint = did_you_mean(split or "", names)
         raise InputError(f"{asked} hub={where}, which has {', '.join(names)}.{hint}")
-    return found[split], split
+    return dataset[split], split
 
 
 def _column(features: Mapping[str, Any], names: Sequence[str], column: str | None, where: str) -> str:

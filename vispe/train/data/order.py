@@ -10,14 +10,14 @@ EPOCH, PERIOD, ROW = 1, 2, 3  # what random numbers are drawn for; keeps their s
 _KEPT = 4  # permutations that are kept in memory
 
 
-def stream(seed: int, *what: int) -> np.random.PCG64:
+def stream(seed: int, *purpose: int) -> np.random.PCG64:
     """Return the random bits for one purpose; another seed or purpose has others."""
-    return np.random.PCG64(np.random.SeedSequence(seed, spawn_key=what))
+    return np.random.PCG64(np.random.SeedSequence(seed, spawn_key=purpose))
 
 
-def permutation(count: int, seed: int, *what: int) -> np.ndarray:
+def permutation(count: int, seed: int, *purpose: int) -> np.ndarray:
     """Return the numbers below `count` in random order, int64; the same for every release of numpy."""
-    return np.argsort(stream(seed, *what).random_raw(count), kind="stable")
+    return np.argsort(stream(seed, *purpose).random_raw(count), kind="stable")
 
 
 class Order:
@@ -88,9 +88,9 @@ class Order:
             out[here] = self._permuted(stop - start, EPOCH, part, int(epoch))[offsets[here]]
         return start + out
 
-    def _permuted(self, count: int, *what: int) -> np.ndarray:
-        if what not in self._permutations:
+    def _permuted(self, count: int, *purpose: int) -> np.ndarray:
+        if purpose not in self._permutations:
             while len(self._permutations) >= max(_KEPT, 2 * len(self.parts) + 1):
                 self._permutations.pop(next(iter(self._permutations)))
-            self._permutations[what] = permutation(count, self.seed, *what)
-        return self._permutations[what]
+            self._permutations[purpose] = permutation(count, self.seed, *purpose)
+        return self._permutations[purpose]

@@ -135,19 +135,19 @@ def evaluate(
         kinds["images"] = kept = windows
         names = [f"image {k}" for k in range(len(images))] if image_names is None else list(image_names)
     step = much.step or probe_step(side // patch)
-    functions, found = pair.functions(), {key: {} for key in SIDES}
+    functions, sides = pair.functions(), {key: {} for key in SIDES}
     for key, function in functions.items():
         progress(f"position, {key}", 0.0)
-        found[key]["probes"] = {
+        sides[key]["probes"] = {
             kind: positional_probe(function, pictures, step=step, generator=much.seed)
             for kind, pictures in kinds.items()
         }
     for key in ("before", "after"):
         progress(f"fixed pattern, {key}", 0.0)
-        found[key]["fingerprint"] = fingerprint(functions[key], noise, batch_size=much.batch_size)
+        sides[key]["fingerprint"] = fingerprint(functions[key], noise, batch_size=much.batch_size)
         if much.rotation:
             progress(f"turned images, {key}", 0.0)
-            found[key]["rotation"] = measure(
+            sides[key]["rotation"] = measure(
                 functions[key],
                 kept[:TURNED],
                 metrics=("d4",),
@@ -182,7 +182,7 @@ def evaluate(
         remarks.append(f"The first {TURNED} of {len(kept)} images were turned and mirrored.")
     return RetrofitReport(
         subject,
-        **{key: Side(**found[key], rank=alike.rank[key]) for key in SIDES},
+        **{key: Side(**sides[key], rank=alike.rank[key]) for key in SIDES},
         channels=tuple(int(c) for c in channels),
         width=width,
         cosine=alike.cosine,

@@ -24,7 +24,7 @@ _INTRO = (
 )
 _POSITION = (
     "A linear probe learns row and column from the features of some patches of an image and is scored on the others: "
-    "held-out R² is 1 when the place of a patch can be told from its features alone, and 0 or less when it cannot. "
+    "held-out R² is 1 when the place of a patch can be read from its features alone, and 0 or less when it cannot. "
     "Noise and homogeneous textures show no place, so what is read there comes from the model. Images may show it "
     "themselves, by uneven light or layers."
 )

@@ -95,8 +95,8 @@ def _target(config: Retrofit) -> Iterator[str]:
 
 
 def _student(student: Student) -> Iterator[str]:
-    found = f"got student.trainable={student.trainable}"
+    got = f"got student.trainable={student.trainable}"
     if student.rank != Student.rank and student.trainable != "lora":
-        yield f"student.rank={student.rank} is for trainable=lora, {found}; set trainable: lora or remove rank."
+        yield f"student.rank={student.rank} is for trainable=lora, {got}; set trainable: lora or remove rank."
     if student.init == "random" and student.trainable != "all":
-        yield f"A student with random weights must train all of them, {found}; set init: teacher or trainable: all."
+        yield f"A student with random weights must train all of them, {got}; set init: teacher or trainable: all."

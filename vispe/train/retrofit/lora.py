@@ -80,7 +80,6 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             continue
         if isinstance(module, nn.Linear):
             yield f"{path}.weight", module, "weight"
-        elif isinstance(
-            getattr(module, "in_proj_weight", None), nn.Parameter
-        ):  # open_clip: q, k and v as one
+        # open_clip: q, k and v as one
+        elif isinstance(getattr(module, "in_proj_weight", None), nn.Parameter):
             yield f"{path}.in_proj_weight", module, "in_proj_weight"

@@ -1,4 +1,4 @@
-"""What a student learns: the teacher's features without blanked channels, and features that turn with the image."""
+"""The losses of a student: the teacher's features without blanked channels, and features that turn with the image."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ from vispe.symmetry.d4 import D4, Element
 from vispe.train.retrofit.config import Weights
 
 
-def cosine_distance(found: Tensor, wanted: Tensor) -> Tensor:
+def cosine_distance(student: Tensor, target: Tensor) -> Tensor:
     """Return 1 - cosine over channels, mean over patches, for every image (b,), in float32.
 
+    >>> cosine_distance(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]))
+    tensor([1.])
+
     Args:
-        found: maps (b, d, h, w), or one vector for each image (b, d).
-        wanted: the same shape.
+        student: maps (b, d, h, w), or one vector for each image (b, d).
+        target: the same shape.
 
     Raises:
         ShapeError: the shapes differ.
     """
-    if found.shape != wanted.shape:
+    if student.shape != target.shape:
         raise ShapeError(
-            f"Features are compared patch by patch, got {tuple(found.shape)} and {tuple(wanted.shape)}."
+            f"Features are compared patch by patch, got {tuple(student.shape)} and {tuple(target.shape)}."
         )
-    distance = 1 - F.cosine_similarity(found.float(), wanted.float(), dim=1)
+    distance = 1 - F.cosine_similarity(student.float(), target.float(), dim=1)
     return distance.flatten(1).mean(1) if distance.ndim > 1 else distance
 
 
 def blanked(maps: Tensor, channels: Sequence[int]) -> Tensor:
     """Return maps (b, d, h, w) with some channels set to 0.
+
+    >>> blanked(torch.ones(1, 3, 1, 1), [1]).flatten()
+    tensor([1., 0., 1.])
 
     Raises:
         OptionError: a channel that does not exist.
@@ -49,7 +55,7 @@ def blanked(maps: Tensor, channels: Sequence[int]) -> Tensor:
 
 
 def pose_of(seed: int, step: int) -> Element:
-    """Return the pose of an update: one of the seven that move an image, as (seed, step) have it."""
+    """Return the pose of an update: one of the seven that move an image, drawn from (seed, step)."""
     return D4[1 + int(np.random.default_rng([seed, 7, step]).integers(len(D4) - 1))]
 
 

@@ -13,6 +13,9 @@ def recipe_file(name: str) -> str:
     """Return the path of a recipe: `name` as it is if such a file exists, else that of the recipe of this name.
 
     A name with folders in it, and one that is of no recipe, is returned as it is.
+
+    >>> Path(recipe_file("tiny_smoke.yaml")).is_absolute(), recipe_file("mine/tiny_smoke.yaml")
+    (True, 'mine/tiny_smoke.yaml')
     """
     if Path(name).exists() or Path(name).name != name:
         return name
@@ -21,10 +24,10 @@ def recipe_file(name: str) -> str:
 
 def with_recipes(words: Sequence[str]) -> list[str]:
     """Return the words of a command line, with the paths of recipes that `--config` names."""
-    found = list(words)
-    for k, word in enumerate(found):
-        if k and found[k - 1] == "--config":
-            found[k] = recipe_file(word)
+    words = list(words)
+    for k, word in enumerate(words):
+        if k and words[k - 1] == "--config":
+            words[k] = recipe_file(word)
         elif word.startswith("--config="):
-            found[k] = f"--config={recipe_file(word.partition('=')[2])}"
-    return found
+            words[k] = f"--config={recipe_file(word.removeprefix('--config='))}"
+    return words

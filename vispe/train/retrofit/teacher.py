@@ -17,8 +17,11 @@ from vispe.train.retrofit.config import Teacher
 def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Backbone:
     """Build the teacher in evaluation mode, frozen.
 
+    >>> load_teacher(Teacher("vit_tiny_patch16_224"), outline=True).channels
+    192
+
     Args:
-        config: what it is.
+        config: name, weights and options.
         outline: build it without memory and weights (on torch's meta device), for checks.
         seed: of random weights.
 
@@ -27,17 +30,18 @@ def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Ba
     """
     place, colon, _ = config.name.partition(":")
     build = _open_clip if colon and place == "open_clip" else _timm
-    found = build(config, outline, seed)
-    if found.size % found.patch and config.img_size:
+    backbone = build(config, outline, seed)
+    if backbone.size % backbone.patch and config.img_size:
+        near = max(1, round(config.img_size / backbone.patch)) * backbone.patch
         raise OptionError(
-            f"teacher.img_size={config.img_size} is no multiple of the patch of {config.name}, {found.patch} px; "
-            f"choose {max(1, round(config.img_size / found.patch)) * found.patch}."
+            f"teacher.img_size={config.img_size} is no multiple of the patch of {config.name}, {backbone.patch} px; "
+            f"choose {near}."
         )
     for key in ("mean", "std"):
         if (given := getattr(config, key)) is not None:
-            found = replace(found, **{key: torch.tensor(given)[:, None, None]})
-    found.model.requires_grad_(False)
-    return found
+            backbone = replace(backbone, **{key: torch.tensor(given)[:, None, None]})
+    backbone.model.requires_grad_(False)
+    return backbone
 
 
 def _timm(config: Teacher, outline: bool, seed: int) -> Backbone:
@@ -75,9 +79,11 @@ def _open_clip(config: Teacher, outline: bool, seed: int) -> Backbone:
                     f"{config.name} has no vision transformer of open_clip as image tower; give a timm model."
                 )
         random = replace(config, name=f"open_clip:{plain}", weights="random")
+        # without weights, the error of a model that has none
         if "/" not in config.name and config.weights is None:
-            random = config  # the error of a model without weights
-        logging.disable(logging.WARNING)  # open_clip warns that the weights are random, as they shall be
+            random = config
+        # open_clip warns that the weights are random, which an outline needs
+        logging.disable(logging.WARNING)
         try:
             return _open_clip(random, False, seed)
         finally:
