@@ -78,8 +78,7 @@ def make_student(teacher: Backbone, config: Student, *, seed: int = 0) -> nn.Mod
 def check_models(config: Retrofit) -> int:
     """Check a retrofit against outlines of its models, before weights are fetched; return the number of features.
 
-    >>> from vispe.train.retrofit.checkpoint import Folder
-    from vispe.train.retrofit.config import Stage
+    >>> from vispe.train.retrofit.config import Stage
     >>> check_models(Retrofit(Teacher("vit_tiny_patch16_224"), [Stage(224, steps=1)], [{"synthetic": 1}], "out"))
     192
 
