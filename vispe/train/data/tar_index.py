@@ -120,10 +120,10 @@ def indexed(path: Path, cache: Path | None, check: Reading | None) -> list[Membe
         members = [_counted(path, member) for member in _scan(path)]
     if check is not None:
         members = [_checked(path, member, check) for member in members]
-    content = {**valid, "checked": reading, "members": [asdict(member) for member in members]}
+    values = {**valid, "checked": reading, "members": [asdict(member) for member in members]}
     try:
         with atomic_path(file, force=True) as temporary:
-            temporary.write_text(json.dumps(content), encoding="utf-8")
+            temporary.write_text(json.dumps(values), encoding="utf-8")
     except (OSError, InputError) as error:
         raise InputError(
             f"the index {file} cannot be written ({error}); give a folder for it by cache=."

@@ -62,13 +62,8 @@ def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss
     folder.begin(task.identity(), task.force)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
-        model = LinearSegmenter(
-            backbone,
-            learnt.pairs.n_classes,
-            norm=task.norm,
-            dropout=task.dropout,
-            tune=task.backbone_rate > 0,
-        )
+        options = {"norm": task.norm, "dropout": task.dropout, "tune": task.backbone_rate > 0}
+        model = LinearSegmenter(backbone, learnt.pairs.n_classes, **options)
     model.to(device).train()
     train(task, model, learnt, device, folder, progress)
     metrics = score(model, held, backbone.patch, task.size)
@@ -96,7 +91,7 @@ def _backbone(task: LinearTask) -> Backbone:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(task.seed)
             convert(backbone.model, task.pos_embed)
-    backbone.model.eval()
+        backbone.model.eval()
     return backbone
 
 

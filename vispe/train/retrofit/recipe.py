@@ -12,6 +12,7 @@ import timm
 import torch
 from torch import nn
 
+from vispe.backbones.batches import FeatureFunction
 from vispe.backbones.processes import Processes
 from vispe.backbones.tokens import Backbone
 from vispe.errors import InputError, OptionError
@@ -112,13 +113,7 @@ def retrofit(
         blank = state[2]["channels"]
     elif config.target.blank == "auto":
         say("choosing channels to blank")
-        # other pictures than those on which the result is measured
-        kinds = pictures(teacher, config.probe, size, config.probe.seed + 1)
-        blank = telling_channels(before, kinds, config.probe, blanked_count(config, channels))
-        # the sum over processes of zeros and of the main process's choice is that choice
-        numbers = torch.tensor(blank, device=processes.place) * processes.main
-        processes.sum_([numbers])
-        blank = numbers.tolist()
+        blank = _telling(config, processes, before, teacher)
     else:
         blank = config.target.blank if isinstance(config.target.blank, list) else []
     objective = Objective(teacher.model, student, config.loss, blank)
@@ -132,8 +127,7 @@ def retrofit(
     say("probing teacher and student")
     pair = Pair(before, feature_maps(student, processes.place), blank)
     report = compare(pair, pictures(teacher, config.probe, size, config.probe.seed), config.probe)
-    mean, std = _settings(teacher)
-    images = Batches(source, size, _LIKENESS, seed=config.seed, mean=mean, std=std)
+    images = Batches(source, size, _LIKENESS, seed=config.seed, **_settings(teacher))
     data = kept_on_data(pair, images.load(0))
     card = {
         "kind": "vispe retrofit",
@@ -161,7 +155,6 @@ def retrofit(
 def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: Backbone) -> list[Part]:
     """Return the stages with their images and numbers of updates."""
     plan, first = [], 0
-    mean, std = _settings(teacher)
     for k, stage in enumerate(config.stages):
         batches = Batches(
             source,
@@ -171,10 +164,9 @@ def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: B
             rank=processes.rank,
             world=processes.count,
             workers=config.workers,
-            mean=mean,
-            std=std,
             augment=config.augment,
             **asdict(config.window),
+            **_settings(teacher),
         )
         steps = stage.updates(len(batches))
         if stage.warmup >= steps:
@@ -203,6 +195,17 @@ def _state(folder: Folder, processes: Processes) -> State | None:
     return state
 
 
-def _settings(teacher: Backbone) -> tuple[list[float], list[float]]:
+def _telling(config: Retrofit, processes: Processes, maps: FeatureFunction, teacher: Backbone) -> list[int]:
+    """Return the channels from which position is read best, as the main process finds them."""
+    # other pictures than those on which the result is measured
+    kinds = pictures(teacher, config.probe, config.stages[0].size, config.probe.seed + 1)
+    blank = telling_channels(maps, kinds, config.probe, blanked_count(config, teacher.channels))
+    # the sum over processes of zeros and of the main process's choice is that choice
+    numbers = torch.tensor(blank, device=processes.place) * processes.main
+    processes.sum_([numbers])
+    return numbers.tolist()
+
+
+def _settings(teacher: Backbone) -> dict[str, list[float]]:
     """Return mean and standard deviation of the channels, by which images are normalised."""
-    return teacher.mean.flatten().tolist(), teacher.std.flatten().tolist()
+    return {"mean": teacher.mean.flatten().tolist(), "std": teacher.std.flatten().tolist()}
