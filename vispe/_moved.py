@@ -101,7 +101,7 @@ segment: batch=segment.run.batch calibrate=segment.classify.calibrate claim=segm
   guards=images.formats.guards+images.formats.metadata+images.formats.damage headers=images.formats.headers
   images=images.read+images.find+images.normalize inputs=segment.run.inputs kept=segment.features.kept
   labels=images.labels.read levels=images.labels.levels maps=segment.features.maps modelcheck=segment.model.check
-  modelfile=segment.model.file outputs=images.write+files paths=images.paths png16=images.formats.png16
+  modelfile=segment.model.file outputs=images.write+files paths=images.paths png16=images.formats.decode
   predict=segment.run.predict prior=segment.classify.prior report=segment.run.report resume=segment.run.resume
   scoring=segment.run.scoring shelf=segment.features.shelf smooth=segment.classify.smooth
   spectral=segment.classify.spectral staging=segment.run.staging strokes=images.labels.strokes

@@ -10,9 +10,15 @@ from pathlib import Path
 
 from vispe.errors import InputError
 
+PNG_CHANNELS = {2: 3, 4: 2, 6: 4}
+"""Channels by PNG colour type: RGB, grey and alpha, RGB and alpha; all other types have one."""
+
+# passes of an interlaced PNG: first column and row, steps between columns and rows
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+
 
 def png_damage(path: Path) -> list[str]:
-    """Compare the checksum of every chunk of a PNG file, and the length of its pixels, which Pillow does not do.
+    """Compare the checksum of every chunk of a PNG file, and the length of its pixels, which its decoder does not do.
 
     Returns:
         One sentence for a file that is cut short, or has a damaged chunk that is no part of the picture.
@@ -57,22 +63,12 @@ def png_damage(path: Path) -> list[str]:
 def _png_bytes(header: bytes) -> int:
     """Return the bytes of all rows, each with its filter byte, of a PNG file with this IHDR."""
     w, h, bits, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header[:13].ljust(13, b"\0"))
-    passes = [(0, 0, 1, 1)]
-    if interlaced:  # Adam7: first column and row, steps between columns and rows
-        passes = [
-            (0, 0, 8, 8),
-            (4, 0, 8, 8),
-            (0, 4, 4, 8),
-            (2, 0, 4, 4),
-            (0, 2, 2, 4),
-            (1, 0, 2, 2),
-            (0, 1, 1, 2),
-        ]
+    passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
     total = 0
     for x, y, dx, dy in passes:
         columns, rows = -(-(w - x) // dx), -(-(h - y) // dy)
         if columns > 0 and rows > 0:
-            total += rows * (1 + -(-columns * bits * {2: 3, 4: 2, 6: 4}.get(colour, 1) // 8))
+            total += rows * (1 + -(-columns * bits * PNG_CHANNELS.get(colour, 1) // 8))
     return total
 
 

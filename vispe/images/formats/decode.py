@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vispe.errors import InputError, require
-from vispe.images.formats.damage import jpeg_damage, png_damage
+from vispe.images.formats.damage import PNG_CHANNELS, jpeg_damage, png_damage
 from vispe.images.formats.decoded import (
     BROKEN,
     TIFF_MAGIC,
@@ -26,7 +26,6 @@ from vispe.images.formats.decoded import (
 )
 from vispe.images.formats.foreign import foreign_format
 from vispe.images.formats.guards import LARGE, check_size
-from vispe.images.formats.png16 import decode_png16
 from vispe.images.paths import check_file
 
 
@@ -48,7 +47,7 @@ def decode(path: str | Path, *, axes: str | None = None, size: tuple[int, int] |
     check_file(path)
     try:
         with path.open("rb") as stream:
-            magic = stream.read(26)
+            magic = stream.read(29)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     if not magic:
@@ -91,7 +90,7 @@ def _check_claim(path: Path, image: Image.Image, magic: bytes, size: tuple[int, 
     w, h = image.size
     bits, samples = 8, len(image.getbands())
     if image.format == "PNG":
-        bits, samples = magic[24], {2: 3, 4: 2, 6: 4}.get(magic[25], 1)
+        bits, samples = magic[24], PNG_CHANNELS.get(magic[25], 1)
     # runs of equal pixels in a BMP file are decoded by Pillow one by one
     free = 1 << 24 if image.info.get("compression") in (1, 2) and image.format == "BMP" else LARGE
     check_size(path, (h, w, samples) if samples > 1 else (h, w), bits, free=free, trusted=size == (h, w))
@@ -116,14 +115,14 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
         notes.append("CMYK colours were converted to RGB.")
         image = _as_rgb(image)
     palette, transparent = None, ()
-    deep = file_format == "PNG" and magic[24] == 16 and magic[25] in (2, 4, 6)
+    deep = file_format == "PNG" and magic[24] == 16 and magic[25] in PNG_CHANNELS
     if image.mode == "P":
         palette, transparent = _palette(image)
     elif "transparency" in image.info and image.mode in ("1", "L", "RGB") and not deep:
         image = image.convert("RGBA" if image.mode == "RGB" else "LA")
     if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"):
         raise InputError(f"{path} has the colour mode {image.mode}, which is not supported; save it as RGB.")
-    array = decode_png16(path) if deep else np.asarray(image)
+    array = decode_png16(path, magic) if deep else np.asarray(image)
     if file_format == "PNG" and image.mode == "I":
         array = array.astype(np.uint16)
     shallow = file_format == "PNG" and magic[25] == 0 and magic[24] in (2, 4)
@@ -144,6 +143,27 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
         notes=tuple(notes),
         page_axes=count_axes("YXS"[: array.ndim], axes, array.shape),
     )
+
+
+def decode_png16(path: Path, header: bytes) -> np.ndarray:
+    """Decode a PNG of 16-bit colours, which Pillow would cut to 8 bits -> (h, w, c) uint16.
+
+    Args:
+        path: the file.
+        header: its first 29 bytes.
+
+    Raises:
+        InputError: interlaced.
+    """
+    if header[28]:
+        raise InputError(
+            f"{path} is an interlaced 16-bit colour PNG; save it without interlacing, or as TIFF."
+        )
+    require("imagecodecs", "cli", f"reading {path.name} (PNG of 16-bit colours)")
+    import imagecodecs
+
+    # a colour that is declared transparent stays a colour, as it is stored
+    return imagecodecs.png_decode(path.read_bytes())[..., : PNG_CHANNELS[header[25]]]
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
