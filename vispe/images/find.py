@@ -6,7 +6,7 @@ import glob
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vispe.errors import InputError, did_you_mean, require
@@ -74,6 +74,57 @@ def _installed(name: str) -> Path:
 def _images(paths: object) -> list[Path]:
     kept = [p for p in paths if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()]
     return sorted(kept, key=natural)
+
+
+def match_files(
+    images: Sequence[Path],
+    files: Sequence[Path],
+    what: str,
+    stem: Callable[[Path], str] = lambda path: path.stem,
+) -> tuple[dict[Path, Path], list[Path]]:
+    """Give each file of labels, masks or truth to its image, by name.
+
+    `a.png`, `a_mask.png`, `a-1.tif` and `a.labels.png` belong to `a.png`, and of several images to the one with the
+    longest name. One file and one image belong together whatever they are called.
+
+    Args:
+        images: the images.
+        files: in any order.
+        what: what the files hold, for the message.
+        stem: the name of a path without its ending.
+
+    Returns:
+        The file of each image that has one, and the files that belong to no image.
+
+    Raises:
+        InputError: two files of one image.
+
+    Example:
+        >>> matched, strays = match_files([Path("a.png"), Path("b.png")], [Path("b_mask.png"), Path("c.png")], "masks")
+        >>> [(image.name, mask.name) for image, mask in matched.items()], [path.name for path in strays]
+        ([('b.png', 'b_mask.png')], ['c.png'])
+    """
+    if len(images) == len(files) == 1:
+        return {images[0]: files[0]}, []
+    matched: dict[Path, Path] = {}
+    strays = []
+    for file in files:
+        fitting = [image for image in images if _belongs(stem(file), stem(image))]
+        if not fitting:
+            strays.append(file)
+            continue
+        image = max(fitting, key=lambda path: len(stem(path)))
+        if image in matched:
+            raise InputError(
+                f"{matched[image]} and {file} are both {what} of {image}; give one for each image."
+            )
+        matched[image] = file
+    return matched, strays
+
+
+def _belongs(stem: str, image: str) -> bool:
+    """Tell whether a file called `stem` goes with the image: the same, or followed by `_`, `-` or `.`."""
+    return stem == image or (stem.startswith(image) and stem[len(image)] in "_-.")
 
 
 def natural(path: str | Path) -> list[tuple[int, int, str]]:

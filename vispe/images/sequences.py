@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
+from vispe.images.find import match_files
 from vispe.images.labels.read import read_truth
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
@@ -137,35 +138,22 @@ class FileMasks(Sequence[np.ndarray]):
             return len(levels)
 
     def _matched(self, images: list[Path], files: Sequence[Path]) -> dict[Path, Path]:
-        if len(images) == len(files) == 1:
-            return {images[0]: files[0]}
-        found: dict[Path, Path] = {}
-        for file in files:
-            fitting = [p for p in images if _belongs(file.stem, p.stem)]
-            if fitting:
-                image = max(fitting, key=lambda p: len(p.stem))
-                if image in found:
-                    raise InputError(
-                        f"{found[image]} and {file} are both masks of {image}; give one for each image."
-                    )
-                found[image] = file
-        if not found and len(images) == len(files):
+        matched, strays = match_files(images, files, "masks")
+        if not matched and len(images) == len(files):
             self.notes.append(
                 "No mask is named like an image; they were matched in the order in which they were given."
             )
             return dict(zip(images, files, strict=True))
-        missing = next((p for p in images if p not in found), None)
+        missing = next((path for path in images if path not in matched), None)
         if missing is not None:
             raise InputError(
                 f"{missing} has no mask among the {len(files)} given; name it {missing.stem}_mask.png, or give as many "
                 "masks as images."
             )
-        strays = [f.name for f in files if f not in found.values()]
         if strays:
-            self.notes.append(
-                f"{len(strays)} mask(s) belong to no image and are not used: {', '.join(strays[:5])}."
-            )
-        return found
+            listed = ", ".join(path.name for path in strays[:5])
+            self.notes.append(f"{len(strays)} mask(s) belong to no image and are not used: {listed}.")
+        return matched
 
 
 class TextureImages(Sequence[Tensor]):
@@ -220,8 +208,3 @@ class _TextureMasks(Sequence[np.ndarray]):
 
     def __getitem__(self, number: int) -> np.ndarray:
         return self._made[number].render(self._side)[1].numpy() + 1
-
-
-def _belongs(stem: str, image: str) -> bool:
-    """Tell whether a file called `stem` goes with the image: the same, or followed by `_`, `-` or `.`."""
-    return stem == image or (stem.startswith(image) and stem[len(image)] in "_-.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vispe.backbones.device import choose_device
 from vispe.errors import InputError, OptionError
+from vispe.images.find import match_files
 from vispe.segment.big import find_stores, progress
 from vispe.segment.big import stem as stem_of
 from vispe.segment.big.engine import few_at_once, file_digest, refuse_whole
@@ -16,7 +17,7 @@ from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.model.file import load_model, save_model
 from vispe.segment.run.batch import MODEL_NAME
 from vispe.segment.run.disk import room
-from vispe.segment.run.inputs import Reading, belongs_to, find_files
+from vispe.segment.run.inputs import Reading, find_files
 from vispe.segment.run.predict import Post
 from vispe.segment.run.report import Report, Watcher
 from vispe.segment.run.resume import state_of
@@ -82,7 +83,7 @@ def segment(
     refuse_whole(features)
     run = BigRun(images, out, reading, post, force, watch, memory, scheduler, model=True)
     found, how = _labels(labels), labelling or Labelling()
-    run.labels_of = pairs = _matched(found, list(run.images), run.note)
+    run.labels_of = pairs = match_labels(found, list(run.images), run.note)
     device = choose_device(device)
     asked = {
         "command": "segment",
@@ -143,23 +144,16 @@ def _labels(patterns: Sequence[str | Path]) -> list[Path]:
     return found + find_files(rest)
 
 
-def _matched(labels: Sequence[Path], images: Sequence[Path], note: Callable[[str], None]) -> dict[Path, Path]:
-    """Give each label file to its image, by name."""
-    if len(labels) == len(images) == 1:
-        return {images[0]: labels[0]}
-    found: dict[Path, Path] = {}
-    for label in labels:
-        fitting = [path for path in images if belongs_to(stem_of(label), stem_of(path))]
-        if not fitting:
-            note(f"{label} belongs to no image and is not used.")
-            continue
-        path = max(fitting, key=lambda p: len(stem_of(p)))
-        if path in found:
-            raise InputError(f"{found[path]} and {label} are both labels of {path}; give one for each image.")
-        found[path] = label
-    if not found:
+def match_labels(
+    labels: Sequence[Path], images: Sequence[Path], note: Callable[[str], None]
+) -> dict[Path, Path]:
+    """Give each label file or store to its image, by name."""
+    matched, strays = match_files(images, labels, "labels", stem_of)
+    for label in strays:
+        note(f"{label} belongs to no image and is not used.")
+    if not matched:
         raise InputError(
             f"no labels file belongs to an image by name: found {labels[0].name} for images such as {images[0].name}; "
             "name them alike, for example a.zarr and a_labels.png."
         )
-    return found
+    return matched

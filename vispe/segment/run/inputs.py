@@ -8,7 +8,7 @@ from typing import Literal
 
 from vispe.errors import InputError
 from vispe.images.companions import images_among, is_named
-from vispe.images.find import find_images
+from vispe.images.find import find_images, match_files
 from vispe.images.labels.read import Labels
 
 Paths = Sequence[str | Path]
@@ -112,34 +112,17 @@ def match(
     Raises:
         InputError: two files for one image, or none for any.
     """
-    if len(files) == 1 and len(images) == 1:
-        setattr(images[0], what, files[0])
-        return
-    strays = []
-    for file in files:
-        fitting = [i for i in images if belongs_to(file.stem, i.path.stem)]
-        if not fitting:
-            strays.append(file)
-            continue
-        image = max(fitting, key=lambda i: len(i.path.stem))
-        if getattr(image, what) is not None:
-            raise InputError(
-                f"{getattr(image, what)} and {file} are both {what} of {image.path}; give one for each image."
-            )
-        setattr(image, what, file)
-    if strays and len(strays) == len(files):
-        names = ", ".join(i.path.stem for i in images[:3])
+    matched, strays = match_files([image.path for image in images], files, what)
+    if strays and not matched:
+        names = ", ".join(image.path.stem for image in images[:3])
         raise InputError(
             f"no {what} file belongs to an image by name: found {strays[0].name} for images such as {names}; "
             "name them alike, for example a.png and a_labels.png."
         )
+    for image in images:
+        setattr(image, what, matched.get(image.path))
     if strays:
         note(f"{len(strays)} {what} file(s) belong to no image and are not used: {_few(strays)}.")
-
-
-def belongs_to(stem: str, image: str) -> bool:
-    """Tell whether a file called `stem` goes with the image: the same, or followed by `_`, `-` or `.`."""
-    return stem == image or (stem.startswith(image) and stem[len(image)] in "_-.")
 
 
 def _few(paths: Sequence[Path]) -> str:
