@@ -16,7 +16,7 @@ from PIL import Image
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.features import FeatureConfig
 from vispe.segment.pipeline import MODEL_NAME, Labelling, Post, Scoring, apply, segment
-from vispe.segment.run import batch, predict
+from vispe.segment.run import predict
 from vispe.segment.run.report import Watcher
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "microscopy"
@@ -218,7 +218,7 @@ def test_memory_trouble_halves_the_tile_and_is_announced(folder, monkeypatch):
             raise MemoryError
         return plain(page, valid, features, *rest)
 
-    monkeypatch.setattr(batch, "predict_page", small_only)
+    monkeypatch.setattr(predict, "predict_page", small_only)
     report = run(folder)
     assert report.notes == [
         "out of memory: the tile was halved to 256 px.",
@@ -231,7 +231,7 @@ def test_memory_trouble_that_stays_names_the_smallest_tile(folder, monkeypatch):
     def never(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(batch, "predict_page", never)
+    monkeypatch.setattr(predict, "predict_page", never)
     with pytest.raises(InputError, match="out of memory even with tiles of 64 px on cpu"):
         run(folder, device="cpu")
 

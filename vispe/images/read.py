@@ -58,6 +58,11 @@ class Micrograph:
         """Number of channels, c."""
         return self.pages.shape[3]
 
+    @property
+    def axis_lengths(self) -> dict[str, int]:
+        """The axes that count pages, with their lengths."""
+        return dict(self.page_axes)
+
     @cached_property
     def valid(self) -> np.ndarray:
         """Boolean (z, h, w): the pixels that hold data, finite in every channel."""

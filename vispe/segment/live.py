@@ -16,7 +16,8 @@ from vispe.backbones.downloads import downloads
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
-from vispe.segment.classify.calibrate import calibrate, joined, strokes
+from vispe.segment.classify.calibrate import joined, strokes
+from vispe.segment.classify.learn import learn
 from vispe.segment.classify.pixels import KINDS, PixelClassifier
 from vispe.segment.draw import Color
 from vispe.segment.features.features import FeatureConfig
@@ -208,21 +209,13 @@ class Live:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InputError(f"two classes are called {twice[0]!r}; give each a name of its own.")
-        classifier = PixelClassifier(self.kind, max(count, 2), seed=self._seed)
         if len(np.unique(classes)) < 2:
-            classifier.fit(np.zeros((len(classes), 1), np.float32), classes, names)  # says what is missing
-        features = self._gather(drawn)
-        classifier.fit(features, classes, names)
+            empty = np.zeros((len(classes), 1), np.float32)
+            PixelClassifier(self.kind, max(count, 2)).fit(empty, classes, names)  # says what is missing
         shape = self.image.pages.shape[1:3]
         of = joined([strokes(places, own, shape) for places, own in drawn.values()])
-        calibration = calibrate(classifier, features, classes, of, self._seed, names)
-        counts = np.bincount(classes, minlength=count + 1)[1:]
-        notes: dict[str, Any] = {
-            "images": [str(self.image.path)],
-            "pages": list(drawn),
-            "labelled_pixels": {name: int(n) for name, n in zip(names, counts, strict=True)},
-            "calibration": calibration,
-        }
+        classifier, facts = learn(self.kind, names, self._gather(drawn), classes, of, self._seed)
+        notes = {"images": [str(self.image.path)], "pages": list(drawn), **facts}
         self.names = names
         self._model = Model(
             features=self._features.config,

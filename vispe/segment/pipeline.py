@@ -6,12 +6,10 @@ renamed, the model comes first and the report is renewed after every image: a ru
 complete files, and the same call goes on where it stopped; see `vispe.segment.run.resume`.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from vispe.backbones.device import choose_device
 from vispe.errors import OptionError, did_you_mean
 from vispe.segment.big import large_images
 from vispe.segment.classify.cluster import METHODS, PixelClusters
@@ -19,24 +17,21 @@ from vispe.segment.classify.pixels import KINDS
 from vispe.segment.features.dense import NAME
 from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.model.file import Model, load_model, open_features
-from vispe.segment.run.batch import MODEL_NAME, Batch
+from vispe.segment.run.base import MODEL_NAME, refitted
+from vispe.segment.run.batch import Batch
 from vispe.segment.run.inputs import Paths, Reading
-from vispe.segment.run.predict import Post
+from vispe.segment.run.predict import Post, Segmenter
 from vispe.segment.run.report import Report, Watcher
-from vispe.segment.run.resume import state_of
+from vispe.segment.run.request import Labelling, Request
 from vispe.segment.run.scoring import Scoring
-from vispe.segment.run.train import Labelling, read_drawn, train, train_clusters
+from vispe.segment.run.train import read_drawn, train, train_clusters
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 
 __all__ = ["DEFAULT", "MODEL_NAME", "Labelling", "Post", "Reading", "Scoring", "apply", "segment"]
 
-_NOT_DECISIVE = frozenset(
-    {"images", "out", "labels", "force", "watch", "memory", "scheduler", "allow_download"}
-)
-
 DEFAULT = FeatureConfig("both", model=NAME)
-"""Features of `segment` unless told otherwise: vispe_micro beside filters.
+"""Features of `segment` unless others are given: vispe_micro beside filters.
 
 For labels as for clusters; how clusters fare with each is measured in `eval/results/cluster.json`.
 """
@@ -75,7 +70,7 @@ def segment(
             belongs to image `a`). Images without labels are predicted all the same.
         cluster: number of clusters, in place of labels; `'auto'` chooses 2 to 8 by their silhouette.
         cluster_method: `'kmeans'` or `'spectral'`.
-        text: classes in words, in place of labels; nothing is trained. See `vispe.segment.text.prompts`.
+        text: classes in words, in place of labels; nothing is trained.
         classifier: `'logistic'`, `'forest'` or `'boosting'`.
         features: what a pixel is described by; if None, `DEFAULT`. With `text` a
             `TextConfig`, which names a model of open_clip.
@@ -83,13 +78,12 @@ def segment(
         labelling: how labels are read.
         scoring: ground truth.
         post: weighing and smoothing of the result.
-        trust: report whether the result depends on how the sample lies; see `vispe.segment.trust`.
+        trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
         seed: of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
-        watch: hears of progress.
-        memory: of images in Zarr stores, and large TIFF files: what the work may take, such as '2 GiB'; see
-            `vispe.segment.big`.
+        watch: its methods are called as the run goes on.
+        memory: of images in Zarr stores, and large TIFF files: what the work may take, such as '2 GiB'.
         scheduler: address of a dask scheduler for such images.
 
     Raises:
@@ -98,95 +92,83 @@ def segment(
             any reason why it cannot be used. In a batch such an image is listed in `failures` and the rest
             goes on.
     """
-    arguments = dict(locals())
-    ways = {"labels": bool(labels), "cluster": cluster is not None, "text": text is not None}
-    if sum(ways.values()) != 1:
-        found = " and ".join(name for name, given in ways.items() if given) or "none of them"
-        raise OptionError(
-            f"segment needs one of labels, cluster and text, got {found}; use --labels FILE, --cluster [K] or --text "
-            "A B."
-        )
-    if not 0 <= seed < 1 << 32:
-        raise OptionError(f"seed={seed} must be a whole number from 0 to {(1 << 32) - 1}.")
-    if classifier not in KINDS:
-        hint = did_you_mean(classifier, KINDS)
-        raise OptionError(f"classifier={classifier!r} is not one of {', '.join(KINDS)}.{hint}")
-    if cluster is None and cluster_method != METHODS[0]:
-        raise OptionError(
-            f"cluster_method={cluster_method!r} has no effect on labels; use it with --cluster."
-        )
-    if cluster is not None and classifier != KINDS[0]:
-        raise OptionError(f"classifier={classifier!r} has no effect on clusters; use --cluster-method.")
-    given = [
-        name for name, value in vars(labelling or Labelling()).items() if value != getattr(Labelling(), name)
-    ]
-    if given and not labels:
-        raise OptionError(f"{given[0]} has no effect without labels; leave it out.")
-    if text is not None and classifier != KINDS[0]:
-        raise OptionError(
-            f"classifier={classifier!r} has no effect on text, which trains none; leave it out."
-        )
-    if (text is not None) != isinstance(features, TextConfig) and features is not None:
-        wanted = "a TextConfig" if text is not None else "a FeatureConfig"
-        raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {wanted}.")
-    if post is not None and (text is not None or cluster is not None):
-        post.weighing(None)
+    asked = Request.of("segment", locals())
+    _check(asked)
     if stores := large_images(images, memory, scheduler):
         from vispe.segment.big import run as large
 
-        large.refuse(scoring, trust=trust, text=text is not None, cluster=cluster is not None)
-        return large.segment(
-            *(stores, out, labels, classifier, features or DEFAULT, reading, labelling, post, seed, device),
-            force=force,
-            watch=watch,
-            memory=memory,
-            scheduler=scheduler,
-        )
-    run = Batch(images, out, reading, scoring, post, force, watch, labels=labels, model=True, trust=trust)
-    with run.begun(_decisive("segment", arguments)):
-        if (kept := run.kept_model()) is not None:
-            run.model, run.features = kept, open_features(kept, device, allow_download=True)
-            if labels:
-                read_drawn(run, labelling or Labelling())  # labelled pixels are left out of scores
-            run.check_truth(None if cluster is not None else len(kept.names))
-        elif text is not None:
-            run.check_truth(len(text.names))
-            from vispe.segment.text.zero_shot import text_model  # brings open_clip along
-
-            run.features, run.model = text_model(run, text, features or TextConfig(), seed, device)
-        else:
-            run.features = Features(features or DEFAULT, seed=seed, device=device)
-            if cluster is not None:
-                run.model = _clustered(run, PixelClusters(cluster, cluster_method, seed=seed), seed)
-            else:
-                run.model = train(run, labelling or Labelling(), classifier, seed)
+        return large.segment(replace(asked, features=features or DEFAULT), stores)
+    run = Batch(asked)
+    with run.begun():
+        kept = run.kept_model()
+        by = _learnt(run) if kept is None else _kept(run, kept)
         if kept is None:
-            run.keep_model()
-        return run.predict("segment", device)
+            run.keep_model(by.model)
+        return run.predict(by)
 
 
-def _clustered(run: Batch, unfitted: PixelClusters, seed: int) -> Model:
-    """Find clusters, and say what their user should know."""
-    found = train_clusters(run, unfitted, seed)
-    if said := unfitted.note():
-        run.note(said)
-    return replace(found, notes={**found.notes, **unfitted.facts()})
+def _check(asked: Request) -> None:
+    """Refuse options of `segment` that exclude each other."""
+    ways = {
+        "labels": bool(asked.labels),
+        "cluster": asked.cluster is not None,
+        "text": asked.text is not None,
+    }
+    if sum(ways.values()) != 1:
+        given = " and ".join(name for name, present in ways.items() if present) or "none of them"
+        raise OptionError(
+            f"segment needs one of labels, cluster and text, got {given}; use --labels FILE, --cluster [K] or --text "
+            "A B."
+        )
+    if not 0 <= asked.seed < 1 << 32:
+        raise OptionError(f"seed={asked.seed} must be a whole number from 0 to {(1 << 32) - 1}.")
+    classifier, method = asked.classifier, asked.cluster_method
+    if classifier not in KINDS:
+        hint = did_you_mean(classifier, KINDS)
+        raise OptionError(f"classifier={classifier!r} is not one of {', '.join(KINDS)}.{hint}")
+    if not ways["cluster"] and method != METHODS[0]:
+        raise OptionError(f"cluster_method={method!r} has no effect on labels; use it with --cluster.")
+    if ways["cluster"] and classifier != KINDS[0]:
+        raise OptionError(f"classifier={classifier!r} has no effect on clusters; use --cluster-method.")
+    changed = [name for name, value in vars(asked.labelling).items() if value != getattr(Labelling(), name)]
+    if changed and not ways["labels"]:
+        raise OptionError(f"{changed[0]} has no effect without labels; leave it out.")
+    if ways["text"] and classifier != KINDS[0]:
+        raise OptionError(
+            f"classifier={classifier!r} has no effect on text, which trains none; leave it out."
+        )
+    features = asked.features
+    if features is not None and ways["text"] != isinstance(features, TextConfig):
+        wanted = "a TextConfig" if ways["text"] else "a FeatureConfig"
+        raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {wanted}.")
+    if not ways["labels"]:
+        asked.post.weighing(None)
 
 
-def _decisive(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose from the arguments of a function those that decide the results, with fingerprints of the files they name.
+def _kept(run: Batch, model: Model) -> Segmenter:
+    """Go on with the model of an unfinished run."""
+    features = open_features(model, run.asked.device, allow_download=True)
+    if run.asked.labels:
+        read_drawn(run)  # labelled pixels are left out of scores
+    run.check_truth(None if run.asked.cluster is not None else len(model.names))
+    return Segmenter(model, features, run.post)
 
-    The images, labels and truth that a run has found are left to it.
-    """
-    kept = {key: value for key, value in given.items() if key not in _NOT_DECISIVE}
-    named = [
-        getattr(given.get("labelling"), "legend", None),
-        getattr(given.get("features"), "weights", None),
-        given.get("weights"),
-        given.get("model"),
-    ]
-    states = {str(name): state_of(Path(name)) for name in named if name is not None and Path(name).is_file()}
-    return {"command": command, **kept, "device": choose_device(given["device"]), "named_files": states}
+
+def _learnt(run: Batch) -> Segmenter:
+    """Train on labels, find clusters, or read texts."""
+    asked = run.asked
+    if asked.text is not None:
+        run.check_truth(len(asked.text.names))
+        from vispe.segment.text.zero_shot import text_model  # brings open_clip along
+
+        config = asked.features or TextConfig()
+        features, model = text_model(run, asked.text, config, asked.seed, asked.device)
+        return Segmenter(model, features, run.post)
+    features = Features(asked.features or DEFAULT, seed=asked.seed, device=asked.device)
+    if asked.cluster is not None:
+        clusters = PixelClusters(asked.cluster, asked.cluster_method, seed=asked.seed)
+        return Segmenter(train_clusters(run, features, clusters), features, run.post)
+    return Segmenter(train(run, features), features, run.post)
 
 
 def apply(
@@ -216,44 +198,30 @@ def apply(
         reading: how images are read; normalisation is always that of the model.
         scoring: ground truth.
         post: weighing and smoothing of the result.
-        trust: report whether the result depends on how the sample lies; see `vispe.segment.trust`.
+        trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
         weights: where the checkpoint of the token model is now, if it has moved; it must be the same.
         allow_download: fetch weights that the model file names and that are not on this disk.
         tile: another tile side in pixels, for less memory.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
-        watch: hears of progress.
-        memory: for images larger than memory, as in `segment`.
-        scheduler: likewise.
+        watch: its methods are called as the run goes on.
+        memory: of images in Zarr stores, and large TIFF files, as in `segment`.
+        scheduler: address of a dask scheduler for such images.
 
     Raises:
         InputError: as `segment`; a model file that cannot be used.
     """
-    arguments = dict(locals())
+    asked = Request.of("apply", locals())
     if stores := large_images(images, memory, scheduler):
         from vispe.segment.big import run as large
 
-        large.refuse(scoring, trust=trust)
-        return large.apply(
-            *(model, stores, out, reading, post, weights, tile, device),
-            force=force,
-            watch=watch,
-            memory=memory,
-            scheduler=scheduler,
-        )
+        return large.apply(asked, stores)
     loaded = load_model(model)
-    run = Batch(images, out, reading, scoring, post, force, watch, protect=[model], trust=trust)
+    reading = replace(asked.reading, normalize=loaded.normalize, clip=loaded.clip)
+    run = Batch(replace(asked, reading=reading))
     run.post.weighing(loaded.classifier)
-    run.reading = replace(run.reading, normalize=loaded.normalize, clip=loaded.clip)
-    config = loaded.features
-    if weights is not None:
-        if config.kind == "filters":
-            raise OptionError(f"weights={weights!r} has no effect: {model} uses filters only; leave it out.")
-        config = replace(config, weights=weights)
-    if tile is not None:
-        config = replace(config, tile=tile)
-    with run.begun(_decisive("apply", arguments)):
+    config = refitted(loaded, asked)
+    with run.begun():
         run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else len(loaded.names))
-        run.features = open_features(loaded, device, config, allow_download=allow_download)
-        run.model = loaded
-        return run.predict("apply", device, model_file=str(model))
+        features = open_features(loaded, device, config, allow_download=allow_download)
+        return run.predict(Segmenter(loaded, features, run.post))

@@ -17,6 +17,7 @@ from tests.cli.test_segment import scene, vispe
 from vispe.cli.main import main
 from vispe.images import write as outputs
 from vispe.segment.run import batch, claim, resume
+from vispe.segment.run import image as stages
 from vispe.segment.run.claim import LOCK, claimed
 from vispe.segment.run.disk import DiskFull, room
 from vispe.segment.run.report import Watcher
@@ -124,11 +125,11 @@ def stopped(monkeypatch, words, after):
     """Run a command that ends after so many images."""
     done, whole = [], batch.Batch._whole
 
-    def counted(self, image):
+    def counted(self, image, by):
         if len(done) == after:
             raise Stop
         done.append(image)
-        return whole(self, image)
+        return whole(self, image, by)
 
     with monkeypatch.context() as patched:
         patched.setattr(batch.Batch, "_whole", counted)
@@ -146,7 +147,7 @@ def test_training_and_finished_images_are_not_done_again(data, monkeypatch, caps
     seen = []
     original = batch.Batch._whole
     monkeypatch.setattr(
-        batch.Batch, "_whole", lambda run, image: seen.append(image.path.name) or original(run, image)
+        batch.Batch, "_whole", lambda run, image, by: seen.append(image.path.name) or original(run, image, by)
     )
     assert vispe(words) == 0
     assert seen == ["c.png", "d.png"]
@@ -254,7 +255,7 @@ def test_a_line_that_breaks_off_does_not_count(data, monkeypatch):
 
 def test_images_that_failed_are_tried_again(data, monkeypatch, capsys):
     assert vispe(f"{WAYS['labels']} -o whole") == 0
-    original = batch.read_image
+    original = stages.read_image
 
     def failing(path, **how):
         if path.name == "c.png":
@@ -262,7 +263,7 @@ def test_images_that_failed_are_tried_again(data, monkeypatch, capsys):
         return original(path, **how)
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch, "read_image", failing)
+        patched.setattr(stages, "read_image", failing)
         assert vispe(f"{WAYS['labels']} -o out") == 1
     assert vispe(f"{WAYS['labels']} -o out") == 0
     assert contents("out") == contents("whole")

@@ -13,7 +13,7 @@ from vispe.segment.draw import uncertainty_image
 from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.model.file import load_model
 from vispe.segment.pipeline import apply, segment
-from vispe.segment.run import batch
+from vispe.segment.run import predict as stage
 from vispe.segment.run.predict import Post, predict_page
 from vispe.segment.run.report import Watcher
 from vispe.segment.trust import RUNS, run, trust_page
@@ -135,7 +135,7 @@ def test_a_report_is_not_overwritten(folder, undrawn):
 def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undrawn, monkeypatch):
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
     small = apply("out/model.vispe", ["a.png"], "small", tile=256, trust=True).images[0]["trust"]
-    plain, calls = batch.predict_page, []
+    plain, calls = stage.predict_page, []
 
     def sometimes(page, valid, features, *rest):
         calls.append(features.tile)
@@ -143,7 +143,7 @@ def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undraw
             raise MemoryError
         return plain(page, valid, features, *rest)
 
-    monkeypatch.setattr(batch, "predict_page", sometimes)
+    monkeypatch.setattr(stage, "predict_page", sometimes)
     report = apply("out/model.vispe", ["a.png"], "more", trust=True)
     assert report.notes == ["out of memory: the tile was halved to 256 px."]
     assert calls == [None] * 5 + [256] * (RUNS + 1)

@@ -13,7 +13,7 @@ from vispe.images.labels.strokes import overdrawn, placed, read_strokes
 from vispe.segment.big import is_store
 from vispe.segment.big.source import BigImage, open_image
 from vispe.segment.features.tiles import Region
-from vispe.segment.run.train import Labelling
+from vispe.segment.run.request import Labelling
 
 _ROWS = 256  # rows of a label image that are looked at once
 

@@ -79,6 +79,11 @@ class BigImage:
         """Number of channels."""
         return len(self.kept)
 
+    @property
+    def axis_lengths(self) -> dict[str, int]:
+        """The axes that count more than one page, with their lengths."""
+        return {axis.name.upper(): axis.length for axis in self.page_axes if axis.length > 1}
+
     @cached_property
     def dtype(self) -> np.dtype:
         """Number type of what `read` returns."""

@@ -24,71 +24,51 @@ from vispe.segment.big.source import BigImage, open_image
 from vispe.segment.big.summary import draw, summary
 from vispe.segment.features.features import Features
 from vispe.segment.features.tiles import Region, blocks
-from vispe.segment.model.file import Model, versions
-from vispe.segment.run.batch import MODEL_NAME
+from vispe.segment.model.file import Model, save_model, versions
+from vispe.segment.run.base import MODEL_NAME, Run
 from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
 from vispe.segment.run.inputs import Reading
-from vispe.segment.run.predict import Post
-from vispe.segment.run.report import Clock, Report, Watcher, described, faded
+from vispe.segment.run.report import Clock, Report, faded, timed
+from vispe.segment.run.request import Request
 from vispe.segment.run.resume import state_of
 
 Ends = tuple[int, int, int, int]
 _ROWS = 1024  # side of the pieces in which an image is read for its grey limits
 
 
-class BigRun:
-    """The state of one run: checked inputs, then model, then results.
+class BigRun(Run):
+    """The state of a run on stores: the opened images, and what of them is done.
 
     Args:
+        asked: what it is asked to do.
         images: Zarr stores, or TIFF files.
-        out: folder for the results.
-        reading: how images are read.
-        post: smoothing.
-        force: overwrite.
-        watch: hears of progress.
-        memory: for the work besides the libraries, such as '2 GiB'; `DEFAULT` if None.
-        scheduler: address of a dask scheduler; None works in this process.
-        model: whether a model file is written.
+
+    Attributes:
+        labels_of: the label file of each image that has one.
+        model_file: the model that the images are segmented with, once there is one.
     """
 
-    model_file: Path
-    asked: dict[str, Any]
-    labels_of: dict[Path, Path]
-
-    def __init__(
-        self,
-        images: Sequence[Path],
-        out: str | Path,
-        reading: Reading | None,
-        post: Post | None,
-        force: bool,
-        watch: Watcher | None,
-        memory: str | None,
-        scheduler: str | None,
-        *,
-        model: bool,
-    ) -> None:
-        self.reading, self.post = reading or Reading(), post or Post()
-        self.force, self.watch = force, watch or Watcher()
-        self.memory = parse_memory(memory or DEFAULT)
-        self.scheduler, self.out, self._model = scheduler, Path(out), model
-        self.report = Report({})
-        self.records: list[dict[str, Any]] = []
-        self.labels_of = {}
-        self._fresh = self.wrote_model = False
+    def __init__(self, asked: Request, images: Sequence[Path]) -> None:
+        super().__init__(asked)
+        self.memory = parse_memory(asked.memory or DEFAULT)
+        self.model_file = self.out / MODEL_NAME if self.writes_model else Path(asked.model)
+        self.labels_of: dict[Path, Path] = {}
+        self._records: list[dict[str, Any]] = []
+        self._facts: dict[str, Any] = {}
+        self._fresh = self._wrote_model = False
         if self.post.min_area > 1:
             raise OptionError(
                 f"min_area={self.post.min_area} needs whole patches, which can be larger than memory; leave it out for "
                 "images in a store, or use smooth."
             )
-        if scheduler is not None:
+        if asked.scheduler is not None:
             require("distributed", "big", "a dask scheduler")
         self.images: dict[Path, BigImage] = {}
         for path in images:
             try:
-                how = self.reading
-                self.images[path] = open_image(path, channel=how.channel, z=how.z, axes=how.axes)
+                reading = self.reading
+                self.images[path] = open_image(path, channel=reading.channel, z=reading.z, axes=reading.axes)
             except (VispeError, OSError) as error:
                 self.fail(path, error, len(images))
         stems = [stem_of(path) for path in self.images]
@@ -115,8 +95,19 @@ class BigRun:
         for work in works:
             progress.remove(work)
         progress.forget_run(self.out)
-        if self.wrote_model:
+        if self._wrote_model:
             self.model_file.unlink(missing_ok=True)
+
+    def belong(self, labels_of: dict[Path, Path]) -> None:
+        """Take over which label file belongs to which image."""
+        self.labels_of = labels_of
+
+    def keep_model(self, model: Model, force: bool) -> None:
+        """Write the model file."""
+        with room(self.out, MODEL_NAME):
+            save_model(self.model_file, model, force)
+            progress.note_run(self.out, self._facts, self._records, file_digest(self.model_file))
+        self._wrote_model = True
 
     def fail(self, path: Path, error: VispeError | OSError, count: int) -> None:
         """Leave an image out, unless it is the only one."""
@@ -126,29 +117,20 @@ class BigRun:
         if self._fresh and not next((work / "done").glob("*.json"), None):
             progress.remove(work)
         self.images.pop(path, None)
-        reason = " ".join(str(error).split())
-        self.report.failures.append({"image": str(path), "reason": reason})
-        self.watch.failed(str(path), reason)
-
-    def note(self, text: str) -> None:
-        """Keep and announce something about the whole run, once."""
-        if text not in self.report.notes:
-            self.report.notes.append(text)
-            self.watch.note(text)
+        self.left_out(path, error)
 
     def begin(self, asked: dict[str, Any]) -> bool:
-        """Check the outputs and note what was asked; return whether an unfinished run goes on."""
-        how = {
+        """Check the outputs and note what decides the results; return whether an unfinished run goes on."""
+        facts = {
             **asked,
             "images": {str(path.resolve()): state_of(path) for path in self.images},
             "reading": asdict(self.reading),
             "post": asdict(self.post),
             "versions": versions(),
         }
-        self.asked, finished = how, progress.can_go_on(self.out, how, self.force)
-        targets = [
-            self.out / name for name in ("report.json", "report.csv", *([MODEL_NAME] if self._model else []))
-        ]
+        self._facts, finished = facts, progress.can_go_on(self.out, facts, self.force)
+        names = ("report.json", "report.csv", *([MODEL_NAME] if self.writes_model else []))
+        targets = [self.out / name for name in names]
         for path in self.images:
             targets += self._files(path).values()
         if finished is None:
@@ -165,10 +147,10 @@ class BigRun:
             progress.sweep(self.out, inputs=[*self.images, *inputs])
             for path in self.images:
                 progress.remove(progress.partial(self.out, stem_of(path)))
-            progress.note_run(self.out, how, (), None)
+            progress.note_run(self.out, facts, (), None)
             self._fresh = True
             return False
-        self.records = finished
+        self._records = finished
         self.note(f"going on with the unfinished run in {self.out}.")
         return True
 
@@ -177,36 +159,24 @@ class BigRun:
         image, work = self.images[path], progress.partial(self.out, stem_of(path))
         kept = work / "limits.json"
         if kept.is_file():
-            found = json.loads(kept.read_text())
-            return (
-                [None if one is None else tuple(one) for one in found["limits"]],
-                found["data"],
-                found["notes"],
-            )
+            known = json.loads(kept.read_text())
+            limits = [None if pair is None else tuple(pair) for pair in known["limits"]]
+            return limits, known["data"], known["notes"]
         self.watch.start("finding grey levels", 1)
         found = find_limits(image, reading.normalize, reading.clip, self._rows(image), self.watch.step)
         work.mkdir(parents=True, exist_ok=True)
         progress.write_small(kept, {"limits": found[0], "data": found[1], "notes": found[2]})
         return found
 
-    def predict(
-        self, command: str, model: Model, weights: str | None, tile: int | None, device: str, **extra: Any
-    ) -> Report:
+    def predict(self, model: Model) -> Report:
         """Segment every image, write its files, renew the report."""
-        reading = replace(self.reading, normalize=model.normalize, clip=model.clip)
-        features = open_features(model, weights, tile, device)
-        self.report.run = {
-            "command": command,
-            **extra,
-            **described(features, model, self.post),
-            "memory_bytes": self.memory,
-            "scheduler": self.scheduler,
-        }
+        features = open_features(model, self.asked.weights, self.asked.tile, self.asked.device)
+        self.describe(features, model, memory_bytes=self.memory, scheduler=self.asked.scheduler)
         count, complete = len(self.images) + len(self.report.failures), True
         for path in list(self.images):
             try:
                 with room(self.out, f"the result of {path.name}"):
-                    record = self._one(path, model, features, reading, weights, tile)
+                    record = self._one(path, model, features)
             except DiskFull:
                 raise
             except (VispeError, OSError) as error:
@@ -215,7 +185,7 @@ class BigRun:
             else:
                 self.report.images.append(record)
                 self.watch.done(record)
-                progress.note_run(self.out, self.asked, self.report.images, progress.trained_model(self.out))
+                progress.note_run(self.out, self._facts, self.report.images, progress.trained_model(self.out))
                 progress.remove(progress.partial(self.out, stem_of(path)))
             self.report.write(self.out)
         if complete:
@@ -224,18 +194,11 @@ class BigRun:
             self._discard()
         return self.report
 
-    def _one(
-        self,
-        path: Path,
-        model: Model,
-        features: Features,
-        reading: Reading,
-        weights: str | None,
-        tile: int | None,
-    ) -> dict[str, Any]:
+    def _one(self, path: Path, model: Model, features: Features) -> dict[str, Any]:
+        """Take an image from its store to that of its result, and return its record."""
         image, files, clock = self.images[path], self._files(path), Clock()
         work = progress.partial(self.out, stem_of(path))
-        earlier = next((r for r in self.records if r["image"] == str(path)), None)
+        earlier = next((r for r in self._records if r["image"] == str(path)), None)
         complete = work / "record.json"
         if earlier is None and complete.is_file():  # killed between the last block and the report
             earlier = json.loads(complete.read_text(encoding="utf-8"))
@@ -248,10 +211,12 @@ class BigRun:
                 f"{path} has {image.channels} channel(s), but the model was trained with {model.channels}; choose "
                 "channels with --channel."
             )
+        reading = replace(self.reading, normalize=model.normalize, clip=model.clip)
         limits, data, notes = self.limits(path, reading)
-        notes = [*image.notes, *notes]
-        job, plan, regions, found = self._job(path, image, model, features, limits, weights, tile)
-        notes += found
+        prepared = prepare_page(features, Window(image, 0, None))
+        notes = [*image.notes, *notes, *prepared.notes]
+        job, plan = self._job(path, model, features, limits, prepared.pieces)
+        regions = blocks(*image.shape, plan.side)
         total = [(page, region) for page in range(image.n_pages) for region in regions]
         left = [(page, r) for page, r in total if not progress.is_done(work, page, r, job.chunk)]
         if len(left) < len(total):
@@ -282,10 +247,9 @@ class BigRun:
         draw(files["overlay"], image, model, job, added["counts"], areas)
         for text in notes:
             self.watch.note(text)
-        label = self.labels_of.get(path)
         record = {
-            **summary(image, model, added, areas, data, clock()),
-            "labels": None if label is None else str(label),
+            **summary(image, model, added, areas, data, self.labels_of.get(path)),
+            **timed(clock(), image.n_pages * image.shape[0] * image.shape[1]),
             "tile": features.tile,
             "block": plan.side,
             "files": {key: str(target) for key, target in files.items()},
@@ -298,25 +262,18 @@ class BigRun:
     def _job(
         self,
         path: Path,
-        image: BigImage,
         model: Model,
         features: Features,
         limits: Sequence[Limits],
-        weights: str | None,
-        tile: int | None,
-    ) -> tuple[Job, Plan, list[Region], list[str]]:
+        pieces: list[Region],
+    ) -> tuple[Job, Plan]:
         """Plan the blocks, and make the empty result unless there is one."""
-        import zarr
-
-        work = progress.partial(self.out, stem_of(path))
+        image, work = self.images[path], progress.partial(self.out, stem_of(path))
         begun = work / "job.json"
         chunk = json.loads(begun.read_text())["chunk"] if begun.is_file() else None
-        prepared = prepare_page(features, Window(image, 0, None))
-        parts = 16 if self.scheduler else 1
+        parts = 16 if self.asked.scheduler else 1
         plan = make_plan(
-            *(image, features, model, prepared.pieces, self.post.smooth, self.memory),
-            chunk=chunk,
-            parts=parts,
+            image, features, model, pieces, self.post.smooth, self.memory, chunk=chunk, parts=parts
         )
         job = Job(
             image=str(path.resolve()),
@@ -327,8 +284,8 @@ class BigRun:
             limits=tuple(limits),
             model=str(self.model_file.resolve()),
             sha256=file_digest(self.model_file),
-            weights=weights,
-            tile=tile,
+            weights=self.asked.weights,
+            tile=self.asked.tile,
             device=features.device,
             smooth=self.post.smooth,
             prior=self.post.weighing(model.classifier),
@@ -339,32 +296,18 @@ class BigRun:
             threads=plan.threads,
         )
         if chunk is None:
-            progress.remove(work / "store")
-            for name in (progress.DONE, progress.SETTLED):
-                (work / name).mkdir(parents=True, exist_ok=True)
-            progress.create_raw(work, image, len(model.names), plan.chunk)
-            store.create(work / "store", image, len(model.names), plan.chunk)
-            height, width = (-(-n // plan.reduction) for n in image.shape)
-            side = plan.chunk // plan.reduction
-            zarr.create_array(
-                store=str(work / "picture"),
-                shape=(height, width, image.channels),
-                chunks=(side, side, image.channels),
-                dtype=np.float32,
-                overwrite=True,
-            )
-            progress.write_small(begun, asdict(job))
-        return job, plan, blocks(*image.shape, plan.side), list(prepared.notes)
+            _create(job, image, len(model.names))
+        return job, plan
 
     def _run(
         self, compute: Callable[[str, int, Ends], None], job: Job, left: Sequence[tuple[int, Region]]
     ) -> Iterator[None]:
         """Compute blocks here or on a cluster; yields after each."""
         tasks = [(page, (r.top, r.bottom, r.left, r.right)) for page, r in left]
-        if self.scheduler is not None and tasks:
+        if self.asked.scheduler is not None and tasks:
             from vispe.segment.big.cluster import run_on_cluster
 
-            yield from run_on_cluster(self.scheduler, compute, job.dumps(), tasks)
+            yield from run_on_cluster(self.asked.scheduler, compute, job.dumps(), tasks)
             return
         for page, ends in tasks:
             compute(job.dumps(), page, ends)
@@ -378,3 +321,25 @@ class BigRun:
         """Side of the pieces that are read for grey levels, a sixteenth of the memory at most."""
         fitting = (self.memory / 16 / (image.channels * image.dtype.itemsize)) ** 0.5
         return max(min(_ROWS, int(fitting)), 1)
+
+
+def _create(job: Job, image: BigImage, n_classes: int) -> None:
+    """Make the empty arrays of a result, and note with which job it was begun."""
+    import zarr
+
+    work = Path(job.work)
+    progress.remove(work / "store")
+    for name in (progress.DONE, progress.SETTLED):
+        (work / name).mkdir(parents=True, exist_ok=True)
+    progress.create_raw(work, image, n_classes, job.chunk)
+    store.create(work / "store", image, n_classes, job.chunk)
+    height, width = (-(-n // job.reduction) for n in image.shape)
+    side = job.chunk // job.reduction
+    zarr.create_array(
+        store=str(work / "picture"),
+        shape=(height, width, image.channels),
+        chunks=(side, side, image.channels),
+        dtype=np.float32,
+        overwrite=True,
+    )
+    progress.write_small(work / "job.json", asdict(job))

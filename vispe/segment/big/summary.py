@@ -14,7 +14,7 @@ from vispe.segment.draw import overlay
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.file import Model
 from vispe.segment.run.predict import Areas
-from vispe.segment.run.report import fractions
+from vispe.segment.run.report import fractions, record_of
 
 
 def summary(
@@ -23,9 +23,9 @@ def summary(
     added: Mapping[str, Any],
     areas: Sequence[Areas] | None,
     data: int,
-    seconds: float,
+    labels: Path | None,
 ) -> dict[str, Any]:
-    """Give the numbers of a record of the report, as of any other image.
+    """Return the numbers of a record of the report, as of any other image.
 
     Args:
         image: the image.
@@ -33,29 +33,18 @@ def summary(
         added: the sums of all chunks, from `vispe.segment.big.progress.sums`.
         areas: of each page; None where nothing was weighed.
         data: number of pixels with data.
-        seconds: of work.
+        labels: the label file of the image.
     """
-    counts, pixels = added["counts"][1:], image.n_pages * image.shape[0] * image.shape[1]
-    total, overlap = int(counts.sum()), added["overlap"]
-    together = None if areas is None else sum(areas[1:], areas[0])
-    return {
-        "image": str(image.path),
-        "labels": None,
-        "pages": image.n_pages,
-        "height": image.shape[0],
-        "width": image.shape[1],
-        "channels": image.channels,
-        "pixel_size_um": image.pixel_size,
-        "page_axes": {axis.name.upper(): axis.length for axis in image.page_axes if axis.length > 1},
-        "z_step_um": image.z_step,
-        "no_data_share": float(1 - data / pixels),
-        **fractions(added["counts"], together, model.names, model.classifier.kind),
-        "mean_uncertainty": added["unsure"] / total if total else 0.0,
-        "overlap_pixels": overlap,
-        "tile_disagreement": added["disagreeing"] / overlap if overlap else None,
-        "seconds": round(seconds, 3),
-        "seconds_per_megapixel": round(seconds / (pixels / 1e6), 3),
-    }
+    total, together = int(added["counts"][1:].sum()), None if areas is None else sum(areas[1:], areas[0])
+    return record_of(
+        image,
+        labels,
+        fractions(added["counts"], together, model.names, model.classifier.kind),
+        no_data=float(1 - data / (image.n_pages * image.shape[0] * image.shape[1])),
+        uncertainty=added["unsure"] / total if total else 0.0,
+        overlap=added["overlap"],
+        disagreeing=added["disagreeing"],
+    )
 
 
 def draw(

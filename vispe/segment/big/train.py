@@ -1,66 +1,36 @@
 """Training on scribbles of images larger than memory: only tiles with labelled pixels are read."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 
 from vispe.errors import InputError
 from vispe.segment.big.engine import prepare_page
-from vispe.segment.big.limits import Limits
 from vispe.segment.big.page import LazyValid, Window
-from vispe.segment.big.scribbles import Scribbles
-from vispe.segment.big.source import BigImage
-from vispe.segment.classify.calibrate import advice, calibrate, joined, strokes
-from vispe.segment.classify.pixels import PixelClassifier, import_early
+from vispe.segment.big.scribbles import read_scribbles
+from vispe.segment.big.state import BigRun
+from vispe.segment.classify.calibrate import advice, joined, strokes
+from vispe.segment.classify.learn import learn
+from vispe.segment.classify.pixels import import_early
 from vispe.segment.features.features import Features
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.file import Model
-from vispe.segment.run.report import Watcher
+from vispe.segment.run.base import one_channel_count
 
 
-def train(
-    images: Sequence[BigImage],
-    labels: Sequence[Path],
-    limits: Sequence[Sequence[Limits]],
-    drawn: Sequence[Scribbles],
-    names: tuple[str, ...],
-    colors: tuple[tuple[int, int, int], ...] | None,
-    features: Features,
-    kind: str,
-    normalize: str,
-    clip: tuple[float, float],
-    seed: int,
-    watch: Watcher,
-    notes: list[str],
-) -> Model:
+def train(run: BigRun, features: Features) -> Model:
     """Fit one classifier to the labelled pixels of all images, as `vispe.segment.run.train` does.
-
-    Args:
-        images: labelled images, all with the same number of channels.
-        labels: their label files.
-        limits: grey limits of their pages.
-        drawn: their labelled pixels.
-        names: of the classes.
-        colors: of the classes, or None.
-        features: how features are computed.
-        kind: of the classifier.
-        normalize: how the limits were found.
-        clip: likewise.
-        seed: of all random numbers.
-        watch: hears of progress.
-        notes: what the user should know is added here.
 
     Raises:
         InputError: images that differ in their channels; no labelled pixel with data; fewer than two classes.
     """
-    import_early(kind)
-    channels = {image.channels for image in images}
-    if len(channels) > 1:
-        listed = ", ".join(f"{image.path.name}: {image.channels}" for image in images)
-        raise InputError(f"labelled images differ in their channels ({listed}); choose some with --channel.")
-    watch.start("computing features", len(images))
-    found, classes, of = [], [], []
+    asked = run.asked
+    paths = [path for path in run.images if path in run.labels_of]
+    files, images = [run.labels_of[path] for path in paths], [run.images[path] for path in paths]
+    drawn, names, colors, notes = read_scribbles(files, images, asked.labelling)
+    limits = [run.limits(path, run.reading)[0] for path in paths]
+    import_early(asked.classifier)
+    channels = one_channel_count({image.path: image.channels for image in images}, "labelled images")
+    run.watch.start("computing features", len(images))
+    gathered, classes, of = [], [], []
     for image, scribbles, cuts in zip(images, drawn, limits, strict=True):
         pixels, lost = image.shape[0] * image.shape[1], 0
         for page in range(image.n_pages):
@@ -72,41 +42,37 @@ def train(
                 lost += int((~known).sum())
                 places, wanted = places[known], wanted[known]
             if len(places):
-                found.append(prepare_page(features, window).gather_places(places))
+                gathered.append(prepare_page(features, window).gather_places(places))
                 classes.append(wanted)
                 of.append(strokes(places, wanted, image.shape))
         if lost:
             notes.append(f"{lost} labelled pixels of {image.path.name} hold no data and are not used.")
-        watch.step(1)
-    if not found:
+        run.watch.step(1)
+    if not gathered:
         raise InputError("all labelled pixels hold no data; draw labels on pixels with data.")
     together = np.concatenate(classes)
-    classifier = PixelClassifier(kind, len(names), seed=seed)
-    gathered = np.concatenate(found)
-    classifier.fit(gathered, together, names)
-    calibration = calibrate(classifier, gathered, together, joined(of), seed, names)
-    if said := advice(calibration):
-        notes.append(said)
-    counts = np.bincount(together, minlength=len(names) + 1)[1:]
-    facts = {
-        "images": [str(image.path) for image in images],
-        "labels": [str(path) for path in labels],
-        "labelled_pixels": {name: int(n) for name, n in zip(names, counts, strict=True)},
-        "calibration": calibration,
-    }
+    classifier, facts = learn(
+        asked.classifier, names, np.concatenate(gathered), together, joined(of), asked.seed
+    )
+    if text := advice(facts["calibration"]):
+        notes.append(text)
+    for text in notes:
+        run.note(text)
     return Model(
-        *(
-            features.config,
-            classifier,
-            names,
-            colors,
-            normalize,
-            clip,
-            channels.pop(),
-            seed,
-            features.basis,
-            facts,
-        )
+        features=features.config,
+        classifier=classifier,
+        names=names,
+        colors=colors,
+        normalize=run.reading.normalize,
+        clip=run.reading.clip,
+        channels=channels,
+        seed=asked.seed,
+        basis=features.basis,
+        notes={
+            "images": [str(image.path) for image in images],
+            "labels": [str(path) for path in files],
+            **facts,
+        },
     )
 
 

@@ -17,8 +17,10 @@ from vispe.segment.classify.pixels import PixelClassifier
 from vispe.segment.classify.prior import PRIORS, Counts, areas, count, estimate, reweigh, weights
 from vispe.segment.classify.smooth import smooth
 from vispe.segment.features.features import BLOCK, Features, PreparedPage
+from vispe.segment.features.filters3d import Stack
 from vispe.segment.features.tiles import Blend
 from vispe.segment.features.workers import in_order
+from vispe.segment.model.file import Model
 
 _T = TypeVar("_T")
 _PIXELS = 1 << 17  # pixels that are worked on at once
@@ -107,6 +109,27 @@ class Prediction:
     areas: Areas | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Segmenter:
+    """What segments pages: a model, what computes its features, and what is done to the probabilities."""
+
+    model: Model
+    features: Features
+    post: Post = Post()
+
+    def page(
+        self,
+        page: np.ndarray,
+        valid: np.ndarray,
+        step: Callable[[float], None] = lambda share: None,
+        stack: Stack | None = None,
+        number: int = 0,
+    ) -> Prediction:
+        """Segment one page (h, w, c) with pixels `valid` (h, w); 3D filters take it for page `number` of a stack."""
+        features = self.features if stack is None else self.features.within(stack, number)
+        return predict_page(page, valid, features, self.model.classifier, self.post, step)
+
+
 def total_areas(results: Sequence[Prediction]) -> Areas | None:
     """Add up the areas of all pages; None where nothing was weighed."""
     found = [r.areas for r in results if r.areas is not None]
@@ -129,7 +152,7 @@ def predict_page(
         features: how features are computed.
         classifier: fitted.
         post: smoothing.
-        step: is told the share of the page that each piece was.
+        step: called with the share of the page that each piece is.
     """
     prepared = features.prepare(page, valid)
     height, width = valid.shape

@@ -1,11 +1,11 @@
-"""What a run tells: events while it goes on, one record per image, and the report at the end."""
+"""What a run reports: events while it goes on, one record per image, and the report at the end."""
 
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,28 +17,33 @@ from vispe.segment.metrics import summarize
 from vispe.segment.model.file import Model, versions
 from vispe.segment.run.predict import Areas, Post
 
+if TYPE_CHECKING:
+    from vispe.images.read import Micrograph
+    from vispe.segment.big.source import BigImage
+
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
 _SEEN, _LEFT = 0.05, 0.1  # shares of the pixels, and of these, from which on a class has faded
+_COLUMNS = ("image", "pages", "height", "width", "seconds", "mean_uncertainty", "tile_disagreement")
 _ERRORS = ("phase_fraction_mean_abs_error_pp", "fraction_mean_abs_error_pp")
 
 
 class Watcher:
-    """Hears of the progress of a run; this one keeps quiet."""
+    """Its methods are called as a run goes on; these do nothing."""
 
     def start(self, what: str, total: int) -> None:
-        """Hear that a part of the run begins, with `total` images to go."""
+        """Called when a part of the run begins, with `total` images to go."""
 
     def step(self, share: float) -> None:
-        """Hear that a share of one image is done; the shares of an image sum to 1."""
+        """Called when a share of one image is done; the shares of an image sum to 1."""
 
     def note(self, text: str) -> None:
-        """Hear something that the user should know."""
+        """Called with something that the user should know."""
 
     def done(self, record: Mapping[str, Any]) -> None:
-        """Hear that an image and all its files are complete."""
+        """Called when an image and all its files are complete."""
 
     def failed(self, path: str, reason: str) -> None:
-        """Hear that an image of a batch could not be used."""
+        """Called when an image of a batch could not be used."""
 
 
 @dataclass
@@ -195,19 +200,57 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
     }
 
 
+def record_of(
+    image: "Micrograph | BigImage",
+    labels: Path | None,
+    shares: Mapping[str, Any],
+    *,
+    no_data: float,
+    uncertainty: float,
+    overlap: int,
+    disagreeing: int,
+) -> dict[str, Any]:
+    """Return the record of an image, as far as it does not depend on how the image was read.
+
+    Args:
+        image: the image.
+        labels: its label file.
+        shares: the areas of its classes, from `fractions`.
+        no_data: share of the pixels without data.
+        uncertainty: mean over the pixels with data.
+        overlap: pixels in several tiles.
+        disagreeing: of these, those to which two tiles give different classes.
+    """
+    return {
+        "image": str(image.path),
+        "labels": None if labels is None else str(labels),
+        "pages": image.n_pages,
+        "height": image.shape[0],
+        "width": image.shape[1],
+        "channels": image.channels,
+        "pixel_size_um": image.pixel_size,
+        "page_axes": image.axis_lengths,
+        "z_step_um": image.z_step,
+        "no_data_share": no_data,
+        **shares,
+        "mean_uncertainty": uncertainty,
+        "overlap_pixels": overlap,
+        "tile_disagreement": disagreeing / overlap if overlap else None,
+    }
+
+
+def timed(seconds: float, pixels: int) -> dict[str, float]:
+    """Return what a record says about the time that an image took."""
+    return {
+        "seconds": round(seconds, 3),
+        "seconds_per_megapixel": round(seconds / (pixels / 1e6), 3),
+    }
+
+
 def _row(record: Mapping[str, Any], calibration_error: float | None) -> dict[str, Any]:
     """Flatten a record to one line of the table."""
     scores = record.get("scores", {})
-    row = {
-        "image": record["image"],
-        "pages": record["pages"],
-        "height": record["height"],
-        "width": record["width"],
-        "seconds": record["seconds"],
-        "mean_uncertainty": record["mean_uncertainty"],
-        "tile_disagreement": record["tile_disagreement"],
-        "fraction": record["fractions"],
-    }
+    row = {key: record[key] for key in _COLUMNS} | {"fraction": record["fractions"]}
     if record["priors"] is not None:
         for place, end in enumerate(("low", "high")):
             ends = {name: e and e[place] for name, e in (record["fractions_ci95"] or {}).items()}

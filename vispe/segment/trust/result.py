@@ -176,14 +176,32 @@ class Trust:
         return _share(self.disagreement > 0, self.inner)
 
     @cached_property
+    def _case(self) -> words.Case:
+        """The numbers and names that the words are made of."""
+        return words.Case(
+            names=self.names,
+            fractions=self.fractions,
+            families=self.families,
+            spread=np.array([self.phase_spread(f) for f in self.families]),
+            floor=np.array([self.floor(f) for f in self.families]),
+            levels=self.levels,
+            level=self.level,
+            agreement=self.agreement,
+            at_borders=self.at_borders,
+            inside=self.inside,
+            border=self.border,
+            compared=bool(self.families) and bool((self.labels > 0).any()),
+        )
+
+    @cached_property
     def verdict(self) -> str:
         """What the report says, in two or three sentences."""
-        return words.verdict(self)
+        return words.verdict(self._case)
 
     @cached_property
     def brief(self) -> str:
         """The verdict in a few words."""
-        return words.brief(self)
+        return words.brief(self._case)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; what is not known is None."""

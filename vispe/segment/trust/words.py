@@ -1,13 +1,9 @@
 """The verdict of a trust report in the words of a microscopist."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from vispe.segment.trust.result import Trust
 
 _LEVELS = {"steady": "Steady", "mild": "Mild dependence", "strong": "Strong dependence"}
 _MOVES = {
@@ -16,6 +12,44 @@ _MOVES = {
     "shifted": "shifted",
     "angles": "turned by other angles",
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The numbers and names that a verdict is made of.
+
+    Attributes:
+        names: of the K classes.
+        fractions: (K,) area shares in per cent.
+        families: F kinds of poses.
+        spread: (F, K) what they change, in percentage points.
+        floor: (F, K) what the measurement itself changes.
+        levels: of each class: 'steady', 'mild' or 'strong'.
+        level: of the picture.
+        agreement: share of the pixels whose class is the same in all poses.
+        at_borders: share of the changing pixels that lie along borders.
+        inside: share of the pixels away from borders whose class changes.
+        border: pixels along borders that count as border.
+        compared: whether there is anything to speak of.
+    """
+
+    names: Sequence[str]
+    fractions: np.ndarray
+    families: Sequence[str]
+    spread: np.ndarray
+    floor: np.ndarray
+    levels: Sequence[str]
+    level: str
+    agreement: float
+    at_borders: float
+    inside: float
+    border: int
+    compared: bool
+
+    @property
+    def effect(self) -> np.ndarray:
+        """(F, K) the spread beyond the floor; 0 where it does not reach it."""
+        return np.maximum(self.spread - self.floor, 0)
 
 
 def points(value: float) -> str:
@@ -37,66 +71,61 @@ def percent(share: float) -> str:
     return f"{value:.1f} %"
 
 
-def verdict(trust: Trust) -> str:
+def verdict(case: Case) -> str:
     """Return what the report says, in two or three sentences: the class that depends most, and the pixels."""
-    families = trust.families
-    if not families or not (trust.labels > 0).any():
+    if not case.compared:
         return "Nothing could be compared: the picture holds no data or is too small to be moved."
-    moves = _listed([_MOVES[f] for f in families], "or")
-    spread = np.array([trust.phase_spread(f) for f in families])
-    if not spread.any() and trust.agreement == 1:
+    moves = _listed([_MOVES[f] for f in case.families], "or")
+    if not case.spread.any() and case.agreement == 1:
         return f"Steady: every pixel keeps its class when the picture is {moves}."
-    k = worst_class(trust)
-    said = [
-        f"{'by ' if i == 0 else ''}{points(spread[i, k])} {'percentage points ' if i == 0 else ''}when "
-        f"{'the picture is ' if i == 0 else ''}{_MOVES[f]} (floor {points(trust.floor(f)[k])})"
-        for i, f in enumerate(families)
+    k = worst_class(case)
+    parts = [
+        f"{points(spread)} when {_MOVES[f]} (floor {points(floor)})"
+        for f, spread, floor in zip(case.families, case.spread[:, k], case.floor[:, k], strict=True)
     ]
-    if not any(trust.effect(f).any() for f in families):
+    parts[0] = "by " + parts[0].replace(" when ", " percentage points when the picture is ", 1)
+    if not case.effect.any():
         first = f"no fraction changes beyond the floor of the measurement when the picture is {moves}."
     else:
-        own = points(trust.fractions[k])
-        first = f"the fraction of {trust.names[k]} ({own} %) changes {_listed(said, 'and')}."
-    return f"{_LEVELS[trust.level]}: {first} {_pixels(trust)}"
+        own = points(case.fractions[k])
+        first = f"the fraction of {case.names[k]} ({own} %) changes {_listed(parts, 'and')}."
+    return f"{_LEVELS[case.level]}: {first} {_pixels(case)}"
 
 
-def brief(trust: Trust) -> str:
+def brief(case: Case) -> str:
     """Return the verdict in a few words, for one line."""
-    if not trust.families or not (trust.labels > 0).any():
+    if not case.compared:
         return "nothing to compare"
-    k = worst_class(trust)
-    if trust.level not in trust.levels:
-        return f"{trust.level}, {percent(trust.inside)} of pixels away from borders change"
-    family = max(trust.families, key=lambda f: (trust.effect(f)[k], trust.phase_spread(f)[k]))
-    spread, floor = trust.phase_spread(family)[k], trust.floor(family)[k]
-    if spread == 0:
-        return f"{trust.level}, {percent(trust.agreement)} of pixels agree"
-    return f"{trust.level}, {trust.names[k]} by {points(spread)} pp (floor {points(floor)})"
+    k = worst_class(case)
+    if case.level not in case.levels:
+        return f"{case.level}, {percent(case.inside)} of pixels away from borders change"
+    effect, spread = case.effect[:, k], case.spread[:, k]
+    worst = max(range(len(case.families)), key=lambda f: (effect[f], spread[f]))
+    if spread[worst] == 0:
+        return f"{case.level}, {percent(case.agreement)} of pixels agree"
+    floor = points(case.floor[worst, k])
+    return f"{case.level}, {case.names[k]} by {points(spread[worst])} pp (floor {floor})"
 
 
-def worst_class(trust: Trust) -> int:
+def worst_class(case: Case) -> int:
     """Return the index of the class that depends most: by level, effect and spread; of equal ones the rarest."""
-    order = {level: k for k, level in enumerate(_LEVELS)}
-    effect = np.max([trust.effect(f) for f in trust.families], axis=0).round(6)
-    spread = np.max([trust.phase_spread(f) for f in trust.families], axis=0).round(6)
-    keys = [
-        (order[trust.levels[k]], effect[k], spread[k], -trust.fractions[k]) for k in range(len(trust.names))
-    ]
-    return max(range(len(keys)), key=keys.__getitem__)
-
-
-def _pixels(trust: Trust) -> str:
-    """Return the sentence on pixels."""
-    kept = f"{percent(trust.agreement)} of the pixels keep their class in every pose"
-    if trust.agreement == 1:
-        return f"{kept}."
-    away = percent(trust.inside) if np.isfinite(trust.inside) else None
-    where = (
-        f"{percent(trust.at_borders)} of the others lie within {trust.border} px of a border between classes"
+    order = list(_LEVELS)
+    effect, spread = case.effect.max(0).round(6), case.spread.max(0).round(6)
+    return max(
+        range(len(case.names)),
+        key=lambda k: (order.index(case.levels[k]), effect[k], spread[k], -case.fractions[k]),
     )
-    if away is None:
-        return f"{kept}; {where}."
-    return f"{kept}; {where}, and away from borders {away} change."
+
+
+def _pixels(case: Case) -> str:
+    """Return the sentence on pixels."""
+    kept = f"{percent(case.agreement)} of the pixels keep their class in every pose"
+    if case.agreement == 1:
+        return f"{kept}."
+    near = f"{percent(case.at_borders)} of the others lie within {case.border} px of a border between classes"
+    if not np.isfinite(case.inside):
+        return f"{kept}; {near}."
+    return f"{kept}; {near}, and away from borders {percent(case.inside)} change."
 
 
 def _listed(words: list[str], last: str) -> str:

@@ -1,0 +1,84 @@
+"""What a run is asked to do, on files in memory and on stores alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vispe.backbones.device import choose_device
+from vispe.segment.classify.cluster import METHODS
+from vispe.segment.classify.pixels import KINDS
+from vispe.segment.features.features import FeatureConfig
+from vispe.segment.run.inputs import Paths, Reading
+from vispe.segment.run.predict import Post
+from vispe.segment.run.report import Watcher
+from vispe.segment.run.resume import state_of
+from vispe.segment.run.scoring import Scoring
+from vispe.segment.text.config import TextConfig
+from vispe.segment.text.prompts import Prompts
+
+_NOT_DECISIVE = frozenset(
+    {"images", "out", "labels", "force", "watch", "memory", "scheduler", "allow_download"}
+)
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """How label files are read, as in `read_labels` of `vispe.images.labels.read`."""
+
+    classes: Sequence[str] | None = None
+    legend: str | Path | None = None
+    dense: bool = False
+    max_classes: int = 20
+    label_page: int | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `segment` or `apply` in `vispe.segment.pipeline`; what only the other one has is left as it is.
+
+    Attributes:
+        command: `'segment'` or `'apply'`.
+    """
+
+    command: str
+    images: Paths
+    out: str | Path
+    model: str | Path | None = None
+    labels: Paths = ()
+    cluster: int | Literal["auto"] | None = None
+    cluster_method: str = METHODS[0]
+    text: Prompts | None = None
+    classifier: str = KINDS[0]
+    features: FeatureConfig | TextConfig | None = None
+    reading: Reading = field(default_factory=Reading)
+    labelling: Labelling = field(default_factory=Labelling)
+    scoring: Scoring = field(default_factory=Scoring)
+    post: Post = field(default_factory=Post)
+    trust: bool = False
+    weights: str | None = None
+    allow_download: bool = False
+    tile: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    force: bool = False
+    watch: Watcher = field(default_factory=Watcher)
+    memory: str | None = None
+    scheduler: str | None = None
+
+    @classmethod
+    def of(cls, command: str, arguments: dict[str, Any]) -> "Request":
+        """Make a request of the arguments of a function; a default stands for each that is None."""
+        return cls(command, **{name: value for name, value in arguments.items() if value is not None})
+
+    def decisive(self) -> dict[str, Any]:
+        """Return what decides the results, with fingerprints of the files that it names.
+
+        The images, labels and truth that a run has found are left to it.
+        """
+        kept = {name: value for name, value in vars(self).items() if name not in _NOT_DECISIVE}
+        named = [self.labelling.legend, getattr(self.features, "weights", None), self.weights, self.model]
+        states = {
+            str(name): state_of(Path(name)) for name in named if name is not None and Path(name).is_file()
+        }
+        return {**kept, "device": choose_device(self.device), "named_files": states}
