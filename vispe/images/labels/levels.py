@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vispe.errors import InputError
+from vispe.errors import InputError, OptionError
 from vispe.images.paths import check_file
 
 Level = tuple[int, ...]
@@ -35,16 +35,20 @@ class Naming:
     notes: tuple[str, ...] = ()
 
 
-def read_names(classes: Sequence[str] | None, legend: Path | None) -> Naming:
+def read_names(classes: Sequence[str] | None, legend: str | Path | None) -> Naming:
     """Read class names from a list, or from a legend JSON: a list, or an object {level or '#rrggbb': name}.
 
     Raises:
+        OptionError: both were given.
         InputError: unreadable legend, empty, repeated or non-text names, or keys that are no levels.
     """
+    if classes is not None and legend is not None:
+        raise OptionError("classes and legend were both given; the names must come from one of them.")
     if classes is not None:
         return Naming(checked_names("classes", classes))
     if legend is None:
         return Naming()
+    legend = Path(legend)
     content = load_json(legend)
     if isinstance(content, list):
         return Naming(checked_names(str(legend), content))
@@ -96,13 +100,22 @@ def no_number(text: str) -> object:
 
 
 def named_classes(
-    where: str, found: list[Level], naming: Naming, dense: bool, most: int
+    paths: Sequence[str | Path], levels: Iterable[list[Level]], naming: Naming, dense: bool, most: int
 ) -> tuple[dict[Level, int], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:
-    """Return what `assign` does, for labels to learn from.
+    """Return what `assign` does, for the labels of several files together, to learn from.
+
+    Args:
+        paths: the files.
+        levels: those of each file.
+        naming: what the user said about the classes.
+        dense: whether level 0 is a class.
+        most: how many levels there may be.
 
     Raises:
         InputError: more than `most` distinct levels, or fewer than two classes.
     """
+    found = sorted(set().union(*levels))
+    where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
     if len(found) > most:
         raise InputError(
             f"{where}: found {len(found)} distinct classes ({describe(found)}), more than max_classes={most}; draw "

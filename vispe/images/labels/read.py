@@ -99,21 +99,18 @@ def read_label_set(
     Grey levels and colours are mapped to classes by the levels of all files together, so a class that is
     missing in one file cannot shift the others.  At least two classes must be labelled in the files together.
     """
-    if classes is not None and legend is not None:
-        raise OptionError("classes and legend were both given; the names must come from one of them.")
-    naming = read_names(classes, Path(legend) if legend is not None else None)
+    naming = read_names(classes, legend)
     parts = [
         _read_levels(Path(p), s, naming, dense, max_classes, label_page)
         for p, s in zip(paths, shapes, strict=True)
     ]
-    together = sorted({level for _, levels, _ in parts for level in levels})
-    where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
-    classes_of, names, colors, mapping = named_classes(where, together, naming, dense, max_classes)
+    drawn = [levels for _, levels, _ in parts]
+    classes_of, names, colors, mapping = named_classes(paths, drawn, naming, dense, max_classes)
     out = []
     for path, (index, levels, notes) in zip(paths, parts, strict=True):
         table = np.array([0, *(classes_of[level] for level in levels)], np.int32)
         values = table[index]
-        notes = [*mapping, *notes, *_thin_classes(Path(path), values, names)]
+        notes = [*mapping, *notes, *thin_classes(Path(path), values[values > 0], names)]
         out.append(Labels(values, names, tuple(notes), colors))
     return out
 
@@ -155,7 +152,7 @@ def read_truth(
     codes, is_colour, unlabelled = label_codes(path, found, by_index=True)
     if is_colour:
         raise InputError(f"{path} is a colour image; a truth mask holds one class number per pixel.")
-    codes = _placed(path, np.where(unlabelled, -1, codes), shape, page, "truth", fill=-1)
+    codes = _placed(path, np.where(unlabelled, -1, codes), shape, page, "truth")
     first = 0 if zero_is == "class" else 1
     levels = _distinct(codes)
     levels = levels[levels >= first]
@@ -189,7 +186,7 @@ def _read_levels(
     found = decoded_labels(path, shape[1:])
     codes, is_colour, unlabelled = label_codes(path, found, by_index=False)
     codes[unlabelled if dense else unlabelled | (codes == 0)] = -1
-    codes = _placed(path, codes, shape, label_page, "labels", fill=-1)
+    codes = _placed(path, codes, shape, label_page, "labels")
     places = np.flatnonzero(codes >= 0)  # few where labels are scribbles
     drawn = codes.ravel()[places]
     present = _distinct(drawn)
@@ -209,12 +206,16 @@ def _read_levels(
         )
     index = np.zeros(codes.shape, np.int32)
     index.ravel()[places] = np.searchsorted(present, drawn) + 1
-    levels: list[Level] = [
-        (v >> 32, v >> 16 & 65535, v & 65535) if is_colour else (v,) for v in map(int, present)
-    ]
-    if is_colour and found.pages.dtype == np.uint16:
-        levels = [tuple(round(c / 257) for c in level) for level in levels]
-    return index, levels, list(found.notes)
+    return index, unpacked(present, is_colour, found.pages.dtype == np.uint16), list(found.notes)
+
+
+def unpacked(codes: np.ndarray, is_colour: bool, deep: bool) -> list[Level]:
+    """Turn codes of `label_codes` into levels; `deep` says that colours have 16 bits a channel."""
+    if not is_colour:
+        return [(code,) for code in map(int, codes)]
+    unit = 257 if deep else 1
+    channels = [(code >> 32, code >> 16 & 65535, code & 65535) for code in map(int, codes)]
+    return [tuple(round(value / unit) for value in level) for level in channels]
 
 
 def _distinct(codes: np.ndarray) -> np.ndarray:
@@ -268,45 +269,61 @@ def label_codes(path: Path, found: Decoded, *, by_index: bool) -> tuple[np.ndarr
 
 
 def _placed(
-    path: Path, codes: np.ndarray, shape: tuple[int, int, int], page: int | None, what: str, fill: int
+    path: Path, codes: np.ndarray, shape: tuple[int, int, int], page: int | None, what: str
 ) -> np.ndarray:
     """Check size and page count, and put a single page where it belongs."""
-    z, h, w = shape
-    verb, plural = ("is", "has") if what == "truth" else ("are", "have")
-    if codes.shape[1:] != (h, w):
-        turned = " (height and width are exchanged)" if codes.shape[1:] == (w, h) else ""
-        raise InputError(
-            f"{path}: the {what} {verb} {codes.shape[1]} x {codes.shape[2]} pixels (height x width), but the "
-            "image is "
-            f"{h} x {w}{turned}; they must have the same size and are never resized."
-        )
-    option = "page" if what == "truth" else "label_page"
-    if len(codes) != 1:
-        if len(codes) != z:
-            raise InputError(
-                f"{path}: the {what} {plural} {len(codes)} pages, but the image has {z}; give as many."
-            )
-        if page is not None:
-            raise OptionError(f"{option}={page} was given, but {path} has a page for each of the {z} pages.")
+    first = check_pages(path, codes.shape, shape, page, what)
+    if len(codes) == shape[0]:
         return codes
-    if page is None and z > 1:
-        raise InputError(
-            f"{path}: the {what} {plural} 1 page, but the image has {z}; say which page they belong to with "
-            f"{option}."
-        )
-    if page is not None and not 0 <= page < z:
-        raise InputError(f"{option}={page} is not a page of the image, which has {z} (0 to {z - 1}).")
-    if z == 1:
-        return codes
-    out = np.full(shape, fill, codes.dtype)
-    out[page] = codes[0]
+    out = np.full(shape, -1, codes.dtype)
+    out[first] = codes[0]
     return out
 
 
-def _thin_classes(path: Path, values: np.ndarray, names: tuple[str, ...]) -> list[str]:
-    counts = np.bincount(values[values > 0], minlength=len(names) + 1)[1:]
+def check_pages(
+    path: Path, found: tuple[int, ...], shape: tuple[int, ...], page: int | None, what: str = "labels"
+) -> int:
+    """Check the size and the number of pages of labels or truth, and return the first page that they belong to.
+
+    Args:
+        path: the file.
+        found: (pages, h, w) of what it holds.
+        shape: (z, h, w) of the image.
+        page: which page one page belongs to; None says none.
+        what: 'labels' or 'truth', for messages.
+
+    Raises:
+        InputError: another size or number of pages, or a page that the image does not have.
+        OptionError: `page` for labels of several pages.
+    """
+    z, h, w = shape
+    verb, plural = ("is", "has") if what == "truth" else ("are", "have")
+    option = "page" if what == "truth" else "label_page"
+    if found[1:] != (h, w):
+        turned = " (height and width are exchanged)" if found[1:] == (w, h) else ""
+        raise InputError(
+            f"{path}: the {what} {verb} {found[1]} x {found[2]} pixels (height x width), but the image is {h} x {w}"
+            f"{turned}; they must have the same size and are never resized."
+        )
+    if found[0] not in (1, z):
+        raise InputError(
+            f"{path}: the {what} {plural} {found[0]} pages, but the image has {z}; give as many."
+        )
+    if found[0] != 1 and page is not None:
+        raise OptionError(f"{option}={page} was given, but {path} has a page for each of the {z} pages.")
+    if found[0] == 1 and page is None and z > 1:
+        raise InputError(
+            f"{path}: the {what} {plural} 1 page, but the image has {z}; say which page they belong to with {option}."
+        )
+    if page is not None and not 0 <= page < z:
+        raise InputError(f"{option}={page} is not a page of the image, which has {z} (0 to {z - 1}).")
+    return page or 0
+
+
+def thin_classes(path: Path, classes: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Return a note for each class with few labelled pixels, or none; `classes` are those of the labelled pixels."""
     notes = []
-    for name, count in zip(names, counts, strict=True):
+    for name, count in zip(names, np.bincount(classes, minlength=len(names) + 1)[1:], strict=True):
         if count == 0:
             notes.append(f"class {name!r} is not drawn in {path.name}; it is kept.")
         elif count < FEW:

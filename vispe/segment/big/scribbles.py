@@ -8,7 +8,7 @@ import numpy as np
 
 from vispe.errors import InputError, OptionError
 from vispe.images.labels.levels import Level, Naming, named_classes, read_names
-from vispe.images.labels.read import FEW, decoded_labels, label_codes
+from vispe.images.labels.read import check_pages, decoded_labels, label_codes, thin_classes, unpacked
 from vispe.images.labels.strokes import overdrawn, placed, read_strokes
 from vispe.segment.big import is_store
 from vispe.segment.big.source import BigImage, open_image
@@ -52,30 +52,16 @@ def read_scribbles(
         raise OptionError(
             "dense=True labels every pixel of an image larger than memory; draw scribbles instead."
         )
-    if how.classes is not None and how.legend is not None:
-        raise OptionError("classes and legend were both given; the names must come from one of them.")
-    naming = read_names(how.classes, Path(how.legend) if how.legend is not None else None)
+    naming = read_names(how.classes, how.legend)
     parts = [_read(path, image, naming, how) for path, image in zip(paths, images, strict=True)]
-    together = sorted({level for _, _, levels, _ in parts for level in levels})
-    where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
-    classes_of, names, colors, notes = named_classes(where, together, naming, False, how.max_classes)
+    drawn = [levels for _, _, levels, _ in parts]
+    classes_of, names, colors, notes = named_classes(paths, drawn, naming, False, how.max_classes)
     found = []
     for path, (places, index, levels, own) in zip(paths, parts, strict=True):
-        table = np.array([classes_of[level] for level in levels], np.int64)
-        classes = table[index]
-        notes += own + _thin(path, names, np.bincount(classes, minlength=len(names) + 1)[1:])
+        classes = np.array([classes_of[level] for level in levels], np.int64)[index]
+        notes += own + thin_classes(path, classes, names)
         found.append(Scribbles(places, classes))
     return found, names, colors, notes
-
-
-def _thin(path: Path, names: Sequence[str], counts: np.ndarray) -> list[str]:
-    notes = []
-    for name, count in zip(names, counts, strict=True):
-        if count == 0:
-            notes.append(f"class {name!r} is not drawn in {path.name}; it is kept.")
-        elif count < FEW:
-            notes.append(f"class {name!r} has only {count} labelled pixels in {path.name}; draw more of it.")
-    return notes
 
 
 def _read(
@@ -105,11 +91,7 @@ def _read(
     coloured = any(colour for _, _, colour in found)
     codes = [c if colour or not coloured else c << 32 | c << 16 | c for _, c, colour in found]
     present, index = np.unique(np.concatenate(codes), return_inverse=True)
-    levels: list[Level] = [
-        (v >> 32, v >> 16 & 65535, v & 65535) if coloured else (v,) for v in map(int, present)
-    ]
-    if coloured and deep:
-        levels = [tuple(round(c / 257) for c in level) for level in levels]
+    levels = unpacked(present, coloured, deep)
     return np.concatenate([places for places, _, _ in found]), index, levels, list(notes)
 
 
@@ -120,7 +102,8 @@ Pieces = Iterator[tuple[int, Region, np.ndarray, bool]]
 def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
     """Read labels in a store, strip by strip."""
     stored = open_image(path)
-    first, count = _checked(path, (stored.n_pages, *stored.shape), image, page)
+    count = stored.n_pages
+    first = check_pages(path, (count, *stored.shape), (image.n_pages, *image.shape), page)
     if stored.channels != 1 or stored.dtype.kind == "f":
         raise InputError(
             f"{path} has {stored.channels} channel(s) of {stored.dtype}; labels in a store are whole numbers of one "
@@ -145,7 +128,8 @@ def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequ
 def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
     """Read labels in an image file, which is held as a whole, strip by strip."""
     decoded = decoded_labels(path)
-    first, count = _checked(path, decoded.pages.shape[:3], image, page)
+    count = len(decoded.pages)
+    first = check_pages(path, decoded.pages.shape[:3], (image.n_pages, *image.shape), page)
 
     def pieces() -> Pieces:
         for number in range(count):
@@ -156,32 +140,3 @@ def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Se
                 yield first + number, region, np.where(unlabelled, -1, codes)[0], colour
 
     return pieces(), decoded.notes, decoded.pages.dtype == np.uint16
-
-
-def _checked(path: Path, found: tuple[int, ...], image: BigImage, page: int | None) -> tuple[int, int]:
-    """Check size and pages of labels; return the first page that they belong to, and how many there are."""
-    height, width = image.shape
-    if found[1:] != image.shape:
-        turned = " (height and width are exchanged)" if found[1:] == (width, height) else ""
-        raise InputError(
-            f"{path}: the labels are {found[1]} x {found[2]} pixels (height x width), but the image is "
-            f"{height} x {width}{turned}; they must have the same size and are never resized."
-        )
-    if found[0] != 1 and page is not None:
-        raise OptionError(
-            f"label_page={page} was given, but {path} has a page for each of the {found[0]} pages."
-        )
-    if found[0] not in (1, image.n_pages):
-        raise InputError(
-            f"{path}: the labels have {found[0]} pages, but the image has {image.n_pages}; give as many."
-        )
-    if found[0] == 1 and image.n_pages > 1 and page is None:
-        raise InputError(
-            f"{path}: the labels have 1 page, but the image has {image.n_pages}; say which page they belong to with "
-            "label_page."
-        )
-    if page is not None and not 0 <= page < image.n_pages:
-        raise InputError(
-            f"label_page={page} is not a page of the image, which has {image.n_pages} (0 to {image.n_pages - 1})."
-        )
-    return page or 0, found[0]
