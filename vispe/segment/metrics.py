@@ -51,11 +51,9 @@ def scores(
     """
     pred, truth, valid, names = _checked(pred, truth, n_classes, ignore, names)
     k = n_classes
-    confusion = _confusion(pred[valid], truth[valid], k, k)
-    total = int(confusion.sum())
-    if total == 0:
-        raise InputError("no pixel is left to score: all are without data, without truth or left out.")
-    hits, in_truth, in_pred = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    counts = _pairs(truth[valid], pred[valid], k, k)
+    total = _some(int(counts.sum()))
+    hits, in_truth, in_pred = np.diag(counts), counts.sum(1), counts.sum(0)
     union = in_truth + in_pred - hits
     present = union > 0
     iou, dice = _ratio(hits, union), _ratio(2 * hits, in_truth + in_pred)
@@ -80,7 +78,7 @@ def scores(
         "phase_fraction_error_pp": _by_name(names, list(error)),
         "phase_fraction_mean_abs_error_pp": float(np.abs(error[present]).mean()),
         "phase_fraction_max_abs_error_pp": float(np.abs(error).max()),
-        "confusion": confusion.tolist(),
+        "confusion": counts.tolist(),
     }
 
 
@@ -100,9 +98,9 @@ def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[
     pred, truth, valid, _ = _checked(pred, truth, max(k, n_classes), None, None)
     if int(truth.max(initial=0)) > n_classes:
         raise InputError(f"the truth holds class {int(truth.max())}, but n_classes={n_classes}.")
-    confusion = _confusion(pred[valid], truth[valid], k, n_classes)
-    union = confusion.sum(1)[:, None] + confusion.sum(0)[None, :] - confusion
-    iou = confusion / np.maximum(union, 1)
+    counts = _pairs(truth[valid], pred[valid], n_classes, k)
+    union = counts.sum(1)[:, None] + counts.sum(0)[None, :] - counts
+    iou = counts / np.maximum(union, 1)
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(iou, maximize=True)
@@ -131,13 +129,10 @@ def adjusted_rand(pred: np.ndarray, truth: np.ndarray, *, ignore: np.ndarray | N
 
     Pixels that are 0 in either map, or marked in `ignore`, are left out.
     """
-    from sklearn.metrics import adjusted_rand_score
-
     highest = int(max(pred.max(initial=0), truth.max(initial=0)))
     pred, truth, valid, _ = _checked(pred, truth, highest, ignore, None)
-    if not valid.any():
-        raise InputError("no pixel is left to score: all are without data, without truth or left out.")
-    return float(adjusted_rand_score(truth[valid], pred[valid]))
+    _some(int(valid.sum()))
+    return rand_index(truth * valid, pred * valid)
 
 
 def summarize(
@@ -208,9 +203,16 @@ def _checked(
     return pred, truth, valid, names
 
 
-def _confusion(pred: np.ndarray, truth: np.ndarray, k_pred: int, k_truth: int) -> np.ndarray:
-    codes = (truth.astype(np.int64) - 1) * k_pred + (pred.astype(np.int64) - 1)
-    return np.bincount(codes, minlength=k_pred * k_truth).reshape(k_truth, k_pred)
+def _some(count: int) -> int:
+    if not count:
+        raise InputError("no pixel is left to score: all are without data, without truth or left out.")
+    return count
+
+
+def _pairs(rows: np.ndarray, columns: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
+    """Count the pairs of classes (n,) from 1 -> (n_rows, n_columns)."""
+    codes = (rows.astype(np.int64) - 1) * n_columns + (columns.astype(np.int64) - 1)
+    return np.bincount(codes, minlength=n_rows * n_columns).reshape(n_rows, n_columns)
 
 
 def _boundary_f1(
@@ -267,19 +269,13 @@ def _by_name(names: Sequence[str], values: Sequence[float | None]) -> dict[str, 
 
 
 def _lookup(result: Mapping[str, Any], key: str) -> float | None:
-    if key in result:
-        return result[key]
     node: Any = result
     rest = key
-    while rest:
-        if not isinstance(node, Mapping):
-            break
+    while isinstance(node, Mapping):
         if rest in node:  # names may hold dots themselves
             return node[rest]
         first, _, rest = rest.partition(".")
-        if first not in node:
-            break
-        node = node[first]
+        node = node.get(first)
     raise InputError(f"there is no score {key!r}; known are {', '.join(map(str, result))}.")
 
 
@@ -291,8 +287,7 @@ def confusion(first: np.ndarray, second: np.ndarray, n_classes: int) -> np.ndarr
     if highest > n_classes:
         raise InputError(f"A label map holds class {highest}, but n_classes={n_classes}.")
     both = (first > 0) & (second > 0)
-    code = (first[both] - 1) * n_classes + second[both] - 1
-    return np.bincount(code, minlength=n_classes**2).reshape(n_classes, n_classes)
+    return _pairs(first[both], second[both], n_classes, n_classes)
 
 
 def mean_iou(first: np.ndarray, second: np.ndarray, n_classes: int) -> float:
