@@ -35,9 +35,7 @@ def test_files_are_matched_by_name(images, files, pairs, left):
 
 
 def test_two_files_of_one_image():
-    with pytest.raises(
-        InputError, match=r"^a_x.png and a.png are both masks of a.png; give one for each image.$"
-    ):
+    with pytest.raises(InputError, match=r"^a_x.png and a.png are both masks of a.png; give one for each.$"):
         match_files(paths("a.png b.png"), paths("a_x.png a.png"), "masks")
 
 
@@ -78,7 +76,7 @@ def test_what_masks_of_a_sequence_say(tmp_path):
         "1 mask(s) belong to no image and are not used: c.png."
     ]
     assert FileMasks(images, [files["c"], files["d"]]).notes == [
-        "No mask is named like an image; they were matched in the order in which they were given."
+        "No mask is named like an image; they were matched in the order given."
     ]
     with pytest.raises(
         InputError, match=r"b.png has no mask among the 2 given; name it b_mask.png, or give as many"

@@ -403,7 +403,7 @@ def test_z_and_channel(tmp_path):
         ):
             read(z=z)
     for z in ("a", "-1", "1:2:3", 1.5):
-        with pytest.raises(InputError, match=r"is not a page number or a range"):
+        with pytest.raises(InputError, match=r"is not a page number such as 3, or a range"):
             read(z=z)
     with pytest.raises(InputError, match=r"channel=3 is not in .*a.tif; it has 3 \(0 to 2\)"):
         read(channel=3)

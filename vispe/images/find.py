@@ -115,9 +115,7 @@ def match_files(
             continue
         image = max(fitting, key=lambda path: len(stem(path)))
         if image in matched:
-            raise InputError(
-                f"{matched[image]} and {file} are both {what} of {image}; give one for each image."
-            )
+            raise InputError(f"{matched[image]} and {file} are both {what} of {image}; give one for each.")
         matched[image] = file
     return matched, strays
 

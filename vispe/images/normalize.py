@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -63,9 +64,8 @@ def _limits(
         return None
     if values.dtype == np.float16:
         values = values.astype(np.float32)
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # of a span that no float can hold; `grey_range` refuses it
+    # a span that no float can hold overflows here; `grey_range` refuses it
+    with np.errstate(over="ignore", invalid="ignore"):
         low, high = (float(v) for v in np.percentile(values, clip))
     return grey_range(low, high, lambda: (float(values.min()), float(values.max())), clip, where, notes)
 
@@ -108,12 +108,20 @@ def unit_range(page: np.ndarray, valid: np.ndarray, low: float, high: float) -> 
 
 def _by_type(m: Micrograph) -> np.ndarray:
     values = m.pages[m.valid]
-    lowest, highest = values.min(), values.max()
-    whole = m.pages.dtype.kind in "ui"
-    top = float(np.iinfo(m.pages.dtype).max) if whole else 1.0
+    top = type_top(m.path, m.pages.dtype, values.min(), values.max())
+    return np.stack([unit_range(p, v, 0.0, top) for p, v in zip(m.pages, m.valid, strict=True)])
+
+
+def type_top(path: Path, dtype: np.dtype, lowest: float, highest: float) -> float:
+    """Return the grey level that becomes 1 where only the number type counts.
+
+    Raises:
+        InputError: values from `lowest` to `highest` are not between 0 and it.
+    """
+    top = float(np.iinfo(dtype).max) if dtype.kind in "ui" else 1.0
     if lowest < 0 or highest > top:
         raise InputError(
-            f"{m.path} holds values from {lowest:g} to {highest:g}; normalize=none needs 0 to {top:g}; use "
+            f"{path} holds values from {lowest:g} to {highest:g}; normalize=none needs 0 to {top:g}; use "
             "normalize=stack or normalize=image."
         )
-    return np.stack([unit_range(p, v, 0.0, top) for p, v in zip(m.pages, m.valid, strict=True)])
+    return top

@@ -23,9 +23,7 @@ def expanded(name: str | Path) -> Path:
     """
     path = Path(name)
     if not str(name):
-        raise InputError(
-            "an empty name was given for a file; check the command, perhaps a variable is not set."
-        )
+        raise InputError("an empty name was given for a file; perhaps a variable is not set.")
     if not str(path).startswith("~") or os.path.lexists(path):
         return path
     try:

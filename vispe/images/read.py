@@ -6,7 +6,7 @@ The layout is always (z, h, w, c): pages, rows, columns, channels.  Values keep 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -113,13 +113,21 @@ def _read(
         chosen = channel_numbers(path, channel, pages.shape[-1], names)
         pages = np.ascontiguousarray(pages[..., chosen])
         names = tuple(names[i] for i in chosen) if names else ()
-    image = Micrograph(path, pages, found.pixel_size, found.resolution, names, ())
+    image = Micrograph(
+        path,
+        pages,
+        pixel_size=found.pixel_size,
+        resolution=found.resolution,
+        channel_names=names,
+        page_axes=page_axes,
+        z_step=found.z_step,
+    )
     pixels = image.valid.size
     if pixels > GIGAPIXEL:
         notes.append(f"{path.name} has {pixels / 1e9:.1f} Gpixel; expect long run times and much memory.")
     invalid = pixels - int(image.valid.sum())
     if invalid == pixels:
-        raise InputError(f"{path} holds no data: all {pixels} pixels are NaN or infinite; export it again.")
+        raise InputError(f"{path} holds no data: all {pixels} pixels are NaN or infinite.")
     if invalid:
         share = 100 * invalid / pixels
         notes.append(
@@ -128,9 +136,7 @@ def _read(
     if found.pixel_size and abs(found.pixel_size[0] / found.pixel_size[1] - 1) > 0.01:
         y, x = found.pixel_size
         notes.append(f"the pixels of {path.name} are not square: {y:.4g} x {x:.4g} microns (y, x).")
-    return Micrograph(
-        path, pages, found.pixel_size, found.resolution, names, tuple(notes), page_axes, found.z_step
-    )
+    return replace(image, notes=tuple(notes))
 
 
 def _plain_colours(pages: np.ndarray, found: Decoded, notes: list[str]) -> np.ndarray:
@@ -151,10 +157,8 @@ def _plain_colours(pages: np.ndarray, found: Decoded, notes: list[str]) -> np.nd
 
 def _apply_palette(pages: np.ndarray, palette: np.ndarray, notes: list[str]) -> np.ndarray:
     index = pages[..., 0]
-    if int(index.max()) >= len(palette):
-        raise InputError(
-            f"a palette of {len(palette)} colours has no entry {int(index.max())}; the file is damaged."
-        )
+    if (highest := int(index.max())) >= len(palette):
+        raise InputError(f"a palette of {len(palette)} colours has no entry {highest}; the file is damaged.")
     if (palette == palette[:, :1]).all():
         notes.append("a palette of greys was read as one channel.")
         palette = palette[:, :1]
@@ -176,9 +180,7 @@ def pick_pages(path: Path, pages: np.ndarray, z: int | str | None) -> np.ndarray
     n, text = len(pages), str(z).strip()
     match = re.fullmatch(r"(\d*):(\d*)|(\d+)", text)
     if not match:
-        raise InputError(
-            f"z={z!r} is not a page number or a range; give a number such as 3, or a:b such as 0:10."
-        )
+        raise InputError(f"z={z!r} is not a page number such as 3, or a range such as 0:10.")
     first, last, single = match.groups()
     start, stop = (int(single), int(single) + 1) if single else (int(first or 0), int(last) if last else n)
     if not 0 <= start < stop <= n:
@@ -201,9 +203,7 @@ def channel_numbers(
     path: Path, asked: int | str | Sequence[int | str], n: int, names: tuple[str, ...]
 ) -> list[int]:
     """Return the numbers of the channels that are asked for, of `n`; see `read_image`."""
-    entries = (
-        asked.split(",") if isinstance(asked, str) else [asked] if isinstance(asked, int) else list(asked)
-    )
+    entries = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else asked
     if not entries:
         raise InputError("channel names no channel; leave it out to keep all of them.")
     return [_channel(path, entry, n, names) for entry in entries]

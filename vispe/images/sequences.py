@@ -140,9 +140,7 @@ class FileMasks(Sequence[np.ndarray]):
     def _matched(self, images: list[Path], files: Sequence[Path]) -> dict[Path, Path]:
         matched, strays = match_files(images, files, "masks")
         if not matched and len(images) == len(files):
-            self.notes.append(
-                "No mask is named like an image; they were matched in the order in which they were given."
-            )
+            self.notes.append("No mask is named like an image; they were matched in the order given.")
             return dict(zip(images, files, strict=True))
         missing = next((path for path in images if path not in matched), None)
         if missing is not None:

@@ -123,9 +123,8 @@ def boundaries(labels: np.ndarray, width: int = 1) -> np.ndarray:
         mark[1:] |= both & (here[1:] > here[:-1])
         mark[:-1] |= both & (here[:-1] > here[1:])
     if width > 1:
-        spread = np.where(
-            low, labels, 0
-        )  # to the largest in a square; shifts are faster than a filter of SciPy
+        # to the largest in a square; shifts are faster than a filter of SciPy
+        spread = np.where(low, labels, 0)
         for axis in (0, 1):
             near = spread.swapaxes(0, axis).copy()
             far = spread.swapaxes(0, axis)

@@ -359,9 +359,7 @@ def micrograph(array: np.ndarray, axes: str | None = None, name: str = "image") 
 def _pixel_features(model: Model) -> FeatureConfig:
     """Return the features of a model, or say that they are none that labels could be put on."""
     if not isinstance(model.features, FeatureConfig):
-        raise InputError(
-            "the model finds classes by words and cannot learn from labels; use vispe apply with it."
-        )
+        raise InputError("the model finds classes by words and cannot learn from labels; use vispe apply.")
     return model.features
 
 

@@ -189,9 +189,8 @@ def _checked(
             raise InputError(f"the {what} holds {array.dtype} values; label maps hold integers.")
         low, high = int(array.min(initial=0)), int(array.max(initial=0))
         if low < 0 or high > k:
-            raise InputError(
-                f"the {what} holds the value {low if low < 0 else high}, outside 0 to n_classes={k}."
-            )
+            odd = low if low < 0 else high
+            raise InputError(f"the {what} holds the value {odd}, outside 0 to n_classes={k}.")
     names = [f"class {i + 1}" for i in range(k)] if names is None else list(names)
     if len(names) != k:
         raise InputError(f"{len(names)} names were given for n_classes={k}; give one for each class.")

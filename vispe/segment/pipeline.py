@@ -134,9 +134,7 @@ def _check(asked: Request) -> None:
     if changed and not ways["labels"]:
         raise OptionError(f"{changed[0]} has no effect without labels; leave it out.")
     if ways["text"] and classifier != KINDS[0]:
-        raise OptionError(
-            f"classifier={classifier!r} has no effect on text, which trains none; leave it out."
-        )
+        raise OptionError(f"classifier={classifier!r} has no effect on text, which trains none.")
     features = asked.features
     if features is not None and ways["text"] != isinstance(features, TextConfig):
         wanted = "a TextConfig" if ways["text"] else "a FeatureConfig"

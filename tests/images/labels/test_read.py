@@ -107,7 +107,7 @@ def test_legends(tmp_path):
     assert "class 'b' is not drawn in a.png; it is kept." in found.notes
     assert read(["x", "y"]).names == ("x", "y")
     assert read({"1": "x", "2": "y"}).names == ("x", "y")
-    with pytest.raises(InputError, match=r"found 255, which the legend does not name; it names 85, 100"):
+    with pytest.raises(InputError, match=r"found 255, but the legend names 85, 100"):
         read({"85": "a", "100": "b"})
     with pytest.raises(InputError, match=r"the key 'one' is neither a number nor a colour"):
         read({"one": "a"})

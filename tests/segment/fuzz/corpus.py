@@ -187,12 +187,12 @@ def hostile() -> Iterator[tuple[str, bytes, str]]:
     )
     yield "deflate.tif", pages(1, t256=40000, t257=40000, t278=40000, t259=8), r"claims 40000 x 40000 .*bomb"
     for count, back in ((1, 0), (50, 0), (150, 0), (150, 75)):
-        yield f"circle{count}-{back}.tif", pages(count, back), rf"runs in a circle after {count}"
+        yield f"circle{count}-{back}.tif", pages(count, back), rf"page list is cyclic after {count}"
     yield "tile.tif", pages(1, t259=8, t322=2**31 - 16, t323=2**31 - 16, t324=8, t325=9), r"tile\.tif"
     yield (
         "tiles.tif",
         pages(1, t256=30000, t257=30000, t322=16, t323=16, t324=8, t325=9),
-        r"fewer strips or tiles",
+        r"too few strips or tiles",
     )
     yield "shared.tif", _shared(300), r"refused: it claims 300 x 2000 x 2000"
     yield "planes.tif", ome("<TiffData/>", 10**9), r"speaks of 1e\+09 planes"

@@ -45,7 +45,7 @@ BAD = {
     "ragged": (with_(0, points=[[1, 2], [3]]), "pairs of numbers"),
     "solid": (with_(0, points=[[[1, 2]]]), "pairs of numbers"),
     "none": (with_(0, points=[]), "pairs of numbers"),
-    "wide": (with_(1, width=10**9), "width=1000000000; the width is a whole number of pixels from 1 to 1024"),
+    "wide": (with_(1, width=10**9), "width=1000000000; the width is a whole number from 1 to 1024 px"),
     "thin": (with_(1, width=0), "width=0"),
     "half": (with_(1, width=2.5), r"width=2\.5"),
     "page": (with_(1, page=10**18), "is on page 1000000000000000000"),

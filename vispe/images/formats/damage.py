@@ -54,9 +54,7 @@ def png_damage(path: Path) -> list[str]:
         pixels += len(inflate.flush())  # the few bytes that are left where the input ended
     if header and pixels != limit and not (end and pixels < limit):
         what = "fewer" if pixels < limit else "more"
-        raise InputError(
-            f"{path} is truncated or damaged: it holds {what} pixels than its header says; export it again."
-        )
+        raise InputError(f"{path} is truncated or damaged: it holds {what} pixels than its header says.")
     return [f"{path.name} {end}; copy it again."] if end else []
 
 

@@ -18,9 +18,9 @@ from vispe.images.formats.decoded import (
     TIFF_MAGIC,
     Decoded,
     count_axes,
+    damaged,
     no_size_limit,
     physical,
-    reason_of,
     swap_orientation,
     to_pages,
 )
@@ -81,9 +81,7 @@ def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, 
     except InputError:
         raise
     except BROKEN as error:
-        raise InputError(
-            f"{path} is truncated or damaged ({reason_of(error)}); copy or export it again."
-        ) from error
+        raise damaged(path, error) from error
 
 
 def _check_claim(path: Path, image: Image.Image, magic: bytes, size: tuple[int, int] | None) -> None:
@@ -156,9 +154,7 @@ def decode_png16(path: Path, header: bytes) -> np.ndarray:
         InputError: interlaced.
     """
     if header[28]:
-        raise InputError(
-            f"{path} is an interlaced 16-bit colour PNG; save it without interlacing, or as TIFF."
-        )
+        raise InputError(f"{path} is an interlaced 16-bit colour PNG; save it without interlacing.")
     require("imagecodecs", "cli", f"reading {path.name} (PNG of 16-bit colours)")
     import imagecodecs
 

@@ -7,7 +7,7 @@ are stored and only described, because images and labels treat them differently 
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,10 +86,7 @@ def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None, orient
     """
     if asked is not None:
         axes = checked_axes(path, asked, array.shape)
-    if 0 in array.shape:
-        raise InputError(
-            f"{path} has no pixels (its array is {_times(array.shape)}); export the image again."
-        )
+    check_pixels(path, array.shape)
     pages = [i for i, letter in enumerate(axes) if letter not in "YXCS"]
     rest = [axes.index(letter) for letter in "YXCS" if letter in axes]
     array = array.transpose(pages + rest)
@@ -142,7 +139,7 @@ def checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
         )
     if len(axes) != len(shape):
         raise InputError(
-            f"axes={axes!r} names {len(axes)} dimensions, but {path} holds {len(shape)}: {_times(shape)}."
+            f"axes={axes!r} names {len(axes)} dimensions, but {path} holds {len(shape)}: {times(shape)}."
         )
     return axes
 
@@ -167,5 +164,17 @@ def reason_of(error: BaseException) -> str:
     return f"an entry of its header{value} is missing or impossible"
 
 
-def _times(shape: tuple[int, ...]) -> str:
+def damaged(path: Path, error: BaseException) -> InputError:
+    """Return what to raise for what a decoder says about damage."""
+    return InputError(f"{path} is truncated or damaged ({reason_of(error)}); copy or export it again.")
+
+
+def check_pixels(path: Path, shape: tuple[int, ...]) -> None:
+    """Raise InputError for an array without pixels."""
+    if 0 in shape:
+        raise InputError(f"{path} has no pixels (its array is {times(shape)}); export the image again.")
+
+
+def times(shape: Iterable[int]) -> str:
+    """Write a shape for a message, such as '3 x 40 x 50'."""
     return " x ".join(map(str, shape))

@@ -1,6 +1,6 @@
 """What a file claims, checked before it is believed: its size, its list of pages, its checksums.
 
-Decoders trust headers. A few bytes can claim terabytes, or a list of pages that bites its own tail; and some damage
+Decoders trust headers. A few bytes can claim terabytes, or a cyclic page list; and some damage
 changes pixels without a word from the decoder. These checks read the structure only, never the pixels.
 """
 
@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vispe.errors import InputError
-from vispe.images.formats.metadata import _VALUE_BYTES
 
 LARGE = 1 << 30
 """Bytes of pixels that any file may hold, however small it is."""
@@ -107,9 +106,6 @@ def _windows_memory() -> list[int]:
     status = Status(ctypes.sizeof(Status))
     known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
     return [int(status.sizes[0])] if known else []
-
-
-_VALUE_BYTES |= dict.fromkeys((5, 10, 12, 16, 17, 18), 8)
 
 
 def amount(size: int) -> str:

@@ -35,9 +35,7 @@ def check_page_list(path: Path) -> list[str]:
         seen: set[int] = set()
         while at := _number(stream.read(struct.calcsize(offset)), offset):
             if at in seen:
-                raise InputError(
-                    f"{path} is damaged: its list of pages runs in a circle after {len(seen)}; copy it again."
-                )
+                raise InputError(f"{path} is damaged: its page list is cyclic after {len(seen)} pages.")
             seen.add(at)
             stream.seek(at)
             entries = _number(stream.read(struct.calcsize(count)), count)
@@ -47,14 +45,12 @@ def check_page_list(path: Path) -> list[str]:
             for _, kind, n, value in struct.iter_unpack(entry, body[: len(body) // size * size]):
                 held = n * _VALUE_BYTES.get(kind, 0)
                 lost += held > (8 if big else 4) and value + held > length
-    return (
-        [f"{path.name} is cut short: {lost} of its entries lie beyond its end; copy it again."]
-        if lost
-        else []
-    )
+    note = f"{path.name} is cut short: {lost} of its entries lie beyond its end; copy it again."
+    return [note] if lost else []
 
 
 _VALUE_BYTES = {**dict.fromkeys((1, 2, 6, 7), 1), 3: 2, 8: 2, **dict.fromkeys((4, 9, 11, 13), 4)}
+_VALUE_BYTES |= dict.fromkeys((5, 10, 12, 16, 17, 18), 8)
 
 
 def _number(data: bytes, kind: str) -> int:

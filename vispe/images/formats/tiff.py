@@ -16,11 +16,13 @@ from vispe.images.formats.decoded import (
     BROKEN,
     Decoded,
     Resolution,
+    check_pixels,
     count_axes,
+    damaged,
     no_size_limit,
     physical,
-    reason_of,
     swap_orientation,
+    times,
     to_pages,
 )
 from vispe.images.formats.guards import check_size
@@ -52,9 +54,7 @@ def decode_tiff(path: Path, axes: str | None, size: tuple[int, int] | None = Non
     except InputError:
         raise
     except BROKEN as error:
-        raise InputError(
-            f"{path} is truncated or damaged ({reason_of(error)}); copy or export it again."
-        ) from error
+        raise damaged(path, error) from error
 
 
 def _read(
@@ -70,13 +70,9 @@ def _read(
     first = series[0]
     notes = []
     if len(series) > 1:
-        shapes = ", ".join(" x ".join(map(str, s.shape)) for s in series)
+        shapes = ", ".join(times(s.shape) for s in series)
         notes.append(f"{path.name} holds {len(series)} separate images ({shapes}); only the first is used.")
-    if 0 in first.shape:
-        raise InputError(
-            f"{path} has no pixels (its array is {' x '.join(map(str, first.shape))}); export the image "
-            "again."
-        )
+    check_pixels(path, first.shape)
     if len(first.levels) > 1:
         notes.append(f"{path.name} holds {len(first.levels)} sizes of the image; only the largest is used.")
     _check_complete(path, tif, first, messages)
@@ -148,9 +144,7 @@ def _check_complete(
         end = max(ends, default=0)
     keyframe = series.keyframe
     if len(keyframe.dataoffsets) < np.prod(keyframe.chunked, dtype=np.int64):
-        raise InputError(
-            f"{path} is damaged: it lists fewer strips or tiles than its size needs; copy it again."
-        )
+        raise InputError(f"{path} is damaged: it lists too few strips or tiles for its size; copy it again.")
     if end > size:
         raise InputError(f"{path} is truncated: it should hold {end} bytes, but has {size}; copy it again.")
 
@@ -231,10 +225,8 @@ def tiff_pixel_size(tif: tifffile.TiffFile, resolution: Resolution | None) -> tu
     """Microns per pixel (y, x), from the most specific source that the file has."""
     if tif.is_ome:
         found = _ome_pixels(tif)
-        sizes = [
-            _microns(found.get(f"PhysicalSize{a}"), found.get(f"PhysicalSize{a}Unit", "µm")) for a in "YX"
-        ]
-        return (sizes[0] or sizes[1], sizes[1] or sizes[0]) if any(sizes) else None
+        y, x = (_ome_size(found, axis) for axis in "YX")
+        return (y or x, x or y) if y or x else None
     if tif.is_imagej:
         unit = str((tif.imagej_metadata or {}).get("unit", ""))
         if resolution is None or not unit:
@@ -255,8 +247,7 @@ def tiff_pixel_size(tif: tifffile.TiffFile, resolution: Resolution | None) -> tu
 def _z_step(tif: tifffile.TiffFile) -> float | None:
     """Microns between pages along Z, where OME or ImageJ metadata say so."""
     if tif.is_ome:
-        found = _ome_pixels(tif)
-        return _microns(found.get("PhysicalSizeZ"), found.get("PhysicalSizeZUnit", "µm"))
+        return _ome_size(_ome_pixels(tif), "Z")
     if tif.is_imagej:
         found = tif.imagej_metadata or {}
         return _microns(found.get("spacing"), str(found.get("unit", "")))
@@ -272,19 +263,25 @@ def _microns(value: object, unit: str) -> float | None:
     return number * factor if factor and np.isfinite(number) and number > 0 else None
 
 
-def _ome_pixels(tif: tifffile.TiffFile) -> dict[str, str]:
+def _ome_pixels(tif: tifffile.TiffFile) -> ElementTree.Element:
     root = ElementTree.fromstring(tif.ome_metadata or "<OME/>")
-    return next((dict(e.attrib) for e in root.iter() if e.tag.rpartition("}")[2] == "Pixels"), {})
+    return next((e for e in root.iter() if _tag(e) == "Pixels"), ElementTree.Element("Pixels"))
+
+
+def _ome_size(pixels: ElementTree.Element, axis: str) -> float | None:
+    return _microns(pixels.get(f"PhysicalSize{axis}"), pixels.get(f"PhysicalSize{axis}Unit", "µm"))
+
+
+def _tag(element: ElementTree.Element) -> str:
+    """Return the name of an element without its namespace."""
+    return element.tag.rpartition("}")[2]
 
 
 def tiff_channel_names(tif: tifffile.TiffFile) -> tuple[str, ...]:
     """Return the channel names of OME metadata; () unless each has one."""
     if not tif.is_ome:
         return ()
-    root = ElementTree.fromstring(tif.ome_metadata or "<OME/>")
-    pixels = next((e for e in root.iter() if e.tag.rpartition("}")[2] == "Pixels"), None)
-    channels = [e for e in pixels if e.tag.rpartition("}")[2] == "Channel"] if pixels is not None else []
-    names = tuple(e.attrib.get("Name", "") for e in channels)
+    names = tuple(e.get("Name", "") for e in _ome_pixels(tif) if _tag(e) == "Channel")
     return names if names and all(names) else ()
 
 

@@ -68,9 +68,7 @@ def load_json(path: Path) -> object:
     """Parse a JSON file; InputError names the file and the place of a mistake."""
     check_file(path)
     if path.stat().st_size > _JSON_BYTES:
-        raise InputError(
-            f"{path} has more than {_JSON_BYTES // 1_000_000} MB, which is no list of names or strokes."
-        )
+        raise InputError(f"{path} has more than {_JSON_BYTES // 1_000_000} MB: no list of names or strokes.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -161,9 +159,7 @@ def assign(
         known = {level: i + 1 for i, level in enumerate(levels)}
     elif names and levels != as_numbers:
         strange = describe(sorted(set(found) - set(levels)))
-        raise InputError(
-            f"{where}: found {strange}, which the legend does not name; it names {describe(levels)}."
-        )
+        raise InputError(f"{where}: found {strange}, but the legend names {describe(levels)}.")
     elif names and len(found) != len(names):
         count = "more" if len(found) > len(names) else "fewer"
         raise InputError(

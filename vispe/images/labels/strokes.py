@@ -154,9 +154,7 @@ def _stroke(where: str, entry: object, naming: Naming, default_page: int | None)
             raise InputError(f"{where} has no {key!r}; each stroke needs 'class' and 'points'.")
     width = entry.get("width", 1)
     if not _whole(width) or not 1 <= width <= WIDEST:
-        raise InputError(
-            f"{where} has width={width!r}; the width is a whole number of pixels from 1 to {WIDEST}."
-        )
+        raise InputError(f"{where} has width={width!r}; the width is a whole number from 1 to {WIDEST} px.")
     page = entry.get("page", default_page)
     if page is None:
         raise InputError(f'{where} names no page, but the image has several; add "page" or give label_page.')

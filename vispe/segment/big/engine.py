@@ -44,9 +44,7 @@ class Engine:
     def __init__(self, job: Job) -> None:
         self.job = job
         if file_digest(job.model) != job.sha256:
-            raise InputError(
-                f"{job.model} is not the model that this run was begun with; begin anew with --force."
-            )
+            raise InputError(f"{job.model} is not the model of the run so far; begin anew with --force.")
         self.model = load_model(job.model)
         self.image = open_image(job.image, channel=job.channel, z=job.z, axes=job.axes)
         self.features = open_features(self.model, job.weights, job.tile, job.device)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.images.normalize import grey_range
+from vispe.images.normalize import grey_range, type_top
 from vispe.segment.big.source import BigImage, valid_pixels
 
 _PART = 1 << 16  # values that are counted at once
@@ -29,7 +29,7 @@ def find_limits(
         mode: 'stack', 'image' or 'none'.
         clip: two percentiles.
         rows: side of the pieces that are read at once, in pixels.
-        step: is told the share of all pages that was read in the first pass.
+        step: called with the share of all pages that was read in the first pass.
 
     Returns:
         (low, high) for each page, None for one that is constant or holds no data; the number of pixels with data;
@@ -64,15 +64,13 @@ def find_limits(
             continue
         cuts, lowest, highest = found
         if mode == "none":
-            out += [(0.0, _checked_top(image, lowest, highest))] * len(group)
+            out += [(0.0, type_top(image.path, image.dtype, lowest, highest))] * len(group)
         else:
             limits = grey_range(*(float(c) for c in cuts), lambda s=(lowest, highest): s, clip, where, notes)
             out += [limits] * len(group)
     pixels = image.n_pages * image.shape[0] * image.shape[1]
     if not counted[0]:
-        raise InputError(
-            f"{image.path} holds no data: all {pixels} pixels are NaN or infinite; export it again."
-        )
+        raise InputError(f"{image.path} holds no data: all {pixels} pixels are NaN or infinite.")
     if counted[0] < pixels:
         lost, percent = pixels - counted[0], 100 * (1 - counted[0] / pixels)
         notes.insert(
@@ -88,7 +86,7 @@ def percentiles(
     """Find the percentiles `clip` of all values, equal to those of `numpy.percentile` in every bit.
 
     Args:
-        read: gives all values, in arrays of one dimension, each time it is called; told whether it is the first time.
+        read: gives all values, in arrays of one dimension, each time it is called, with whether it is the first time.
         dtype: of the values: integers, float32 or float64, finite.
         clip: percentiles, 0 to 100.
 
@@ -157,14 +155,3 @@ def _value(key: int, dtype: np.dtype) -> np.generic:
     elif dtype.kind == "f":
         key = key ^ top if key & top else ~key & (2 * top - 1)
     return np.array([key], kind).view(dtype)[0]
-
-
-def _checked_top(image: BigImage, lowest: float, highest: float) -> float:
-    """Return the grey level that becomes 1 without normalisation."""
-    top = float(np.iinfo(image.dtype).max) if image.dtype.kind in "ui" else 1.0
-    if lowest < 0 or highest > top:
-        raise InputError(
-            f"{image.path} holds values from {lowest:g} to {highest:g}; normalize=none needs 0 to {top:g}; use "
-            "normalize=stack or normalize=image."
-        )
-    return top

@@ -81,11 +81,9 @@ class LazyPage:
         if key[0] is Ellipsis:
             return LazyChannel(self, key[1])
         grey, valid = self.window.cut(_region(key, self.shape))
-        return (
-            grey
-            if self.value == 0 or valid.all()
-            else np.where(valid[..., None], grey, np.float32(self.value))
-        )
+        if self.value == 0 or valid.all():
+            return grey
+        return np.where(valid[..., None], grey, np.float32(self.value))
 
 
 @dataclass(frozen=True)

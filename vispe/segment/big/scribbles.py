@@ -49,9 +49,7 @@ def read_scribbles(
         OptionError: `dense`, which labels every pixel.
     """
     if how.dense:
-        raise OptionError(
-            "dense=True labels every pixel of an image larger than memory; draw scribbles instead."
-        )
+        raise OptionError("dense=True labels every pixel of an image larger than memory; draw scribbles.")
     naming = read_names(how.classes, how.legend)
     parts = [_read(path, image, naming, how) for path, image in zip(paths, images, strict=True)]
     drawn = [levels for _, _, levels, _ in parts]
@@ -116,10 +114,8 @@ def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequ
             for top in range(0, image.shape[0], rows):
                 region = Region(top, min(top + rows, image.shape[0]), 0, image.shape[1])
                 values = stored.read(number, region)[..., 0]
-                if values.min() < 0:
-                    raise InputError(
-                        f"{path} holds the value {values.min()}; label values must be 0 or more."
-                    )
+                if (lowest := values.min()) < 0:
+                    raise InputError(f"{path} holds the value {lowest}; label values must be 0 or more.")
                 yield first + number, region, values.astype(np.int64), False
 
     return pieces(), stored.notes, False

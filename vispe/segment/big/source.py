@@ -1,5 +1,6 @@
 """Images on disk that are read region by region: OME-Zarr 0.1 to 0.5, plain Zarr arrays, and TIFF."""
 
+import math
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError, require
-from vispe.images.formats.decoded import checked_axes, to_pages
+from vispe.images.formats.decoded import BROKEN, check_pixels, checked_axes, damaged, times, to_pages
 from vispe.images.formats.tiff import MICRONS
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.segment.big import is_store
@@ -178,12 +179,9 @@ def open_image(
     array, facts, notes = _open_store(path) if is_store(path) else _open_tiff(path)
     asked = checked_axes(path, axes, array.shape) if axes is not None else facts.get("axes")
     if asked is None or len(asked) != array.ndim:
-        shape = " x ".join(map(str, array.shape))
+        shape = times(array.shape)
         raise InputError(f"{path} does not say what its dimensions ({shape}) mean; give --axes, such as ZYX.")
-    if 0 in array.shape:
-        raise InputError(
-            f"{path} has no pixels (its array is {' x '.join(map(str, array.shape))}); export it again."
-        )
+    check_pixels(path, array.shape)
     height, width = (array.shape[asked.index(a)] for a in "YX")
     if height * width > LARGEST:
         raise InputError(
@@ -193,18 +191,17 @@ def open_image(
     if np.dtype(array.dtype).kind not in "buif":
         raise InputError(f"{path} holds {array.dtype} values; export real numbers, such as the magnitude.")
     known = facts.get("details", {}) if axes is None else {}
-    pages = [(i, letter) for i, letter in enumerate(asked) if letter not in "YXCS"]
     page_axes = tuple(
-        PageAxis(*known.get(i, (letter.lower(), None, None, 1.0)), array.shape[i]) for i, letter in pages
+        PageAxis(*known.get(i, (letter.lower(), None, None, 1.0)), array.shape[i])
+        for i, letter in enumerate(asked)
+        if letter not in "YXCS"
     )
-    count = int(np.prod([axis.length for axis in page_axes], dtype=np.int64))
+    count = math.prod(axis.length for axis in page_axes)
     chosen = tuple(int(i) for i in pick_pages(path, np.arange(count), z))
     if len(chosen) != count:
         alone = len(page_axes) == 1
         page_axes = (replace(page_axes[0] if alone else _MIXED, length=len(chosen)),)
-    channels = int(
-        np.prod([array.shape[i] for i, letter in enumerate(asked) if letter in "CS"], dtype=np.int64)
-    )
+    channels = math.prod(n for n, letter in zip(array.shape, asked, strict=True) if letter in "CS")
     names = tuple(facts.get("names", ()))
     names = names if len(names) == channels else ()
     kept = tuple(range(channels) if channel is None else channel_numbers(path, channel, channels, names))
@@ -233,18 +230,19 @@ def _open_store(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
             names = getattr(node.metadata, "dimension_names", None) or node.attrs.get("_ARRAY_DIMENSIONS")
             version = "0.5" if node.metadata.zarr_format == 3 else "0.4"
             return node, {"version": version, "axes": _letters(names, node.ndim)}, []
-        attributes = dict(node.attrs)
-        ome = attributes.get("ome", attributes)
-        image = _image_of(path, node, ome)
-        if image is not node:
-            ome = dict(image.attrs)
-            ome = ome.get("ome", ome)
-        return _multiscale(path, image, ome)
+        image = _image_of(path, node, _ome(node))
+        return _multiscale(path, image, _ome(image))
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} is not a readable OME-Zarr image ({reason}); export it again.") from error
+
+
+def _ome(node: Any) -> Mapping[str, Any]:
+    """Return the OME metadata of a group or array: in an entry of its own from version 0.5 on."""
+    attributes = dict(node.attrs)
+    return attributes.get("ome", attributes)
 
 
 def _image_of(path: Path, group: Any, ome: Mapping[str, Any]) -> Any:
@@ -254,9 +252,7 @@ def _image_of(path: Path, group: Any, ome: Mapping[str, Any]) -> Any:
     if "plate" in ome or "well" in ome:
         kind = "plate" if "plate" in ome else "well"
         raise InputError(f"{path} is a {kind} of many images; name one of them, such as {path}/A/1/0.")
-    series = sorted(
-        key for key in group if "multiscales" in dict(group[key].attrs).get("ome", dict(group[key].attrs))
-    )
+    series = sorted(key for key in group if "multiscales" in _ome(group[key]))
     if not series:
         raise InputError(
             f"{path} holds no image (no multiscales in its metadata); name the array inside and give --axes."
@@ -288,12 +284,9 @@ def _multiscale(path: Path, group: Any, ome: Mapping[str, Any]) -> tuple[Any, di
     notes = []
     if len(ome["multiscales"]) > 1:
         notes.append(f"{path.name} holds {len(ome['multiscales'])} multiscale images; the first is used.")
-    facts = {
-        "version": version,
-        "axes": _letters([a["name"] for a in axes], array.ndim, axes),
-        "details": details,
-    }
-    return array, {**facts, "names": names if all(names) else ()}, notes
+    letters = _letters([axis["name"] for axis in axes], array.ndim, axes)
+    facts = {"version": version, "axes": letters, "details": details, "names": names if all(names) else ()}
+    return array, facts, notes
 
 
 def _letters(names: Any, ndim: int, axes: list[Mapping[str, Any]] | None = None) -> str | None:
@@ -315,7 +308,6 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     import zarr
     from tifffile import TiffFile, imread
 
-    from vispe.images.formats.decoded import BROKEN
     from vispe.images.formats.metadata import check_metadata, check_page_list
     from vispe.images.formats.tiff import (
         has_alpha,
@@ -337,10 +329,10 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
                 "an orientation": int(tag_value(page, "Orientation", 1)) != 1,
                 "JPEG colours": page.photometric == 6,
             }
-            found = [what for what, present in strange.items() if present]
-            if found:
+            if any(strange.values()):
+                first = next(name for name, present in strange.items() if present)
                 raise InputError(
-                    f"{path} has {found[0]}, which is not read region by region; leave --memory and --scheduler out, "
+                    f"{path} has {first}, which is not read region by region; leave --memory and --scheduler out, "
                     "or convert it to OME-Zarr."
                 )
             size = tiff_pixel_size(tif, tiff_resolution(page))
@@ -351,10 +343,7 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     except InputError:
         raise
     except BROKEN as error:
-        raise InputError(f"{path} is truncated or damaged ({error}); copy or export it again.") from error
-    details = (
-        {axes.index(a): (a.lower(), "space", "micrometer", size[i]) for i, a in enumerate("YX")}
-        if size
-        else {}
-    )
+        raise damaged(path, error) from error
+    sizes = zip("YX", size or (), strict=False)
+    details = {axes.index(a): (a.lower(), "space", "micrometer", one) for a, one in sizes}
     return array, {"version": "0.5", "axes": axes, "details": details, "names": names}, []

@@ -141,9 +141,7 @@ class BigRun(Run):
             check_writable([path for path in targets if path not in folders], self.force, protect=inputs)
             found = {target.resolve() for target in targets}
             if same := [path for path in self.images if path.resolve() in found]:
-                raise InputError(
-                    f"{same[0]} is an input and would be overwritten; choose another output folder."
-                )
+                raise InputError(f"{same[0]} is an input and would be overwritten; choose another folder.")
             progress.sweep(self.out, inputs=[*self.images, *inputs])
             for path in self.images:
                 progress.remove(progress.partial(self.out, stem_of(path)))

@@ -173,9 +173,8 @@ class PixelClassifier:
         out = np.zeros((len(features), self.n_classes), np.float32)
         columns = np.asarray(self.estimator.classes_) - 1
         for start in range(0, len(features), _CHUNK):
-            out[start : start + _CHUNK, columns] = self.estimator.predict_proba(
-                features[start : start + _CHUNK]
-            )
+            part = slice(start, start + _CHUNK)
+            out[part, columns] = self.estimator.predict_proba(features[part])
         return tempered(out.T, self.temperature).T
 
     def planes(self, features: np.ndarray) -> np.ndarray:

@@ -57,7 +57,7 @@ class FeatureConfig:
             raise OptionError(f"features={self.kind!r} is not one of {', '.join(KINDS)}.{hint}")
         if self.kind != "filters" and not self.model:
             raise OptionError(
-                f"features={self.kind!r} needs a model; name vispe_micro or a timm model with --model."
+                f"features={self.kind!r} needs a model; give --model vispe_micro or a timm name."
             )
         for name in ("model", "pos_embed", "weights"):
             if self.kind == "filters" and getattr(self, name) is not None:

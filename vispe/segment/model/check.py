@@ -109,9 +109,7 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
     def require(key: str, fits: bool, wanted: str) -> None:
         if not fits:
             shown = repr(card.get(key))[:80]
-            raise InputError(
-                f"{path} is damaged: {key}={shown} in its card must be {wanted}; train it again."
-            )
+            raise InputError(f"{path} is damaged: {key}={shown} in its card must be {wanted}; train again.")
 
     require("classifier", isinstance(card.get("classifier"), str), "a name")
     require("n_classes", _whole(count) and 1 <= count <= 255, "a whole number from 1 to 255")

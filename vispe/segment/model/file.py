@@ -149,7 +149,7 @@ def load_model(path: str | Path) -> Model:
     except (TypeError, KeyError, AttributeError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"{path} is damaged: its card and its arrays do not fit ({reason}); train it again."
+            f"{path} is damaged: its card does not fit its arrays ({reason}); train again."
         ) from error
 
 
@@ -276,11 +276,7 @@ def _estimator(path: Path, data: bytes, kind: str) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.pipeline import Pipeline
 
-    classes = {
-        "forest": RandomForestClassifier,
-        "boosting": HistGradientBoostingClassifier,
-        **dict.fromkeys(METHODS, Pipeline),
-    }
+    classes = {"forest": RandomForestClassifier, "boosting": HistGradientBoostingClassifier}
     try:
         check_archive(path, data)
         strange = sorted(set(skops.io.get_untrusted_types(data=data)) - TRUSTED)
@@ -289,7 +285,7 @@ def _estimator(path: Path, data: bytes, kind: str) -> Any:
     except (*BROKEN, zipfile.BadZipFile) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"{path} is damaged: its estimator cannot be read ({reason}); train it again."
+            f"{path} is damaged: its estimator cannot be read ({reason}); train again."
         ) from error
     if strange:
         raise InputError(
@@ -304,7 +300,7 @@ def _estimator(path: Path, data: bytes, kind: str) -> Any:
             f"{path}: scikit-learn cannot load the estimator ({reason}); its version may differ from the one in "
             "card.json: train the model again."
         ) from error
-    if type(estimator) is not classes[kind]:
+    if type(estimator) is not classes.get(kind, Pipeline):
         raise InputError(f"{path} says {kind!r} but holds a {type(estimator).__name__}; train it again.")
     return estimator
 

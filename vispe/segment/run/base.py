@@ -54,9 +54,7 @@ def refitted(model: Model, asked: Request) -> FeatureConfig | TextConfig:
         OptionError: weights for a model that has none.
     """
     if asked.weights is not None and model.features.kind == "filters":
-        raise OptionError(
-            f"weights={asked.weights!r} has no effect: {asked.model} uses filters only; leave it out."
-        )
+        raise OptionError(f"weights={asked.weights!r} has no effect: {asked.model} uses filters only.")
     given = {"weights": asked.weights, "tile": asked.tile}
     return replace(model.features, **{name: value for name, value in given.items() if value is not None})
 

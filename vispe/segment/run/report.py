@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
 _SEEN, _LEFT = 0.05, 0.1  # shares of the pixels, and of these, from which on a class has faded
+_TRUST = ("dependence", "agreement", "spread_pp", "floor_pp")
 _COLUMNS = ("image", "pages", "height", "width", "seconds", "mean_uncertainty", "tile_disagreement")
 _ERRORS = ("phase_fraction_mean_abs_error_pp", "fraction_mean_abs_error_pp")
 
@@ -241,10 +242,8 @@ def record_of(
 
 def timed(seconds: float, pixels: int) -> dict[str, float]:
     """Return what a record says about the time that an image took."""
-    return {
-        "seconds": round(seconds, 3),
-        "seconds_per_megapixel": round(seconds / (pixels / 1e6), 3),
-    }
+    each = seconds / (pixels / 1e6)
+    return {"seconds": round(seconds, 3), "seconds_per_megapixel": round(each, 3)}
 
 
 def _row(record: Mapping[str, Any], calibration_error: float | None) -> dict[str, Any]:
@@ -261,7 +260,5 @@ def _row(record: Mapping[str, Any], calibration_error: float | None) -> dict[str
         if key in scores:
             row[key] = scores[key]
     if "trust" in record:
-        row["trust"] = {
-            key: record["trust"][key] for key in ("dependence", "agreement", "spread_pp", "floor_pp")
-        }
+        row["trust"] = {key: record["trust"][key] for key in _TRUST}
     return row

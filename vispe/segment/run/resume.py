@@ -95,9 +95,7 @@ class State:
             return
         self._started = True
         kept = {os.path.realpath(path) for path in protect}
-        names = {path.stem[:100] for path in targets} | {
-            path.stem.rpartition("_")[0][:100] for path in targets
-        }
+        names = _beginnings(path.stem for path in targets)
         if not self.goes_on:
             names |= self._sweep(kept)
         for path in self.path.parent.iterdir():
@@ -153,8 +151,7 @@ class State:
         for path in [folder / name for name in own]:
             if os.path.realpath(path) not in kept and path.is_file():
                 path.unlink()
-        stems = [Path(name).stem for name in begun["targets"]]
-        return {stem[:100] for stem in stems} | {stem.rpartition("_")[0][:100] for stem in stems}
+        return _beginnings(Path(name).stem for name in begun["targets"])
 
     def _append(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as stream:
@@ -168,6 +165,11 @@ class State:
         self.notes = list(line.get("notes", self.notes))
         if "record" in line:
             self._records[line["image"]] = line["record"]
+
+
+def _beginnings(stems: Iterable[str]) -> set[str]:
+    """Return what temporary names of files, and of the folders of their images, begin with."""
+    return {part[:100] for stem in stems for part in (stem, stem.rpartition("_")[0])}
 
 
 def digest(path: Path) -> str:

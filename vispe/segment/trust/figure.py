@@ -91,9 +91,8 @@ def _map(ax: Axes, trust: Trust, figure: Figure) -> None:
     poses = 1 + sum(p.family != "angles" for p in trust.poses)
     shown = trust.disagreement
     for axis, length in enumerate(shown.shape):
-        shown = np.fmax.reduceat(
-            shown, np.arange(0, length, every), axis
-        )  # thin lines stay, and so does no data
+        # thin lines stay, and so does no data
+        shown = np.fmax.reduceat(shown, np.arange(0, length, every), axis)
     image = ax.imshow(shown, cmap="Oranges", vmin=0, vmax=0.5, interpolation="auto")
     ax.set_facecolor("#C9D0D6")
     report_style.heading(

@@ -129,9 +129,7 @@ def segmented(found: Prediction | np.ndarray, valid: np.ndarray, count: int) -> 
         found.labels if isinstance(found, Prediction) else found, valid.shape, "The segmenter returned"
     )
     if labels.max(initial=0) > count:
-        raise OptionError(
-            f"The segmenter returned class {labels.max()}, but {count} names were given; name them all."
-        )
+        raise OptionError(f"The segmenter returned class {labels.max()}, but {count} names were given.")
     return np.where(valid, labels, 0).astype(np.uint8)
 
 

@@ -132,9 +132,5 @@ def fitting(shifts: Sequence[Shift], shape: tuple[int, int]) -> list[Shift]:
     for shift in shifts:
         if len(shift) != 2 or not all(isinstance(d, int) for d in shift):
             raise OptionError(f"A shift is two whole numbers of pixels (down, right), got {shift!r}.")
-    kept = [
-        s
-        for s in dict.fromkeys(shifts)
-        if s != (0, 0) and 4 * abs(s[0]) <= shape[0] and 4 * abs(s[1]) <= shape[1]
-    ]
-    return kept
+    most = np.array(shape) // 4
+    return [s for s in dict.fromkeys(shifts) if s != (0, 0) and (np.abs(s) <= most).all()]
