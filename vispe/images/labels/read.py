@@ -246,7 +246,9 @@ def label_codes(path: Path, found: Decoded, *, by_index: bool) -> tuple[np.ndarr
         if not (by_index or zero_is_background):
             pages = found.palette[pages[..., 0]]
     if pages.shape[-1] not in (1, 3):
-        raise InputError(f"{path} has {pages.shape[-1]} channels; labels have 1 (numbers) or 3 (colours).")
+        raise InputError(
+            f"{path} has {pages.shape[-1]} channels; labels have 1 (class numbers) or 3 (colours)."
+        )
     if pages.dtype.kind == "f":
         if not (np.isfinite(pages).all() and np.array_equal(pages, np.rint(pages))):
             raise InputError(f"{path} holds fractions or NaN; label values must be whole numbers.")
