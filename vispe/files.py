@@ -65,7 +65,9 @@ def check_writable(
     seen: set[Path] = set()
     for path, real in zip(targets, resolved, strict=True):
         if real in seen:
-            raise InputError(f"two outputs are called {path}; rename an input or use separate folders.")
+            raise InputError(
+                f"two outputs have the same name {path}; rename an input or use separate folders."
+            )
         seen.add(real)
         if real in inputs:
             raise InputError(f"{path} is an input and would be overwritten; choose another output folder.")

@@ -129,7 +129,7 @@ def test_check_writable(tmp_path):
         path.write_text("")
     with pytest.raises(InputError, match=r"4.png and 4 more exist; add --force"):
         check_writable(many)
-    with pytest.raises(InputError, match=r"two outputs are called .*a.png"):
+    with pytest.raises(InputError, match=r"two outputs have the same name .*a.png"):
         check_writable([one, tmp_path / "x/../a.png"], force=True)
     with pytest.raises(InputError, match=r"a.png is an input and would be overwritten"):
         check_writable([one], force=True, protect=[one])

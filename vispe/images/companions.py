@@ -50,7 +50,7 @@ def images_among(
     Args:
         found: files, and whether the user named each of them by itself.
         labels: files of labels or truth, which are no images.
-        made: tells whether a file is a result of this very run.
+        made: whether a file is a result of this very run.
 
     Returns:
         The images, and the files that are set aside, without those that are `made`.

@@ -174,7 +174,7 @@ def _invert(pages: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pick_pages(path: Path, pages: np.ndarray, z: int | str | None) -> np.ndarray:
-    """Keep the pages (z, ...) that a number or range asks for; see `read_image`."""
+    """Keep the pages (z, ...) that a number such as 3 or a range such as 0:10 asks for; None keeps all."""
     if z is None:
         return pages
     n, text = len(pages), str(z).strip()
@@ -202,7 +202,7 @@ def _picked_axes(axes: PageAxes, chosen: np.ndarray) -> PageAxes:
 def channel_numbers(
     path: Path, asked: int | str | Sequence[int | str], n: int, names: tuple[str, ...]
 ) -> list[int]:
-    """Return the numbers of the channels that are asked for, of `n`; see `read_image`."""
+    """Return the numbers of the channels that are asked for, by number or name, of `n`."""
     entries = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else asked
     if not entries:
         raise InputError("channel names no channel; leave it out to keep all of them.")

@@ -25,8 +25,8 @@ class FileImages(Sequence[Tensor]):
     Args:
         paths: image files.
         tensor: page (H, W, c) in [0, 1] -> image (c, H, W).
-        mode: see `vispe.images.normalize.normalize`.
-        clip: see `vispe.images.normalize.normalize`.
+        mode: what shares one pair of grey limits: 'stack', 'image' or 'none'.
+        clip: percentiles that become 0 and 1.
 
     Attributes:
         names: of the pages.

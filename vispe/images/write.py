@@ -29,7 +29,7 @@ def write_labels(
     """Write a label map with the pixel size of its image; a stack also keeps its axes, Z and T, and the step along Z.
 
     Args:
-        path: '.png' (one page) or '.tif' (any number of pages); see `label_suffix`.
+        path: '.png' (one page) or '.tif' (any number of pages).
         values: (z, h, w) uint8, the size of the image.
         micrograph: the image; its resolution tags are copied.
         force: overwrite.

@@ -56,7 +56,7 @@ class Live:
         seed: of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         memory: bytes that the features may take.
-        watch: is told each thing that the user should know.
+        watch: called with each thing that the user should know.
 
     Raises:
         OptionError: an unknown name, or an option beside `model` that the model decides.
@@ -236,7 +236,7 @@ class Live:
 
         Args:
             page: None: the one whose features are kept, the only quick one.
-            step: is told the share of the page that each piece was.
+            step: called with the share of the page that each piece is.
         """
         number = self._page(page)
         return self.segment(self._pages[number], self.image.valid[number], step)
@@ -311,7 +311,7 @@ class Live:
         return number
 
     def _note(self, text: str) -> None:
-        """Keep and tell something once."""
+        """Keep and announce something once."""
         if text not in self.notes:
             self.notes.append(text)
             if self._watch is not None:

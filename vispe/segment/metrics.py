@@ -92,7 +92,7 @@ def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[
 
     Returns:
         {cluster: class} for the clusters 1..max(pred).  Clusters beyond the number of classes get the numbers
-        n_classes + 1, ... in their order, which match nothing; see `apply_mapping`.
+        n_classes + 1, ... in their order, which match nothing.
     """
     k = int(pred.max(initial=0))
     pred, truth, valid, _ = _checked(pred, truth, max(k, n_classes), None, None)

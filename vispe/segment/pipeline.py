@@ -3,7 +3,7 @@
 `segment` trains one classifier on all labelled images together (or finds clusters), then predicts image by
 image; `apply` does the second half with a saved model. Each file is written under a temporary name and
 renamed, the model comes first and the report is renewed after every image: a run that is killed leaves only
-complete files, and the same call goes on where it stopped; see `vispe.segment.run.resume`.
+complete files, and the same call goes on where it stopped.
 """
 
 from dataclasses import replace

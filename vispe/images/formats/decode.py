@@ -37,7 +37,7 @@ def decode(path: str | Path, *, axes: str | None = None, size: tuple[int, int] |
         axes: the meaning of each dimension of the stored array, such as 'ZYX' or 'YXC'; None believes the
             file.
         size: the height and width that are expected, if any: a file of this size may compress better than a
-            picture does; see `check_size`.
+            picture does.
 
     Raises:
         InputError: no such file, not an image, truncated, no pixels, more than memory holds or than the file

@@ -2,7 +2,7 @@
 
 `decode` reads TIFF with tifffile and PNG, JPEG and BMP with Pillow, and never loses depth: 16-bit colour PNG,
 which Pillow cuts to 8 bits, is decoded by imagecodecs.  Palettes, alpha and inverted greys are left as they
-are stored and only described, because images and labels treat them differently (`images.py`, `labels.py`).
+are stored and only described, because images and labels treat them differently (`read.py`, `labels/read.py`).
 """
 
 import struct

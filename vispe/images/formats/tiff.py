@@ -40,7 +40,7 @@ UNITS = {1: "none", 2: "inch", 3: "cm"}
 
 
 def decode_tiff(path: Path, axes: str | None, size: tuple[int, int] | None = None) -> Decoded:
-    """Read the first image series of a TIFF file; see `decode`, which judges the file before it calls this.
+    """Read the first image series of a TIFF file, which `decode` has recognised.
 
     Raises:
         InputError: damaged, truncated, planes missing, no pixels, or a compression that cannot be read here.

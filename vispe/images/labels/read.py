@@ -94,7 +94,7 @@ def read_label_set(
     max_classes: int = 20,
     label_page: int | None = None,
 ) -> list[Labels]:
-    """Read the labels of several images with ONE numbering, for one classifier; see `read_labels`.
+    """Read the labels of several images with ONE numbering, for one classifier.
 
     Grey levels and colours are mapped to classes by the levels of all files together, so a class that is
     missing in one file cannot shift the others.  At least two classes must be labelled in the files together.

@@ -1,7 +1,6 @@
 """The computing: one block of the result from the pieces of the page that touch it, in their order on the page.
 
-`prepare_page` and `_piece` are the only places that know how `vispe.segment.features.features` and
-`vispe.segment.run.predict` work.
+`prepare_page` hands a page that is read through a window to what computes pages in memory.
 """
 
 import hashlib
@@ -19,19 +18,9 @@ from vispe.segment.big.job import _ONE, Block, Job
 from vispe.segment.big.page import LazyPage, LazyValid, Window
 from vispe.segment.big.source import open_image
 from vispe.segment.features.features import FeatureConfig, Features, PreparedPage
-from vispe.segment.features.tiles import Blend, Region
-from vispe.segment.features.workers import in_order
+from vispe.segment.features.tiles import Region
 from vispe.segment.model.file import Model, load_model
-from vispe.segment.run.predict import piece_probabilities, piece_threads
-
-
-class PartBlend(Blend):
-    """A `Blend` of a part of a page that shows where tiles overlap and disagree."""
-
-    @property
-    def marks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two (h, w) bool: pixels in several tiles, and those of them to which two tiles give different classes."""
-        return self._twice, self._differ
+from vispe.segment.run.predict import assemble, piece_threads
 
 
 class Engine:
@@ -58,27 +47,9 @@ class Engine:
         touching &= (ends[:, 2] < region.right) & (ends[:, 3] > region.left)
         numbers = [int(i) for i in np.flatnonzero(touching)]
         window.load(window_region(ends[numbers], reach(self.features), *self.image.shape))
-        valid = LazyValid(window)
-        own = valid[region.slices]
-        blend = PartBlend(*region.shape, classifier.n_classes) if prepared.overlapping else None
-        prob = np.empty((classifier.n_classes if blend is None else 0, *region.shape), np.float32)
-
-        def work(index: int) -> np.ndarray:
-            return _piece(prepared, numbers[index], valid, self.model)
-
         threads = min(self.job.threads, piece_threads(self.features, classifier))
-        for number, found in zip(numbers, in_order(work, len(numbers), threads), strict=True):
-            piece = prepared.pieces[number]
-            inner, outer = _common(piece, region)
-            if blend is None:
-                prob[(slice(None), *outer.slices)] = found[(slice(None), *inner.slices)]
-            else:
-                weight = prepared.weight(number)
-                weight = None if weight is None else weight[inner.slices]
-                blend.add(outer, np.moveaxis(found[(slice(None), *inner.slices)], 0, -1), weight)
-        if blend is not None:
-            prob = blend.result()
-            prob[:, ~own] = 0
+        valid = LazyValid(window)
+        prob, blend = assemble(prepared, numbers, region, valid, classifier, threads, lambda share: None)
         empty = np.zeros(region.shape, bool)
         twice, differ = (empty, empty) if blend is None else blend.marks
         picture = _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.picture else None
@@ -96,11 +67,6 @@ class Engine:
 def prepare_page(features: Features, window: Window) -> PreparedPage:
     """Prepare a page that is read through a window: its list of pieces is that of the whole page."""
     return features.prepare(LazyPage(window), LazyValid(window))  # type: ignore[arg-type] - indexed like arrays
-
-
-def _piece(prepared: PreparedPage, number: int, valid: LazyValid, model: Model) -> np.ndarray:
-    """Classify a piece as `predict_page` does -> (K, rows, columns) float32."""
-    return piece_probabilities(prepared, number, valid[prepared.pieces[number].slices], model.classifier)
 
 
 def open_features(model: Model, weights: str | None, tile: int | None, device: str) -> Features:
@@ -190,16 +156,6 @@ def grown_by(region: Region, margin: int, height: int, width: int) -> Region:
         min(region.bottom + margin, height),
         max(region.left - margin, 0),
         min(region.right + margin, width),
-    )
-
-
-def _common(piece: Region, frame: Region) -> tuple[Region, Region]:
-    """Return what two rectangles have in common, in the coordinates of the first and of the second."""
-    top, bottom = max(piece.top, frame.top), min(piece.bottom, frame.bottom)
-    left, right = max(piece.left, frame.left), min(piece.right, frame.right)
-    return (
-        Region(top - piece.top, bottom - piece.top, left - piece.left, right - piece.left),
-        Region(top - frame.top, bottom - frame.top, left - frame.left, right - frame.left),
     )
 
 

@@ -19,7 +19,7 @@ class Job:
 
     Attributes:
         image: path of the image.
-        state: fingerprint of the image's files, see `vispe.segment.big.progress`.
+        state: fingerprint of the image's files.
         channel, z, axes: how it is read.
         limits: grey limits of each page.
         model: path of the model file.

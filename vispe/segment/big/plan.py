@@ -15,7 +15,7 @@ from vispe.segment.features.tiles import Region
 from vispe.segment.model.file import Model
 
 DEFAULT = "2 GiB"
-"""Memory for the work unless told otherwise."""
+"""Memory for the work where none is given."""
 
 CHUNK = 1024
 """Largest side of a chunk of the result in pixels."""
@@ -107,9 +107,9 @@ def make_plan(
     own = "" if chunk is None else f" of {chunk} px, with which the result was begun,"
     hint = "give more, or smaller pieces with --tile"
     if image.chunk_bytes > memory // 4:
-        hint = f"the image is stored in chunks of {_said(image.chunk_bytes)}: store it in smaller ones, or give more"
+        hint = f"the image is stored in chunks of {_amount(image.chunk_bytes)}: store it in smaller ones, or give more"
     raise InputError(
-        f"memory={_said(memory)} is too little for {image.path.name}: the smallest blocks{own} need {_said(least)} "
+        f"memory={_amount(memory)} is too little for {image.path.name}: the smallest blocks{own} need {_amount(least)} "
         f"besides the libraries; {hint}."
     )
 
@@ -158,7 +158,7 @@ def _reduction(image: BigImage, chunk: int, memory: int) -> int:
     return step
 
 
-def _said(size: int) -> str:
+def _amount(size: int) -> str:
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
         if size >= factor:
             return f"{np.ceil(10 * size / factor) / 10:g} {unit}"

@@ -105,7 +105,7 @@ class PixelClassifier:
         seed: of the random numbers in `forest` and `boosting`.
         estimator: a fitted scikit-learn estimator, when a forest or boosting comes from a model file.
         state: the tensors of a fitted `logistic`, when it comes from a model file.
-        temperature: T; all probabilities p become p^(1/T), see `vispe.segment.classify.calibrate`.
+        temperature: T; all probabilities p become p^(1/T).
 
     Attributes:
         linear: the fitted `logistic`; None for the other kinds.

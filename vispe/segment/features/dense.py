@@ -18,7 +18,7 @@ from vispe.segment.features.tiles import even_tiles, fingerprint, padding
 
 NAME = "vispe_micro"
 TILE = 576
-"""Largest side of a tile in pixels unless told otherwise."""
+"""Largest side of a tile in pixels where none is given."""
 
 _WHOLE = 1400  # patches of a page that is not cut into tiles
 _OVERLAP = 2 * PATCH  # attention fades within a few patches: with twice as much, as many pixels change class

@@ -70,7 +70,7 @@ class Filters:
 
         Returns:
             (rows, columns, c * (1 + 5 * scales)) float32; the channels of the image one after the other.
-            The array is a view: in memory each feature is one plane, see `planes`.
+            The array is a view: in memory each feature is one plane.
 
         Raises:
             ShapeError: `page` is not (h, w, c) with at least one pixel.

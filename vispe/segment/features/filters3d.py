@@ -118,7 +118,7 @@ class Filters3D(Filters):
         return super().names(channels) + more
 
     def planes(self, page: np.ndarray, region: Region | None = None) -> np.ndarray:
-        """Compute the features of a region of the page -> (f, rows, columns) float32; see `Filters.planes`.
+        """Compute the features of a region of the page -> (f, rows, columns) float32.
 
         Raises:
             InputError: `within` was not called: the page comes without its stack.

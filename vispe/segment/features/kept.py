@@ -19,7 +19,7 @@ from vispe.segment.features.tokens import TokenMaps
 from vispe.segment.features.workers import in_order
 
 MEMORY = 4 << 30
-"""Bytes that the features of a page may take unless told otherwise."""
+"""Bytes that the features of a page may take where nothing else is given."""
 
 _STRIDE = 2  # pixels between the values of vispe_micro
 _BAND = 1 << 16  # pixels that are scored at once

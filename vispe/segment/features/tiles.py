@@ -184,6 +184,16 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def common(piece: Region, frame: Region) -> tuple[Region, Region]:
+    """Return what two rectangles have in common, in the coordinates of the first and of the second."""
+    top, bottom = max(piece.top, frame.top), min(piece.bottom, frame.bottom)
+    left, right = max(piece.left, frame.left), min(piece.right, frame.right)
+    return (
+        Region(top - piece.top, bottom - piece.top, left - piece.left, right - piece.left),
+        Region(top - frame.top, bottom - frame.top, left - frame.left, right - frame.left),
+    )
+
+
 class Blend:
     """Sums the class probabilities of tiles into one page, and counts where tiles disagree.
 
@@ -220,6 +230,11 @@ class Blend:
         """Return the blended probabilities (K, h, w), float32; the sums are used up."""
         self._sum /= np.maximum(self._weight, np.finfo(np.float32).tiny)
         return self._sum
+
+    @property
+    def marks(self) -> tuple[np.ndarray, np.ndarray]:
+        """Two (h, w) bool: pixels in several tiles, and those of them to which two tiles give different classes."""
+        return self._twice, self._differ
 
     @property
     def overlap_pixels(self) -> int:

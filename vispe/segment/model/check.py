@@ -1,4 +1,4 @@
-"""Model files of strangers: what they hold is checked before anything computes with it.
+"""Model files may come from anywhere: what they hold is checked before anything computes with it.
 
 skops makes sure that only known types are built, and runs no code. It does not look at numbers, and some of them steer
 compiled code without further checks: a decision tree whose branches lead in a circle never ends, and one whose branches
@@ -30,7 +30,7 @@ TRUSTED = frozenset(
 """Types that are built beside those that skops trusts by itself; their numbers are checked by `check_estimator`."""
 
 HOTTEST = 20
-"""Highest temperature of a classifier, see `vispe.segment.classify.calibrate`."""
+"""Highest temperature that calibration gives a classifier."""
 
 _FREE = 100_000_000  # bytes that a member may unpack to, however small it is packed
 _LARGEST_SIGMA = 1000.0  # pixels

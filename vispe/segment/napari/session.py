@@ -134,7 +134,7 @@ class Session:
 
         Args:
             request: the work.
-            step: is told the share of the work that each piece was, where it takes long.
+            step: called with the share of the work that each piece is, where it takes long.
         """
         start = time.perf_counter()
         try:

@@ -181,7 +181,7 @@ class SegmentWidget(QWidget):
 
     @staticmethod
     def _label_events(layer: Labels) -> tuple[Any, ...]:
-        """Whatever tells that labels may have changed: the brush, undo, new data."""
+        """The events after which labels may have changed: the brush, undo, new data."""
         return layer.events.paint, layer.events.labels_update, layer.events.set_data, layer.events.data
 
     def _pick(self, number: int) -> None:
@@ -284,7 +284,7 @@ class SegmentWidget(QWidget):
             wish()
 
     def _step(self, share: float) -> None:
-        """Hear of progress, in the thread of the work."""
+        """Count progress; called in the thread of the work."""
         self._share += share
 
     def _show(self, request: Request, image: Image, answer: Answer) -> None:

@@ -16,7 +16,15 @@ Paths = Sequence[str | Path]
 
 @dataclass(frozen=True)
 class Reading:
-    """How image files are read; see `read_image` and `normalize` in `vispe.images.read`."""
+    """How image files are read and normalised.
+
+    Attributes:
+        channel: channels to keep, by number or name, such as '0,2'; None keeps all.
+        z: pages to keep, a number or 'a:b'; None keeps all.
+        axes: what each dimension of the stored array means, such as 'ZYX'; None believes the file.
+        normalize: 'stack', 'image' or 'none': what shares one pair of grey limits.
+        clip: percentiles that become black and white.
+    """
 
     channel: str | None = None
     z: str | None = None
@@ -80,7 +88,7 @@ def chosen(
     """Set aside what is no image by its name, and say so; results in the folder of the run need no word.
 
     Args:
-        found: see `find_each`.
+        found: each file, and whether it was named by itself.
         labels: files of labels and truth.
         out: folder of the results.
         note: called with what the user should know.

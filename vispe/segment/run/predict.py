@@ -18,7 +18,7 @@ from vispe.segment.classify.prior import PRIORS, Counts, areas, count, estimate,
 from vispe.segment.classify.smooth import smooth
 from vispe.segment.features.features import BLOCK, Features, PreparedPage
 from vispe.segment.features.filters3d import Stack
-from vispe.segment.features.tiles import Blend
+from vispe.segment.features.tiles import Blend, Region, common
 from vispe.segment.features.workers import in_order
 from vispe.segment.model.file import Model
 
@@ -71,7 +71,7 @@ class Areas:
 
     Attributes:
         pixels: (K,) float64, counted with the estimated frequencies, before smoothing and `min_area`.
-        doubt: (K,) float64, pixels in doubt, see `vispe.segment.classify.prior.areas`.
+        doubt: (K,) float64, pixels in doubt, of which an interval is made.
         priors: the estimated frequencies (K,) of each page.
         unweighed: (K,) float64, pixels counted as if all classes were equally frequent.
     """
@@ -155,23 +155,9 @@ def predict_page(
         step: called with the share of the page that each piece is.
     """
     prepared = features.prepare(page, valid)
-    height, width = valid.shape
-    pieces, n_classes = prepared.pieces, classifier.n_classes
-    blend = Blend(height, width, n_classes) if prepared.overlapping else None
-    prob = np.empty((n_classes if blend is None else 0, height, width), np.float32)
-
-    def work(number: int) -> np.ndarray:
-        return piece_probabilities(prepared, number, valid[pieces[number].slices], classifier)
-
-    for number, found in enumerate(in_order(work, len(pieces), piece_threads(features, classifier))):
-        if blend is None:
-            prob[(slice(None), *pieces[number].slices)] = found
-        else:
-            blend.add(pieces[number], np.moveaxis(found, 0, -1), prepared.weight(number))
-        step(1 / len(pieces))
-    if blend is not None:
-        prob = blend.result()
-        prob[:, ~valid] = 0
+    whole = Region(0, valid.shape[0], 0, valid.shape[1])
+    threads = piece_threads(features, classifier)
+    prob, blend = assemble(prepared, range(len(prepared.pieces)), whole, valid, classifier, threads, step)
     notes = prepared.notes
     found = find_areas(count(prob)) if post.weighing(classifier) != "uniform" else None
     labels, uncertainty = settle(prob, valid, post, found.priors[0] if found is not None else None)
@@ -183,6 +169,53 @@ def predict_page(
             )
     overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
     return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes, found)
+
+
+def assemble(
+    prepared: PreparedPage,
+    numbers: Sequence[int],
+    region: Region,
+    valid: np.ndarray,
+    classifier: PixelClassifier | PixelClusters,
+    threads: int,
+    step: Callable[[float], None],
+) -> tuple[np.ndarray, Blend | None]:
+    """Classify pieces of a page and put them together, in their order on the page.
+
+    Args:
+        prepared: the page.
+        numbers: of the pieces that touch the region.
+        region: of the page.
+        valid: (h, w) bool, the pixels of the whole page with data; only indexed.
+        classifier: fitted.
+        threads: pieces at once.
+        step: called with the share that each piece is.
+
+    Returns:
+        The probabilities (K, rows, columns) of the region; what counted where pieces overlap, None where none can.
+    """
+    pieces, n_classes = prepared.pieces, classifier.n_classes
+    blend = Blend(*region.shape, n_classes) if prepared.overlapping else None
+    prob = np.empty((n_classes if blend is None else 0, *region.shape), np.float32)
+
+    def work(index: int) -> np.ndarray:
+        number = numbers[index]
+        return piece_probabilities(prepared, number, valid[pieces[number].slices], classifier)
+
+    for number, part in zip(numbers, in_order(work, len(numbers), threads), strict=True):
+        inner, outer = common(pieces[number], region)
+        part = part[(slice(None), *inner.slices)]
+        if blend is None:
+            prob[(slice(None), *outer.slices)] = part
+        else:
+            weight = prepared.weight(number)
+            weight = None if weight is None else weight[inner.slices]
+            blend.add(outer, np.moveaxis(part, 0, -1), weight)
+        step(1 / len(numbers))
+    if blend is not None:
+        prob = blend.result()
+        prob[:, ~valid[region.slices]] = 0
+    return prob, blend
 
 
 def find_areas(counts: Counts) -> Areas:
@@ -203,7 +236,7 @@ def settle(
         prior: (K,) frequencies of the classes on the whole page; None weighs nothing.
 
     Returns:
-        Labels and uncertainty, see `decide`.
+        Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`.
     """
     weight = None if prior is None else weights(prior, post.prior or PRIORS[0])
     if weight is not None:
@@ -279,13 +312,13 @@ def decide(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return labels, uncertainty
 
 
-def within_memory(features: Features, work: Callable[[], _T], tell: Callable[[str], None]) -> _T:
+def within_memory(features: Features, work: Callable[[], _T], note: Callable[[str], None]) -> _T:
     """Run `work`; when memory runs out, let `features` shrink and try again.
 
     Args:
         features: what `work` computes with.
         work: repeatable.
-        tell: is told of each step taken.
+        note: called with each step taken.
 
     Raises:
         InputError: the smallest tile needs too much memory.
@@ -305,7 +338,7 @@ def within_memory(features: Features, work: Callable[[], _T], tell: Callable[[st
                     f"out of memory even with tiles of {side} px on {features.device}; cut the image into parts or "
                     "take fewer pages with --z."
                 ) from error
-            tell(taken)
+            note(taken)
 
 
 def _drop_small(labels: np.ndarray, least: int) -> tuple[np.ndarray, bool]:

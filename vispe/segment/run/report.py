@@ -126,7 +126,7 @@ def peak_memory() -> dict[str, float]:
 
 
 def described(features: Features, model: Model, post: Post) -> dict[str, Any]:
-    """Say for the report what a run works with; JSON-able."""
+    """Return what the report says of a run: features, classifier, classes, settings; JSON-able."""
     config = vars(features.config)
     return {
         "model": features.config.model or "filters",

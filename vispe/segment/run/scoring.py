@@ -30,7 +30,7 @@ class Scoring:
     include_labelled: bool = False
 
     def read(self, path: Path, shape: tuple[int, int, int], n_classes: int | None) -> np.ndarray:
-        """Return the true classes (pages, h, w) of an image of this shape; see `read_truth`."""
+        """Return the true classes (pages, h, w) of an image of this shape, 0 where unknown."""
         return read_truth(path, shape, zero_is=self.zero_is, n_classes=n_classes, page=self.page)
 
 

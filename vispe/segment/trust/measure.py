@@ -52,7 +52,7 @@ def trust_page(
         angles: degrees; other than multiples of 90 they make new pixels, so each has a floor of its own, and they do
             not enter the map of disagreement. The inscribed disc is compared.
         border: pixels along borders between classes that count as border.
-        step: is told the share of the work that each prediction was.
+        step: called with the share of the work that each prediction is.
 
     Raises:
         ShapeError: `page` and `valid` differ in size, or the prediction differs from them.
