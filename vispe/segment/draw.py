@@ -136,11 +136,7 @@ def boundaries(labels: np.ndarray, width: int = 1) -> np.ndarray:
 
 
 def _checked(
-    image: np.ndarray,
-    labels: np.ndarray,
-    names: Sequence[str],
-    colors: Sequence[Color] | None,
-    alpha: float,
+    image: np.ndarray, labels: np.ndarray, names: Sequence[str], colors: Sequence[Color] | None, alpha: float
 ) -> Sequence[Color]:
     if labels.ndim != 2 or image.ndim not in (2, 3) or image.shape[:2] != labels.shape:
         raise ShapeError(f"the image has the shape {image.shape}, but the labels have {labels.shape}.")

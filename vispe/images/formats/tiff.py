@@ -58,11 +58,7 @@ def decode_tiff(path: Path, axes: str | None, size: tuple[int, int] | None = Non
 
 
 def _read(
-    path: Path,
-    tif: tifffile.TiffFile,
-    axes: str | None,
-    messages: list[str],
-    size: tuple[int, int] | None,
+    path: Path, tif: tifffile.TiffFile, axes: str | None, messages: list[str], size: tuple[int, int] | None
 ) -> Decoded:
     series = tif.series
     if not series:

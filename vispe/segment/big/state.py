@@ -258,12 +258,7 @@ class BigRun(Run):
         return record
 
     def _job(
-        self,
-        path: Path,
-        model: Model,
-        features: Features,
-        limits: Sequence[Limits],
-        pieces: list[Region],
+        self, path: Path, model: Model, features: Features, limits: Sequence[Limits], pieces: list[Region]
     ) -> tuple[Job, Plan]:
         """Plan the blocks, and make the empty result unless there is one."""
         image, work = self.images[path], progress.partial(self.out, stem_of(path))

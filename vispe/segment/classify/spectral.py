@@ -112,9 +112,8 @@ class NearestPoint:
         order = np.argsort(self.clusters, kind="stable")
         sorted_points = torch.from_numpy(np.ascontiguousarray(points[order], np.float32))
         norms = sorted_points.square().sum(1, keepdim=True)
-        self._product = torch.cat(
-            [-2 * sorted_points, norms], 1
-        ).T  # of (x, 1): the squared distance less |x|^2
+        # times (x, 1) it is the squared distance less |x|^2
+        self._product = torch.cat([-2 * sorted_points, norms], 1).T
         self._ends = np.cumsum(np.bincount(self.clusters, minlength=count)).tolist()
 
     @classmethod

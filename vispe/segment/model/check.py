@@ -10,7 +10,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,7 @@ from vispe.images.labels.levels import LONGEST, has_controls, unique
 from vispe.images.normalize import MODES
 
 TRUSTED = frozenset(
-    {
-        "sklearn.tree._tree.Tree",
-        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
-    }
+    {"sklearn.tree._tree.Tree", "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"}
 )
 """Types that are built beside those that skops trusts by itself; their numbers are checked by `check_estimator`."""
 
@@ -112,35 +109,18 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
             raise InputError(f"{path} is damaged: {key}={shown} in its card must be {wanted}; train again.")
 
     require("classifier", isinstance(card.get("classifier"), str), "a name")
-    require("n_classes", _whole(count) and 1 <= count <= 255, "a whole number from 1 to 255")
+    require("n_classes", _whole(count, 1, 255), "a whole number from 1 to 255")
     texts = _texts(names) and len(names) == count and all(names) and len(set(names)) == len(names)
     require("classes", texts, f"{count} different names")
     require("classes", all(len(name) <= LONGEST for name in names), f"names of up to {LONGEST} characters")
     require("classes", not any(map(has_controls, names)), "names without control characters")
-    colors = card.get("colors")
-    fits = colors is None or (
-        isinstance(colors, list)
-        and len(colors) == count
-        and all(
-            isinstance(c, list) and len(c) == 3 and all(_whole(v) and 0 <= v <= 255 for v in c)
-            for c in colors
-        )
-    )
+    colors, clip, channels = card.get("colors"), card.get("clip"), card.get("channels", 0)
+    fits = colors is None or _list(colors, count, lambda c: _list(c, 3, lambda v: _whole(v, 0, 255)))
     require("colors", fits, f"{count} colours of three whole numbers from 0 to 255, or null")
     require("normalize", card.get("normalize") in MODES, " or ".join(MODES))
-    clip = card.get("clip")
-    fits = (
-        isinstance(clip, list)
-        and len(clip) == 2
-        and all(map(_finite, clip))
-        and 0 <= clip[0] < clip[1] <= 100
-    )
-    require("clip", fits, "two percentiles")
-    channels = card.get("channels", 0)
-    require(
-        "channels", channels is None or (_whole(channels) and 1 <= channels <= 10_000), "a number of channels"
-    )
-    require("seed", _whole(card.get("seed")) and 0 <= card["seed"] < 1 << 32, "a whole number below 2^32")
+    require("clip", _list(clip, 2, _finite) and 0 <= clip[0] < clip[1] <= 100, "two percentiles")
+    require("channels", channels is None or _whole(channels, 1, 10_000), "a number of channels")
+    require("seed", _whole(card.get("seed"), 0, (1 << 32) - 1), "a whole number below 2^32")
     heat = card.get("temperature", 1.0)
     require("temperature", _finite(heat) and 1 <= heat <= HOTTEST, f"a number from 1 to {HOTTEST}")
     require("training", isinstance(card.get("training"), dict), "an object")
@@ -151,11 +131,10 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
         fits = value is None or (isinstance(value, str) and value.isprintable() and 0 < len(value) < 4096)
         require("features", fits, f"an object whose {key} is a text or null")
     for key in ("tile", "components"):
-        fits = features.get(key) is None or (_whole(features[key]) and 1 <= features[key] <= 1 << 20)
+        fits = features.get(key) is None or _whole(features[key], 1, 1 << 20)
         require("features", fits, f"an object whose {key} is a whole number, or null")
     sigmas = features.get("sigmas", [])
-    fits = isinstance(sigmas, list) and len(sigmas) <= 64
-    fits = fits and all(_finite(s) and 0 < s <= _LARGEST_SIGMA for s in sigmas)
+    fits = _list(sigmas, None, lambda s: _finite(s) and 0 < s <= _LARGEST_SIGMA) and len(sigmas) <= 64
     require("features", fits, f"an object whose sigmas are up to 64 numbers up to {_LARGEST_SIGMA:g}")
     _check_texts(path, card, "the object")
 
@@ -214,11 +193,8 @@ def _forest(forest: Any, n_classes: int) -> str | None:
     from sklearn.tree import DecisionTreeClassifier
 
     width = forest.n_features_in_
-    if (
-        not _classes(forest.classes_, n_classes)
-        or forest.n_classes_ != len(forest.classes_)
-        or forest.n_outputs_ != 1
-    ):
+    count = len(forest.classes_)
+    if not _classes(forest.classes_, n_classes) or forest.n_classes_ != count or forest.n_outputs_ != 1:
         return "its classes"
     if not isinstance(forest.estimators_, list) or not forest.estimators_:
         return "its trees"
@@ -227,11 +203,7 @@ def _forest(forest: Any, n_classes: int) -> str | None:
             return f"a {type(tree).__name__} for a tree"
         inner = tree.tree_
         same = inner.n_features == width == tree.n_features_in_ and inner.n_outputs == tree.n_outputs_ == 1
-        if (
-            not same
-            or list(inner.n_classes) != [len(forest.classes_)]
-            or tree.n_classes_ != len(forest.classes_)
-        ):
+        if not same or list(inner.n_classes) != [count] or tree.n_classes_ != count:
             return "a tree of other features or classes"
         leaf = inner.children_left == -1
         if not (leaf == (inner.children_right == -1)).all():
@@ -256,7 +228,7 @@ def _boosting(boosting: Any, n_classes: int) -> str | None:
     if boosting._preprocessor is not None or boosting.is_categorical_ is not None:
         return "it expects other features than numbers"
     baseline = np.asarray(boosting._baseline_prediction)
-    if baseline.size != columns or baseline.dtype.kind != "f" or not np.isfinite(baseline).all():
+    if baseline.size != columns or not _reals(baseline, baseline.shape):
         return "its baseline"
     if type(boosting._loss).__name__ not in ("HalfBinomialLoss", "HalfMultinomialLoss"):
         return "its loss"
@@ -284,26 +256,18 @@ def _clusters(pipeline: Any, n_classes: int) -> str | None:
     from sklearn.preprocessing import StandardScaler
 
     steps = [step for _, step in pipeline.steps]
-    if [type(s) for s in steps] not in (
-        [StandardScaler],
-        [StandardScaler, KMeans],
-    ) or pipeline.memory is not None:
+    kinds = [type(step) for step in steps]
+    if kinds not in ([StandardScaler], [StandardScaler, KMeans]) or pipeline.memory is not None:
         return "steps " + ", ".join(type(s).__name__ for s in steps)
     scaler = steps[0]
     shape = (scaler.n_features_in_,)
     for name in ("mean_", "scale_"):
-        value = np.asarray(getattr(scaler, name))
-        if value.shape != shape or value.dtype.kind != "f" or not np.isfinite(value).all():
+        if not _reals(getattr(scaler, name), shape):
             return f"its {name}"
     if not (scaler.scale_ > 0).all():
         return "its scale_"
     if len(steps) == 2:
-        centres = np.asarray(steps[1].cluster_centers_)
-        if (
-            centres.shape != (n_classes, *shape)
-            or centres.dtype.kind != "f"
-            or not np.isfinite(centres).all()
-        ):
+        if not _reals(steps[1].cluster_centers_, (n_classes, *shape)):
             return "its centres"
         steps[1]._n_threads = 1
     pipeline.set_params(verbose=False)
@@ -323,8 +287,19 @@ def _classes(found: Any, n_classes: int) -> bool:
     return bool(fits and values[0] >= 1 and values[-1] <= n_classes)
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _reals(value: Any, shape: tuple[int, ...]) -> bool:
+    array = np.asarray(value)
+    return array.shape == shape and array.dtype.kind == "f" and bool(np.isfinite(array).all())
+
+
+def _whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _list(value: object, count: int | None, fits: Callable[[Any], bool]) -> bool:
+    """Tell whether a value is a list of so many things that all fit; None is any number."""
+    sized = isinstance(value, list) and count in (None, len(value))
+    return sized and all(map(fits, value))
 
 
 def _finite(value: object) -> bool:
