@@ -42,8 +42,8 @@ encodings: _alibi=encodings.parts.slopes _comrope=encodings.parts.skew _comrope_
   shifted_gaussian=encodings.additive.shifted_gaussian sincos2d=encodings.additive.sincos2d
   sincos3d=encodings.additive.sincos3d sincos3d_points=encodings.additive.sincos3d_points
   spder=encodings.additive.spder
-evaluate: attention_bench=evaluate.speed attention_maps=backbones.attention backbone=backbones.timm
-  clip_backbone=backbones.open_clip debias=evaluate.probe.debias extrapolation=evaluate.behaviour.extrapolation
+evaluate: attention_bench=evaluate.speed attention_maps=backbones.attention backbone=backbones.timm+backbones.tokens
+  debias=evaluate.probe.debias extrapolation=evaluate.behaviour.extrapolation
   head_report=evaluate.attention.head_result head_sums=evaluate.attention.head_sums health=evaluate.attention.heads
   health_plots=evaluate.attention.head_plots linear=evaluate.probe.fit pesi=evaluate.features.pesi
   plots_positions=evaluate.plots.positions probe_averages=evaluate.probe.averages
@@ -105,10 +105,10 @@ segment: batch=segment.run.batch calibrate=segment.classify.calibrate claim=segm
   predict=segment.run.predict prior=segment.classify.prior report=segment.run.report resume=segment.run.resume
   scoring=segment.run.scoring shelf=segment.features.shelf smooth=segment.classify.smooth
   spectral=segment.classify.spectral staging=segment.run.staging strokes=images.labels.strokes
-  tiff=images.formats.tiff tiles=segment.features.tiles tokens=segment.features.tokens+backbones.create
+  tiff=images.formats.tiff tiles=segment.features.tiles tokens=segment.features.tokens+backbones.hub+backbones.timm
   train=segment.run.train workers=segment.features.workers
 segment.big: work=segment.big.state
-train: backbone=backbones.tokens checkpoint=train.retrofit.checkpoint config=train.retrofit.config
+train: backbone=backbones.tokens+backbones.maps checkpoint=train.retrofit.checkpoint config=train.retrofit.config
   config_check=train.retrofit.check evaluate_checkpoint=train.evaluate.checkpoint
   evaluate_criteria=train.evaluate.criteria evaluate_masks=train.evaluate.masks evaluate_page=train.evaluate.page
   evaluate_pictures=train.evaluate.pictures evaluate_plots=train.evaluate.plots

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vispe.backbones.open_clip import load_model
+from vispe.backbones.load import load_model
 from vispe.backbones.timm import input_settings
 from vispe.cli.main import main
 
@@ -67,6 +67,31 @@ def test_rotate_sees_every_block_of_both_kinds_of_towers(capsys, tiny):
     assert {part for part in parts if part.startswith("layer ") and "," not in part} == {
         f"layer {k}" for k in range(tiny)
     }
+
+
+@pytest.mark.parametrize("encoding", [[], ["--pos-embed", "alibi2d"]])
+def test_segment_learns_from_their_tokens(encoding, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    labels = np.zeros((70, 91), np.uint8)
+    labels[8:30, 8:40], labels[40:60, 40:80] = 1, 2
+    Image.fromarray(labels).save("labels.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 91), np.uint8)).save("a.png")
+    model = ["--features", "tokens", "--model", "open_clip:tiny", "--weights", "random"]
+    assert main(["segment", "a.png", "--labels", "labels.png", *model, *encoding, "-o", "out"]) == 0
+    assert main(["apply", "out/model.vispe", "a.png", "-o", "again"]) == 0
+    first, again = (np.asarray(Image.open(f"{folder}/a_seg.png")) for folder in ("out", "again"))
+    assert np.array_equal(first, again)
+
+
+def test_doctor_explains_them(capsys):
+    assert main(["doctor", "open_clip:tiny", "--encoding", "alibi2d", "--device", "cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["model"], report["weights"], report["image_size"]) == (
+        "open_clip:tiny",
+        "random",
+        [64, 64],
+    )
+    assert report["paths"]
 
 
 def test_images_are_prepared_as_open_clip_does(capsys, tmp_path):

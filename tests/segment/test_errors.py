@@ -10,7 +10,7 @@ import tifffile
 import torch
 from PIL import Image
 
-import vispe.backbones.create as create_module
+import vispe.backbones.hub as hub_module
 from vispe.cli.main import main
 from vispe.segment.run import predict
 
@@ -187,15 +187,15 @@ def test_an_unknown_model_gets_a_suggestion(capsys):
 
 
 def test_weights_that_cannot_be_had_are_said_at_once(capsys, monkeypatch):
-    monkeypatch.setattr(create_module, "_cached", lambda config: None)
-    monkeypatch.setattr(create_module, "on_disk", lambda: "vit_small_patch14_dinov2.lvd142m")
+    monkeypatch.setattr("vispe.backbones.timm.weights_on_disk", lambda name: None)
+    monkeypatch.setattr("vispe.backbones.timm.models_on_disk", lambda: ["vit_small_patch14_dinov2.lvd142m"])
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whatever the environment says
 
     def unreachable(*_, timeout):
         raise urllib.error.URLError("no route to host")
 
-    monkeypatch.setattr(create_module.urllib.request, "urlopen", unreachable)
+    monkeypatch.setattr(hub_module.urllib.request, "urlopen", unreachable)
     refused(
         capsys,
         f"segment a.png --model vit_tiny_patch16_224 {LEARN}",

@@ -1,5 +1,6 @@
-"""A vision transformer as a feature function, with its tokens moved after the patch embedding, and block by block."""
+"""A vision model as a function of images, with its tokens moved after the patch embedding, and block by block."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,11 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.tokens import (
+    blocks_of,
+    has_class_token,
+    image_tower,
+    input_settings,
+    intermediates,
+    patch_projection,
+)
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
+from vispe.hosts.transplant.loading import LoadsWeights
 from vispe.symmetry.d4 import Element
 
 
-class ModelFeatures:
+class VisionModel:
     """The patch features of a model: images (b, 3, H, W), normalised -> maps (b, d, h, w).
 
     Works for every model that has `forward_intermediates`: timm's, open_clip's image towers, and both converted by
@@ -21,14 +31,38 @@ class ModelFeatures:
         model: in evaluation mode; an open_clip model is taken by its image tower.
         layer: block whose output is taken; negative counts from the end.
         norm: apply the model's final norm.
+        mean: of the channels of images in [0, 1], (3, 1, 1); by default what the model was trained with.
+        std: of the channels, (3, 1, 1), likewise.
+        exact: whether it takes images of its size alone; by default what its class does.
+
+    Attributes:
+        size: side in pixels of the images that it was built for.
+        depth: number of its blocks.
+        class_token: whether it has one.
 
     Raises:
         UnsupportedHost: the model returns no feature maps.
         OptionError: the model is in training mode, where it is random.
+
+    >>> import timm
+    >>> f = VisionModel(timm.create_model("test_vit").eval(), layer=2)
+    >>> f.patch, f.size, f.exact, f.channels, f.depth
+    (16, 160, False, 64, 6)
+    >>> f(torch.zeros(1, 3, 160, 160)).shape
+    torch.Size([1, 64, 10, 10])
     """
 
-    def __init__(self, model: nn.Module, *, layer: int = -1, norm: bool = True) -> None:
-        tower = getattr(model, "visual", model)
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layer: int = -1,
+        norm: bool = True,
+        mean: Tensor | None = None,
+        std: Tensor | None = None,
+        exact: bool | None = None,
+    ) -> None:
+        tower = image_tower(model)
         if not hasattr(tower, "forward_intermediates"):
             raise UnsupportedHost(
                 f"{type(tower).__name__} has no forward_intermediates, from which patch features are read; "
@@ -42,6 +76,21 @@ class ModelFeatures:
         self.depth = self._depth()
         if not -self.depth <= layer < self.depth:
             raise OptionError(f"layer={layer} is not one of the {self.depth} blocks of the model.")
+        self.size, own_mean, own_std = input_settings(tower)
+        self.mean = own_mean if mean is None else mean
+        self.std = own_std if std is None else std
+        self.class_token = has_class_token(tower)
+        if exact is None and hasattr(tower, "image_mean"):
+            # open_clip builds a tower for one size, and converting lifts that
+            exact = not isinstance(tower, LoadsWeights)
+        elif exact is None:
+            exact = hasattr(tower, "patch_embed") and not getattr(tower, "dynamic_img_size", False)
+        self.exact = exact
+
+    @property
+    def channels(self) -> int:
+        """Width of the features of a transformer."""
+        return self._projection().out_channels
 
     @property
     def patch(self) -> int | None:
@@ -55,7 +104,8 @@ class ModelFeatures:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images (b, 3, H, W) -> maps (b, d, h, w)."""
-        return self._maps(images, [self.layer % self.depth], self.norm)[0]
+        last = self.layer % self.depth == self.depth - 1
+        return self._maps(images, 1 if last else [self.layer % self.depth], self.norm)[0]
 
     def layers(self, images: Tensor) -> list[Tensor]:
         """Return the maps after every block, without the final norm."""
@@ -72,7 +122,7 @@ class ModelFeatures:
             g: element of D4.
 
         Raises:
-            UnsupportedHost: the model has no patch embedding that could be told apart.
+            UnsupportedHost: the model has no patch embedding that could be measured apart.
         """
         with self._moved_tokens(images, g):
             return self(g.apply(images))
@@ -113,53 +163,32 @@ class ModelFeatures:
             )
         return conv
 
-    def _maps(self, images: Tensor, indices: list[int], norm: bool) -> list[Tensor]:
+    def _maps(self, images: Tensor, indices: int | list[int], norm: bool) -> list[Tensor]:
         patch, size = self.patch, tuple(images.shape[-2:])
         if patch is not None and (size[0] % patch or size[1] % patch):
             raise ShapeError(
                 f"An image of {size} px is no multiple of the model's patch of {patch} px; "
                 "fit it about its centre with fit_to_patches."
             )
-        options: dict[str, Any] = {"output_fmt": "NCHW", "intermediates_only": True, "indices": indices}
-        named = "normalize_intermediates" if hasattr(self.model, "conv1") else "norm"
         try:
-            found = self.model.forward_intermediates(
-                images.to(_device(self.model)), **options, **{named: norm}
-            )
-        except (
-            AssertionError,
-            RuntimeError,
-        ) as error:  # what timm and open_clip say to an image of another size
+            return intermediates(self.model, images.to(_device(self.model)), indices, norm=norm)
+        # what timm and open_clip raise for an image of another size
+        except (AssertionError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "size of tensor" not in str(error):
                 raise
             raise InputError(
                 f"The model refuses an image of {size} px ({error}); build it with dynamic_img_size=True or give "
                 "square images of its size."
             ) from error
-        maps = found["image_intermediates"] if isinstance(found, dict) else found
-        return list(maps)
 
     def _depth(self) -> int:
-        for owner in (self.model, getattr(self.model, "transformer", None)):
-            for name in ("blocks", "resblocks"):
-                blocks = getattr(owner, name, None)
-                if blocks is not None:
-                    return len(blocks)
-        return len(getattr(self.model, "feature_info", None) or ()) or 1
+        try:
+            return len(blocks_of(self.model))
+        except UnsupportedHost:
+            return len(getattr(self.model, "feature_info", None) or ()) or 1
 
 
-def patch_projection(model: nn.Module) -> nn.Conv2d | None:
-    """Return the convolution that embeds the patches of a transformer, or None.
-
-    It is `patch_embed.proj` (timm) or `conv1` (open_clip), reads the image itself and has stride = kernel.
-    """
-    conv = getattr(getattr(model, "patch_embed", None), "proj", None)
-    if conv is None and hasattr(model, "transformer"):
-        conv = getattr(model, "conv1", None)
-    if not isinstance(conv, nn.Conv2d) or conv.kernel_size != conv.stride or conv.padding not in (0, (0, 0)):
-        return None
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    return conv if conv is first or first is None else None
+ModelFeatures = VisionModel  # its name in the rotation evaluators
 
 
 def random_twin(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[str]]:
@@ -175,8 +204,6 @@ def random_twin(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[st
     Returns:
         The copy, in evaluation mode, and the names of the parameters that nothing redrew.
     """
-    import copy
-
     twin = copy.deepcopy(model)
     before = {name: p.detach().clone() for name, p in twin.named_parameters()}
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Models and images for the evaluators: a timm model by name, its patch features, and images it accepts."""
+"""timm models by name with their weights, their patch features, and images as they take them."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -10,15 +10,16 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.hub import cached, check_reach, downloaded, repositories, with_safe
+from vispe.backbones.maps import VisionModel
+from vispe.backbones.tokens import input_settings
 from vispe.backbones.weights import built_with
-from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost, did_you_mean
+from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
+from vispe.images.normalize import normalize
+from vispe.images.read import read_image
 
-_WEIGHT_FILES = (
-    "model.safetensors",
-    "open_clip_model.safetensors",
-    "pytorch_model.bin",
-    "open_clip_pytorch_model.bin",
-)
+_FILE = "pytorch_model.bin"
+_ELSEWHERE = ("local-dir:", "hf-hub:", "hf_hub:")
 
 
 def load_backbone(
@@ -34,10 +35,10 @@ def load_backbone(
     """Build a timm model in evaluation mode, without a classifier.
 
     Args:
-        name: timm model name, with or without a tag.
+        name: timm model name, with or without a tag; or `local-dir:FOLDER`, or `hf-hub:OWNER/NAME`.
         pos_embed: spec of a positional encoding that replaces the model's own.
         weights: `None` for the pretrained weights, from disk or else downloaded; `random` for a seeded random
-            initialisation; else a checkpoint file, see `vispe.backbones.weights`.
+            initialisation; else a checkpoint file, in the layout of timm or of its authors.
         img_size: side of the images in pixels, for models that are built for one size.
         any_size: build it so that it takes images of any size, where its class can (`dynamic_img_size`).
         options: more arguments for `timm.create_model`.
@@ -47,34 +48,85 @@ def load_backbone(
         UnknownName: timm has no such model.
         InputError: weights that are not there, cannot be fetched or do not fit.
         OptionError: an image size that the model refuses.
+
+    >>> type(load_backbone("test_vit", weights="random", img_size=64)).__name__
+    'VisionTransformer'
     """
-    plain = name.partition(".")[0]
-    if ":" not in name and not timm.is_model(plain):
+    _check_name(name)
+    weights = _found(name, weights)
+    extra = {"pos_embed": pos_embed} if pos_embed else {}
+    extra |= {"img_size": img_size} if img_size else {}
+    extra |= options or {}
+
+    def make() -> nn.Module:
+        try:
+            return _created(name, weights is None, extra, any_size)
+        except (TypeError, AssertionError) as error:
+            asked = ", ".join(f"{key}={value}" for key, value in extra.items()) or "no options"
+            raise OptionError(f"{name} cannot be built with {asked}: {error}.") from error
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make() if weights in (None, "random") else built_with(weights, name, make)
+    return model.eval()
+
+
+def _check_name(name: str) -> None:
+    """Raise `UnknownName` unless timm has such a model, with such weights, or it names a folder or repository."""
+    plain, _, tag = name.partition(".")
+    if name.startswith(_ELSEWHERE):
+        return
+    if not timm.is_model(plain):
         known = did_you_mean(plain, timm.list_models())
         raise UnknownName(f"timm has no model {name!r}.{known} `timm.list_models()` lists them.")
-    tag, tags = name.partition(".")[2], timm.list_pretrained(f"{plain}.*")
-    if ":" not in name and tag and name not in tags:
+    tags = timm.list_pretrained(f"{plain}.*")
+    if tag and name not in tags:
         raise UnknownName(
             f"timm has no weights {tag!r} for {plain}.{did_you_mean(name, tags)} "
             f"It has {', '.join(tags) or 'none'}."
         )
-    if weights is None:
-        _check_obtainable(name)
-    extra = {"pos_embed": pos_embed} if pos_embed else {}
-    extra |= {"img_size": img_size} if img_size else {}
-    extra |= options or {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
 
-        def make() -> nn.Module:
-            try:
-                return _created(name, weights is None, extra, any_size)
-            except (TypeError, AssertionError) as error:
-                asked = ", ".join(f"{key}={value}" for key, value in extra.items()) or "no options"
-                raise OptionError(f"{name} cannot be built with {asked}: {error}.") from error
 
-        model = make() if weights in (None, "random") else built_with(weights, name, make)
-    return model.eval()
+def _found(name: str, weights: str | None) -> str | None:
+    """Return what weights are loaded from: as given, or the file on this disk; None where timm fetches them.
+
+    Raises:
+        InputError: there are no pretrained weights, or they are neither on this disk nor within reach.
+    """
+    what = f"the pretrained weights of {name} are"
+    place, _, repo = name.partition(":")
+    if repo:
+        on_disk = cached(repo, "config.json") and cached(repo, *with_safe(_FILE))
+        if place != "local-dir" and not on_disk:
+            check_reach(what, models_on_disk)
+        return weights
+    if weights is not None:
+        return weights
+    config = timm.get_pretrained_cfg(name)
+    if config is None or not config.has_weights:
+        raise InputError(
+            f"timm has no pretrained weights for {name}; choose another model, or give a checkpoint with --weights "
+            "FILE, or --weights random for a trial."
+        )
+    path = weights_on_disk(name)
+    if path is None:
+        check_reach(what, models_on_disk)
+    return path and str(path)
+
+
+def weights_on_disk(name: str) -> Path | None:
+    """Return the file on this disk that holds the pretrained weights of a timm model, or None."""
+    config = timm.get_pretrained_cfg(name)
+    if config is None:
+        return None
+    path = cached(config.hf_hub_id, *with_safe(config.hf_hub_filename or _FILE)) if config.hf_hub_id else None
+    return path or downloaded(config.url, Path(torch.hub.get_dir()) / "checkpoints")
+
+
+def models_on_disk() -> list[str]:
+    """Return the names of timm's models whose weights are on this disk."""
+    repos = (repo.repo_id for repo in repositories())
+    return [repo.removeprefix("timm/") for repo in repos if repo.startswith("timm/")]
 
 
 def _created(name: str, pretrained: bool, extra: dict[str, Any], any_size: bool) -> nn.Module:
@@ -97,43 +149,18 @@ def patch_features(model: nn.Module, images: Tensor) -> Tensor:
     Class and register tokens are left out.
 
     Args:
-        model: a timm model in evaluation mode.
-        images: normalised images (b, 3, H, W).
+        model: in evaluation mode.
+        images: normalised, (b, 3, H, W).
 
     Raises:
         UnsupportedHost: the model cannot return feature maps.
         OptionError: the model is in training mode.
+
+    >>> model = load_backbone("test_vit", weights="random")
+    >>> patch_features(model, torch.zeros(1, 3, 160, 160)).shape
+    torch.Size([1, 10, 10, 64])
     """
-    if not hasattr(model, "forward_intermediates"):
-        raise UnsupportedHost(
-            f"{type(model).__name__} has no forward_intermediates, from which patch features are read; "
-            f"use a timm model or give features (h, w, C)."
-        )
-    if model.training:
-        raise OptionError(
-            "The model is in training mode, where its features are random; call model.eval() first."
-        )
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    maps = model.forward_intermediates(
-        images.to(device), indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
-    )
-    return maps[-1].permute(0, 2, 3, 1).float().cpu()
-
-
-def input_settings(model: nn.Module) -> tuple[int, Tensor, Tensor]:
-    """Return the image side in pixels, mean and standard deviation (3, 1, 1) that a model expects.
-
-    Args:
-        model: a timm model, or the image tower of an open_clip model.
-    """
-    if hasattr(model, "image_mean"):  # open_clip
-        mean, std = (torch.tensor(values)[:, None, None] for values in (model.image_mean, model.image_std))
-        side = model.image_size
-        return int(side if isinstance(side, int) else side[0]), mean, std
-    config = timm.data.resolve_model_data_config(model)
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
-    mean, std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
-    return int(size[0]), mean, std
+    return VisionModel(model)(images).permute(0, 2, 3, 1).float().cpu()
 
 
 def square_images(pages: np.ndarray, model: nn.Module) -> Tensor:
@@ -143,12 +170,12 @@ def square_images(pages: np.ndarray, model: nn.Module) -> Tensor:
 
     Args:
         pages: values in [0, 1], (z, h, w, c) with 1 or 3 channels; grey is repeated.
-        model: a timm model; see `input_settings`.
+        model: says size, mean and standard deviation.
     """
     if pages.ndim != 4 or pages.shape[3] not in (1, 3):
         raise ShapeError(
             f"The model needs pages (z, h, w, c) with 1 or 3 channels, got {pages.shape}; "
-            f"choose channels first."
+            "choose channels first."
         )
     side, mean, std = input_settings(model)
     h, w = pages.shape[1:3]
@@ -167,9 +194,6 @@ def read_squares(paths: Iterable[str | Path], model: nn.Module) -> Iterator[Tens
     Intensities are scaled between the 0.5 and 99.5 percentiles of the file; what was noticed while reading is
     given as a warning.
     """
-    from vispe.images.normalize import normalize
-    from vispe.images.read import read_image
-
     for path in paths:
         image = read_image(path)
         pages, notes = normalize(image)
@@ -182,41 +206,3 @@ def noise_images(n: int, model: nn.Module, generator: np.random.Generator) -> Te
     """Return n normalised images of uniform noise in [0, 1], (n, 3, side, side): they show no place."""
     side, mean, std = input_settings(model)
     return (torch.from_numpy(generator.random((n, 3, side, side), dtype=np.float32)) - mean) / std
-
-
-def weights_on_disk(name: str) -> Path | None:
-    """Return the file in the Hugging Face cache that holds the pretrained weights of a timm model, if any."""
-    from huggingface_hub import try_to_load_from_cache
-
-    config = timm.get_pretrained_cfg(name)
-    if config is None or not config.hf_hub_id:
-        return None
-    for file in filter(None, (config.hf_hub_filename, *_WEIGHT_FILES)):
-        if isinstance(found := try_to_load_from_cache(config.hf_hub_id, file), str):
-            return Path(found)
-    return None
-
-
-def _check_obtainable(name: str) -> None:
-    """Raise InputError when pretrained weights are neither on disk nor within reach, without long retries."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if ":" in name:
-        return
-    hint = "give weights=FILE or weights=random"
-    config = timm.get_pretrained_cfg(name)
-    if config is None or not config.has_weights:
-        raise InputError(f"timm has no pretrained weights for {name}; choose another model, or {hint}.")
-    if not config.hf_hub_id or weights_on_disk(name):
-        return
-    url = hf_hub_url(config.hf_hub_id, config.hf_hub_filename or _WEIGHT_FILES[0])
-    try:
-        get_hf_file_metadata(url, timeout=5)
-    except HfHubHTTPError:
-        return  # the server answers: timm knows which of several files to take
-    except Exception as error:  # no connection: the class depends on the HTTP library that is installed
-        raise InputError(
-            f"The weights of {name} are not on disk, and {url.split('/')[2]} cannot be reached "
-            f"({' '.join(str(error).split())}); {hint}."
-        ) from error

@@ -1,5 +1,6 @@
 """What `vispe rotate` measures, found by its name: a timm or open_clip model, a saved segmenter, a Python callable."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,13 +10,15 @@ from torch import Tensor, nn
 
 from vispe.backbones.batches import FeatureFunction, Segmenter
 from vispe.backbones.callables import D4Segmenter, named_callable
-from vispe.backbones.maps import ModelFeatures
+from vispe.backbones.device import choose_device
+from vispe.backbones.load import load_model
+from vispe.backbones.maps import VisionModel
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.saved import SavedSegmenter
 from vispe.symmetry.remedies import D4Features, symmetrize
 
 Kind = Literal["features", "segmenter"]
-_TIMM_PLACES = ("hf-hub", "hf_hub", "local-dir")
+_MODELS = ("open_clip", "hf-hub", "hf_hub", "local-dir")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,30 +76,6 @@ class Subject:
         return np.ascontiguousarray(shown.permute(1, 2, 0).numpy())
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What was asked of a subject, see `load_subject`."""
-
-    pos_embed: str | None = None
-    weights: str | None = None
-    img_size: int | None = None
-    layer: int | None = None
-    symmetric: bool = False
-    d4: bool = False
-    seed: int = 0
-    device: str = "auto"
-
-    def title(self, name: str, random: bool = False) -> str:
-        said = [
-            *(["random weights"] if random else []),
-            *(["symmetric patch kernel"] if self.symmetric else []),
-            *([f"block {self.layer}"] if self.layer is not None else []),
-            *(["averaged over eight poses"] if self.d4 else []),
-        ]
-        name = f"{name} + {self.pos_embed}" if self.pos_embed else name
-        return f"{name} ({', '.join(said)})" if said else name
-
-
 def load_subject(
     text: str,
     *,
@@ -132,69 +111,45 @@ def load_subject(
         OptionError: an option that has no effect on such a subject.
         UnknownName, InputError, UnsupportedHost: it cannot be found, loaded or used.
     """
-    given = {"--pos-embed": pos_embed, "--weights": weights, "--img-size": img_size, "--layer": layer}
-    of_model = {**given, "--symmetrize": symmetric or None}
+    of_model = {"--pos-embed": pos_embed, "--weights": weights, "--img-size": img_size, "--layer": layer}
+    of_model |= {"--symmetrize": symmetric or None}
     of_callable = {"--patch": patch, "--kind": kind}
     place, colon, name = text.rpartition(":")
-    options = _Options(pos_embed, weights, img_size, layer, symmetric, d4, seed, device)
     if text.endswith(".vispe"):
         _refuse(text, "a saved segmentation model", {**of_model, **of_callable})
         return _saved(text, d4, device)
-    if colon and place == "open_clip":
-        _refuse(text, "an open_clip model", of_callable)
-        return _open_clip(name, options)
-    if colon and place.partition(":")[0] not in _TIMM_PLACES:
+    if colon and place.partition(":")[0] not in _MODELS:
         _refuse(text, "a Python callable", of_model)
         return _called(text, place, name, d4, patch, kind)
-    _refuse(text, "a timm model", of_callable)
-    return _timm(text, options)
-
-
-def _timm(name: str, given: _Options) -> Subject:
-    from vispe.backbones.timm import input_settings, load_backbone
-
-    net = load_backbone(
-        name,
-        pos_embed=given.pos_embed,
-        weights=given.weights,
-        img_size=given.img_size,
-        any_size=True,
-        seed=given.seed,
-    )
-    side, mean, std = input_settings(net)
-    exact = hasattr(net, "patch_embed") and not getattr(net, "dynamic_img_size", False)
-    return _model(given.title(name, given.weights == "random"), net, mean, std, side, exact, given)
-
-
-def _open_clip(name: str, given: _Options) -> Subject:
-    from vispe.backbones.open_clip import load_tower
-    from vispe.backbones.timm import input_settings
-
-    tower = load_tower(
-        name, pos_embed=given.pos_embed, weights=given.weights, img_size=given.img_size, seed=given.seed
-    )
-    side, mean, std = input_settings(tower)
-    title = given.title(f"open_clip {name}", given.weights == "random")
-    return _model(title, tower, mean, std, side, given.pos_embed is None, given)
-
-
-def _model(
-    title: str, net: nn.Module, mean: Tensor, std: Tensor, side: int, exact: bool, given: _Options
-) -> Subject:
-    from vispe.backbones.device import choose_device
-
-    if given.symmetric:
+    _refuse(text, "an open_clip model" if place == "open_clip" else "a timm model", of_callable)
+    net = load_model(text, pos_embed=pos_embed, weights=weights, img_size=img_size, any_size=True, seed=seed)
+    if symmetric:
         symmetrize(net)
-    net.to(choose_device(given.device))
-    f = ModelFeatures(net, layer=-1 if given.layer is None else given.layer)
-    features = D4Features(f) if given.d4 else f
-    return Subject(title, features, mean=mean, std=std, patch=f.patch, size=side, exact=exact)
+    f = VisionModel(net.to(choose_device(device)), layer=-1 if layer is None else layer)
+    remarks = ["random weights"] if weights == "random" else []
+    remarks += ["symmetric patch kernel"] if symmetric else []
+    remarks += [f"block {layer}"] if layer is not None else []
+    title = f"open_clip {name}" if place == "open_clip" else text
+    return Subject(
+        _titled(f"{title} + {pos_embed}" if pos_embed else title, remarks, d4),
+        D4Features(f) if d4 else f,
+        mean=f.mean,
+        std=f.std,
+        patch=f.patch,
+        size=f.size,
+        exact=f.exact,
+    )
+
+
+def _titled(name: str, remarks: Sequence[str], d4: bool) -> str:
+    remarks = [*remarks, "averaged over eight poses"] if d4 else remarks
+    return f"{name} ({', '.join(remarks)})" if remarks else name
 
 
 def _saved(text: str, d4: bool, device: str) -> Subject:
     s = SavedSegmenter(text, device=device)
     return Subject(
-        _Options(d4=d4).title(text),
+        _titled(text, (), d4),
         segmenter=D4Segmenter(s.probabilities) if d4 else s,
         channels=s.channels,
         normalize=s.normalize,
@@ -204,21 +159,21 @@ def _saved(text: str, d4: bool, device: str) -> Subject:
 
 
 def _called(text: str, place: str, name: str, d4: bool, patch: int | None, kind: Kind | None) -> Subject:
-    found = named_callable(text, place, name)
-    title = _Options(d4=d4).title(text)
-    if isinstance(found, nn.Module):
-        found = found.eval()
-    patch = patch or getattr(found, "patch", None)
+    function = named_callable(text, place, name)
+    title = _titled(text, (), d4)
+    if isinstance(function, nn.Module):
+        function = function.eval()
+    patch = patch or getattr(function, "patch", None)
     if kind == "segmenter":
-        if d4 and not callable(getattr(found, "probabilities", None)):
+        if d4 and not callable(getattr(function, "probabilities", None)):
             raise OptionError(
                 f"--d4 averages class probabilities over the poses, and {text} gives labels only; give it a method "
                 "probabilities(image) -> (K, H, W), or leave --d4 out."
             )
-        names = getattr(found, "names", None)
-        s = D4Segmenter(found.probabilities) if d4 else found
+        names = getattr(function, "names", None)
+        s = D4Segmenter(function.probabilities) if d4 else function
         return Subject(title, segmenter=s, patch=patch, names=None if names is None else tuple(names))
-    return Subject(title, D4Features(found, patch) if d4 else found, patch=patch)
+    return Subject(title, D4Features(function, patch) if d4 else function, patch=patch)
 
 
 def _refuse(text: str, what: str, options: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.backbones.downloads import downloads
+from vispe.backbones.hub import downloads
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph

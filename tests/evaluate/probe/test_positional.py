@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import urllib.error
 import warnings
 
 import numpy as np
@@ -394,15 +395,16 @@ def test_wrong_model_names_and_weights_are_explained(tmp_path):
 
 
 def test_missing_weights_without_network_end_quickly(monkeypatch, tmp_path):
-    import huggingface_hub
+    def offline(*args, timeout):
+        assert timeout <= 5
+        raise urllib.error.URLError("no route to host")
 
-    def offline(*args, **kwargs):
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args: None)
-    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", offline)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args: None)
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("urllib.request.urlopen", offline)
     with pytest.raises(
-        InputError, match=r"not on disk, and .* cannot be reached .no route to host.; give weights"
+        InputError, match=r"not on this disk and .* cannot be reached .no route to host.; .* --weights random"
     ):
         load_backbone("vit_tiny_patch16_224")
 

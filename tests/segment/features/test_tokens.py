@@ -5,7 +5,7 @@ import pytest
 import timm
 import torch
 
-import vispe.backbones.create as create_module
+import vispe.backbones.hub as hub_module
 from vispe.errors import InputError, OptionError, UnknownName
 from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.features.tokens import TokenBasis, TokenModel, token_maps
@@ -132,7 +132,7 @@ def test_unknown_models_get_a_suggestion():
 
 
 def test_no_weights_and_no_network_is_said_at_once(monkeypatch):
-    monkeypatch.setattr(create_module, "_cached", lambda config: None)
+    monkeypatch.setattr("vispe.backbones.timm.weights_on_disk", lambda name: None)
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # whatever the environment says
 
@@ -140,7 +140,7 @@ def test_no_weights_and_no_network_is_said_at_once(monkeypatch):
         assert timeout <= 5
         raise urllib.error.URLError("no route to host")
 
-    monkeypatch.setattr(create_module.urllib.request, "urlopen", unreachable)
+    monkeypatch.setattr(hub_module.urllib.request, "urlopen", unreachable)
     with pytest.raises(InputError, match=r"weights of vit_tiny_patch16_224 are not on this disk.*no route"):
         TokenModel("vit_tiny_patch16_224")
 

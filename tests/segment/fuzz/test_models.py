@@ -540,7 +540,7 @@ def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch,
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
-        "vispe.backbones.create.unreachable", lambda address: asked.append(address) or "nobody answers"
+        "vispe.backbones.hub.unreachable", lambda address: asked.append(address) or "nobody answers"
     )
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     with zipfile.ZipFile(io.BytesIO(plain["logistic"])) as archive:

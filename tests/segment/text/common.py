@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.hosts.common import shake
-from vispe.segment.text.weights import _quiet
+from vispe.backbones.open_clip import quiet
 
 VOCABULARY = 49408  # of the tokenizer that comes with open_clip
 TEXT = {"context_length": 24, "width": 16, "heads": 2, "layers": 1}
@@ -44,7 +44,7 @@ def write_folder(folder: Path, vision: dict, embed: int = 16, vocabulary: int = 
 def stock(folder: Path):
     """The model of a folder as open_clip builds it, all parameters random and none of them zero."""
     torch.manual_seed(0)
-    with _quiet():
+    with quiet():
         model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
     return shake(model).eval().requires_grad_(False)
 

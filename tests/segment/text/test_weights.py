@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import vispe.segment.text.weights as weights_module
 from tests.segment.text.common import VISION, VOCABULARY, save, stock, write_folder
+from vispe.backbones.clip_weights import Checkpoint
 from vispe.errors import InputError, OptionError, UnknownName
 from vispe.segment.text.readouts import parse_readout
-from vispe.segment.text.weights import MODEL, TAG, Found, build, find_weights, on_disk, tokenizer
+from vispe.segment.text.weights import MODEL, TAG, build, find_weights, on_disk, tokenizer
 
 NACLIP = parse_readout("naclip")
 
@@ -22,7 +22,9 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(weights_module, "unreachable", lambda address: f"{address} cannot be reached (gone)")
+    monkeypatch.setattr(
+        "vispe.backbones.hub.unreachable", lambda address: f"{address} cannot be reached (gone)"
+    )
     return tmp_path / "hub"
 
 
@@ -41,7 +43,7 @@ def test_the_default_names_what_is_missing_and_what_is_there(cache):
     with pytest.raises(
         InputError,
         match=rf"the checkpoint {MODEL}:{TAG} is not on this disk and https://\S+ cannot be reached \(gone\); the "
-        r"weights on this disk are: none. Choose one of them with --model and --weights, or give a checkpoint file",
+        r"weights on this disk are: none. Choose one of them, or give a checkpoint file with --weights FILE",
     ):
         find_weights(MODEL, None)
     put(cache, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "open_clip_model.safetensors")
@@ -138,10 +140,10 @@ def test_a_model_of_the_hub_is_its_folder_in_the_cache(cache, tmp_path):
 def test_what_a_tag_says_about_its_weights_is_heeded(tmp_path):
     folder = write_folder(tmp_path, VISION)
     said = {"quick_gelu": True, "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}
-    model = build(Found(f"local-dir:{folder}", "random", None, said), None, NACLIP, 0)
+    model = build(Checkpoint(f"local-dir:{folder}", "random", None, said), None, NACLIP, 0)
     assert type(model.visual.transformer.resblocks[0].mlp.gelu).__name__ == "QuickGELU"
     assert tuple(model.visual.preprocess_cfg["mean"]) == (0.1, 0.2, 0.3)
-    plain = build(Found(f"local-dir:{folder}", "random", None, {}), None, NACLIP, 0)
+    plain = build(Checkpoint(f"local-dir:{folder}", "random", None, {}), None, NACLIP, 0)
     assert type(plain.visual.transformer.resblocks[0].mlp.gelu).__name__ == "GELU"
     assert tuple(plain.visual.preprocess_cfg["std"]) == (0.2, 0.3, 0.25)
 
@@ -173,7 +175,8 @@ def test_checkpoints_that_do_not_fit(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\x00\x00\x00\x00\x00\x00\x00{")
     for name in ("other.safetensors", "broken.pt", "cut.safetensors"):
         with pytest.raises(
-            InputError, match=rf"{name} does not fit the model \(.*\); check --model and --weights"
+            InputError,
+            match=rf"{name} does not fit the model \(.*\); check the name of the model, local-dir:",
         ):
             build(find_weights(f"local-dir:{folder}", str(tmp_path / name)), None, NACLIP, 0)
 

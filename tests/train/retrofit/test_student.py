@@ -8,13 +8,13 @@ from timm.models import Eva, VisionTransformer
 import vispe
 from tests.hosts.open_clip.common import tiny_tower
 from tests.train.tiny import OPTIONS, TEACHER, config
+from vispe.backbones.maps import VisionModel
 from vispe.backbones.timm import patch_features
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost
 from vispe.train.retrofit.check import check
 from vispe.train.retrofit.config import Probe, Stage, Student, Target, Teacher, Weights
 from vispe.train.retrofit.lora import LowRank, add_lora, merge_lora
 from vispe.train.retrofit.student import (
-    Backbone,
     blanked_count,
     check_models,
     final_tokens,
@@ -29,7 +29,7 @@ def random(*shape, seed=0):
 
 def backbone(model, patch=8):
     mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
-    return Backbone(model.eval(), mean, std, patch, 32, False, 32, True)
+    return VisionModel(model.eval(), mean=mean, std=std, exact=False)
 
 
 def eva(**options):

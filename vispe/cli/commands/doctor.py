@@ -21,7 +21,7 @@ def doctor(
     (one is launched on each GPU), the backend of each bias, weights on disk, missing extras.
 
     Args:
-        model: name of a timm model; it is built, with random weights unless some are given, and run once.
+        model: timm model name, or open_clip:NAME; it is built, with random weights unless some are given, and run once.
         encoding: spec of an encoding for the model; its own position information without one.
         image_size: side of the images in pixels, or height,width; what the model is built for by default.
         weights: checkpoint file, which must fit the model; attention paths do not depend on what is in it.
@@ -99,7 +99,9 @@ def _model(
     import torch
 
     import vispe
-    from vispe.backbones.timm import load_backbone
+    from vispe.backbones.device import choose_device
+    from vispe.backbones.load import load_model, names_weights
+    from vispe.backbones.tokens import image_size as built_for
     from vispe.errors import OptionError
     from vispe.hosts.explain import attention_paths
 
@@ -110,15 +112,14 @@ def _model(
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("doctor was given --device cuda, but torch finds no GPU; use --device cpu.")
     size = [image_size[0], image_size[-1]] if image_size else None
-    where = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    where = choose_device(device)
+    loaded = weights or (None if names_weights(name) else "random")
     # weights of a model with the encoding need it before they are loaded
-    net = load_backbone(
-        name, pos_embed=encoding if weights else None, weights=weights or "random", img_size=size
-    )
+    net = load_model(name, pos_embed=encoding if weights else None, weights=loaded, img_size=size)
     net = net.to(where, getattr(torch, dtype))
     if encoding and not weights:
         vispe.convert(net, encoding)
-    height, width = size or _pixels(net)
+    height, width = size or built_for(net)
     image = torch.zeros(batch, 3, height, width, device=where, dtype=getattr(torch, dtype))
     paths = attention_paths(net, image)
     groups: dict[Any, list[str]] = {}
@@ -151,30 +152,14 @@ def _named(layers: list[str], every: list[str]) -> str:
     return ", ".join(layers)
 
 
-def _pixels(net: Any) -> tuple[int, int]:
-    """Return height and width of the images that a model was built for."""
-    config = net.pretrained_cfg.get("input_size", (3, 224, 224))
-    built = getattr(getattr(net, "patch_embed", None), "img_size", None)
-    return tuple(built) if built else tuple(config[1:])
-
-
 def _versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
     import vispe
 
-    names = ["torch", "torchvision", "timm", "open_clip_torch", "einops", "numpy", "pillow"]
-    names += [
-        "scikit-learn",
-        "scikit-image",
-        "scipy",
-        "tifffile",
-        "skops",
-        "matplotlib",
-        "jsonargparse",
-        "rich",
-    ]
+    names = ["torch", "torchvision", "timm", "open_clip_torch", "einops", "numpy", "pillow", "scikit-learn"]
+    names += ["scikit-image", "scipy", "tifffile", "skops", "matplotlib", "jsonargparse", "rich"]
     found = {"vispe": vispe.__version__, "python": platform.python_version(), "system": platform.platform()}
     for name in names:
         try:
@@ -244,26 +229,20 @@ def _weights() -> dict[str, str]:
     from pathlib import Path
 
     import torch
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
+
+    from vispe.backbones.hub import repositories
 
     endings = (".safetensors", ".bin", ".pth", ".pt", ".npz")
-    found: dict[str, str] = {}
-    try:
-        repos = scan_cache_dir().repos
-    except CacheNotFound:
-        repos = frozenset()
-    for repo in sorted(repos, key=lambda repo: repo.repo_id):
+    sizes: dict[str, int] = {}
+    for repo in repositories():
         files = [f for revision in repo.revisions for f in revision.files if f.file_name.endswith(endings)]
         if files:
-            found[repo.repo_id] = (
-                f"{sum({f.blob_path: f.size_on_disk for f in files}.values()) / 2**20:.0f} MiB"
-            )
-    folder = Path(torch.hub.get_dir()) / "checkpoints"
-    for file in sorted(folder.glob("*")) if folder.is_dir() else ():
+            # revisions share files
+            sizes[repo.repo_id] = sum({f.blob_path: f.size_on_disk for f in files}.values())
+    for file in sorted(Path(torch.hub.get_dir(), "checkpoints").glob("*")):
         if file.suffix in endings:
-            found[file.name] = f"{file.stat().st_size / 2**20:.0f} MiB"
-    return found
+            sizes[file.name] = file.stat().st_size
+    return {name: f"{size / 2**20:.0f} MiB" for name, size in sizes.items()}
 
 
 def _extras() -> dict[str, Any]:

@@ -81,8 +81,8 @@ def segment(
         features: filters (26 multi-scale filters), tokens (of --model) or both (default).
         filters_3d: for Z stacks, filters of the volume too: they see the slices above and below.
         model: vispe_micro, a small ViT that comes with vispe and does not care how the sample lies (default), or
-            a timm model whose patch tokens are features, such as vit_small_patch14_dinov2; for --text a model of
-            open_clip (default ViT-B-16).
+            a timm model whose patch tokens are features, such as vit_small_patch14_dinov2, or open_clip:NAME/TAG;
+            for --text a model of open_clip (default ViT-B-16).
         pos_embed: positional encoding that replaces the model's own, such as alibi2d.
         weights: checkpoint file of the model, or for --text also a tag of open_clip (default laion2b_s34b_b88k);
             default timm's pretrained weights; 'random' only for trials.

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from vispe.backbones.batches import FeatureFunction, features_of
-from vispe.backbones.maps import ModelFeatures
+from vispe.backbones.maps import VisionModel
+from vispe.backbones.tokens import image_tower, input_settings
 from vispe.errors import OptionError
 from vispe.evaluate.probe.fit import Features, to_numpy
+from vispe.images.textures import disc_packing, random_field, voronoi
 
 Source = nn.Module | Callable[[Tensor], Tensor] | Iterable[Features]
 """A model, a feature function (b, c, H, W) -> (b, d, h, w), or features (h, w, C) of each image."""
@@ -21,12 +22,10 @@ def feature_function(source: nn.Module | FeatureFunction) -> FeatureFunction:
 
     Args:
         source: a model of timm or open_clip, converted or not, whose last block is taken with the final norm; or
-            any callable from images to maps, such as `ModelFeatures` or `vispe.D4Features`.
+            any callable from images to maps, such as `VisionModel` or `vispe.D4Features`.
     """
-    tower = getattr(source, "visual", source)
-    if isinstance(source, nn.Module) and hasattr(tower, "forward_intermediates"):
-        return ModelFeatures(source)
-    return source
+    is_model = isinstance(source, nn.Module) and hasattr(image_tower(source), "forward_intermediates")
+    return VisionModel(source) if is_model else source
 
 
 def is_features(source: Source) -> bool:
@@ -53,13 +52,6 @@ def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[n
         return
     if images is None:
         raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
-    open_clip = hasattr(source, "visual") or hasattr(source, "conv1")
-    if hasattr(source, "forward_intermediates") and not open_clip:
-        from vispe.backbones.timm import patch_features
-
-        for image in images:
-            yield to_numpy(patch_features(source, image[None])[0])
-        return
     f = feature_function(source)
     for image in images:
         yield to_numpy(features_of(f, image[None])[0].permute(1, 2, 0))
@@ -77,17 +69,10 @@ def patch_pixels(image: Tensor, patch: int) -> Tensor:
 
 def black_image(source: Any) -> Tensor | None:
     """Return a black pixel as a model gets it, (3, 1, 1): zeros, normalised; None where that is not known."""
-    model = source.model if isinstance(source, ModelFeatures) else source
-    tower = getattr(model, "visual", model)
-    mean, std = (getattr(tower, f"image_{key}", None) for key in ("mean", "std"))  # open_clip
-    if mean is None and hasattr(tower, "pretrained_cfg"):
-        from timm.data import resolve_model_data_config
-
-        config = resolve_model_data_config(tower)
-        mean, std = config["mean"], config["std"]
-    if mean is None or std is None:
+    model = source.model if isinstance(source, VisionModel) else image_tower(source)
+    if not (hasattr(model, "image_mean") or hasattr(model, "pretrained_cfg")):
         return None
-    mean, std = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (mean, std))
+    _, mean, std = input_settings(model)
     return -mean / std
 
 
@@ -102,9 +87,6 @@ def texture_images(n: int, model: nn.Module, seed: int = 0) -> Iterator[Tensor]:
         model: a timm model, whose image size and normalisation are used.
         seed: of the samples.
     """
-    from vispe.backbones.timm import input_settings
-    from vispe.images.textures import disc_packing, random_field, voronoi
-
     side, mean, std = input_settings(model)
     kinds = (random_field, disc_packing, voronoi)
     for k in range(n):

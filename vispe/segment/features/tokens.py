@@ -1,4 +1,4 @@
-"""Pixel features from a frozen transformer: patch tokens of any timm model, tile by tile.
+"""Pixel features from a frozen transformer: patch tokens of any model of timm or open_clip, tile by tile.
 
 The page is padded by reflection to whole patches, cut into overlapping tiles, and each tile gives a map of
 final-norm patch tokens (class and register tokens left out). Their first principal components, fitted on the
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.backbones.create import check_name, create, geometry
-from vispe.errors import UnsupportedHost
+from vispe.backbones.load import load_model
+from vispe.backbones.maps import VisionModel
+from vispe.backbones.tokens import image_size
 from vispe.segment.features.maps import CoarseMaps
 from vispe.segment.features.tiles import Region, fingerprint, padding, tiles
 
@@ -26,10 +27,10 @@ _FIT_TOKENS = 50_000
 
 
 class TokenModel:
-    """A frozen timm model that turns images into maps of tokens.
+    """A frozen model of timm or open_clip that turns images into maps of tokens.
 
     Args:
-        name: timm model name, with or without tag.
+        name: timm model name, with or without tag; or `open_clip:MODEL/TAG`.
         pos_embed: positional encoding spec of vispe; None keeps the model's own.
         weights: a checkpoint file; `'random'` for seeded random weights (tests); None for timm's pretrained
             ones.
@@ -38,7 +39,7 @@ class TokenModel:
         half: run in bfloat16 (a way out of memory trouble; tokens are float32 anyway).
 
     Raises:
-        UnknownName: no such timm model.
+        UnknownName: no such model.
         InputError: weights that are not on disk while the hub cannot be reached, or that do not fit.
         UnsupportedHost: a model without intermediate feature maps.
     """
@@ -53,19 +54,14 @@ class TokenModel:
         device: str = "cpu",
         half: bool = False,
     ) -> None:
-        check_name(name)
         self.device, self.half = torch.device(device), half
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = create(name, pos_embed, weights)
-        if not hasattr(model, "forward_intermediates"):
-            raise UnsupportedHost(f"{name} gives no feature maps (no forward_intermediates); choose a ViT.")
-        self._model = model.eval().requires_grad_(False).to(self.device)
-        self.flexible, self.patch, self.size = geometry(model)
-        config = model.pretrained_cfg
-        mean, std = config.get("mean", (0.5,) * 3), config.get("std", (0.5,) * 3)
-        self._mean = torch.tensor(mean).view(1, 3, 1, 1)
-        self._std = torch.tensor(std).view(1, 3, 1, 1)
+        model = load_model(name, pos_embed=pos_embed, weights=weights, any_size=True, seed=seed)
+        self._features = VisionModel(model)
+        self._model = self._features.model.requires_grad_(False).to(self.device)
+        # a pyramid of maps ends with patches larger than those that were embedded
+        stages = getattr(self._model, "feature_info", None)
+        self.patch = int(stages[-1]["reduction"]) if stages else self._features.patch
+        self.flexible, self.size = not self._features.exact, image_size(self._model)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all weights, to recognise the model later."""
@@ -74,12 +70,9 @@ class TokenModel:
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
         """Run (b, 3, h, w) grey levels in [0, 1] -> (b, rows, columns, d) float32 tokens on the CPU."""
-        batch = ((images - self._mean) / self._std).to(self.device)
+        batch = ((images - self._features.mean) / self._features.std).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-            found = self._model.forward_intermediates(
-                batch, indices=1, norm=True, output_fmt="NCHW", intermediates_only=True
-            )[-1]
-        return found.float().permute(0, 2, 3, 1).cpu()
+            return self._features(batch).float().permute(0, 2, 3, 1).cpu()
 
 
 class TokenMaps(CoarseMaps):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vispe.backbones.downloads import downloads
+from vispe.backbones.hub import downloads
 from vispe.errors import InputError, require
 from vispe.files import atomic_path
 from vispe.images.formats.decoded import BROKEN

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from vispe.backbones.tokens import Backbone, final_tokens
+from vispe.backbones.maps import VisionModel
+from vispe.backbones.tokens import final_tokens
 from vispe.report.table import json_list
 from vispe.segment.features.tiles import Blend, padding, tiles, window
 from vispe.segment.metrics import confusion, ious, miou
@@ -27,7 +28,7 @@ class LinearSegmenter(nn.Module):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: VisionModel,
         n_classes: int,
         *,
         norm: bool = True,

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from vispe.backbones.device import choose_device
+from vispe.backbones.maps import VisionModel
 from vispe.errors import OptionError, VispeError
 from vispe.evaluate.subject import Subject
 from vispe.files import atomic_path, write_json
@@ -31,7 +32,7 @@ from vispe.train.linear.model import LinearSegmenter, score
 from vispe.train.linear.task import LinearTask, read_task
 from vispe.train.linear.train import Progress, train
 from vispe.train.retrofit.checkpoint import Folder
-from vispe.train.retrofit.student import Backbone, check_size, load_student, load_teacher
+from vispe.train.retrofit.student import check_size, load_student, load_teacher
 from vispe.version import __version__
 
 
@@ -81,7 +82,7 @@ def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss
     return metrics
 
 
-def _backbone(task: LinearTask) -> Backbone:
+def _backbone(task: LinearTask) -> VisionModel:
     if task.retrofit is not None:
         return load_student(task.retrofit)[0]
     if task.model is None:
@@ -95,7 +96,7 @@ def _backbone(task: LinearTask) -> Backbone:
     return backbone
 
 
-def _data(task: LinearTask, backbone: Backbone) -> tuple[Part, Part]:
+def _data(task: LinearTask, backbone: VisionModel) -> tuple[Part, Part]:
     """Return the images to learn from and the images to score."""
     subject = Subject("The model", mean=backbone.mean, std=backbone.std)
     pairs = Pairs(task.images, task.masks, subject.tensor, task.zero, task.n_classes)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.batches import FeatureFunction, features_of
-from vispe.backbones.tokens import Backbone, final_tokens
+from vispe.backbones.maps import VisionModel
+from vispe.backbones.tokens import final_tokens
 from vispe.evaluate.probe.trials import TOLD, Trials
 from vispe.train.evaluate.pair import SIDES, Pair, likeness
 from vispe.train.evaluate.pictures import Noise, Settings, Textures, probe_step
@@ -32,7 +33,7 @@ def feature_maps(model: nn.Module, device: torch.device) -> FeatureFunction:
     return maps
 
 
-def pictures(teacher: Backbone, probe: Probe, size: int, seed: int) -> dict[str, Sequence[Tensor]]:
+def pictures(teacher: VisionModel, probe: Probe, size: int, seed: int) -> dict[str, Sequence[Tensor]]:
     """Return normalised pictures that show no place, (3, side, side) each, by kind: 'noise' and 'textures'.
 
     Args:

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from vispe.backbones.batches import FeatureFunction
+from vispe.backbones.maps import VisionModel
 from vispe.backbones.processes import Processes
-from vispe.backbones.tokens import Backbone
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import describe
 from vispe.train.data import Batches, Source, from_config
@@ -152,7 +152,7 @@ def retrofit(
     return Result(student, card, verdict(report, data, len(blank), channels))
 
 
-def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: Backbone) -> list[Part]:
+def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: VisionModel) -> list[Part]:
     """Return the stages with their images and numbers of updates."""
     plan, first = [], 0
     for k, stage in enumerate(config.stages):
@@ -195,7 +195,9 @@ def _state(folder: Folder, processes: Processes) -> State | None:
     return state
 
 
-def _telling(config: Retrofit, processes: Processes, maps: FeatureFunction, teacher: Backbone) -> list[int]:
+def _telling(
+    config: Retrofit, processes: Processes, maps: FeatureFunction, teacher: VisionModel
+) -> list[int]:
     """Return the channels from which position is read best, as the main process finds them."""
     # other pictures than those on which the result is measured
     kinds = pictures(teacher, config.probe, config.stages[0].size, config.probe.seed + 1)
@@ -206,6 +208,6 @@ def _telling(config: Retrofit, processes: Processes, maps: FeatureFunction, teac
     return numbers.tolist()
 
 
-def _settings(teacher: Backbone) -> dict[str, list[float]]:
+def _settings(teacher: VisionModel) -> dict[str, list[float]]:
     """Return mean and standard deviation of the channels, by which images are normalised."""
     return {"mean": teacher.mean.flatten().tolist(), "std": teacher.std.flatten().tolist()}

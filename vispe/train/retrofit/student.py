@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from vispe.backbones.maps import random_twin
-from vispe.backbones.tokens import Backbone, final_tokens
+from vispe.backbones.maps import VisionModel, random_twin
+from vispe.backbones.tokens import final_tokens
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
 from vispe.symmetry import symmetrize
@@ -24,7 +24,6 @@ from vispe.train.retrofit.lora import add_lora
 from vispe.train.retrofit.teacher import load_teacher
 
 __all__ = [
-    "Backbone",
     "blanked_count",
     "check_models",
     "final_tokens",
@@ -34,7 +33,7 @@ __all__ = [
 ]
 
 
-def make_student(teacher: Backbone, config: Student, *, seed: int = 0) -> nn.Module:
+def make_student(teacher: VisionModel, config: Student, *, seed: int = 0) -> nn.Module:
     """Return a copy of the teacher's model with another encoding, in training mode.
 
     Only the weights to be trained require gradients. With lora, the linear layers hold low-rank changes beside their
@@ -93,7 +92,7 @@ def check_models(config: Retrofit) -> int:
     return teacher.channels
 
 
-def _problems(config: Retrofit, teacher: Backbone) -> Iterator[str]:
+def _problems(config: Retrofit, teacher: VisionModel) -> Iterator[str]:
     """Yield a sentence for each thing that does not fit the teacher."""
     name, patch = config.teacher.name, teacher.patch
     sizes = {f"stages[{k}].size": stage.size for k, stage in enumerate(config.stages)}
@@ -115,7 +114,7 @@ def _problems(config: Retrofit, teacher: Backbone) -> Iterator[str]:
         yield f"loss.class_token={config.loss.class_token}, and {name} has no class token; set it to 0."
 
 
-def check_size(size: int, backbone: Backbone, name: str) -> None:
+def check_size(size: int, backbone: VisionModel, name: str) -> None:
     """Check that a model takes images of a size.
 
     Args:
@@ -140,7 +139,7 @@ def blanked_count(config: Retrofit, channels: int) -> int:
     return config.target.count or max(1, round(config.target.share * channels))
 
 
-def load_student(folder: str | Path) -> tuple[Backbone, Backbone, dict[str, Any]]:
+def load_student(folder: str | Path) -> tuple[VisionModel, VisionModel, dict[str, Any]]:
     """Return the student of a finished retrofit, its teacher, and its card.
 
     Args:

@@ -1,0 +1,157 @@
+"""Weights of open_clip models: on this disk first, over the network only when it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import open_clip
+
+from vispe.backbones.hub import cached, check_reach, downloaded, listed, short, with_safe
+from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
+
+MODEL, TAG = "ViT-B-16", "laion2b_s34b_b88k"
+"""The model and the weights that are taken where none are named."""
+
+FOLDER = "local-dir:"
+_HUB = "hf-hub:"
+_CARD = "open_clip_config.json"
+_FILES = (*with_safe("open_clip_pytorch_model.bin"), *with_safe("pytorch_model.bin"))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights that have been found.
+
+    Attributes:
+        name: what open_clip builds the model from; a folder where the model comes from a hub.
+        weights: tag, file, `'random'`, or None for those of a folder: what finds them again.
+        path: the file; None for random weights.
+        config: what open_clip knows about the tag: mean, std, quick_gelu.
+    """
+
+    name: str
+    weights: str | None
+    path: Path | None
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+def find_weights(model: str, weights: str | None) -> Checkpoint:
+    """Find a model and its weights, on disk if they are there.
+
+    Args:
+        model: a name of open_clip, ``'local-dir:FOLDER'`` or ``'hf-hub:OWNER/NAME'``.
+        weights: a pretrained tag of open_clip, a checkpoint file, `'random'`, or None: the tag of this model that is
+            on this disk.
+
+    Raises:
+        UnknownName: open_clip has no such model, or the model no such tag.
+        InputError: weights that are neither on this disk nor within reach.
+        OptionError: several tags to choose from.
+
+    >>> find_weights("ViT-B-32", "random").path is None
+    True
+    """
+    if model.startswith(_HUB):
+        model = FOLDER + str(_from_hub(model.removeprefix(_HUB), weights))
+    if model.startswith(FOLDER):
+        return _in_folder(model, weights)
+    if model not in open_clip.list_models():
+        known = open_clip.list_models()
+        hint = did_you_mean(model, known) or f" open_clip has {len(known)}, such as {MODEL}."
+        raise UnknownName(f"open_clip has no model {model!r}.{hint} On this disk: {listed(on_disk())}.")
+    tags = open_clip.list_pretrained_tags_by_model(model)
+    if weights is None:
+        weights = _choose(model, tags)
+    if weights == "random":
+        return Checkpoint(model, weights, None)
+    if Path(weights).is_file():
+        return Checkpoint(model, weights, Path(weights))
+    if not open_clip.pretrained.is_pretrained_cfg(model, weights):
+        hint = did_you_mean(weights, tags)
+        raise UnknownName(
+            f"weights={weights!r} is neither a file nor a tag of {model}.{hint} Its tags are {listed(tags)}."
+        )
+    config = open_clip.pretrained.get_pretrained_cfg(model, weights)
+    path = _tag_on_disk(config)
+    if path is None:
+        check_reach(f"the checkpoint {model}:{weights} is", on_disk)
+        path = _download(config, f"{model}:{weights}")
+    return Checkpoint(model, weights, path, config)
+
+
+def on_disk() -> list[str]:
+    """Return ``model:tag`` of all pretrained weights of open_clip that are on this disk."""
+    config = open_clip.pretrained.get_pretrained_cfg
+    return [f"{m}:{t}" for m, t in open_clip.list_pretrained() if _tag_on_disk(config(m, t)) is not None]
+
+
+def _tag_on_disk(config: dict[str, Any]) -> Path | None:
+    """Return the file of a pretrained tag on this disk."""
+    repo, _, file = config.get("hf_hub", "").rpartition("/")
+    path = cached(repo, *(with_safe(file) if file else _FILES[:2])) if repo else None
+    folder = Path(os.path.expanduser("~/.cache/clip"))  # noqa: PTH111 - never raises
+    return path or downloaded(config.get("url"), folder)
+
+
+def _choose(model: str, tags: list[str]) -> str:
+    """Return the tag of a model that is on this disk, or the default one."""
+    here = [name.rpartition(":")[2] for name in on_disk() if name.rpartition(":")[0] == model]
+    if model == MODEL and (TAG in here or not here):
+        return TAG
+    if len(here) == 1:
+        return here[0]
+    where = "several are on this disk" if here else "none of them is on this disk"
+    raise OptionError(
+        f"{model} has the weights {listed(here or tags)}, and {where}; choose with --weights TAG, or give a file."
+    )
+
+
+def _in_folder(name: str, weights: str | None) -> Checkpoint:
+    folder = Path(name.removeprefix(FOLDER))
+    card = folder / _CARD
+    try:
+        config = json.loads(card.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder} is not a model folder of open_clip: {card.name} cannot be read ({short(error)})."
+        ) from error
+    if not isinstance(config, dict) or "model_cfg" not in config:
+        raise InputError(
+            f"{card} has no model_cfg; save the model with open_clip's push_to_hf_hub functions."
+        )
+    if weights == "random":
+        return Checkpoint(name, weights, None)
+    if weights is not None:
+        if not Path(weights).is_file():
+            raise InputError(f"weights={weights} is not a file; give a checkpoint.")
+        return Checkpoint(name, weights, Path(weights))
+    known = [folder / file for file in _FILES if (folder / file).is_file()]
+    others = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".pth"))
+    if not known and len(others) != 1:
+        names = listed([p.name for p in others])
+        raise InputError(
+            f"{folder} holds no {_FILES[0]} (checkpoints: {names}); give one with --weights FILE."
+        )
+    return Checkpoint(name, None, (known or others)[0])
+
+
+def _from_hub(repo: str, weights: str | None) -> Path:
+    """Return the local folder of a model of the Hugging Face hub."""
+    card = cached(repo, _CARD)
+    if card is None or (weights is None and not cached(repo, *_FILES)):
+        check_reach(f"the model {_HUB}{repo} is", on_disk)
+        card = _download({"hf_hub": f"{repo}/{_CARD}"}, repo)
+        if weights is None:
+            _download({"hf_hub": f"{repo}/"}, repo)
+    return card.parent
+
+
+def _download(config: dict[str, Any], what: str) -> Path:
+    try:
+        return Path(open_clip.pretrained.download_pretrained(config))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"{what} cannot be downloaded ({short(error)}).") from error
