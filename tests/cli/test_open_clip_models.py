@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vispe.backbones.load import load_model
+from vispe.backbones.open_clip import load_model
 from vispe.backbones.timm import input_settings
 from vispe.cli.main import main
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,15 +62,12 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     Raises:
         UnsupportedHost: there are no such layers, or one is of a kind whose maps cannot be read.
     """
+    layers = [(path, module) for path, module in model.named_modules() if isinstance(module, Attention)]
     tower, start = _tower(model)
-    if hasattr(tower, "blocks"):
-        found = [(f"{start}{path}", module) for _, path, module in timm_attention.attentions(tower)]
-    elif hasattr(getattr(tower, "transformer", None), "resblocks"):
-        found = [(f"{start}{path}", module) for _, path, module in open_clip_attention.attentions(tower)]
-    else:
-        found = []
-    own = [(path, module) for path, module in model.named_modules() if isinstance(module, Attention)]
-    layers = own or found
+    if not layers and hasattr(tower, "blocks"):
+        layers = [(f"{start}{path}", module) for _, path, module in timm_attention.attentions(tower)]
+    elif not layers and hasattr(getattr(tower, "transformer", None), "resblocks"):
+        layers = [(f"{start}{path}", module) for _, path, module in open_clip_attention.attentions(tower)]
     for path, module in layers:
         if reason := _unreadable(module):
             raise UnsupportedHost(f"The attention of {path} cannot be read: {reason}.")
@@ -101,21 +99,17 @@ def watch(model: nn.Module, images: Tensor, on_layer: Callable[[Seen], None]) ->
         )
     layers = attention_layers(model)
     tower, _ = _tower(model)
-    handles = []
-    try:
+    with ExitStack() as handles:
         for number, (path, module) in enumerate(layers):
             hook = _hook(tower, tuple(images.shape[-2:]), number, path, on_layer)
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         getattr(tower, "forward_features", tower)(images)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def attention_map(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor]:
     """Return logits and attention (b, h, n, m) of some heads of a call, float32 or better.
 
-    Logits include bias and masks; rows that may attend to nothing have attention 0.
+    Logits include bias and masks; the attention of fully masked rows is 0.
     """
     with no_autocast(call.q.device):
         q, k, _ = call.transformed()

@@ -1,14 +1,18 @@
-"""Weights of open_clip models: on this disk first, over the network only when it answers."""
+"""open_clip models with their weights: on this disk first, over the network only when it answers."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import open_clip
+from torch import nn
 
 from vispe.backbones.hub import cached, check_reach, downloaded, listed, short, with_safe
 from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
@@ -155,3 +159,62 @@ def _download(config: dict[str, Any], what: str) -> Path:
         return Path(open_clip.pretrained.download_pretrained(config))
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{what} cannot be downloaded ({short(error)}).") from error
+
+
+def build(checkpoint: Checkpoint, *, load: bool = True, **options: Any) -> nn.Module:
+    """Build an open_clip model on the CPU, as the tag of its weights says, and load them.
+
+    Args:
+        checkpoint: the weights.
+        load: load them; else it is left to `load_checkpoint`.
+        options: more arguments for `open_clip.create_model`.
+
+    Raises:
+        InputError: the model cannot be built, or the weights do not fit.
+    """
+    config, path = checkpoint.config, checkpoint.path if load else None
+    with quiet():
+        try:
+            return open_clip.create_model(
+                checkpoint.name,
+                None if path is None else str(path),
+                load_weights=load,
+                pretrained_text=False,
+                force_quick_gelu=bool(config.get("quick_gelu", False)),
+                force_preprocess_cfg={key: config[key] for key in ("mean", "std") if key in config} or None,
+                **options,
+            )
+        # a damaged or foreign file can fail anywhere in torch, zipfile, pickle or safetensors
+        except Exception as error:
+            if path is not None:
+                raise _unfit(checkpoint, error) from error
+            raise InputError(f"open_clip cannot build {checkpoint.name} ({short(error)}).") from error
+
+
+def load_checkpoint(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Load weights; each must have its place, and nothing in the file is executed.
+
+    Raises:
+        InputError: they do not fit.
+    """
+    try:
+        open_clip.load_checkpoint(model, str(checkpoint.path), strict=True, weights_only=True)
+    except Exception as error:
+        raise _unfit(checkpoint, error) from error
+
+
+def _unfit(checkpoint: Checkpoint, error: Exception) -> InputError:
+    return InputError(
+        f"{checkpoint.path} does not fit the model ({short(error)}); check the name of the model, {checkpoint.name}."
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what open_clip writes to the root logger, which would set up logging for the whole process, to itself."""
+    root, silent = logging.getLogger(), logging.NullHandler()
+    root.addHandler(silent)
+    try:
+        yield
+    finally:
+        root.removeHandler(silent)

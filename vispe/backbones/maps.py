@@ -188,7 +188,7 @@ class VisionModel:
             return len(getattr(self.model, "feature_info", None) or ()) or 1
 
 
-ModelFeatures = VisionModel  # its name in the rotation evaluators
+ModelFeatures = Backbone = VisionModel  # its names before
 
 
 def random_twin(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[str]]:

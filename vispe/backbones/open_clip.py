@@ -1,20 +1,56 @@
-"""Image towers of open_clip models by name, beside the timm models of `vispe.backbones.timm`."""
+"""Vision models by the name that a user gives: of timm, or image towers of open_clip.
+
+What a name asks for is imported when it is asked for: timm takes seconds.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from typing import Any
 
-import open_clip
 import torch
 from torch import nn
 
-from vispe.backbones.clip_weights import Checkpoint, find_weights
-from vispe.backbones.hub import short
-from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
-from vispe.hosts.convert import convert
+from vispe.errors import OptionError, UnknownName, did_you_mean
+
+PREFIX = "open_clip:"
+
+
+def load_model(
+    name: str,
+    *,
+    pos_embed: str | None = None,
+    weights: str | None = None,
+    img_size: Any = None,
+    any_size: bool = False,
+    options: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """Build a timm model, or the image tower of an open_clip model, in evaluation mode.
+
+    Args:
+        name: a timm model, `local-dir:FOLDER` or `hf-hub:OWNER/NAME`; or `open_clip:MODEL` or `open_clip:MODEL/TAG`.
+        pos_embed: positional encoding that replaces the model's own.
+        weights: checkpoint file, or random; by default the pretrained weights, which an open_clip model names by its
+            tag.
+        img_size: side of the images in pixels.
+        any_size: let a timm model take images of any size, where its class can.
+        options: more arguments for `timm.create_model`.
+        seed: of random weights.
+
+    Raises:
+        UnknownName: there is no such model.
+        InputError: weights that are not there, cannot be fetched or do not fit.
+        OptionError: an image size that the model refuses; an open_clip model with no or two sources of weights.
+
+    >>> type(load_model("test_vit", weights="random")).__name__
+    'VisionTransformer'
+    """
+    shared = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "seed": seed}
+    if name.startswith(PREFIX):
+        return load_tower(name.removeprefix(PREFIX), **shared)
+    from vispe.backbones.timm import load_backbone
+
+    return load_backbone(name, any_size=any_size, options=options, **shared)
 
 
 def load_tower(
@@ -34,6 +70,11 @@ def load_tower(
         InputError: weights that are not there, cannot be fetched or do not fit.
         OptionError: no source of weights, or two.
     """
+    import open_clip
+
+    from vispe.backbones.clip_weights import build, find_weights
+    from vispe.hosts.convert import convert
+
     plain, _, tag = name.partition("/")
     if plain not in open_clip.list_models():
         hint = did_you_mean(plain, open_clip.list_models())
@@ -59,60 +100,10 @@ def load_tower(
     return tower.trunk.eval()
 
 
-def build(checkpoint: Checkpoint, *, load: bool = True, **options: Any) -> nn.Module:
-    """Build an open_clip model on the CPU, as the tag of its weights says, and load them.
+def names_weights(name: str) -> bool:
+    """Return whether the name of a model says which weights it has and takes no others: `open_clip:MODEL/TAG`.
 
-    Args:
-        checkpoint: the weights.
-        load: load them; else it is left to `load_checkpoint`.
-        options: more arguments for `open_clip.create_model`.
-
-    Raises:
-        InputError: the model cannot be built, or the weights do not fit.
+    >>> names_weights("open_clip:ViT-B-32/openai"), names_weights("vit_small_patch14_dinov2")
+    (True, False)
     """
-    config, path = checkpoint.config, checkpoint.path if load else None
-    with quiet():
-        try:
-            return open_clip.create_model(
-                checkpoint.name,
-                None if path is None else str(path),
-                load_weights=load,
-                pretrained_text=False,
-                force_quick_gelu=bool(config.get("quick_gelu", False)),
-                force_preprocess_cfg={key: config[key] for key in ("mean", "std") if key in config} or None,
-                **options,
-            )
-        # a damaged or foreign file can fail anywhere in torch, zipfile, pickle or safetensors
-        except Exception as error:
-            if path is not None:
-                raise _unfit(checkpoint, error) from error
-            raise InputError(f"open_clip cannot build {checkpoint.name} ({short(error)}).") from error
-
-
-def load_checkpoint(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load weights; each must have its place, and nothing in the file is executed.
-
-    Raises:
-        InputError: they do not fit.
-    """
-    try:
-        open_clip.load_checkpoint(model, str(checkpoint.path), strict=True, weights_only=True)
-    except Exception as error:
-        raise _unfit(checkpoint, error) from error
-
-
-def _unfit(checkpoint: Checkpoint, error: Exception) -> InputError:
-    return InputError(
-        f"{checkpoint.path} does not fit the model ({short(error)}); check the name of the model, {checkpoint.name}."
-    )
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep what open_clip writes to the root logger, which would set up logging for the whole process, to itself."""
-    root, silent = logging.getLogger(), logging.NullHandler()
-    root.addHandler(silent)
-    try:
-        yield
-    finally:
-        root.removeHandler(silent)
+    return name.startswith(PREFIX) and "/" in name

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vispe.backbones.batches import FeatureFunction, Segmenter
 from vispe.backbones.callables import D4Segmenter, named_callable
 from vispe.backbones.device import choose_device
-from vispe.backbones.load import load_model
 from vispe.backbones.maps import VisionModel
+from vispe.backbones.open_clip import load_model
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.saved import SavedSegmenter
 from vispe.symmetry.remedies import D4Features, symmetrize

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.hosts.common import shake
-from vispe.backbones.open_clip import quiet
+from vispe.backbones.clip_weights import quiet
 
 VOCABULARY = 49408  # of the tokenizer that comes with open_clip
 TEXT = {"context_length": 24, "width": 16, "heads": 2, "layers": 1}

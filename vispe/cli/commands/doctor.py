@@ -38,31 +38,28 @@ def doctor(
     """
     from json import dumps
 
+    from vispe.errors import OptionError
+
     if model:
         _model(model, encoding, image_size, weights, batch, dtype, device, json)
         return
-    _refuse_lone(encoding=encoding, image_size=image_size, weights=weights)
-    report = {
-        "versions": _versions(),
-        "devices": _devices(),
-        "choice": _choice(),
-        "attention": _backends(),
-        "weights": _weights(),
-        "extras": _extras(),
+    options = {"--encoding": encoding, "--image-size": image_size, "--weights": weights}
+    if lone := [option for option, value in options.items() if value]:
+        raise OptionError(f"doctor was given {', '.join(lone)} without a model; write the name of one first.")
+    sections = {
+        "versions": ("versions", _versions),
+        "devices": ("devices", _devices),
+        "choice": ("choice of the attention backend", _choice),
+        "attention": ("attention backend of each bias (37x37 patches, 6 heads of 64 channels)", _backends),
+        "weights": ("pretrained weights on disk", _weights),
+        "extras": ("extras", _extras),
     }
+    report = {key: collect() for key, (_, collect) in sections.items()}
     if json:
         print(dumps(report, indent=2))
         return
-    titles = {
-        "versions": "versions",
-        "devices": "devices",
-        "choice": "choice of the attention backend",
-        "attention": "attention backend of each bias (37x37 patches, 6 heads of 64 channels)",
-        "weights": "pretrained weights on disk",
-        "extras": "extras",
-    }
     for key, entries in report.items():
-        print(titles[key])
+        print(sections[key][0])
         width = max(map(len, entries), default=0)
         for name, value in entries.items():
             first, *rest = str(value).splitlines()
@@ -71,16 +68,6 @@ def doctor(
         if not entries:
             print("  none")
         print()
-
-
-def _refuse_lone(**options: Any) -> None:
-    from vispe.errors import OptionError
-
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
-    if given:
-        raise OptionError(
-            f"doctor was given {', '.join(given)} without a model; write the name of one first."
-        )
 
 
 def _model(
@@ -100,7 +87,7 @@ def _model(
 
     import vispe
     from vispe.backbones.device import choose_device
-    from vispe.backbones.load import load_model, names_weights
+    from vispe.backbones.open_clip import load_model, names_weights
     from vispe.backbones.tokens import image_size as built_for
     from vispe.errors import OptionError
     from vispe.hosts.explain import attention_paths
@@ -109,8 +96,6 @@ def _model(
         raise OptionError(f"The image size is one side or height,width in pixels, got {image_size}.")
     if batch < 1:
         raise OptionError(f"doctor needs a batch of 1 or more images, got --batch {batch}.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("doctor was given --device cuda, but torch finds no GPU; use --device cpu.")
     size = [image_size[0], image_size[-1]] if image_size else None
     where = choose_device(device)
     loaded = weights or (None if names_weights(name) else "random")
@@ -125,17 +110,17 @@ def _model(
     groups: dict[Any, list[str]] = {}
     for path in paths:
         groups.setdefault((path.backend, path.reason, tuple(path.refused.items())), []).append(path.layer)
-    title = f"{name} with {encoding or 'its own position information'}, {batch} x {height}x{width} px, {dtype}, {where}"
     if json:
-        found = [
-            {"layers": layers, "backend": b, "reason": why, "refused": dict(refused)}
-            for (b, why, refused), layers in groups.items()
+        rows = [
+            {"layers": layers, "backend": backend, "reason": reason, "refused": dict(refused)}
+            for (backend, reason, refused), layers in groups.items()
         ]
-        report = {"model": name, "encoding": encoding, "weights": weights or "random", "device": where}
-        report |= {"dtype": dtype, "batch": batch, "image_size": [height, width], "paths": found}
+        report = {"model": name, "encoding": encoding, "weights": loaded or "pretrained", "device": where}
+        report |= {"dtype": dtype, "batch": batch, "image_size": [height, width], "paths": rows}
         print(dumps(report, indent=2))
         return
-    print(title)
+    words = encoding or "its own position information"
+    print(f"{name} with {words}, {batch} x {height}x{width} px, {dtype}, {where}")
     for (backend, reason, refused), layers in groups.items():
         named = _named(layers, [path.layer for path in paths])
         print(f"  {named}\n    {backend}: {reason}")
@@ -160,25 +145,27 @@ def _versions() -> dict[str, str]:
 
     names = ["torch", "torchvision", "timm", "open_clip_torch", "einops", "numpy", "pillow", "scikit-learn"]
     names += ["scikit-image", "scipy", "tifffile", "skops", "matplotlib", "jsonargparse", "rich"]
-    found = {"vispe": vispe.__version__, "python": platform.python_version(), "system": platform.platform()}
+    versions = {
+        "vispe": vispe.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _devices() -> dict[str, str]:
     import torch
 
-    found = {"cpu": f"{torch.get_num_threads()} threads"}
+    devices = {"cpu": f"{torch.get_num_threads()} threads"}
     for i in range(torch.cuda.device_count()):
-        memory = torch.cuda.get_device_properties(i).total_memory / 2**30
-        found[f"cuda:{i}"] = f"{torch.cuda.get_device_name(i)}, {memory:.0f} GiB"
-    if torch.backends.mps.is_available():
-        found["mps"] = "Apple GPU"
-    return found
+        gpu = torch.cuda.get_device_properties(i)
+        devices[f"cuda:{i}"] = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"
+    return devices | ({"mps": "Apple GPU"} if torch.backends.mps.is_available() else {})
 
 
 def _choice() -> dict[str, str]:
@@ -189,14 +176,13 @@ def _choice() -> dict[str, str]:
     from vispe.attention.preference import VARIABLE, selected
 
     backend, by = selected()
-    found = {
-        "backend": f"{backend}, chosen by {by}" if by else f"{backend} (set {VARIABLE} to choose another)"
-    }
+    by = f", chosen by {by}" if by else f" (set {VARIABLE} to choose another)"
+    choice = {"backend": f"{backend}{by}"}
     for i in range(torch.cuda.device_count()):
-        found[f"triton on cuda:{i}"] = no_device(torch.zeros(1, device=f"cuda:{i}")) or "its kernels run"
+        choice[f"triton on cuda:{i}"] = no_device(torch.zeros(1, device=f"cuda:{i}")) or "its kernels run"
     if not torch.cuda.device_count():
-        found["triton"] = no_device(torch.zeros(1)) or "its kernels run, interpreted"
-    return found
+        choice["triton"] = no_device(torch.zeros(1)) or "its kernels run, interpreted"
+    return choice
 
 
 _GRIDS = {1: (37 * 37,), 2: (37, 37), 3: (37, 37, 1)}
@@ -212,17 +198,18 @@ def _backends() -> dict[str, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     grids = {axes: vispe.Grid(shape, reference=shape) for axes, shape in _GRIDS.items()}
     q, x = torch.zeros(1, 6, 37 * 37, 64, device=device), torch.zeros(1, 37 * 37, 384, device=device)
-    found = {}
+    chosen = {}
     for name in vispe.list_encodings(kind="bias"):
         axes = vispe.encoding_info(name).ndim
         grid = grids[2 if 2 in axes else axes[0]]
         encoding = vispe.create_encoding(name, dim=384, num_heads=6, depth=12, grid=grid.shape).to(device)
         bias = bias_of(encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
         try:
-            found[name] = str(vispe.explain(q, q, q, bias=bias))
-        except BackendUnavailable as error:  # the backend that the environment names
-            found[name] = str(error)
-    return found
+            chosen[name] = str(vispe.explain(q, q, q, bias=bias))
+        # of the backend that the environment names
+        except BackendUnavailable as error:
+            chosen[name] = str(error)
+    return chosen
 
 
 def _weights() -> dict[str, str]:
@@ -251,22 +238,28 @@ def _extras() -> dict[str, Any]:
 
     from packaging.requirements import Requirement
 
-    found = {}
     try:
         extras = metadata.metadata("vispe").get_all("Provides-Extra") or ()
     except metadata.PackageNotFoundError:
         return {"all": "not known, because vispe is not installed: this is a plain checkout"}
+    needs = [Requirement(text) for text in metadata.requires("vispe") or ()]
+    state = {}
     for extra in extras:
-        missing = []
-        for text in metadata.requires("vispe") or ():
-            need = Requirement(text)
-            if need.marker is None or need.name == "vispe" or "extra" not in str(need.marker):
-                continue
-            if need.marker.evaluate({"extra": extra}):
-                try:
-                    metadata.version(need.name)
-                except metadata.PackageNotFoundError:
-                    missing.append(need.name)
+        missing = [
+            need.name
+            for need in needs
+            if need.marker is not None
+            and need.name != "vispe"
+            and "extra" in str(need.marker)
+            and need.marker.evaluate({"extra": extra})
+            and not _installed(need.name)
+        ]
         install = f"missing {', '.join(missing)}; run: pip install 'vispe[{extra}]'"
-        found[extra] = install if missing else "complete"
-    return found
+        state[extra] = install if missing else "complete"
+    return state
+
+
+def _installed(name: str) -> bool:
+    from importlib.metadata import distributions
+
+    return any(True for _ in distributions(name=name))

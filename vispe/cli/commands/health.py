@@ -57,7 +57,7 @@ def health(
     from rich.progress import track
 
     import vispe
-    from vispe.backbones.load import load_model
+    from vispe.backbones.open_clip import load_model
     from vispe.backbones.timm import noise_images, read_squares
     from vispe.errors import BackendUnavailable, OptionError
     from vispe.evaluate.attention.head_plots import health_page, plot_health

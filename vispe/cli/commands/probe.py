@@ -79,7 +79,7 @@ def probe(
     from torch import Tensor
 
     import vispe
-    from vispe.backbones.load import load_model
+    from vispe.backbones.open_clip import load_model
     from vispe.errors import OptionError
     from vispe.evaluate.probe.pictures.page import heading, probe_page
     from vispe.evaluate.probe.pictures.sheet import plot_probe

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.backbones.load import load_model
 from vispe.backbones.maps import VisionModel
+from vispe.backbones.open_clip import load_model
 from vispe.backbones.tokens import image_size
 from vispe.segment.features.maps import CoarseMaps
 from vispe.segment.features.tiles import Region, fingerprint, padding, tiles

@@ -8,10 +8,9 @@ import open_clip
 import torch
 from torch import nn
 
-from vispe.backbones.clip_weights import FOLDER, MODEL, TAG, Checkpoint, find_weights, on_disk
+from vispe.backbones import clip_weights
+from vispe.backbones.clip_weights import FOLDER, MODEL, TAG, Checkpoint, find_weights, on_disk, quiet
 from vispe.backbones.hub import cached, check_reach, short
-from vispe.backbones.open_clip import build as build_model
-from vispe.backbones.open_clip import load_checkpoint, quiet
 from vispe.errors import InputError
 from vispe.segment.text.readouts import Readout
 from vispe.segment.text.towers import prepare
@@ -34,11 +33,11 @@ def build(checkpoint: Checkpoint, pos_embed: str | None, readout: Readout, seed:
     """
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
-        model = build_model(checkpoint, load=False)
+        model = clip_weights.build(checkpoint, load=False)
         # the converted tower takes checkpoints of the stock one and of its own kind
         prepare(model, pos_embed, readout)
         if checkpoint.path is not None:
-            load_checkpoint(model, checkpoint)
+            clip_weights.load_checkpoint(model, checkpoint)
     return model.eval().requires_grad_(False)
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from vispe.backbones.maps import VisionModel, random_twin
+from vispe.backbones.maps import Backbone, VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
@@ -24,6 +24,7 @@ from vispe.train.retrofit.lora import add_lora
 from vispe.train.retrofit.teacher import load_teacher
 
 __all__ = [
+    "Backbone",
     "blanked_count",
     "check_models",
     "final_tokens",

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from vispe.backbones.load import PREFIX, load_model
 from vispe.backbones.maps import VisionModel
+from vispe.backbones.open_clip import PREFIX, load_model
 from vispe.backbones.tokens import blocks_of, patch_projection
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
 from vispe.train.retrofit.config import Teacher
