@@ -19,7 +19,10 @@ class PerImage:
     """A feature function of one image, (c, H, W) -> (d, h, w), made to take batches.
 
     Args:
-        function: what computes the map of one image.
+        function: computes the map of one image.
+
+    >>> PerImage(lambda image: image[:, ::2, ::2])(torch.zeros(4, 3, 8, 8)).shape
+    torch.Size([4, 3, 4, 4])
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
@@ -46,6 +49,9 @@ def batches(images: Iterable[Tensor], batch_size: int = 1) -> Iterator[Tensor]:
         InputError: no images, or values that are not finite.
         ShapeError: an image is not (c, H, W).
         OptionError: a batch size below 1.
+
+    >>> [len(batch) for batch in batches(torch.zeros(5, 3, 8, 8), batch_size=2)]
+    [2, 2, 1]
     """
     if batch_size < 1:
         raise OptionError(f"batch_size must be 1 or more, got {batch_size}.")
@@ -74,11 +80,10 @@ def features_of(f: FeatureFunction, images: Tensor) -> Tensor:
 
 
 def checked_maps(maps: Tensor, count: int) -> Tensor:
-    """Return maps (b, d, h, w) as float64, or say what is wrong with them."""
+    """Return maps (b, d, h, w) as float64, and raise where they are none."""
     if not isinstance(maps, Tensor) or maps.ndim != 4 or len(maps) != count or 0 in maps.shape:
-        found = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
         raise ShapeError(
-            f"The feature function must return maps (b, d, h, w) for {count} images, got {found}; "
+            f"The feature function must return maps (b, d, h, w) for {count} images, got {_shape(maps)}; "
             "wrap a function of a single image in PerImage."
         )
     if not torch.isfinite(maps).all():
@@ -94,13 +99,13 @@ def labels_of(s: Segmenter, image: Tensor) -> np.ndarray:
         InputError: the labels are not whole numbers from 0 up.
     """
     with torch.no_grad():
-        found = s(image)
-    return checked_labels(found, tuple(image.shape[-2:]), "The segmenter returned")
+        labels = s(image)
+    return checked_labels(labels, tuple(image.shape[-2:]), "The segmenter returned")
 
 
-def checked_labels(found: object, size: tuple[int, ...], who: str) -> np.ndarray:
-    """Return a label map as int64 (H, W), or say what is wrong with it."""
-    array = found.detach().cpu().numpy() if isinstance(found, Tensor) else np.asarray(found)
+def checked_labels(labels: object, size: tuple[int, ...], who: str) -> np.ndarray:
+    """Return a label map as int64 (H, W), and raise where it is none."""
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if array.shape != size:
         raise ShapeError(f"{who} labels {array.shape} for an image of {size} px; they must be equally large.")
     if array.dtype.kind not in "ui" or array.min(initial=0) < 0:
@@ -112,21 +117,24 @@ def checked_labels(found: object, size: tuple[int, ...], who: str) -> np.ndarray
 
 def patch_of(f: object, patch: int | None) -> int:
     """Return the side of a patch in pixels: as given, else as `f.patch` says."""
-    found = getattr(f, "patch", None) if patch is None else patch
-    if found is None or found < 1:
+    patch = getattr(f, "patch", None) if patch is None else patch
+    if patch is None or patch < 1:
         raise OptionError(
-            f"How many pixels a token spans is not known (patch={found}); give patch=, which is 1 for a map as "
+            f"How many pixels a token spans is not known (patch={patch}); give patch=, which is 1 for a map as "
             "large as the image."
         )
-    return int(found)
+    return int(patch)
 
 
 def _check(image: Tensor, number: int) -> None:
     if not isinstance(image, Tensor) or image.ndim != 3:
-        found = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
-        raise ShapeError(f"Image {number} must be a tensor (c, H, W), got {found}.")
+        raise ShapeError(f"Image {number} must be a tensor (c, H, W), got {_shape(image)}.")
     if not image.is_floating_point() or not torch.isfinite(image).all():
+        infinite = " with values that are not finite" if image.is_floating_point() else ""
         raise InputError(
-            f"Image {number} must hold finite floating-point values, got {image.dtype}"
-            f"{'' if not image.is_floating_point() else ' with values that are not finite'}; normalise it first."
+            f"Image {number} must hold finite floating-point values, got {image.dtype}{infinite}; normalise it first."
         )
+
+
+def _shape(value: object) -> tuple[int, ...] | str:
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__

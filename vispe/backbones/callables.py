@@ -23,6 +23,11 @@ class D4Segmenter:
 
     Args:
         probabilities: image (c, H, W) -> class probabilities (K, H, W).
+
+    >>> bright = D4Segmenter(lambda image: torch.stack([image[0], 1 - image[0]]))
+    >>> bright(torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]))
+    array([[2, 1],
+           [1, 2]])
     """
 
     def __init__(self, probabilities: Callable[[Tensor], np.ndarray | Tensor]) -> None:
@@ -32,36 +37,57 @@ class D4Segmenter:
         """Image (c, H, W) -> labels (H, W), 1..K; 0 where no pose gives a probability."""
         total = 0.0
         for g in D4:
-            found = torch.as_tensor(self.probabilities(g.apply(image))).double()
-            total = total + g.undo(found) / len(D4)
+            posed = torch.as_tensor(self.probabilities(g.apply(image))).double()
+            total = total + g.undo(posed) / len(D4)
         labels = (total.argmax(0) + 1) * (total.sum(0) > 0)
         return labels.numpy()
 
 
 def named_callable(text: str, place: str, name: str) -> Callable[..., Any]:
-    """Return the callable `name` of a module or of a Python file; `text` is how the user wrote it.
+    """Return a callable of a module or of a Python file.
+
+    Args:
+        text: how the user wrote it, for messages.
+        place: the module, or the file with its ending `.py`.
+        name: in the module.
 
     Raises:
         InputError: it cannot be imported, or is a class or no callable.
         UnknownName: the module has no such name.
+
+    >>> named_callable("math:floor", "math", "floor")(2.5)
+    2
     """
-    return _attribute(text, _module(text, place), name)
+    module = _from_file(text, expanded(place)) if place.endswith(".py") else _imported(text, place)
+    if not hasattr(module, name):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise UnknownName(
+            f"{text}: {module.__name__} has no {name!r}.{did_you_mean(name, known)} It has: "
+            f"{', '.join(known) or 'nothing to call'}."
+        )
+    value = getattr(module, name)
+    if inspect.isclass(value) or not callable(value):
+        kind = "a class" if inspect.isclass(value) else f"a {type(value).__name__}"
+        raise InputError(f"{text} is {kind}; name a function of images, or an object that can be called.")
+    return value
 
 
-def _module(text: str, place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        here = str(Path.cwd())
-        sys.path.insert(0, here)  # as `python -m` does
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise InputError(
-                f"{text} names the Python module {place!r}, which cannot be imported ({error}); run vispe in its "
-                "folder, or name the file: folder/file.py:name."
-            ) from error
-        finally:
-            sys.path.remove(here)
-    path = expanded(place)
+def _imported(text: str, place: str) -> ModuleType:
+    # the folder of the user comes first, as with `python -m`
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"{text} names the Python module {place!r}, which cannot be imported ({error}); run vispe in its "
+            "folder, or name the file: folder/file.py:name."
+        ) from error
+    finally:
+        sys.path.remove(here)
+
+
+def _from_file(text: str, path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"{text} names the file {path}, which does not exist; check the path.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -70,17 +96,3 @@ def _module(text: str, place: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _attribute(text: str, module: ModuleType, name: str) -> Any:
-    if not hasattr(module, name):
-        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise UnknownName(
-            f"{text}: {module.__name__} has no {name!r}.{did_you_mean(name, known)} It has: "
-            f"{', '.join(known) or 'nothing to call'}."
-        )
-    found = getattr(module, name)
-    if inspect.isclass(found) or not callable(found):
-        what = "a class" if inspect.isclass(found) else f"a {type(found).__name__}"
-        raise InputError(f"{text} is {what}; name a function of images, or an object that can be called.")
-    return found

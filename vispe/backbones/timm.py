@@ -60,7 +60,7 @@ def load_backbone(
 
     def make() -> nn.Module:
         try:
-            return _created(name, weights is None, extra, any_size)
+            return _created(name, any_size, pretrained=weights is None, num_classes=0, **extra)
         except (TypeError, AssertionError) as error:
             asked = ", ".join(f"{key}={value}" for key, value in extra.items()) or "no options"
             raise OptionError(f"{name} cannot be built with {asked}: {error}.") from error
@@ -129,17 +129,14 @@ def models_on_disk() -> list[str]:
     return [repo.removeprefix("timm/") for repo in repos if repo.startswith("timm/")]
 
 
-def _created(name: str, pretrained: bool, extra: dict[str, Any], any_size: bool) -> nn.Module:
+def _created(name: str, any_size: bool, **options: Any) -> nn.Module:
     """Build a timm model, for any size of image where that is asked and its class knows the option."""
-    if any_size:
-        try:
-            return timm.create_model(
-                name, pretrained=pretrained, num_classes=0, dynamic_img_size=True, **extra
-            )
-        except TypeError as error:
-            if "dynamic_img_size" not in str(error):
-                raise
-    return timm.create_model(name, pretrained=pretrained, num_classes=0, **extra)
+    try:
+        return timm.create_model(name, **options, **({"dynamic_img_size": True} if any_size else {}))
+    except TypeError as error:
+        if not any_size or "dynamic_img_size" not in str(error):
+            raise
+    return timm.create_model(name, **options)
 
 
 @torch.no_grad()

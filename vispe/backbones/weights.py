@@ -17,6 +17,7 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
+from vispe.backbones.hub import short
 from vispe.encodings.saved import named, saved_terms
 from vispe.errors import EncodingMismatch, InputError
 from vispe.hosts.checkpoints.files import read_file
@@ -60,10 +61,10 @@ def built_with(file: str | Path, name: str, make: Callable[[], nn.Module]) -> nn
         raise InputError(
             f"{path} does not fit the model{error}; check the name of the model, {name}."
         ) from error
-    except Exception as error:  # a damaged or foreign file can fail anywhere in torch, timm or numpy
-        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+    # a damaged or foreign file can fail anywhere in torch, timm or numpy
+    except Exception as error:
         raise InputError(
-            f"{path} does not fit the model ({reason}); check the name of the model, {name}."
+            f"{path} does not fit the model ({short(error)}); check the name of the model, {name}."
         ) from error
     return model
 
@@ -75,27 +76,26 @@ def _load(model: nn.Module, path: Path, recipe: Recipe) -> None:
     except InputError as error:
         raise InputError(f" ({str(error).rstrip('.')})") from error
     state = _unwrapped(content, set(model.state_dict()))
-    kept = getattr(state, "_metadata", None)
-    own = saved_terms((kept or {}).get("", {}))
+    metadata = getattr(state, "_metadata", None)
+    own = saved_terms((metadata or {}).get("", {}))
     if own is not None and not isinstance(model, LoadsWeights):
         raise InputError(f": it was saved with the encoding {named(own)}, which pos_embed must name")
     if recipe.adapt is not None:
-        alone = len(signature(recipe.adapt).parameters) == 1
-        state = recipe.adapt(state) if alone else recipe.adapt(state, model)
+        one = len(signature(recipe.adapt).parameters) == 1
+        state = recipe.adapt(state) if one else recipe.adapt(state, model)
     state = OrderedDict(state)
-    if kept is not None:
-        state._metadata = kept  # the filter makes a new dict
-    found = model.load_state_dict(state, strict=False)
-    strange = [key for key in found.unexpected_keys if not key.startswith((*_HEADS, *_classifiers(model)))]
-    for what, keys in (("lacks", found.missing_keys), ("has the unknown", strange if recipe.strict else [])):
+    # the filter makes a new dict
+    if metadata is not None:
+        state._metadata = metadata
+    classifiers = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    classifiers = (classifiers,) if isinstance(classifiers, str) else classifiers
+    heads = (*_HEADS, *(f"{name}." for name in classifiers))
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    unknown = [key for key in unexpected if recipe.strict and not key.startswith(heads)]
+    for what, keys in (("lacks", missing), ("has the unknown", unknown)):
         if keys:
             listed = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
             raise InputError(f": it {what} weights {listed}")
-
-
-def _classifiers(model: nn.Module) -> tuple[str, ...]:
-    names = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
-    return tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
 
 
 def _unwrapped(content: Any, wanted: set[str]) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def _unwrapped(content: Any, wanted: set[str]) -> dict[str, Any]:
     )
     metadata = getattr(content, "_metadata", {})
     state._metadata = {
-        f"{name}."[len(prefix) :].removesuffix("."): kept
-        for name, kept in metadata.items()
+        f"{name}."[len(prefix) :].removesuffix("."): value
+        for name, value in metadata.items()
         if f"{name}.".startswith(prefix)
     }
     return state

@@ -149,28 +149,45 @@ def token_maps(
             most `MAX_TOKENS` tokens, else `TILE`. Models with a fixed input size use that size.
         basis: principal components, where they are fitted already.
     """
-    height, width, channels = page.shape
     step = model.patch
-    notes = []
-    if min(height, width) < step:
-        notes.append(
-            f"the image is smaller than one patch of {step} px ({height} x {width}): padded by reflection."
-        )
-    if not model.flexible:
-        pads = padding(height, width, step, model.size)
-        side = model.size
-    else:
-        pads = padding(height, width, step)
-        padded = height + pads[0] + pads[1], width + pads[2] + pads[3]
-        whole = tile is None and padded[0] * padded[1] <= MAX_TOKENS * step * step
-        wanted = max(padded) if whole else max((tile or TILE) // step, 1) * step
-        side = (min(wanted, padded[0]), min(wanted, padded[1]))
-    framed = np.pad(page, (pads[:2], pads[2:], (0, 0)), mode="symmetric")
+    framed, pads, notes = framed_page(page, step, (1, 1) if model.flexible else model.size)
+    side = model.size
+    if model.flexible:
+        height, width = framed.shape[:2]
+        whole = tile is None and height * width <= MAX_TOKENS * step * step
+        wanted = max(height, width) if whole else max((tile or TILE) // step, 1) * step
+        side = (min(wanted, height), min(wanted, width))
     regions = tiles(*framed.shape[:2], side, step)
-    groups = [range(3)] if channels == 3 else [[c] * 3 for c in range(channels)]
     maps = []
     for region in regions:
         cut = torch.from_numpy(np.ascontiguousarray(framed[region.slices])).permute(2, 0, 1)
-        tokens = [model(cut[list(group)][None])[0] for group in groups]
+        tokens = [model(image[None])[0] for image in shown(cut)]
         maps.append(torch.cat(tokens, dim=-1).numpy())
-    return TokenMaps(maps, basis, regions, (pads[0], pads[2]), (height, width), tuple(notes))
+    return TokenMaps(maps, basis, regions, (pads[0], pads[2]), page.shape[:2], notes)
+
+
+def framed_page(
+    page: np.ndarray, step: int, least: tuple[int, int] = (1, 1)
+) -> tuple[np.ndarray, tuple[int, int, int, int], tuple[str, ...]]:
+    """Pad a page (h, w, c) by reflection to whole patches.
+
+    Args:
+        page: pixels.
+        step: side of a patch in pixels.
+        least: height and width that it has at least.
+
+    Returns:
+        The padded page, pixels added at its (top, bottom, left, right), and notes.
+    """
+    height, width = page.shape[:2]
+    pads = padding(height, width, step, least)
+    framed = np.pad(page, (pads[:2], pads[2:], (0, 0)), mode="symmetric")
+    if min(height, width) >= step:
+        return framed, pads, ()
+    note = f"the image is smaller than one patch of {step} px ({height} x {width}): padded by reflection."
+    return framed, pads, (note,)
+
+
+def shown(image: Tensor) -> list[Tensor]:
+    """Return an image (c, h, w) as a model sees it, (3, h, w) each: three channels as colour, others each as grey."""
+    return [image] if len(image) == 3 else [channel.expand(3, -1, -1) for channel in image[:, None]]

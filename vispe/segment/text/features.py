@@ -13,11 +13,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from vispe.backbones.device import choose_device
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.features import BLOCK
-from vispe.segment.features.tiles import blocks, fingerprint, padding, tiles, window
+from vispe.segment.features.tiles import blocks, fingerprint, tiles, window
+from vispe.segment.features.tokens import framed_page, shown
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.text.readouts import parse_readout
@@ -45,7 +47,7 @@ class TextFeatures:
         classifier: vectors of the classes.
 
     Raises:
-        UnknownName, InputError, OptionError: see `find_weights`; weights that are not those of the fingerprint; a
+        UnknownName, InputError, OptionError: weights that cannot be found, or are not those of the fingerprint; a
             prompt that is longer than the text tower reads.
         UnsupportedHost, UnsupportedCombination: an image tower that cannot be read out.
     """
@@ -56,9 +58,9 @@ class TextFeatures:
         self, config: TextConfig, classes: Prompts | TextClassifier, *, seed: int = 0, device: str = "auto"
     ) -> None:
         self.device, self.tile, self._half = choose_device(device), config.tile, False
-        found = find_weights(config.model, config.weights)
+        checkpoint = find_weights(config.model, config.weights)
         readout = parse_readout(config.readout)
-        model = build(found, config.pos_embed, readout, seed)
+        model = build(checkpoint, config.pos_embed, readout, seed)
         self._tower = read_tower(model, readout)
         digest = fingerprint(self._tower.visual)
         if config.fingerprint not in (None, digest):
@@ -66,15 +68,14 @@ class TextFeatures:
                 f"the weights of {config.model} are not those of the run that made the model (sha256 {digest[:12]}, "
                 f"expected {config.fingerprint[:12]}); give the same checkpoint with --weights."
             )
-        self.config = replace(config, weights=found.weights, fingerprint=digest)
+        self.config = replace(config, weights=checkpoint.weights, fingerprint=digest)
         if isinstance(classes, Prompts):
-            classes = encode(model, tokenizer(found.name), classes)
+            classes = encode(model, tokenizer(checkpoint.name), classes)
         self.classifier = classes
-        self._vectors = torch.tensor(
-            classes.vectors
-        )  # a copy: rounding depends on where numbers lie in memory
-        shown = model.visual.preprocess_cfg
-        self._mean, self._std = (torch.tensor(shown[key]).view(3, 1, 1) for key in ("mean", "std"))
+        # a copy: rounding depends on where numbers lie in memory
+        self._vectors = torch.tensor(classes.vectors)
+        config = model.visual.preprocess_cfg
+        self._mean, self._std = (torch.tensor(config[key]).view(3, 1, 1) for key in ("mean", "std"))
         self._tower.visual.to(self.device)
 
     def fit(self, pages: object) -> None:
@@ -92,42 +93,36 @@ class TextFeatures:
             InputError: similarities that are not finite.
         """
         filled = page if valid.all() else np.where(valid[..., None], page, np.float32(0))
-        height, width, channels = filled.shape
-        step, notes = self._tower.patch, []
-        if min(height, width) < step:
-            notes.append(
-                f"the image is smaller than one patch of {step} px ({height} x {width}): padded by reflection."
-            )
-        pads = padding(height, width, step)
-        framed = np.pad(filled, (pads[:2], pads[2:], (0, 0)), mode="symmetric")
+        step = self._tower.patch
+        framed, pads, notes = framed_page(filled, step)
         sides = [max((self.tile or side) // step, 1) * step for side in self._tower.size]
         sides = [min(side, length) for side, length in zip(sides, framed.shape, strict=False)]
         regions = tiles(*framed.shape[:2], (sides[0], sides[1]), step, OVERLAP)
         shape = framed.shape[0] // step, framed.shape[1] // step
-        total = torch.zeros(len(self._vectors), *shape)
-        weights, first, again, differ = torch.zeros(shape), torch.zeros(shape, dtype=torch.long), 0, 0
+        total, weights = torch.zeros(len(self._vectors), *shape), torch.zeros(shape)
+        first, again, differ = torch.zeros(shape, dtype=torch.long), 0, 0
         weight = torch.from_numpy(window(sides[0] // step, sides[1] // step))
-        image = torch.from_numpy(framed).permute(2, 0, 1)
-        groups = [image] if channels == 3 else [image[c : c + 1].expand(3, -1, -1) for c in range(channels)]
+        images = shown(torch.from_numpy(framed).permute(2, 0, 1))
         count = max(_TOKENS // (weight.numel() + 1), 1)
         for start in range(0, len(regions), count):
             some = regions[start : start + count]
-            found = sum(
-                self._similarity(torch.stack([g[(slice(None), *r.slices)] for r in some])) for g in groups
+            scores = sum(
+                self._similarity(torch.stack([image[(slice(None), *r.slices)] for r in some]))
+                for image in images
             )
-            for region, one in zip(some, found / len(groups), strict=True):
+            for region, own in zip(some, scores / len(images), strict=True):
                 where = tuple(slice(s.start // step, s.stop // step) for s in region.slices)
-                total[(slice(None), *where)] += one * weight
+                total[(slice(None), *where)] += own * weight
                 weights[where] += weight
-                own, before = one.argmax(0) + 1, first[where]
+                # tiles that disagree about a patch are counted against the first one that saw it
+                best, before = own.argmax(0) + 1, first[where]
                 again += int((before > 0).sum())
-                differ += int(((before > 0) & (before != own)).sum())
-                first[where] = torch.where(before > 0, before, own)
+                differ += int(((before > 0) & (before != best)).sum())
+                first[where] = torch.where(before > 0, before, best)
         if differ:
-            notes.append(
-                f"tiles that overlap give {100 * differ / again:.1f} % of their patches different classes."
-            )
-        return TextPage((total / weights).numpy(), step, (pads[0], pads[2]), (height, width), tuple(notes))
+            share = 100 * differ / again
+            notes += (f"tiles that overlap give {share:.1f} % of their patches different classes.",)
+        return TextPage((total / weights).numpy(), step, (pads[0], pads[2]), filled.shape[:2], notes)
 
     def shrink(self) -> str | None:
         """Need less memory next time: half the tile, then bfloat16, then the CPU.
@@ -153,11 +148,11 @@ class TextFeatures:
         """Run (b, 3, h, w) in [0, 1] -> cosine similarity to each text (b, K, rows, columns), on the CPU."""
         batch = ((images - self._mean) / self._std).to(self.device)
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self._half):
-            found = self._tower(batch)
-        found = torch.nn.functional.normalize(found.cpu(), dim=-1) @ self._vectors.T
-        if not found.isfinite().all():
+            patches = self._tower(batch)
+        cosines = normalize(patches.cpu(), dim=-1) @ self._vectors.T
+        if not cosines.isfinite().all():
             raise InputError(f"{self.config.model} gives values that are not finite; check its weights.")
-        return found.permute(0, 3, 1, 2)
+        return cosines.permute(0, 3, 1, 2)
 
 
 class TextPage:
@@ -223,8 +218,8 @@ def encode(model: torch.nn.Module, words: object, prompts: Prompts) -> TextClass
     vectors = []
     for sentences in prompts.sentences():
         _check_length(words, sentences)
-        found = torch.nn.functional.normalize(model.encode_text(words(sentences)).float(), dim=-1)
-        vectors.append(torch.nn.functional.normalize(found.mean(0), dim=-1))
+        each = normalize(model.encode_text(words(sentences)).float(), dim=-1)
+        vectors.append(normalize(each.mean(0), dim=-1))
     return TextClassifier(torch.stack(vectors).numpy(), float(model.logit_scale.exp().max()))
 
 

@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from vispe.encodings.base import Biased
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.convert import convert
-from vispe.hosts.open_clip.attention import encodings_of as own_encodings
 from vispe.hosts.open_clip.attention import stock_type
 from vispe.hosts.open_clip.convert import image_tower
-from vispe.hosts.timm.attention import encodings_of as timm_encodings
 from vispe.hosts.transplant.context import Context
 from vispe.segment.text.readouts import Readout, ReadoutContext
 
@@ -75,21 +73,18 @@ class Tower(ABC):
 
     def _check_values(self, context: Context, layer: int) -> None:
         """Raise where there are no weights that an addition to the values could go with."""
-        for _, encoding in () if self.readout.pairs else self.encodings():
-            for e in encoding.parts():
-                if (
-                    isinstance(e, Biased)
-                    and e.active(layer)
-                    and e.value_term(context.positions, layer) is not None
-                ):
-                    raise UnsupportedCombination(
-                        f"readout {self.readout.name} takes values as they are, but {e.name} adds to them; choose "
-                        "clearclip or naclip, or another encoding."
-                    )
-
-    @abstractmethod
-    def encodings(self) -> Any:
-        """Yield (path, encoding) of every encoding in the tower."""
+        if self.readout.pairs:
+            return
+        for e in self.visual.modules():
+            if (
+                isinstance(e, Biased)
+                and e.active(layer)
+                and e.value_term(context.positions, layer) is not None
+            ):
+                raise UnsupportedCombination(
+                    f"readout {self.readout.name} takes values as they are, but {e.name} adds to them; choose "
+                    "clearclip or naclip, or another encoding."
+                )
 
     @abstractmethod
     def embed(self, images: Tensor) -> tuple[Tensor, Context, tuple[int, int]]:
@@ -122,31 +117,27 @@ class OwnTower(Tower):
         self.blocks = visual.transformer.resblocks
         _check_block(stock_type(self.blocks[-1]), (ResidualAttentionBlock, CustomResidualAttentionBlock))
 
-    def encodings(self) -> Any:
-        """See `Tower.encodings`."""
-        return own_encodings(self.visual)
-
     def embed(self, images: Tensor) -> tuple[Tensor, Context, tuple[int, int]]:
-        """See `Tower.embed`."""
+        """Return tokens, context and shape of the grid."""
         return self.visual._vispe_embed(images)
 
     def run(self, layer: int, x: Tensor, context: Context) -> Tensor:
-        """See `Tower.run`."""
+        """Run a block as it is, with the context as its mask."""
         return self.visual._vispe_block(layer, self.blocks[layer], x, context)
 
     def attention(self, block: Any, x: Tensor, context: Context, layer: int) -> Tensor:
-        """See `Tower.attention`."""
+        """Return what the attention of a block adds."""
         y = block.ln_1(x)
         if isinstance(block, CustomResidualAttentionBlock):
             return block.ls_1(block.ln_attn(block.attn(y, attn_mask=context)))
         return block.ls_1(block.attention(y, attn_mask=context))
 
     def mlp(self, block: Any, x: Tensor) -> Tensor:
-        """See `Tower.mlp`."""
+        """Return what the MLP of a block adds."""
         return block.ls_2(block.mlp(block.ln_2(x)))
 
     def project(self, patches: Tensor) -> Tensor:
-        """See `Tower.project`."""
+        """Normalise and project the patches."""
         return self.visual.ln_post(patches) @ self.visual.proj
 
 
@@ -171,37 +162,33 @@ class TimmTower(Tower):
         self.trunk, self.blocks, self.head = trunk, trunk.blocks, nn.Sequential(*layers).eval()
         _check_block(type(self.blocks[-1]), (Block, EvaBlock))
 
-    def encodings(self) -> Any:
-        """See `Tower.encodings`."""
-        return timm_encodings(self.trunk)
-
     def embed(self, images: Tensor) -> tuple[Tensor, Context, tuple[int, int]]:
-        """See `Tower.embed`."""
+        """Return tokens, context and shape of the grid."""
         rope, shape = getattr(self.trunk, "rope", None), [side // self.patch for side in images.shape[-2:]]
         if getattr(rope, "feat_shape", None) is not None and list(rope.feat_shape) != shape:
             rope.update_feat_shape(shape)  # built for one grid
         return self.trunk._vispe_embed(images, None, False)
 
     def run(self, layer: int, x: Tensor, context: Context) -> Tensor:
-        """See `Tower.run`."""
+        """Run a block as it is, with the context as its mask."""
         return self.trunk._vispe_block(self.blocks[layer], x, context, layer)
 
     def attention(self, block: Any, x: Tensor, context: Context, layer: int) -> Tensor:
-        """See `Tower.attention`."""
+        """Return what the attention of a block adds."""
         y = block.attn(block.norm1(x), *self.trunk._vispe_arguments(context, layer))
         if isinstance(block, EvaBlock):
             return y if block.gamma_1 is None else block.gamma_1 * y
         return block.ls1(y)
 
     def mlp(self, block: Any, x: Tensor) -> Tensor:
-        """See `Tower.mlp`."""
+        """Return what the MLP of a block adds."""
         y = block.mlp(block.norm2(x))
         if isinstance(block, EvaBlock):
             return y if block.gamma_2 is None else block.gamma_2 * y
         return block.ls2(y)
 
     def project(self, patches: Tensor) -> Tensor:
-        """See `Tower.project`."""
+        """Normalise and project the patches."""
         return self.head(self.trunk.fc_norm(self.trunk.norm(patches)))
 
 
@@ -235,7 +222,7 @@ def prepare(model: nn.Module, pos_embed: str | None, readout: Readout) -> None:
 
 
 def read_tower(model: nn.Module, readout: Readout) -> Tower:
-    """Return the tower of a model that `prepare` has converted; errors as of `Tower`."""
+    """Return the tower of a model that `prepare` has converted; it can be refused as in `Tower`."""
     visual = model.visual.eval().requires_grad_(False)
     return (TimmTower if isinstance(visual, TimmModel) else OwnTower)(visual, readout)
 
@@ -247,9 +234,9 @@ def _any_size(trunk: Any) -> None:
     embed.strict_img_size, embed.flatten, embed.output_fmt = False, False, Format.NHWC
 
 
-def _check_block(found: type[nn.Module], known: tuple[type[nn.Module], ...]) -> None:
-    if found not in known:
+def _check_block(block: type[nn.Module], known: tuple[type[nn.Module], ...]) -> None:
+    if block not in known:
         names = ", ".join(c.__name__ for c in known)
         raise UnsupportedHost(
-            f"The last block of the image tower is a {found.__name__}; vispe reads out {names}."
+            f"The last block of the image tower is a {block.__name__}; vispe reads out {names}."
         )
