@@ -84,14 +84,20 @@ def watch(model: nn.Module, images: Tensor, on_layer: Callable[[Seen], None]) ->
     """Run a model on images and call `on_layer` for every attention layer in turn, while it runs.
 
     Args:
-        model: see `attention_layers`; in evaluation mode.
+        model: of timm or open_clip, or with `vispe.Attention` layers; in evaluation mode.
         images: (b, 3, H, W) on the model's device.
-        on_layer: what looks at a layer; it should keep sums, not maps.
+        on_layer: called with each layer; it should keep sums, not maps.
 
     Raises:
         OptionError: the model is in training mode.
-        UnsupportedHost: see `attention_layers`.
+        UnsupportedHost: there are no attention layers, or one whose maps cannot be read.
         ShapeError: the tokens are not the patches of the image behind prefix tokens.
+
+    >>> import timm
+    >>> def show(seen: Seen) -> None:
+    ...     print(seen.path, tuple(attention_map(seen.call)[1].shape))
+    >>> watch(timm.create_model("test_vit", depth=1).eval(), torch.zeros(1, 3, 160, 160), show)
+    blocks.0.attn (1, 2, 101, 101)
     """
     if model.training:
         raise OptionError(
@@ -126,7 +132,8 @@ def attention_map(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tenso
 def prefix_names(model: nn.Module, prefix: int) -> tuple[str, ...]:
     """Return what the tokens in front of the patches are: class, distillation, register 1, register 2, ..."""
     tower, _ = _tower(model)
-    holder = getattr(tower, "embeds", tower)  # NaFlex keeps its tokens there
+    # NaFlex keeps its tokens in `embeds`
+    holder = getattr(tower, "embeds", tower)
     first = ("cls_token", "class"), ("class_embedding", "class"), ("dist_token", "distillation")
     names = [word for name, word in first if getattr(holder, name, None) is not None][:prefix]
     kind = "register" if getattr(holder, "reg_token", None) is not None else "prefix"
@@ -136,7 +143,7 @@ def prefix_names(model: nn.Module, prefix: int) -> tuple[str, ...]:
 class _Watch(Context):
     """A context in which attention is described and not computed."""
 
-    __slots__ = ("found",)
+    __slots__ = ("seen",)
 
     def __init__(self, given: Any) -> None:
         if isinstance(given, Context):
@@ -144,7 +151,7 @@ class _Watch(Context):
         else:
             own = (None, (), given, False)
         super().__init__(*own)
-        self.found: list[tuple[Call, Tensor]] = []
+        self.seen: list[tuple[Call, Tensor]] = []
 
     def plain_mask(self, module: nn.Module, x: Tensor) -> None:
         """Return None: every layer goes through `attend`."""
@@ -157,24 +164,34 @@ class _Watch(Context):
         del dropout_p
         own = getattr(module, "pos_enc", None)
         encodings = self.encodings if own is None else (*self.encodings, *own.parts())
-        call = _described(q, k, v, encodings, self.positions, getattr(module, "vispe_layer", 0), x)
-        masked = Call(q, k, v, call.bias, call.transform, attn_mask=self.mask, is_causal=self.is_causal)
-        self.found.append((masked, x))
+        layer, masks = (
+            getattr(module, "vispe_layer", 0),
+            {"attn_mask": self.mask, "is_causal": self.is_causal},
+        )
+        self.seen.append((_described(q, k, v, encodings, self.positions, layer, x, **masks), x))
         return v
 
 
 def _described(
-    q: Tensor, k: Tensor, v: Tensor, encodings: Any, pos: Positions | None, layer: int, x: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encodings: Any,
+    pos: Positions | None,
+    layer: int,
+    x: Tensor,
+    **masks: Any,
 ) -> Call:
+    """Return the call with what the encodings of a layer do to it."""
     if not encodings:
-        return Call(q, k, v)
-    return Call(q, k, v, bias_of(encodings, pos, layer, x), transform_of(encodings, pos, layer, x))
+        return Call(q, k, v, **masks)
+    return Call(q, k, v, bias_of(encodings, pos, layer, x), transform_of(encodings, pos, layer, x), **masks)
 
 
 def _hook(
     tower: nn.Module, size: tuple[int, ...], number: int, path: str, on_layer: Callable[[Seen], None]
 ) -> Callable[..., None]:
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def describe(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if isinstance(module, Attention):
             call, x, pos = _own_call(module, *args, **kwargs)
         else:
@@ -183,9 +200,10 @@ def _hook(
             watcher = _Watch(bound.arguments.get("attn_mask"))
             if bound.arguments.get("is_causal"):
                 watcher.is_causal = True
+            # the mask is the argument through which vispe's layers get their context
             bound.arguments["attn_mask"] = watcher
             forward(*bound.args, **bound.kwargs)
-            ((call, x),), pos = watcher.found, watcher.positions
+            ((call, x),), pos = watcher.seen, watcher.positions
         grid = pos.grid if pos is not None and pos.grid is not None else _grid(tower, size, x.shape[1])
         if grid.axes != 2 or grid.tokens != x.shape[1]:
             raise ShapeError(
@@ -194,7 +212,7 @@ def _hook(
             )
         on_layer(Seen(number, path, call, x, grid))
 
-    return look
+    return describe
 
 
 def _own_call(
@@ -214,9 +232,12 @@ def _own_call(
     else:
         parts = (module.q_proj(x), module.k_proj(x), module.v_proj(x))
     q, k, v = (t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in parts)
-    call = _described(module.q_norm(q), module.k_norm(k), v, encodings, pos, module.layer, x)
-    masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
-    return Call(call.q, call.k, v, call.bias, call.transform, **masks), x, pos
+    q, k, masks = (
+        module.q_norm(q),
+        module.k_norm(k),
+        {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask},
+    )
+    return _described(q, k, v, encodings, pos, module.layer, x, **masks), x, pos
 
 
 def _tower(model: nn.Module) -> tuple[nn.Module, str]:
@@ -229,13 +250,14 @@ def _tower(model: nn.Module) -> tuple[nn.Module, str]:
 
 
 def _grid(tower: nn.Module, size: tuple[int, ...], tokens: int) -> Grid:
-    """Return the grid of a model that has no positions of vispe to say it."""
+    """Return the grid of a model without positions of vispe."""
     embed = getattr(tower, "patch_embed", getattr(tower, "embeds", None))
     patch = getattr(embed, "patch_size", getattr(tower, "patch_size", None))
     if patch is None:
         raise UnsupportedHost(f"{type(tower).__name__} does not say how large its patches are.")
     h, w = patch if isinstance(patch, tuple | list) else (patch, patch)
-    shape = (-(-size[0] // h), -(-size[1] // w))  # a patch at the border may be padded
+    # a patch at the border may be padded
+    shape = (-(-size[0] // h), -(-size[1] // w))
     return Grid(shape, prefix=max(0, tokens - shape[0] * shape[1]))
 
 

@@ -158,8 +158,8 @@ class VisionModel:
         if conv is None:
             raise UnsupportedHost(
                 f"{type(self.model).__name__} has no patch embedding by one projection (patch_embed.proj or conv1 with "
-                "stride = kernel), so its position code cannot be told from its patch kernel; measure the full error "
-                "only."
+                "stride = kernel), so its position code cannot be measured apart from its patch kernel; measure the "
+                "full error only."
             )
         return conv
 

@@ -53,7 +53,7 @@ def load_backbone(
     'VisionTransformer'
     """
     _check_name(name)
-    weights = _found(name, weights)
+    weights = _located(name, weights)
     extra = {"pos_embed": pos_embed} if pos_embed else {}
     extra |= {"img_size": img_size} if img_size else {}
     extra |= options or {}
@@ -87,7 +87,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _found(name: str, weights: str | None) -> str | None:
+def _located(name: str, weights: str | None) -> str | None:
     """Return what weights are loaded from: as given, or the file on this disk; None where timm fetches them.
 
     Raises:

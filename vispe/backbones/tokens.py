@@ -58,9 +58,9 @@ def intermediates(
         return list(model.forward_intermediates(images, norm=norm, **options))
     # open_clip has other words for the same
     options |= {"normalize_intermediates": norm, "output_extra_tokens": prefix}
-    found = model.forward_intermediates(images, **options)
-    maps = found["image_intermediates"]
-    return list(zip(maps, found["image_intermediates_prefix"], strict=True)) if prefix else list(maps)
+    output = model.forward_intermediates(images, **options)
+    maps = output["image_intermediates"]
+    return list(zip(maps, output["image_intermediates_prefix"], strict=True)) if prefix else list(maps)
 
 
 def has_class_token(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""vispe_micro: the small backbone that `vispe segment` uses unless told otherwise."""
+"""vispe_micro: the small backbone that `vispe segment` uses by default."""
 
 from vispe.backbones.micro.load import WEIGHTS, features, load_micro, patch_features
 from vispe.backbones.micro.model import PATCH, STRIDE, Micro

@@ -44,16 +44,22 @@ class SymmetricConv(nn.Module):
 
     def kernel(self) -> Tensor:
         """Return all kernels, (outputs + 4 edges, inputs, side, side)."""
-        made = {
+        kernels = {
             kind: torch.einsum("oip,phw->oihw", getattr(self, kind), getattr(self, f"basis_{kind}"))
             for kind in _KINDS
             if getattr(self, kind) is not None
         }
         if not self.edges:
-            return made["same"]
-        return torch.cat(
-            [made["same"], made["slope"], made["saddle"], made["slope"].mT, made["twist"]]
-        ).contiguous()
+            return kernels["same"]
+        # the second of each pair stands behind the first ones: slopes down, saddles along the diagonals
+        kernels = [
+            kernels["same"],
+            kernels["slope"],
+            kernels["saddle"],
+            kernels["slope"].mT,
+            kernels["twist"],
+        ]
+        return torch.cat(kernels).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve (b, inputs, h, w), or one channel that stands for all."""
@@ -62,7 +68,8 @@ class SymmetricConv(nn.Module):
         kernel = self.kernel()
         if x.shape[1] == 1 < kernel.shape[1]:
             kernel = kernel.sum(1, keepdim=True)
-            x = x[:, 0, ..., None].movedim(-1, 1)  # strides of channels last, several times as fast
+            # strides of channels last, several times as fast
+            x = x[:, 0, ..., None].movedim(-1, 1)
         # three convolutions and not one: what follows then works on whole tensors, much faster than on slices
         kernels = kernel.split([self.outputs, 2 * self.edges, 2 * self.edges])
         plain = nn.functional.conv2d(x, kernels[0], self.bias, stride=self.stride)
@@ -80,7 +87,7 @@ class Gelu(nn.Module):
     """GELU, in place where nothing is learned: half the time, for the memory is there already."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply it to a tensor that nobody else needs."""
+        """Apply it to a tensor that nothing else reads."""
         return nn.functional.gelu(x) if x.requires_grad else torch.ops.aten.gelu_(x)
 
 
@@ -91,17 +98,22 @@ def patterns(side: int, kind: str) -> Tensor:
         side: in pixels.
         kind: 'same' (alike in all eight poses), 'slope' (odd along columns, even along rows), 'saddle' (even along both
             axes, negated by transposing) or 'twist' (odd along both axes, the same transposed).
+
+    >>> patterns(2, "slope")
+    tensor([[[ 0.5000, -0.5000],
+             [ 0.5000, -0.5000]]])
     """
     points = torch.eye(side * side).view(-1, side, side)
     along, down = (-1, -1) if kind == "twist" else (-1 if kind == "slope" else 1, 1)
-    found = points + along * points.flip(-1)
-    found = found + down * found.flip(-2)
+    # each single pixel is made symmetric, or odd, along both axes and the diagonal
+    spread = points + along * points.flip(-1)
+    spread = spread + down * spread.flip(-2)
     if kind != "slope":
-        found = found + (-1 if kind == "saddle" else 1) * found.mT
+        spread = spread + (-1 if kind == "saddle" else 1) * spread.mT
+    # pixels of one orbit give the same pattern, up to its sign, and some cancel
     kept: list[Tensor] = []
-    for one in found:
-        if float(one.norm()) > 0:
-            one = one / one.norm()
-            if all(float((one * other).sum().abs()) < 0.5 for other in kept):
-                kept.append(one)
+    for pattern in spread[spread.abs().sum((1, 2)) > 0]:
+        pattern = pattern / pattern.norm()
+        if all(float((pattern * other).sum().abs()) < 0.5 for other in kept):
+            kept.append(pattern)
     return torch.stack(kept)

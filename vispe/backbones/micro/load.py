@@ -68,6 +68,9 @@ def features(images: Tensor) -> Tensor:
     """Return the features of the shipped model: (b, 3, h, w) in [0, 1], or (b, 1, h, w) grey -> (b, 32, h / 2, w / 2).
 
     Sides are multiples of 16 pixels (ShapeError if not).
+
+    >>> features(torch.zeros(1, 1, 32, 48)).shape
+    torch.Size([1, 32, 16, 24])
     """
     with flushed():
         return _shipped().to(images.device)(images)
@@ -88,6 +91,9 @@ def patch_features(images: Tensor) -> Tensor:
     """Return the mean of the features over each patch of 16 pixels: (b, 3, h, w) -> (b, 32, h / 16, w / 16).
 
     For evaluators that want one vector for each patch: `vispe rotate vispe.backbones.micro:patch_features images/`.
+
+    >>> patch_features(torch.zeros(1, 3, 32, 48)).shape
+    torch.Size([1, 32, 2, 3])
     """
     return torch.nn.functional.avg_pool2d(features(images), PATCH // STRIDE)
 

@@ -64,12 +64,8 @@ class Micro(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features of (b, 3, h, w) or (b, 1, h, w) in [0, 1]."""
-        if (
-            images.ndim != 4
-            or images.shape[1] not in (1, 3)
-            or images.shape[-2] % PATCH
-            or images.shape[-1] % PATCH
-        ):
+        whole = not any(side % PATCH for side in images.shape[-2:])
+        if images.ndim != 4 or images.shape[1] not in (1, 3) or not whole:
             raise ShapeError(
                 f"vispe_micro needs images (b, 3, h, w), or (b, 1, h, w) for grey, h and w multiples of {PATCH}, "
                 f"got {tuple(images.shape)}; pad them by reflection."
@@ -81,6 +77,7 @@ class Micro(nn.Module):
             seen.append(x)
             x = self.gelu(down(x))
         x = self.trunk(x)
+        # back up, joined at every stride with what the stem saw there
         for number, up in enumerate(self.up):
             x = up(x)
             x = nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)

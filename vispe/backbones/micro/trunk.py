@@ -64,9 +64,8 @@ class TrunkBlock(nn.Module):
         """Return the tokens after the block."""
         q, k, v = rearrange(self.qkv(self.norm1(x)), "b n (t h d) -> t b h n d", t=3, h=self.heads)
         learning = torch.is_grad_enabled() and self.slope.requires_grad
-        slopes = (
-            self.slope if learning else tuple(self.slope.tolist())
-        )  # masks of fixed slopes are kept with `pos`
+        # masks of fixed slopes are kept with `pos`
+        slopes = self.slope if learning else tuple(self.slope.tolist())
         bias = DistanceBias(slopes, pos, wrap=False, normalize="reference", reference=REFERENCE)
         x = x + self.proj(rearrange(attention(q, k, v, bias=bias), "b h n d -> b n (h d)"))
         return x + self.fc2(self.gelu(self.fc1(self.norm2(x))))

@@ -37,7 +37,7 @@ def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[n
     """Yield the features (h, w, C) float64 of one image after another.
 
     Args:
-        source: see `Source`.
+        source: a model, a feature function, or features.
         images: (c, H, W) each, normalised, for a model or function; None with features.
 
     Raises:
@@ -58,7 +58,7 @@ def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[n
 
 
 def patch_pixels(image: Tensor, patch: int) -> Tensor:
-    """Return the pixels of every patch as features, (h, w, c·patch²): what the picture itself tells.
+    """Return the pixels of every patch as features, (h, w, c·patch²): the control without a model.
 
     Args:
         image: (c, H, W), both sides multiples of the patch.

@@ -81,7 +81,10 @@ class TokenMaps(CoarseMaps):
     Args:
         maps: for each tile (rows, columns, d) float32.
         basis: principal components that `coarse` gives; None until they are fitted.
-        regions, offset, frame, notes: see `Tiling`.
+        regions: the tiles on the padded page.
+        offset: pixels added at (top, left).
+        frame: height and width of the page without padding.
+        notes: what the user should know.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class TextConfig:
         weights: a pretrained tag of open_clip, a checkpoint file, `'random'` (trials), or None: the tag that is on this
             disk.
         pos_embed: encoding that replaces that of the image tower.
-        readout: see `vispe.segment.text.readouts.parse_readout`.
+        readout: how the last block is read, as naclip or clearclip(residual=true).
         fingerprint: SHA-256 of the image tower that was used; checked when the model is loaded again.
         tile: side of a tile in pixels; None takes the size that the tower was trained at.
     """

@@ -61,6 +61,9 @@ class Prompts:
         Raises:
             OptionError: fewer than two classes, two of one name, an empty phrase, a template without ``{}``.
             InputError: the file of templates cannot be read.
+
+        >>> Prompts.read(["pore/hole", "grain"], ["an image of {}"]).sentences()
+        [['an image of pore', 'an image of hole'], ['an image of grain']]
         """
         phrases = [_phrases(text) for text in texts]
         names = [of_class[0] for of_class in phrases]
@@ -70,9 +73,9 @@ class Prompts:
             phrases.append(_phrases(background))
             names.append(_NAME)
         if not 2 <= len(names) <= _MOST:
-            found = ", ".join(names) or "none"
+            listed = ", ".join(names) or "none"
             raise OptionError(
-                f"text needs 2 to {_MOST} classes to choose between, got {len(names)} ({found}); name what else is in "
+                f"text needs 2 to {_MOST} classes to choose between, got {len(names)} ({listed}); name what else is in "
                 "the image, or say what the background is with --background."
             )
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
@@ -97,7 +100,7 @@ def prompts_or_none(
         never: options that do not go with texts.
 
     Raises:
-        OptionError: an option that would have no effect; and see `Prompts.read`.
+        OptionError: an option that would have no effect, or texts that are no classes.
     """
     for name, value in (only if text is None else never).items():
         if value is not None:

@@ -71,14 +71,17 @@ def parse_readout(text: str) -> Readout:
     Raises:
         UnknownName: no such readout.
         OptionError: an option that it does not have, or a value that it cannot have.
+
+    >>> parse_readout("naclip(sigma=2)").encoding
+    'gaussian2d(sigma=2.0,layers=[-1])'
     """
     terms = parse_text(text)
     name, options = terms[0] if len(terms) == 1 else (text, {})
     if name not in READOUTS:
         hint = did_you_mean(name, READOUTS)
         raise UnknownName(f"readout={text!r} is not one of {', '.join(READOUTS)}.{hint}")
-    found = READOUTS[name]
-    known = ["residual", "mlp", *(["sigma"] if found.sigma is not None else [])]
+    readout = READOUTS[name]
+    known = ["residual", "mlp", *(["sigma"] if readout.sigma is not None else [])]
     for option, value in options.items():
         if option not in known:
             raise OptionError(f"readout {name} has no option {option!r}; it has {', '.join(known)}.")
@@ -88,7 +91,7 @@ def parse_readout(text: str) -> Readout:
             options[option] = float(value)
         elif not isinstance(value, bool):
             raise OptionError(f"{option} of readout {name} is true or false, got {value!r}.")
-    return replace(found, **options)
+    return replace(readout, **options)
 
 
 class ReadoutContext(Context):
