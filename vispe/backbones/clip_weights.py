@@ -61,19 +61,21 @@ def find_weights(model: str, weights: str | None) -> Checkpoint:
     """
     if model.startswith(_HUB):
         model = FOLDER + str(_from_hub(model.removeprefix(_HUB), weights))
-    if model.startswith(FOLDER):
-        return _in_folder(model, weights)
-    if model not in open_clip.list_models():
-        known = open_clip.list_models()
+    folder = Path(model.removeprefix(FOLDER)) if model.startswith(FOLDER) else None
+    if folder is not None:
+        _check_card(folder / _CARD)
+    elif model not in (known := open_clip.list_models()):
         hint = did_you_mean(model, known) or f" open_clip has {len(known)}, such as {MODEL}."
         raise UnknownName(f"open_clip has no model {model!r}.{hint} On this disk: {listed(on_disk())}.")
-    tags = open_clip.list_pretrained_tags_by_model(model)
-    if weights is None:
-        weights = _choose(model, tags)
+    elif weights is None:
+        weights = _choose(model)
     if weights == "random":
         return Checkpoint(model, weights, None)
-    if Path(weights).is_file():
+    if weights is not None and Path(weights).is_file():
         return Checkpoint(model, weights, Path(weights))
+    if folder is not None:
+        return Checkpoint(model, None, _in_folder(folder, weights))
+    tags = open_clip.list_pretrained_tags_by_model(model)
     if not open_clip.pretrained.is_pretrained_cfg(model, weights):
         hint = did_you_mean(weights, tags)
         raise UnknownName(
@@ -101,7 +103,7 @@ def _tag_on_disk(config: dict[str, Any]) -> Path | None:
     return path or downloaded(config.get("url"), folder)
 
 
-def _choose(model: str, tags: list[str]) -> str:
+def _choose(model: str) -> str:
     """Return the tag of a model that is on this disk, or the default one."""
     here = [name.rpartition(":")[2] for name in on_disk() if name.rpartition(":")[0] == model]
     if model == MODEL and (TAG in here or not here):
@@ -109,30 +111,29 @@ def _choose(model: str, tags: list[str]) -> str:
     if len(here) == 1:
         return here[0]
     where = "several are on this disk" if here else "none of them is on this disk"
+    names = here or open_clip.list_pretrained_tags_by_model(model)
     raise OptionError(
-        f"{model} has the weights {listed(here or tags)}, and {where}; choose with --weights TAG, or give a file."
+        f"{model} has the weights {listed(names)}, and {where}; choose with --weights TAG, or give a file."
     )
 
 
-def _in_folder(name: str, weights: str | None) -> Checkpoint:
-    folder = Path(name.removeprefix(FOLDER))
-    card = folder / _CARD
+def _check_card(card: Path) -> None:
     try:
         config = json.loads(card.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{folder} is not a model folder of open_clip: {card.name} cannot be read ({short(error)})."
+            f"{card.parent} is not a model folder of open_clip: {card.name} cannot be read ({short(error)})."
         ) from error
     if not isinstance(config, dict) or "model_cfg" not in config:
         raise InputError(
             f"{card} has no model_cfg; save the model with open_clip's push_to_hf_hub functions."
         )
-    if weights == "random":
-        return Checkpoint(name, weights, None)
+
+
+def _in_folder(folder: Path, weights: str | None) -> Path:
+    """Return the one checkpoint of a folder."""
     if weights is not None:
-        if not Path(weights).is_file():
-            raise InputError(f"weights={weights} is not a file; give a checkpoint.")
-        return Checkpoint(name, weights, Path(weights))
+        raise InputError(f"weights={weights} is not a file; give a checkpoint.")
     known = [folder / file for file in _FILES if (folder / file).is_file()]
     others = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".pth"))
     if not known and len(others) != 1:
@@ -140,7 +141,7 @@ def _in_folder(name: str, weights: str | None) -> Checkpoint:
         raise InputError(
             f"{folder} holds no {_FILES[0]} (checkpoints: {names}); give one with --weights FILE."
         )
-    return Checkpoint(name, None, (known or others)[0])
+    return (known or others)[0]
 
 
 def _from_hub(repo: str, weights: str | None) -> Path:
