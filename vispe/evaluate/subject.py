@@ -68,6 +68,20 @@ class Subject:
         image = image.expand(self.channels, -1, -1)
         return (image if self.mean is None else (image - self.mean) / self.std).contiguous()
 
+    def window(self, crop: int | None) -> int | None:
+        """Return the side in pixels of the window that is measured, None for whole images.
+
+        Raises:
+            OptionError: the model takes images of another size only.
+        """
+        window = crop or (self.size if self.exact else None)
+        if self.exact and window != self.size:
+            raise OptionError(
+                f"--crop {crop} does not suit {self.title}, which takes images of {self.size} px only; leave it out, "
+                f"or build the model for that size with --img-size {crop}."
+            )
+        return window
+
     def picture(self, image: Tensor) -> np.ndarray:
         """Return an image as the model gets it, (channels, H, W), as a picture (H, W, 3) in [0, 1]."""
         plain = image if self.mean is None or self.std is None else image * self.std + self.mean

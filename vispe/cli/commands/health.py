@@ -1,9 +1,10 @@
 """`vispe health`: the attention heads of a model."""
 
-from typing import Literal
-
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
+LEGEND = """\
+Means over the heads of a layer; distances in patches; position: share of the logits' variance that
+the offset explains."""
 
 
 def health(
@@ -15,7 +16,7 @@ def health(
     img_size: int | None = None,
     noise: int = 0,
     batch: int = 1,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: str = "auto",
     seed: int = 0,
     force: bool = False,
     json: bool = False,
@@ -36,7 +37,7 @@ def health(
         img_size: side of the images in pixels, for models that are built for one size.
         noise: number of images of uniform noise to look at in place of images.
         batch: images at once.
-        device: where the model runs; auto takes cuda when there is one.
+        device: where the model runs: auto, cpu, cuda, cuda:1 ...; auto takes cuda when there is one.
         seed: of noise and of random weights.
         force: overwrite files in the folder.
         json: print the report as JSON.
@@ -46,72 +47,28 @@ def health(
         vispe health vit_base_patch16_224 --noise 8 --json
         vispe health vit_tiny_patch16_224 --noise 2 --weights random --pos-embed alibi2d.geometric
     """
-    import sys
-    from json import dumps
-    from pathlib import Path
-
     import numpy as np
-    import timm
-    import torch
-    from rich.console import Console
-    from rich.progress import track
 
-    import vispe
-    from vispe.backbones.open_clip import load_model
     from vispe.backbones.timm import noise_images, read_squares
-    from vispe.errors import BackendUnavailable, OptionError
+    from vispe.cli.frame import Output, find, load, progress, section
+    from vispe.errors import OptionError
     from vispe.evaluate.attention.head_plots import health_page, plot_health
     from vispe.evaluate.attention.heads import head_health
-    from vispe.files import atomic_path, check_writable, write_json
-    from vispe.images.find import find_images
 
     if bool(images) == (noise > 0):
         raise OptionError("health needs something to look at: give either images or --noise N.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BackendUnavailable("--device cuda was asked, but torch finds no CUDA device; use --device cpu.")
-    paths = find_images(images) if images else []
-    names = ("report.json", "heads.png", "report.html")
-    files = [] if out is None else [Path(out) / name for name in names]
-    check_writable(files, force, protect=paths)
+    paths = find(images)
+    output = Output(out, ["report.html", "heads.png", "report.json"], force, paths)
+    files = [str(path) for path in paths]
+    net, name, entries = load(model, pos_embed, weights, img_size, device, seed, inputs=files, noise=noise)
+    pictures = read_squares(paths, net) if paths else noise_images(noise, net, np.random.default_rng(seed))
+    with progress() as bar:
+        result = head_health(net, bar.track(pictures, description="looking at heads"), batch=batch)
+    title = f"{name}, {result.images} {'noise ' * (not paths)}image{'s' * (result.images > 1)}"
+    report = entries | result.to_dict()
 
-    net = load_model(model, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
-    place = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    found = read_squares(paths, net) if paths else noise_images(noise, net, np.random.default_rng(seed))
-    progress = Console(stderr=True)
-    shown = track(
-        found, "looking at heads", console=progress, transient=True, disable=not sys.stderr.isatty()
-    )
-    result = head_health(net.to(place), shown, batch=batch)
-
-    title = " + ".join([model, *([pos_embed] if pos_embed else [])])
-    title += " (random weights)" * (weights == "random")
-    title += f", {result.images} {'noise ' * (not paths)}image{'s' * (result.images > 1)}"
-    report = {
-        "model": model,
-        "pos_embed": pos_embed,
-        "weights": weights or "pretrained",
-        "inputs": [str(path) for path in paths],
-        "noise": noise,
-        "seed": seed,
-        "device": place,
-        "versions": {"vispe": vispe.__version__, "torch": torch.__version__, "timm": timm.__version__},
-        **result.to_dict(),
-    }
-    if files:
+    def contents() -> dict[str, object]:
         figure = plot_health(result, title)
-        with atomic_path(files[1], force) as temporary:
-            figure.savefig(temporary, format="png")
-        health_page(result, title, figure).write(files[2], force)
-        write_json(files[0], report, force)
-    if json:
-        print(dumps(report, indent=2, allow_nan=False))
-    else:
-        print(f"{title}: {result.verdict}")
-        print("".join(f"  {note}\n" for note in result.notes), end="")
-        print(f"\n{result.to_markdown()}\n")
-        print(
-            "Means over the heads of a layer; distances in patches; position: share of the logits' variance that"
-        )
-        print("the offset explains.")
-    if files:
-        print(f"written: {', '.join(map(str, reversed(files)))}", file=sys.stderr)
+        return {"report.html": health_page(result, title, figure), "heads.png": figure, "report.json": report}
+
+    output.finish(json, report, lambda: f"{section(title, result)}\n{LEGEND}", contents)

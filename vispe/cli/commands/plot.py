@@ -1,12 +1,5 @@
 """`vispe plot`: a picture of an encoding. `vispe plot positions` is in plot_positions.py."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
-
 POSITIONALS = ("spec",)
 SHORT = {"out": "-o"}
 
@@ -45,6 +38,7 @@ def plot(
     from json import dumps
     from pathlib import Path
 
+    from vispe.cli.frame import write
     from vispe.errors import OptionError, UnknownEncoding, UnknownName
     from vispe.evaluate.plots.encoding import plot_bias
     from vispe.files import check_writable
@@ -72,17 +66,5 @@ def plot(
         raise UnknownName(
             f"{spec} is a scheme for text, images and videos; draw it by vispe plot positions {spec!r}."
         ) from None
-    save(axes.figure, path, force)
+    write(path, axes.figure, force)
     print(dumps({"spec": spec, "out": str(path)}) if json else f"{path}")
-
-
-def save(figure: "Figure", path: "Path", force: bool) -> None:
-    """Write a figure in the format that the ending of the path names."""
-    from vispe.errors import InputError
-    from vispe.files import atomic_path
-
-    known = figure.canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
-        raise InputError(f"{path} has no ending of a picture; use one of {', '.join(sorted(known))}.")
-    with atomic_path(path, force) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:].lower())

@@ -34,11 +34,11 @@ def plot_positions(
     from json import dumps
     from pathlib import Path
 
-    from vispe.cli.commands.plot import save
+    from vispe.cli.frame import write
     from vispe.evaluate.plots.positions import plot_positions as draw
     from vispe.files import check_writable
 
     path = Path(out)
     check_writable([path], force)
-    save(draw(schemes, stream)[0].figure, path, force)
+    write(path, draw(schemes, stream)[0].figure, force)
     print(dumps({"schemes": schemes, "stream": stream, "out": str(path)}) if json else f"{path}")

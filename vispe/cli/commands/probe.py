@@ -24,6 +24,7 @@ def probe(
     masks: int = 6,
     regressor: Literal["ridge", "linear"] = "ridge",
     alpha: float = 1.0,
+    device: str = "auto",
     seed: int = 0,
     force: bool = False,
     json: bool = False,
@@ -58,6 +59,7 @@ def probe(
         masks: random choices of these patches per image.
         regressor: ridge, or linear for least squares of least norm.
         alpha: penalty of ridge.
+        device: where the model runs: auto, cpu, cuda, cuda:1 ...; auto takes cuda when there is one.
         seed: of noise, textures, the choice of patches and of random weights.
         force: overwrite files in the folder.
         json: print the report as JSON.
@@ -67,81 +69,37 @@ def probe(
         vispe probe vit_small_patch14_reg4_dinov2 --textures 6 --baselines --blank 47,113,117,359 -o out
         vispe probe vit_tiny_patch16_224 --noise 4 --weights random --step 3 --no-layers --json
     """
-    import sys
-    from collections.abc import Iterable
-    from json import dumps
-    from pathlib import Path
-
-    import timm
-    import torch
-    from rich.console import Console
-    from rich.progress import track
-    from torch import Tensor
-
-    import vispe
-    from vispe.backbones.open_clip import load_model
-    from vispe.errors import OptionError
+    from vispe.cli.frame import Output, find, load, progress, section
     from vispe.evaluate.probe.pictures.page import heading, probe_page
     from vispe.evaluate.probe.pictures.sheet import plot_probe
-    from vispe.evaluate.probe.run import Question, probe_source
-    from vispe.files import atomic_path, check_writable, write_json
-    from vispe.images.find import find_images
-
-    if not images and noise < 1 and textures < 1:
-        raise OptionError("probe needs something to look at: give images, or --noise N, or --textures N.")
-    if not baselines and (blank is not None or shifts != 4):
-        raise OptionError(
-            "--blank and --shifts are about remedies, which were not asked for; add --baselines."
-        )
-    paths = find_images(images) if images else []
-    asked = {"images": bool(paths), "noise": noise > 0, "textures": textures > 0}
-    sources = [source for source, given in asked.items() if given]
-    pictures, files = {}, []
-    if out is not None:
-        names = {s: f"probe_{s}.png" if k else "probe.png" for k, s in enumerate(sources)}
-        pictures = {s: Path(out) / name for s, name in names.items()}
-        files = [Path(out) / "report.json", Path(out) / "report.html"]
-        check_writable([*files, *pictures.values()], force, protect=paths)
-
-    net = load_model(model, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    net.to(device)
-    progress = Console(stderr=True)
-
-    def shown(found: Iterable[Tensor], words: str) -> Iterable[Tensor]:
-        quiet = not sys.stderr.isatty()
-        return track(found, words, console=progress, transient=True, disable=quiet)
+    from vispe.evaluate.probe.run import Question, asked_sources, probe_source
 
     question = Question(target, step, masks, regressor, alpha, layers, baselines, blank, shifts, seed)
-    counts = {"images": paths, "noise": noise, "textures": textures}
-    results = {source: probe_source(net, source, counts[source], question, shown) for source in sources}
-
-    subject = " + ".join([model, *([pos_embed] if pos_embed else [])]) + (
-        " (random weights)" * (weights == "random")
+    paths = find(images)
+    sources = asked_sources(paths, noise, textures)
+    pictures = {s: f"probe_{s}.png" if k else "probe.png" for k, s in enumerate(sources)}
+    output = Output(out, [*pictures.values(), "report.json", "report.html"], force, paths)
+    files = [str(path) for path in paths]
+    net, name, entries = load(model, pos_embed, weights, img_size, device, seed, images=files)
+    with progress() as bar:
+        results = {
+            source: probe_source(
+                net, source, what, question, lambda rows, words: bar.track(rows, description=words)
+            )
+            for source, what in sources.items()
+        }
+    report = entries | {"results": {source: result.to_dict() for source, result in results.items()}}
+    titles = {s: f"{name}, {heading(s, result.probe)}" for s, result in results.items()}
+    output.finish(
+        json,
+        report,
+        lambda: "\n".join(
+            section(words, part)
+            for s, result in results.items()
+            for words, part in ((titles[s], result.probe), *result.parts())
+        ),
+        lambda: (
+            {pictures[s]: plot_probe(result.probe, titles[s]) for s, result in results.items()}
+            | {"report.json": report, "report.html": probe_page(name, results)}
+        ),
     )
-    report = {
-        "model": model,
-        "pos_embed": pos_embed,
-        "weights": weights or "pretrained",
-        "images": [str(path) for path in paths],
-        "seed": seed,
-        "device": device,
-        "versions": {"vispe": vispe.__version__, "torch": torch.__version__, "timm": timm.__version__},
-        "results": {source: result.to_dict() for source, result in results.items()},
-    }
-    titles = {s: f"{subject}, {heading(s, result.probe)}" for s, result in results.items()}
-    if out is not None:
-        for source, result in results.items():
-            with atomic_path(pictures[source], force) as temporary:
-                plot_probe(result.probe, titles[source]).savefig(temporary, format="png")
-        write_json(files[0], report, force)
-        probe_page(subject, results).write(files[1], force)
-    if json:
-        print(dumps(report, indent=2, allow_nan=False))
-    for source, result in () if json else results.items():
-        for words, part in ((titles[source], result.probe), *result.parts()):
-            print(f"{words}: {part.verdict}")
-            print("".join(f"  {note}\n" for note in part.notes), end="")
-            print(f"\n{part.to_markdown()}\n")
-    if out is not None:
-        print(f"written: {', '.join(str(p) for p in (*pictures.values(), *files))}", file=sys.stderr)

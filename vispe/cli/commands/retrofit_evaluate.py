@@ -56,16 +56,12 @@ def retrofit_evaluate(
         vispe retrofit evaluate out -o out/report
         vispe retrofit evaluate out --images micrographs --masks masks -o out/report
     """
-    import sys
-    from json import dumps
-
-    from rich.console import Console
-
+    from vispe.cli.frame import Output, share_done
     from vispe.train.evaluate.checkpoint import evaluate_checkpoint
     from vispe.train.evaluate.page import to_text
 
-    console = Console(stderr=True)
-    with console.status("reading") as status:
+    output = Output(out, ["report.html", "report.json"], force)
+    with share_done("reading") as progress:
         report = evaluate_checkpoint(
             checkpoint,
             images or (),
@@ -83,8 +79,6 @@ def retrofit_evaluate(
             device=device,
             seed=seed,
             force=force,
-            progress=lambda what, share: status.update(f"{what}{f', {share:.0%}' if share else ''}"),
+            progress=progress,
         )
-    print(dumps(report.to_dict(), indent=2, allow_nan=False) if json else to_text(report))
-    if out is not None:
-        print(f"written: {out}/report.html, {out}/report.json", file=sys.stderr)
+    output.finish(json, report.to_dict(), lambda: to_text(report))

@@ -1,6 +1,9 @@
 """`vispe rotate`: what a model or a segmentation makes of a sample that is turned, mirrored or shifted."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from vispe.evaluate.rotation.report import RotationReport as Report
 
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
@@ -84,25 +87,15 @@ def rotate(
         vispe rotate my_model.py:features images/*.png --patch 14 -o out
         torchrun --nproc-per-node 4 -m vispe rotate vit_base_patch16_224 images/ -o out
     """
-    import sys
-    from json import dumps
-    from pathlib import Path
-
-    import timm
-    import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    import vispe
     from vispe.backbones.processes import Processes
+    from vispe.cli.frame import Output, find, share_done, versions
     from vispe.errors import OptionError
     from vispe.evaluate.rotation.measure import check_metrics, measure
+    from vispe.evaluate.rotation.pictures.page import rotation_page
     from vispe.evaluate.sources import load_sources
     from vispe.evaluate.subject import load_subject
-    from vispe.files import check_writable
-    from vispe.images.find import find_images
 
-    paths, mask_paths = find_images(images) if images else [], find_images(masks) if masks else []
+    paths, mask_paths = find(images), find(masks)
     if not paths and textures < 1:
         raise OptionError("rotate needs something to look at: give images, or --textures N.")
     if mask_paths and not paths:
@@ -110,8 +103,7 @@ def rotate(
             "--masks were given without images; textures bring their own, so leave --masks out."
         )
     check_metrics(metrics)
-    files = [] if out is None else [Path(out) / "report.json", Path(out) / "report.html"]
-    check_writable(files, force, protect=[*paths, *mask_paths])
+    output = Output(out, ["report.html", "report.json"], force, [*paths, *mask_paths])
     processes = Processes.started()
     subject = load_subject(
         model,
@@ -127,23 +119,10 @@ def rotate(
         kind=kind,
     )
     sources = load_sources(subject, paths, mask_paths, zero=zero, names=classes, textures=textures, seed=seed)
-    window = crop or (subject.size if subject.exact else None)
-    if subject.exact and window != subject.size:
-        raise OptionError(
-            f"--crop {crop} does not suit {subject.title}, which takes images of {subject.size} px only; leave it out, "
-            f"or build the model for that size with --img-size {crop}."
-        )
-    first = processes.rank == 0
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not (first and sys.stderr.isatty()),
-    )
-    with progress:
-        task = progress.add_task("measuring", total=1.0)
+    settings = {"model": model, "pos_embed": pos_embed, "weights": weights, "img_size": img_size}
+    settings |= {"symmetrize": symmetrize, "d4": d4, "layer": layer, "inputs": [str(path) for path in paths]}
+    settings |= {"masks": [str(path) for path in mask_paths], "textures": textures, "versions": versions()}
+    with share_done("measuring", show=processes.rank == 0) as progress:
         report = measure(
             subject.features,
             sources.images,
@@ -156,7 +135,7 @@ def rotate(
             quick=quick,
             angles=angles,
             patch=subject.patch,
-            size=window,
+            size=subject.window(crop),
             exact=subject.exact,
             batch_size=batch_size,
             clusters=clusters,
@@ -164,46 +143,30 @@ def rotate(
             seed=seed,
             subject=subject.title,
             show=subject.picture,
-            settings={
-                "model": model,
-                "pos_embed": pos_embed,
-                "weights": weights,
-                "img_size": img_size,
-                "symmetrize": symmetrize,
-                "d4": d4,
-                "layer": layer,
-                "inputs": [str(path) for path in paths],
-                "masks": [str(path) for path in mask_paths],
-                "textures": textures,
-                "versions": {
-                    "vispe": vispe.__version__,
-                    "torch": torch.__version__,
-                    "timm": timm.__version__,
-                },
-            },
+            settings=settings,
             notes=sources.notes,
             processes=processes,
-            progress=lambda what, share: progress.update(task, description=what, completed=share),
+            progress=progress,
         )
-    if not first:
-        return
-    if files:
-        from vispe.evaluate.rotation.pictures.page import rotation_page
+    if processes.rank == 0:
+        values = report.to_dict()
+        output.finish(
+            json,
+            values,
+            lambda: as_text(report),
+            lambda: {"report.html": rotation_page(report), "report.json": values},
+        )
 
-        report.write_json(files[0], force)
-        rotation_page(report).write(files[1], force)
-    if json:
-        print(dumps(report.to_dict(), indent=2, allow_nan=False))
-    else:
-        print(f"{report.subject}, {len(report.result.images)} image(s)\n{report.verdict}")
-        if report.result.remedy:
-            print(report.result.remedy)
-        print(f"\n{report.to_markdown()}\n")
-        if report.fingerprint is not None:
-            print(
-                f"Fixed pattern: {report.fingerprint.snr:.3g} times what chance leaves in the mean of "
-                f"{report.fingerprint.n_images} windows (1 = no pattern, much more = one that is tied to the frame)."
-            )
-        print("".join(f"note: {note}\n" for note in report.result.notes), end="")
-    if files:
-        print(f"written: {files[1]}, {files[0]}", file=sys.stderr)
+
+def as_text(report: "Report") -> str:
+    """Return what is printed of a report."""
+    result, pattern = report.result, report.fingerprint
+    lines = [f"{report.subject}, {len(result.images)} image(s)", report.verdict]
+    lines += [result.remedy] if result.remedy else []
+    lines += ["", report.to_markdown(), ""]
+    if pattern is not None:
+        lines.append(
+            f"Fixed pattern: {pattern.snr:.3g} times what chance leaves in the mean of {pattern.n_images} windows "
+            "(1 = no pattern, much more = one that is tied to the frame)."
+        )
+    return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])

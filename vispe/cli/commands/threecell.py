@@ -33,62 +33,22 @@ def threecell(
         vispe threecell sincos2d rope_axial alibi2d none -o out
         vispe threecell 'alibi2d(wrap=false)' --seeds 1 --json
     """
-    import sys
-    from json import dumps
-    from pathlib import Path
-
-    import timm
-    import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    import vispe
+    from vispe.cli.frame import Output, share_done, versions
     from vispe.errors import OptionError
-    from vispe.evaluate.three_cell.table import plot_table, read_rows, report, run_missing, to_markdown
-    from vispe.evaluate.three_cell.train import Recipe, ThreeCellViT
-    from vispe.files import atomic_path
+    from vispe.evaluate.three_cell.table import compare, plot_table, read_rows, report, to_markdown
+    from vispe.evaluate.three_cell.train import Recipe
 
     if seeds < 1:
         raise OptionError(f"threecell needs at least one run per encoding, got --seeds {seeds}.")
     recipe = Recipe() if steps is None else Recipe(steps=steps)
-    for encoding in encodings:
-        ThreeCellViT(encoding, recipe)  # a name that does not exist must not be found out after an hour
-    file = None if out is None else Path(out) / "three_cell.json"
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        read_rows(file, recipe)
-    versions = {"vispe": vispe.__version__, "torch": torch.__version__, "timm": timm.__version__}
-    total, rows = len(encodings) * seeds, []
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task("training", total=total * recipe.steps)
+    output = Output(out, ["three_cell.json", "three_cell.png", "report.html"], force=True)
+    file = output.files[0] if output.files else None
+    with share_done("training") as progress:
+        also = {"versions": versions()}
+        rows = compare(encodings, seeds, recipe, file=file, workers=workers, also=also, progress=progress)
 
-        def follow(encoding: str, seed: int, step: int, loss: float) -> None:
-            bar.update(task, description=f"{encoding}, seed {seed}, loss {loss:.2f}")
-            if not workers:
-                bar.advance(task)
+    def contents() -> dict[str, object]:
+        kept = read_rows(file, recipe)
+        return {"three_cell.png": plot_table(kept), "report.html": report(kept)}
 
-        runs = run_missing(
-            encodings,
-            range(seeds),
-            recipe,
-            file=file,
-            workers=workers,
-            also={"versions": versions},
-            on_step=follow,
-        )
-        for row in runs:
-            rows.append(row)
-            if workers:
-                bar.advance(task, recipe.steps)
-    if file is not None:
-        rows = [r for r in read_rows(file, recipe) if r["encoding"] in encodings and r["seed"] < seeds]
-    if file is not None:
-        with atomic_path(file.with_suffix(".png"), force=True) as temporary:
-            plot_table(read_rows(file, recipe)).savefig(temporary, format="png")
-        page = report(read_rows(file, recipe)).write(file.with_name("report.html"), force=True)
-    print(dumps(rows, indent=1) if json else to_markdown(rows))
-    if file is not None:
-        print(f"written: {file}, {file.with_suffix('.png')}, {page}", file=sys.stderr)
+    output.finish(json, rows, lambda: to_markdown(rows), contents, indent=1)

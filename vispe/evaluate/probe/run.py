@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from vispe.backbones.timm import noise_images, read_squares
+from vispe.errors import OptionError
 from vispe.evaluate.probe.fit import Regressor
 from vispe.evaluate.probe.layers import probe_layers
 from vispe.evaluate.probe.pictures.page import SourceProbe
@@ -48,36 +49,39 @@ class Question:
     shifts: int = 4
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.baselines and (self.blank is not None or self.shifts != 4):
+            raise OptionError(
+                "--blank and --shifts are about remedies, which were not asked for; add --baselines."
+            )
 
-class Squares:
-    """Image files as normalised squares for a model, read anew, one by one, whenever they are gone through.
+
+def asked_sources(
+    paths: Sequence[str | Path], noise: int, textures: int
+) -> dict[str, Sequence[str | Path] | int]:
+    """Return what is probed, by kind: the files of images, numbers of noise images and of textures.
+
+    Raises:
+        OptionError: there is nothing to look at.
+    """
+    counts = {"images": paths, "noise": max(noise, 0), "textures": max(textures, 0)}
+    if not any(counts.values()):
+        raise OptionError("probe needs something to look at: give images, or --noise N, or --textures N.")
+    return {source: what for source, what in counts.items() if what}
+
+
+class Again:
+    """Pictures that are made anew whenever they are gone through.
 
     Args:
-        paths: image files; every page of a stack is an image.
-        model: a timm model, see `vispe.backbones.timm.read_squares`.
+        make: called without arguments, gives the pictures.
     """
 
-    def __init__(self, paths: Sequence[str | Path], model: nn.Module) -> None:
-        self.paths, self.model = paths, model
+    def __init__(self, make: Callable[[], Iterable[Tensor]]) -> None:
+        self.make = make
 
     def __iter__(self) -> Iterator[Tensor]:
-        yield from read_squares(self.paths, self.model)
-
-
-class Textures:
-    """Generated textures for a model, rendered anew whenever they are gone through, see `texture_images`.
-
-    Args:
-        n: number of pictures.
-        model: a timm model.
-        seed: of the samples.
-    """
-
-    def __init__(self, n: int, model: nn.Module, seed: int = 0) -> None:
-        self.n, self.model, self.seed = n, model, seed
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return texture_images(self.n, self.model, self.seed)
+        return iter(self.make())
 
 
 def probe_source(
@@ -85,7 +89,7 @@ def probe_source(
     source: str,
     what: Sequence[str | Path] | int,
     question: Question,
-    shown: Callable[[Iterable[Tensor], str], Iterable[Tensor]] = lambda found, words: found,
+    shown: Callable[[Iterable[Tensor], str], Iterable[Tensor]] = lambda pictures, words: pictures,
 ) -> SourceProbe:
     """Put all questions to a model on one kind of pictures.
 
@@ -94,39 +98,31 @@ def probe_source(
         source: 'images', 'noise' or 'textures'.
         what: the files of images, or the number of pictures.
         question: what is asked.
-        shown: is given the pictures that are gone through and words, and gives the pictures back: for a progress bar.
+        shown: called with the pictures that are gone through and words, returns the pictures: for a progress bar.
     """
     rng = np.random.default_rng(question.seed)
     if source == "noise":
-        found = noise_images(what, model, rng)
+        pictures = noise_images(what, model, rng)
+    elif source == "images":
+        pictures = Again(lambda: read_squares(what, model))
     else:
-        found = Squares(what, model) if source == "images" else Textures(what, model, question.seed)
+        pictures = Again(lambda: texture_images(what, model, question.seed))
     fit = {"step": question.step, "masks_per_image": question.masks}
     fit |= {"regressor": question.regressor, "alpha": question.alpha}
     headline = question.target
     probe = positional_probe(
-        model, shown(found, f"probing {source}"), targets=(headline, *TARGETS), generator=rng, **fit
+        model, shown(pictures, f"probing {source}"), targets=(headline, *TARGETS), generator=rng, **fit
     )
     layers = baselines = None
     fit |= {"targets": (headline, *TOLD), "generator": question.seed}
     if question.layers:
-        layers = probe_layers(model, shown(found, f"probing {source} after every block"), **fit)
+        layers = probe_layers(model, shown(pictures, f"probing {source} after every block"), **fit)
     if question.baselines:
         blank = 4 if question.blank is None else question.blank
-        alone = probe.n_images == 1 and isinstance(blank, int)
-        others = noise_images(_CHOSEN_ON, model, np.random.default_rng([question.seed, 1])) if alone else None
-        once = _Shown(found, shown, f"remedies on {source}")
-        baselines = probe_baselines(model, once, blank=blank, choose_on=others, shifts=question.shifts, **fit)
+        single = probe.n_images == 1 and isinstance(blank, int)
+        others = (
+            noise_images(_CHOSEN_ON, model, np.random.default_rng([question.seed, 1])) if single else None
+        )
+        each = Again(lambda: shown(pictures, f"remedies on {source}"))
+        baselines = probe_baselines(model, each, blank=blank, choose_on=others, shifts=question.shifts, **fit)
     return SourceProbe(probe, layers, baselines)
-
-
-class _Shown:
-    """Pictures that show their progress each time they are gone through."""
-
-    def __init__(
-        self, found: Iterable[Tensor], shown: Callable[[Iterable[Tensor], str], Iterable[Tensor]], words: str
-    ) -> None:
-        self.found, self.shown, self.words = found, shown, words
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.shown(self.found, self.words))

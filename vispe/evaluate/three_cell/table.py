@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, OptionError, require
-from vispe.evaluate.three_cell.train import Recipe, train
+from vispe.evaluate.three_cell.train import Recipe, ThreeCellViT, train
 from vispe.report.page import Page
 from vispe.report.style import BLUE, GREY, INK, ORANGE
+from vispe.report.table import aligned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +25,54 @@ PUBLISHED = ("distance", "orientation", "area", "vector_sum", "average")
 OURS = ("distance_exact", "area_exact", "balanced")
 BLIND = 2.0  # points above the best constant answer below which an encoding counts as no better
 Row = dict[str, Any]
+
+
+def compare(
+    encodings: Sequence[str],
+    seeds: int,
+    recipe: Recipe,
+    *,
+    file: Path | None = None,
+    workers: int = 0,
+    also: Mapping[str, Any] | None = None,
+    progress: Callable[[str, float], None] = lambda words, share: None,
+) -> list[Row]:
+    """Train every encoding with the seeds 0, 1, ... and return all rows, also those that a file already has.
+
+    Args:
+        encodings: specs as text.
+        seeds: runs per encoding.
+        recipe: how.
+        file: JSON of all rows; its folder is made.
+        workers: processes of one thread each; 0 trains in this process.
+        also: more entries for the file.
+        progress: called with the run in progress and the share of all steps that is done.
+
+    Raises:
+        UnknownEncoding: a name that does not exist, before anything is trained.
+        InputError: the file was made with another recipe, or is no such file.
+    """
+    for encoding in encodings:
+        ThreeCellViT(encoding, recipe)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    total, done = len(encodings) * seeds * recipe.steps, 0
+
+    def follow(encoding: str, seed: int, step: int, loss: float) -> None:
+        nonlocal done
+        done += 1
+        progress(f"{encoding}, seed {seed}, loss {loss:.2f}", done / total)
+
+    rows = []
+    for row in run_missing(
+        encodings, range(seeds), recipe, file=file, workers=workers, also=also, on_step=follow
+    ):
+        rows.append(row)
+        done += recipe.steps if workers else 0
+        progress(f"{row['encoding']}, seed {row['seed']}", done / total)
+    if file is None:
+        return rows
+    return [r for r in read_rows(file, recipe) if r["encoding"] in encodings and r["seed"] < seeds]
 
 
 def run_missing(
@@ -134,18 +183,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """Return `table` as Markdown, its columns aligned."""
-    cells = table(rows)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "| "
-        + " | ".join(
-            c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
-        )
-        + " |"
-        for line in cells
-    ]
-    rule = "|" + "|".join("-" * (w + 1) + (":" if i else "-") for i, w in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+    return aligned(table(rows))
 
 
 def report(rows: Sequence[Row]) -> Page:
