@@ -11,12 +11,12 @@ import vispe
 from vispe.backbones.maps import ModelFeatures
 from vispe.backbones.timm import load_backbone
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.probe.fit import channel_r2, channels_r2, fit_probe
+from vispe.evaluate.probe.fit import Fit, channel_r2, channels_r2, fit_probe
 from vispe.evaluate.probe.layers import probe_layers
 from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.ramps import ramp
 from vispe.evaluate.probe.sources import black_image, feature_function, patch_pixels, texture_images
-from vispe.evaluate.probe.trials import TOLD, Trials, aside, mixed
+from vispe.evaluate.probe.trials import POSITIONS, Trials, follower, mixed
 
 
 def rng(seed=0):
@@ -86,10 +86,10 @@ def test_one_channel_at_a_time_equals_fits_of_one_channel(regressor, held_out):
     feats[..., 1] = 2.5  # constant
     mask = rng(1).random((8, 9)) < 0.3
     targets = {name: ramp(name, (8, 9)) for name in ("lr+ud", "radial")}
-    curves = channels_r2(feats, mask, targets, regressor=regressor, held_out=held_out)
+    curves = channels_r2(feats, mask, targets, Fit(regressor), held_out=held_out)
     for name, values in targets.items():
         for c in range(5):
-            fit = fit_probe(feats[..., c : c + 1], mask, {"t": values}, regressor=regressor)["t"]
+            fit = fit_probe(feats[..., c : c + 1], mask, {"t": values}, Fit(regressor))["t"]
             assert curves[name][c] == pytest.approx(fit.r2_heldout if held_out else fit.r2, abs=1e-10)
     constant = channels_r2(feats[:1], np.arange(9)[None] % 2, {"ud": ramp("ud", (1, 9))}, held_out=held_out)
     assert np.isnan(constant["ud"]).all()
@@ -116,8 +116,8 @@ def test_shuffling_moves_all_targets_alike_and_a_generator_aside_takes_nothing()
     np.testing.assert_array_equal(moved["lr+ud"].reshape(35, 2), ramps["lr+ud"].reshape(35, 2)[order])
     np.testing.assert_array_equal(moved["lr"][..., 0], moved["lr+ud"][..., 0])
     one = rng(4)
-    first = aside(one).random(3)
-    np.testing.assert_array_equal(first, aside(rng(4)).random(3))
+    first = follower(one).random(3)
+    np.testing.assert_array_equal(first, follower(rng(4)).random(3))
     np.testing.assert_array_equal(one.random(3), rng(4).random(3))
 
 
@@ -227,10 +227,10 @@ def test_layers_as_json_and_markdown_hold_every_value(learned):
     stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     for k in range(6):
         np.testing.assert_allclose(
-            [stored["blocks"][k]["r2_heldout"][name] for name in TOLD], found.r2[k], atol=1e-12
+            [stored["blocks"][k]["r2_heldout"][name] for name in POSITIONS], found.r2[k], atol=1e-12
         )
-        assert [len(stored["blocks"][k]["channel_r2"][name]) for name in TOLD] == [64] * 6
-    assert list(stored["pixels"]) == list(TOLD)
+        assert [len(stored["blocks"][k]["channel_r2"][name]) for name in POSITIONS] == [64] * 6
+    assert list(stored["pixels"]) == list(POSITIONS)
     lines = found.to_markdown().splitlines()
     assert len(lines) == 2 + 1 + 6
     assert len({len(line) for line in lines}) == 1

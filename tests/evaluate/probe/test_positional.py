@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from vispe.backbones.timm import input_settings, load_backbone, noise_images, patch_features, square_images
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
-from vispe.evaluate.probe.fit import channel_r2, fit_probe, r2_score
+from vispe.evaluate.probe.fit import Fit, channel_r2, fit_probe, r2_score
 from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.ramps import TARGETS, n_random_samples, ramp, sample_mask, sample_region
 
@@ -117,14 +117,14 @@ def test_fit_equals_scikit_learn(channels, regressor, standardize, fit_intercept
         "alpha": 0.7,
     }
     targets = {name: ramp(name, (9, 12), rng(2)) for name in TARGETS}
-    fits = fit_probe(feats, mask, targets, **options)
+    fits = fit_probe(feats, mask, targets, Fit(**options))
     for name, target in targets.items():
         prediction, y, chosen = by_sklearn(feats, mask, target, **options)
         np.testing.assert_allclose(fits[name].prediction.reshape(prediction.shape), prediction, atol=1e-7)
         assert fits[name].r2 == pytest.approx(sklearn_r2(y, prediction), rel=1e-6)
         assert fits[name].r2_heldout == pytest.approx(sklearn_r2(y[~chosen], prediction[~chosen]), rel=1e-6)
-        single = channel_r2(feats, mask, target, **options)
-        heldout = channel_r2(feats, mask, target, held_out=True, **options)
+        single = channel_r2(feats, mask, target, Fit(**options))
+        heldout = channel_r2(feats, mask, target, Fit(**options), held_out=True)
         for c in (0, channels - 1):
             one, y, chosen = by_sklearn(feats[..., c : c + 1], mask, target, **options)
             assert single[c] == pytest.approx(sklearn_r2(y, one), abs=1e-9)
@@ -155,7 +155,7 @@ def test_channels_that_are_constant_where_sampled_are_not_blown_up():
     fit = fit_probe(feats, mask, {"lr": ramp("lr", (8, 8))})["lr"]
     without = fit_probe(np.delete(feats, 2, 2), mask, {"lr": ramp("lr", (8, 8))})["lr"]
     np.testing.assert_allclose(fit.prediction, without.prediction, atol=1e-10)
-    assert np.isfinite(channel_r2(feats, mask, ramp("lr", (8, 8)), regressor="linear")).all()
+    assert np.isfinite(channel_r2(feats, mask, ramp("lr", (8, 8)), Fit("linear"))).all()
 
 
 def test_nan_counts_as_zero_and_is_reported_or_refused():
@@ -166,7 +166,7 @@ def test_nan_counts_as_zero_and_is_reported_or_refused():
     assert fit.n_nan == 2
     np.testing.assert_array_equal(fit.prediction, fit_probe(zeros, mask, targets)["ud"].prediction)
     with pytest.raises(InputError, match="hold 2 NaN"):
-        fit_probe(feats, mask, targets, nan_to_zero=False)
+        fit_probe(feats, mask, targets, Fit(nan_to_zero=False))
     feats[0, 0, 0] = np.inf
     with pytest.raises(InputError, match="1 infinite values"):
         fit_probe(feats, mask, targets)
@@ -181,9 +181,9 @@ def test_wrong_shapes_and_options_are_named():
     with pytest.raises(ShapeError, match=r"'ud' need shape \(6, 7, 'n'\)"):
         fit_probe(feats, mask, {"ud": ramp("ud", (7, 6))})
     with pytest.raises(OptionError, match="no regressor 'mlp'"):
-        fit_probe(feats, mask, target, regressor="mlp")
+        fit_probe(feats, mask, target, Fit("mlp"))
     with pytest.raises(OptionError, match="alpha=-1"):
-        channel_r2(feats, mask, target["ud"], alpha=-1)
+        channel_r2(feats, mask, target["ud"], Fit(alpha=-1))
 
 
 def test_r2_is_not_clipped_and_nan_for_constant_targets():

@@ -1,6 +1,6 @@
 """Golden cases of the positional linear probe: ramps, sampling masks, and fits on given features."""
 
-from vispe.evaluate.probe.fit import channel_r2, fit_probe
+from vispe.evaluate.probe.fit import Fit, channel_r2, fit_probe
 from vispe.evaluate.probe.ramps import n_random_samples, ramp, sample_mask, sample_region
 
 
@@ -34,16 +34,11 @@ def _fits(case, shape):
             case.ignore(key, "the random draw is stored in in.mask")
     else:
         masks["own mask"] = _sampling(case, shape)["mask"]
-    options = {
-        "regressor": case.config("regressor"),
-        "alpha": case.config("ridge_alpha"),
-        "standardize": case.config("scale_feats"),
-        "fit_intercept": case.config("fit_intercept"),
-        "nan_to_zero": case.config("nan_to_zero"),
-    }
+    keys = ("regressor", "ridge_alpha", "scale_feats", "fit_intercept", "nan_to_zero")
+    options = Fit(*map(case.config, keys))
     for label, mask in masks.items():
-        fit = fit_probe(feats, mask, {"target": values}, **options)["target"]
+        fit = fit_probe(feats, mask, {"target": values}, options)["target"]
         outputs = {"pred": fit.prediction, "r2": fit.r2}
         if "channel_r2" in case.output_names:
-            outputs["channel_r2"] = channel_r2(feats, mask, values, **options)
+            outputs["channel_r2"] = channel_r2(feats, mask, values, options)
         yield label, outputs

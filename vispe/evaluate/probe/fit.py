@@ -35,6 +35,41 @@ def r2_score(values: np.ndarray, prediction: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """How a linear model is fitted; the defaults are those of the published tables.
+
+    Attributes:
+        regressor: `ridge`, or `linear`: least squares, the solution of least norm where it is not unique.
+        alpha: ridge penalty on the weights; the intercept is not penalised. Not used by `linear`.
+        standardize: subtract the mean and divide by the population standard deviation of the SAMPLED patches;
+            channels that are constant there are not divided.
+        fit_intercept: add a constant.
+        nan_to_zero: count NaN as 0; else NaN is an error.
+
+    Raises:
+        OptionError: unknown regressor or negative alpha.
+
+    >>> Fit(alpha=0.1).regressor
+    'ridge'
+    """
+
+    regressor: Regressor = "ridge"
+    alpha: float = 1.0
+    standardize: bool = True
+    fit_intercept: bool = True
+    nan_to_zero: bool = True
+
+    def __post_init__(self) -> None:
+        if self.regressor not in ("ridge", "linear"):
+            raise OptionError(f"There is no regressor {self.regressor!r}; use 'ridge' or 'linear'.")
+        if not self.alpha >= 0:
+            raise OptionError(f"The ridge penalty is a number from 0 up, got alpha={self.alpha}.")
+
+
+RIDGE = Fit()
+
+
+@dataclass(frozen=True)
 class ProbeFit:
     """One fitted target on one image.
 
@@ -52,15 +87,7 @@ class ProbeFit:
 
 
 def fit_probe(
-    feats: Features,
-    mask: Features,
-    targets: Mapping[str, np.ndarray],
-    *,
-    regressor: Regressor = "ridge",
-    alpha: float = 1.0,
-    standardize: bool = True,
-    fit_intercept: bool = True,
-    nan_to_zero: bool = True,
+    feats: Features, mask: Features, targets: Mapping[str, np.ndarray], fit: Fit = RIDGE
 ) -> dict[str, ProbeFit]:
     """Fit linear models from features to targets on the patches of a mask, and score them on the grid.
 
@@ -69,13 +96,8 @@ def fit_probe(
     Args:
         feats: features of one image, (h, w, C).
         mask: sampled patches, (h, w), bool or 0/1.
-        targets: values (h, w, n) by name, see `ramp`.
-        regressor: `ridge`, or `linear`: least squares, the solution of least norm where it is not unique.
-        alpha: ridge penalty on the weights; the intercept is not penalised. Not used by `linear`.
-        standardize: subtract the mean and divide by the population standard deviation of the SAMPLED patches;
-            channels that are constant there are not divided.
-        fit_intercept: add a constant.
-        nan_to_zero: count NaN as 0; else NaN is an error.
+        targets: values (h, w, n) by name, such as those of `ramp`.
+        fit: how.
 
     Returns:
         A `ProbeFit` by target name.
@@ -83,22 +105,26 @@ def fit_probe(
     Raises:
         ShapeError: shapes that do not fit, or fewer than one sampled patch.
         InputError: infinite features, or NaN without `nan_to_zero`.
-        OptionError: unknown regressor or negative alpha.
+
+    >>> values = np.arange(12.0).reshape(3, 4, 1)
+    >>> round(fit_probe(values, np.eye(3, 4), {"place": values}, Fit(alpha=0))["place"].r2_heldout, 6)
+    1.0
     """
-    _check_regressor(regressor, alpha)
-    x, chosen, shape, n_nan = _prepare(feats, mask, standardize, nan_to_zero)
-    x_mean = x[chosen].mean(0) if fit_intercept else np.zeros(x.shape[1])
+    x, chosen, shape, n_nan = _prepare(feats, mask, fit)
+    x_mean = _mean(x[chosen], fit)
     u, s, vt = np.linalg.svd(x[chosen] - x_mean, full_matrices=False)
-    if regressor == "ridge":
-        gain = np.divide(s, s**2 + alpha, out=np.zeros_like(s), where=s > 0)
+    # directions that the samples do not span get no weight: the solution of least norm
+    if fit.regressor == "ridge":
+        gain = np.divide(s, s**2 + fit.alpha, out=np.zeros_like(s), where=s > 0)
     else:
         kept = s > s.max(initial=0) * np.finfo(s.dtype).eps * max(len(u), x.shape[1])
         gain = np.divide(1, s, out=np.zeros_like(s), where=kept)
-    scores = (x - x_mean) @ vt.T  # every patch in the basis of the sampled ones
+    # every patch in the basis of the sampled ones, once for all targets
+    scores = (x - x_mean) @ vt.T
     result = {}
     for name, target in targets.items():
         values = _flat_target(name, target, shape)
-        y_mean = values[chosen].mean(0) if fit_intercept else np.zeros(values.shape[1])
+        y_mean = _mean(values[chosen], fit)
         prediction = scores @ (gain[:, None] * (u.T @ (values[chosen] - y_mean))) + y_mean
         heldout = r2_score(values[~chosen], prediction[~chosen])
         result[name] = ProbeFit(prediction.reshape(*shape, -1), r2_score(values, prediction), heldout, n_nan)
@@ -106,56 +132,28 @@ def fit_probe(
 
 
 def channel_r2(
-    feats: Features,
-    mask: Features,
-    target: np.ndarray,
-    *,
-    regressor: Regressor = "ridge",
-    alpha: float = 1.0,
-    standardize: bool = True,
-    fit_intercept: bool = True,
-    nan_to_zero: bool = True,
-    held_out: bool = False,
+    feats: Features, mask: Features, target: np.ndarray, fit: Fit = RIDGE, *, held_out: bool = False
 ) -> np.ndarray:
     """Return the R² of a probe that reads one channel only, for every channel, (C,).
 
-    In closed form: the slope is cov/(var + alpha) over the sampled patches. Channels with a high value are
-    the ones to blank (`vispe.evaluate.probe.debias.blank_channels`). Arguments and errors are those of `fit_probe`.
+    Channels with a high value are the ones to blank (`vispe.evaluate.probe.debias.blank_channels`).
 
     Args:
         feats: features of one image, (h, w, C).
         mask: sampled patches, (h, w).
         target: values (h, w, n).
-        regressor: see `fit_probe`.
-        alpha: see `fit_probe`.
-        standardize: see `fit_probe`.
-        fit_intercept: see `fit_probe`.
-        nan_to_zero: see `fit_probe`.
+        fit: how.
         held_out: score only the patches that were not sampled.
     """
-    return channels_r2(
-        feats,
-        mask,
-        {"target": target},
-        regressor=regressor,
-        alpha=alpha,
-        standardize=standardize,
-        fit_intercept=fit_intercept,
-        nan_to_zero=nan_to_zero,
-        held_out=held_out,
-    )["target"]
+    return channels_r2(feats, mask, {"target": target}, fit, held_out=held_out)["target"]
 
 
 def channels_r2(
     feats: Features,
     mask: Features,
     targets: Mapping[str, np.ndarray],
+    fit: Fit = RIDGE,
     *,
-    regressor: Regressor = "ridge",
-    alpha: float = 1.0,
-    standardize: bool = True,
-    fit_intercept: bool = True,
-    nan_to_zero: bool = True,
     held_out: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return `channel_r2` of several targets, (C,) by name, from one pass over the features.
@@ -164,43 +162,39 @@ def channels_r2(
         feats: features of one image, (h, w, C).
         mask: sampled patches, (h, w).
         targets: values (h, w, n) by name.
-        regressor: see `fit_probe`.
-        alpha: see `fit_probe`.
-        standardize: see `fit_probe`.
-        fit_intercept: see `fit_probe`.
-        nan_to_zero: see `fit_probe`.
+        fit: how.
         held_out: score only the patches that were not sampled.
     """
-    _check_regressor(regressor, alpha)
-    x, chosen, shape, _ = _prepare(feats, mask, standardize, nan_to_zero)
-    if fit_intercept:
-        x = x - x[chosen].mean(0)
-    power = (x[chosen] ** 2).sum(0) + (alpha if regressor == "ridge" else 0.0)
-    flat = np.ptp(x[chosen], axis=0) == 0 if fit_intercept else power == 0
+    x, chosen, shape, _ = _prepare(feats, mask, fit)
+    x = x - _mean(x[chosen], fit)
+    # with one channel the slope is cov / (var + alpha), for all channels at once
+    power = (x[chosen] ** 2).sum(0) + (fit.alpha if fit.regressor == "ridge" else 0.0)
+    flat = np.ptp(x[chosen], axis=0) == 0 if fit.fit_intercept else power == 0
     scored = ~chosen if held_out else np.ones_like(chosen)
     seen, fitted = x[scored], x[chosen]
     squares = (seen**2).sum(0)[:, None]
     result = {}
     for name, target in targets.items():
         values = _flat_target(name, target, shape)
-        y_mean = values[chosen].mean(0) if fit_intercept else np.zeros(values.shape[1])
+        y_mean = _mean(values[chosen], fit)
         true = values[scored]
         if len(true) == 0 or (np.ptp(true, axis=0) == 0).any():
             result[name] = np.full(x.shape[1], np.nan)
             continue
-        slope = np.divide(
-            fitted.T @ (values[chosen] - y_mean),
-            power[:, None],
-            out=np.zeros((x.shape[1], values.shape[1])),
-            where=~flat[:, None],
-        )
+        covariance = fitted.T @ (values[chosen] - y_mean)
+        slope = np.divide(covariance, power[:, None], out=np.zeros_like(covariance), where=~flat[:, None])
+        # the squared error is expanded, so that no array (patches, channels, outputs) is made
         rest = true - y_mean
         error = (rest**2).sum(0) - 2 * slope * (seen.T @ rest) + slope**2 * squares
         result[name] = (1 - error / ((true - true.mean(0)) ** 2).sum(0)).mean(1)
     return result
 
 
-def _prepare(feats: Features, mask: Features, standardize: bool, nan_to_zero: bool):
+def _mean(sampled: np.ndarray, fit: Fit) -> np.ndarray:
+    return sampled.mean(0) if fit.fit_intercept else np.zeros(sampled.shape[1])
+
+
+def _prepare(feats: Features, mask: Features, fit: Fit):
     """Return flat float64 features (p, C), flat mask (p,), the grid (h, w) and the number of NaN."""
     x = to_numpy(feats)
     chosen = to_numpy(mask) != 0
@@ -215,19 +209,17 @@ def _prepare(feats: Features, mask: Features, standardize: bool, nan_to_zero: bo
         )
     shape = x.shape[:2]
     x, chosen = x.reshape(-1, x.shape[2]), chosen.reshape(-1)
-    nans = np.isnan(x)
-    n_nan = int(nans.sum())
-    if n_nan and not nan_to_zero:
+    n_nan, n_infinite = int(np.isnan(x).sum()), int(np.isinf(x).sum())
+    if n_nan and not fit.nan_to_zero:
         raise InputError(f"The features hold {n_nan} NaN; allow nan_to_zero=True or repair them.")
-    if np.isinf(x).any():
-        raise InputError(
-            f"The features hold {int(np.isinf(x).sum())} infinite values, which a linear fit cannot use."
-        )
-    x = np.where(nans, 0.0, x)
-    if standardize:
+    if n_infinite:
+        raise InputError(f"The features hold {n_infinite} infinite values, which a linear fit cannot use.")
+    x = np.nan_to_num(x)
+    if fit.standardize:
         sampled = x[chosen]
-        std = sampled.std(0)
-        x = (x - sampled.mean(0)) / np.where(np.ptp(sampled, axis=0) == 0, 1.0, std)
+        # a constant channel is not divided by the rounding of its mean
+        std = np.where(np.ptp(sampled, axis=0) == 0, 1.0, sampled.std(0))
+        x = (x - sampled.mean(0)) / std
     return x, chosen, shape, n_nan
 
 
@@ -245,10 +237,3 @@ def _flat_target(name: str, target: np.ndarray, shape: tuple[int, int]) -> np.nd
             f"The values of {name!r} need shape {(*shape, 'n')}, as the features, got {values.shape}."
         )
     return values.reshape(-1, values.shape[2])
-
-
-def _check_regressor(regressor: str, alpha: float) -> None:
-    if regressor not in ("ridge", "linear"):
-        raise OptionError(f"There is no regressor {regressor!r}; use 'ridge' or 'linear'.")
-    if not alpha >= 0:
-        raise OptionError(f"The ridge penalty is a number from 0 up, got alpha={alpha}.")

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from vispe.backbones.batches import checked_maps
 from vispe.backbones.maps import ModelFeatures
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.probe.fit import Features, Regressor, to_numpy
+from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.sources import patch_pixels
-from vispe.evaluate.probe.trials import TOLD, Trials, cell, finite
-from vispe.report.table import aligned
+from vispe.evaluate.probe.trials import POSITIONS, Trials, cell
+from vispe.report.table import aligned, json_list
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class LayerProbe:
                 f"no linear position after any of {len(curve)} blocks: held-out R² {curve[best]:.2f} at most"
             )
         first = int(np.flatnonzero(curve >= max(0.1, curve[best] / 2))[0])
-        told = [f"position can be read from block {first} on (held-out R² {curve[first]:.2f})"]
+        parts = [f"position can be read from block {first} on (held-out R² {curve[first]:.2f})"]
         if best not in (first, last):
-            told.append(f"best after block {best} ({curve[best]:.2f})")
+            parts.append(f"best after block {best} ({curve[best]:.2f})")
         if first != last:
-            told.append(f"{curve[last]:.2f} after the last, block {last}")
-        return ", ".join(told)
+            parts.append(f"{curve[last]:.2f} after the last, block {last}")
+        return ", ".join(parts)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -96,10 +96,9 @@ class LayerProbe:
         if self.pixels is not None:
             rows.append(["pixels", *map(cell, np.median(self.pixels, axis=1)), "", ""])
         for k, (r2, control) in enumerate(zip(self.r2, self.shuffled, strict=True)):
-            best = self.channel_r2[k][0][told := self.top_channels(k, n=3)]
             cells = map(cell, (*np.median(r2, axis=1), np.median(control[0])))
-            words = ", ".join(f"{c} ({cell(v)})" for c, v in zip(told, best, strict=True))
-            rows.append([f"block {k}", *cells, words])
+            best = [f"{c} ({cell(self.channel_r2[k][0][c])})" for c in self.top_channels(k, n=3)]
+            rows.append([f"block {k}", *cells, ", ".join(best)])
         return rows
 
     def to_markdown(self) -> str:
@@ -108,22 +107,22 @@ class LayerProbe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: every score by block, target and image; the channel curves by block and target."""
-        names = self.targets
+
+        def by_target(values: np.ndarray) -> dict[str, Any]:
+            return dict(zip(self.targets, json_list(values), strict=True))
+
         return {
             "verdict": self.verdict,
             "notes": list(self.notes),
-            "targets": list(names),
+            "targets": list(self.targets),
             "grids": [list(grid) for grid in self.grids],
             "settings": self.settings,
-            "pixels": None if self.pixels is None else dict(zip(names, finite(self.pixels), strict=True)),
+            "pixels": None if self.pixels is None else by_target(self.pixels),
             "blocks": [
                 {
-                    "r2_heldout": dict(zip(names, finite(r2), strict=True)),
-                    "shuffled": dict(zip(names, finite(control), strict=True)),
-                    "channel_r2": {
-                        name: [None if np.isnan(v) else round(float(v), 4) for v in values]
-                        for name, values in zip(names, curves, strict=True)
-                    },
+                    "r2_heldout": by_target(r2),
+                    "shuffled": by_target(control),
+                    "channel_r2": by_target(np.round(curves, 4)),
                 }
                 for r2, control, curves in zip(self.r2, self.shuffled, self.channel_r2, strict=True)
             ],
@@ -134,7 +133,7 @@ def probe_layers(
     model: nn.Module | ModelFeatures | Iterable[Sequence[Features]],
     images: Iterable[Tensor] | None = None,
     *,
-    targets: Sequence[str] = TOLD,
+    targets: Sequence[str] = POSITIONS,
     step: int = 6,
     masks_per_image: int = 6,
     regressor: Regressor = "ridge",
@@ -150,19 +149,23 @@ def probe_layers(
         model: a model of timm or open_clip, converted or not, in evaluation mode; or, for each image, its features
             (h, w, C) after every block.
         images: (3, H, W) each, normalised, sides multiples of the patch; None with features.
-        targets: see `vispe.evaluate.probe.ramps.ramp`, the headline first.
+        targets: names of `vispe.evaluate.probe.ramps.ramp`, the headline first.
         step: one patch in step² is fitted.
         masks_per_image: random choices of these patches for each image.
-        regressor: see `fit_probe`.
-        alpha: see `fit_probe`.
+        regressor: `ridge`, or `linear` for least squares of least norm.
+        alpha: penalty of ridge.
         generator: a numpy Generator, or a seed for one; draws masks and the order of the shuffled control.
 
     Raises:
         ShapeError: no images, images with different numbers of blocks or channels, or too few patches for the step.
         OptionError: features and images, or a model without images; an unknown target.
+
+    >>> blocks = np.random.default_rng(0).normal(size=(2, 12, 12, 8))
+    >>> probe_layers([blocks], step=2).r2.shape
+    (2, 6, 1)
     """
     rng = np.random.default_rng(generator)
-    trials = Trials(tuple(dict.fromkeys(targets)), step, masks_per_image, regressor, alpha)
+    trials = Trials(tuple(dict.fromkeys(targets)), step, masks_per_image, Fit(regressor, alpha))
     scores, controls, pixels, grids, n = [], [], [], [], 0
     curves: list[np.ndarray] = []
     for maps, raw in _each(model, images):
@@ -170,17 +173,17 @@ def probe_layers(
         for m in [*maps, *([] if raw is None else [raw])]:
             if m.shape[:2] not in drawn:
                 drawn[m.shape[:2]] = trials.draw(m.shape[:2], rng)
-        found = [trials.scores(m, drawn[m.shape[:2]]) for m in maps]
-        told = [trials.channels(m, drawn[m.shape[:2]]) for m in maps]
-        if n and [c.shape for c in told] != [c.shape for c in curves]:
+        r2, control = zip(*(trials.scores(m, drawn[m.shape[:2]]) for m in maps), strict=True)
+        single = [trials.channels(m, drawn[m.shape[:2]]) for m in maps]
+        if n and [c.shape for c in single] != [c.shape for c in curves]:
             raise ShapeError(
-                f"Image {n} has features of the widths {[c.shape[1] for c in told]} after its blocks, and the first "
+                f"Image {n} has features of the widths {[c.shape[1] for c in single]} after its blocks, and the first "
                 f"image {[c.shape[1] for c in curves]}; probe one model at a time."
             )
         n += 1
-        curves = [c + (t - c) / n for c, t in zip(curves, told, strict=True)] if n > 1 else told
-        scores.append([r2 for r2, _ in found])
-        controls.append([control for _, control in found])
+        curves = [c + (s - c) / n for c, s in zip(curves, single, strict=True)] if n > 1 else single
+        scores.append(r2)
+        controls.append(control)
         if raw is not None:
             pixels.append(trials.scores(raw, drawn[raw.shape[:2]])[0])
         grids = grids or [(int(m.shape[0]), int(m.shape[1])) for m in maps]

@@ -19,11 +19,11 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.probe.fit import Regressor, channel_r2, fit_probe
+from vispe.evaluate.probe.fit import Fit, Regressor, channel_r2, fit_probe
 from vispe.evaluate.probe.ramps import TARGETS, check_target, ramp, sample_mask
 from vispe.evaluate.probe.sources import Source, each_features
-from vispe.evaluate.probe.trials import aside, check_sampled, finite, mixed, same_region
-from vispe.report.table import aligned
+from vispe.evaluate.probe.trials import check_sampled, follower, mixed, same_region
+from vispe.report.table import aligned, json_list
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,12 @@ class ProbeRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Return target, mean, median and standard deviation of the scores, and every value, by image and mask."""
-        stats = {"mean": np.mean, "median": np.median, "std": np.std}
-        scores = {"r2_heldout": self.r2_heldout, "r2": self.r2, "shuffled": self.shuffled}
-        return {"target": self.target} | {
-            key: {name: finite(function(values)) for name, function in stats.items()}
-            | {"per_image": finite(values)}
-            for key, values in scores.items()
-        }
+        entries: dict[str, Any] = {"target": self.target}
+        for key in ("r2_heldout", "r2", "shuffled"):
+            values = getattr(self, key)
+            mean, median, std = json_list([np.mean(values), np.median(values), np.std(values)])
+            entries[key] = {"mean": mean, "median": median, "std": std, "per_image": json_list(values)}
+        return entries
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class ProbeResult:
             "n_nan": self.n_nan,
             "settings": self.settings,
             "top_channels": self.top_channels(),
-            "channel_r2": [finite(value) for value in self.channel_r2],
+            "channel_r2": json_list(self.channel_r2),
         }
 
     def to_markdown(self) -> str:
@@ -175,18 +174,22 @@ def positional_probe(
         random_mask: draw the patches at random, else take the regular grid (then one mask per image is
             enough).
         masks_per_image: masks drawn for each image.
-        regressor: see `fit_probe`.
-        alpha: see `fit_probe`.
-        standardize: see `fit_probe`.
+        regressor: `ridge`, or `linear` for least squares of least norm.
+        alpha: penalty of ridge.
+        standardize: scale each channel by the mean and deviation of the fitted patches.
         generator: a numpy Generator, or a seed for one; draws masks and the random target. The order of the
             shuffled control follows from it without advancing it.
 
     Raises:
         ShapeError: no images, or a grid so small that the step leaves no patch to fit on.
         OptionError: unknown target, or images without a model.
+
+    >>> noise = np.random.default_rng(0).normal(size=(12, 12, 8))
+    >>> positional_probe([noise], targets=["lr"], step=2).verdict.split(":")[0]
+    'no linear position'
     """
     rng = np.random.default_rng(generator)
-    order = aside(rng)
+    order = follower(rng)
     names = [*(name for name in dict.fromkeys(targets) if name != "random"), "random"]
     for name in names:
         check_target(name)
@@ -195,7 +198,7 @@ def positional_probe(
             f"The probe needs at least one mask per image, got masks_per_image={masks_per_image}."
         )
     draws = masks_per_image if random_mask else 1
-    fit = {"regressor": regressor, "alpha": alpha, "standardize": standardize}
+    fit = Fit(regressor, alpha, standardize)
     sampling = {"step": step, "cutoff": cutoff, "random_mask": random_mask, "masks_per_image": draws}
     scores: dict[str, list[list[tuple[float, float, float]]]] = {name: [] for name in names}
     curves, first, n_nan = [], {}, 0
@@ -212,18 +215,15 @@ def positional_probe(
                 check_sampled(mask, step, cutoff)
                 asked = {name: values[name] for name in group}
                 control = {f"shuffled {name}": v for name, v in mixed(asked, order).items()}
-                fits = fit_probe(feats, mask, asked | control, **fit)
+                fits = fit_probe(feats, mask, asked | control, fit)
                 for name in group:
                     one, shuffled = fits[name], fits[f"shuffled {name}"]
                     scores[name][-1].append((one.r2, one.r2_heldout, shuffled.r2_heldout))
                 if names[0] in group:
                     n_nan += fits[names[0]].n_nan if draw == 0 else 0
-                    curves.append(channel_r2(feats, mask, values[names[0]], held_out=True, **fit))
-                    first = first or {
-                        "ramp": values[names[0]],
-                        "mask": mask,
-                        "prediction": fits[names[0]].prediction,
-                    }
+                    curves.append(channel_r2(feats, mask, values[names[0]], fit, held_out=True))
+                    shown = {"ramp": values[names[0]], "mask": mask, "prediction": fits[names[0]].prediction}
+                    first = first or shown
     if not curves:
         raise ShapeError("The probe got no images; give at least one.")
     if len({len(curve) for curve in curves}) > 1:
@@ -236,6 +236,6 @@ def positional_probe(
         n_samples=int(first["mask"].sum()),
         n_nan=n_nan,
         channel_r2=np.mean(curves, axis=0),
-        settings=sampling | fit,
+        settings=sampling | {"regressor": regressor, "alpha": alpha, "standardize": standardize},
         example=first,
     )

@@ -25,10 +25,10 @@ from vispe.evaluate.probe.averages import (
     transform_averages,
 )
 from vispe.evaluate.probe.debias import blank_channels, svd_debias
-from vispe.evaluate.probe.fit import Features, Regressor, to_numpy
+from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.remedy_table import NAMES, BaselineRow, BaselineTable
 from vispe.evaluate.probe.sources import Source, black_image, feature_function, is_features
-from vispe.evaluate.probe.trials import TOLD, Trials
+from vispe.evaluate.probe.trials import POSITIONS, Trials
 
 
 def probe_baselines(
@@ -41,7 +41,7 @@ def probe_baselines(
     directions: int = 16,
     shifts: int = 4,
     patch: int | None = None,
-    targets: Sequence[str] = TOLD,
+    targets: Sequence[str] = POSITIONS,
     step: int = 6,
     masks_per_image: int = 6,
     regressor: Regressor = "ridge",
@@ -54,7 +54,7 @@ def probe_baselines(
     image takes 1 whenever the size changes.
 
     Args:
-        model_or_features: a model or function, see `positional_probe`; or features (h, w, C) of each image, for which
+        model_or_features: a model or function from images to maps; or features (h, w, C) of each image, for which
             there are no transform averages.
         images: (c, H, W) each, normalised, sides multiples of the patch; None with features.
         blank: channels to set to 0; or how many: the most telling ones are chosen, by the best R² of any target but
@@ -66,11 +66,11 @@ def probe_baselines(
         directions: that the SVD removes; at most as many as there are.
         shifts: along each side of the grid, for the averages over shifts; 1 for none.
         patch: side of a patch in pixels; known for models.
-        targets: see `vispe.evaluate.probe.ramps.ramp`, the headline first.
+        targets: names of `vispe.evaluate.probe.ramps.ramp`, the headline first.
         step: one patch in step² is fitted.
         masks_per_image: random choices of these patches for each image.
-        regressor: see `fit_probe`.
-        alpha: see `fit_probe`.
+        regressor: `ridge`, or `linear` for least squares of least norm.
+        alpha: penalty of ridge.
         generator: a numpy Generator, or a seed for one; draws masks and the order of the shuffled control.
 
     Raises:
@@ -80,12 +80,12 @@ def probe_baselines(
     """
     rng = np.random.default_rng(generator)
     blank = int(blank) if isinstance(blank, np.integer) else blank
-    trials = Trials(tuple(dict.fromkeys(targets)), step, masks_per_image, regressor, alpha)
+    trials = Trials(tuple(dict.fromkeys(targets)), step, masks_per_image, Fit(regressor, alpha))
     f = None if is_features(model_or_features) else feature_function(model_or_features)
     scored = model_or_features if f is None else images
     _check_images(f, images, scored, chosen := isinstance(blank, int) and choose_on is None)
     side = getattr(f, "patch", None) if patch is None else patch
-    folds, told = _channels(f, scored, blank, choose_on, trials, rng)
+    folds, chosen_on = _channels(f, scored, blank, choose_on, trials, rng)
     if black is None and f is not None:
         black = black_image(model_or_features)
     found: dict[str, list[tuple[np.ndarray, np.ndarray, float, float]]] = {}
@@ -122,7 +122,7 @@ def probe_baselines(
         name, cost = NAMES[key].format(n=count), passes.get(key, 1 if f is not None else 0)
         rows.append(BaselineRow(key, name, r2.T, control.T, rank, cosine, cost, why.get(key, "")))
     settings = trials.to_dict() | {"directions": directions, "shifts": shifts, "chosen": chosen}
-    return BaselineTable(trials.targets, tuple(rows), len(found["none"]), told, settings)
+    return BaselineTable(trials.targets, tuple(rows), len(found["none"]), chosen_on, settings)
 
 
 def _check_images(f: FeatureFunction | None, images: object, scored: object, twice: bool) -> None:

@@ -1,4 +1,4 @@
-"""The table of remedies: readable position before and after each, and what it costs. See `probe_baselines`."""
+"""The table of remedies: readable position before and after each, and what it costs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.evaluate.probe.trials import cell, finite
-from vispe.report.table import aligned
+from vispe.evaluate.probe.trials import cell
+from vispe.report.table import aligned, json_list
 
 NAMES = {
     "none": "untouched",
@@ -30,7 +30,7 @@ class BaselineRow:
         name: in words.
         r2: held-out R², mean over masks, (targets, images); NaN where the remedy does not exist.
         shuffled: the same with the patches of the target in random order, the control.
-        rank: effective rank of the features, see `effective_rank`, (images,).
+        rank: effective rank of the features, (images,).
         cosine: to the untouched features, mean over patches, (images,).
         passes: forward passes for each image.
         detail: what was blanked or removed, or why there are no numbers.
@@ -93,14 +93,12 @@ class BaselineTable:
         best = min(enough, key=lambda row: (row.passes, -np.median(row.rank)), default=None)
         best = best or min(others, key=self.left)
         share = np.median(best.rank) / np.median(self.rows[0].rank)
-        told = f"held-out R² of the target that is read best from {before:.2f} to {self.left(best):.2f}"
-        told += f", effective rank x {share:.2f}"
-        told += (
-            f", {best.passes} forward pass{'es' * (best.passes != 1)} for each image" if best.passes else ""
-        )
-        if enough:
-            return f"position is removed by '{best.name}': {told}"
-        return f"no remedy removes position; the strongest is '{best.name}': {told}"
+        effect = f"held-out R² of the target that is read best from {before:.2f} to {self.left(best):.2f}"
+        effect += f", effective rank x {share:.2f}"
+        if best.passes:
+            effect += f", {best.passes} forward pass{'es' * (best.passes != 1)} for each image"
+        lead = "position is removed by" if enough else "no remedy removes position; the strongest is"
+        return f"{lead} '{best.name}': {effect}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -136,10 +134,10 @@ class BaselineTable:
                 {
                     "key": row.key,
                     "name": row.name,
-                    "r2_heldout": dict(zip(self.targets, finite(row.r2), strict=True)),
-                    "shuffled": dict(zip(self.targets, finite(row.shuffled), strict=True)),
-                    "effective_rank": finite(row.rank),
-                    "cosine": finite(row.cosine),
+                    "r2_heldout": dict(zip(self.targets, json_list(row.r2), strict=True)),
+                    "shuffled": dict(zip(self.targets, json_list(row.shuffled), strict=True)),
+                    "effective_rank": json_list(row.rank),
+                    "cosine": json_list(row.cosine),
                     "forward_passes": row.passes,
                     "detail": row.detail,
                 }

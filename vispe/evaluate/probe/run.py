@@ -16,7 +16,7 @@ from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.ramps import TARGETS
 from vispe.evaluate.probe.remedies import probe_baselines
 from vispe.evaluate.probe.sources import texture_images
-from vispe.evaluate.probe.trials import TOLD
+from vispe.evaluate.probe.trials import POSITIONS
 
 _CHOSEN_ON = 4  # noise images, where a single picture leaves no other ones to choose channels on
 
@@ -29,8 +29,8 @@ class Question:
         target: the headline.
         step: one patch in step² is fitted.
         masks: choices of these patches for each image.
-        regressor: see `fit_probe`.
-        alpha: see `fit_probe`.
+        regressor: `ridge`, or `linear` for least squares of least norm.
+        alpha: penalty of ridge.
         layers: ask after every block too.
         baselines: ask after remedies too.
         blank: channels to set to 0; the 4 most telling ones by default.
@@ -114,7 +114,7 @@ def probe_source(
         model, shown(pictures, f"probing {source}"), targets=(headline, *TARGETS), generator=rng, **fit
     )
     layers = baselines = None
-    fit |= {"targets": (headline, *TOLD), "generator": question.seed}
+    fit |= {"targets": (headline, *POSITIONS), "generator": question.seed}
     if question.layers:
         layers = probe_layers(model, shown(pictures, f"probing {source} after every block"), **fit)
     if question.baselines:

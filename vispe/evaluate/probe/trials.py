@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.probe.fit import Features, Regressor, channels_r2, fit_probe
+from vispe.evaluate.probe.fit import RIDGE, Features, Fit, channels_r2, fit_probe
 from vispe.evaluate.probe.ramps import check_target, ramp, sample_mask, sample_region
 
-TOLD = ("lr+ud", "lr", "ud", "diag", "radial", "raster")
+POSITIONS = ("lr+ud", "lr", "ud", "diag", "radial", "raster")
 """Targets of the comparisons: column and row together, column, row, diagonal, distance to the centre, raster order."""
+
+TOLD = POSITIONS
+"""The name before."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,13 @@ class Trials:
         targets: names, the headline first.
         step: one patch in step² is fitted.
         masks_per_image: choices of these patches.
-        regressor: see `fit_probe`.
-        alpha: see `fit_probe`.
+        fit: how the probe is fitted.
     """
 
     targets: tuple[str, ...]
     step: int = 6
     masks_per_image: int = 6
-    regressor: Regressor = "ridge"
-    alpha: float = 1.0
+    fit: Fit = RIDGE
 
     def __post_init__(self) -> None:
         for name in self.targets:
@@ -82,32 +83,27 @@ class Trials:
             feats: (h, w, C).
             trials: of the same grid.
         """
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in self.targets}
+        scores: dict[str, list[tuple[float, float]]] = {name: [] for name in self.targets}
         for trial in trials:
             both = trial.ramps | {f"shuffled {name}": values for name, values in trial.mixed.items()}
-            fits = fit_probe(feats, trial.mask, both, regressor=self.regressor, alpha=self.alpha)
+            fits = fit_probe(feats, trial.mask, both, self.fit)
             for name in trial.ramps:
-                found[name].append((fits[name].r2_heldout, fits[f"shuffled {name}"].r2_heldout))
-        means = np.array([np.mean(found[name], axis=0) for name in self.targets])
+                scores[name].append((fits[name].r2_heldout, fits[f"shuffled {name}"].r2_heldout))
+        means = np.array([np.mean(scores[name], axis=0) for name in self.targets])
         return means[:, 0], means[:, 1]
 
     def channels(self, feats: Features, trials: Sequence[Trial]) -> np.ndarray:
         """Return the held-out R² of every channel alone, (targets, C), mean over masks."""
-        found: dict[str, list[np.ndarray]] = {name: [] for name in self.targets}
-        options = {"regressor": self.regressor, "alpha": self.alpha, "held_out": True}
+        curves: dict[str, list[np.ndarray]] = {name: [] for name in self.targets}
         for trial in trials:
-            for name, curve in channels_r2(feats, trial.mask, trial.ramps, **options).items():
-                found[name].append(curve)
-        return np.array([np.mean(found[name], axis=0) for name in self.targets])
+            for name, curve in channels_r2(feats, trial.mask, trial.ramps, self.fit, held_out=True).items():
+                curves[name].append(curve)
+        return np.array([np.mean(curves[name], axis=0) for name in self.targets])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
-        return {
-            "step": self.step,
-            "masks_per_image": self.masks_per_image,
-            "regressor": self.regressor,
-            "alpha": self.alpha,
-        }
+        sampling = {"step": self.step, "masks_per_image": self.masks_per_image}
+        return sampling | {"regressor": self.fit.regressor, "alpha": self.fit.alpha}
 
 
 def same_region(names: Sequence[str], shape: tuple[int, int], cutoff: float) -> list[list[str]]:
@@ -127,7 +123,7 @@ def mixed(ramps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, n
     }
 
 
-def aside(rng: np.random.Generator) -> np.random.Generator:
+def follower(rng: np.random.Generator) -> np.random.Generator:
     """Return a generator that follows from the state of `rng`, which stays where it is."""
     return np.random.default_rng(copy.deepcopy(rng).integers(2**63))
 
@@ -145,11 +141,3 @@ def check_sampled(mask: np.ndarray, step: int, cutoff: float) -> None:
 def cell(value: float) -> str:
     """Return an R² for a table; how far below -10 it is says nothing."""
     return "< -10" if value < -10 else f"{value:.2f}"
-
-
-def finite(values: np.ndarray | float) -> Any:
-    """Return numbers as JSON values, nested as the array is; NaN becomes `None`."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim:
-        return [finite(part) for part in array]
-    return float(array) if np.isfinite(array) else None

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vispe.evaluate.probe.layers import LayerProbe
-from vispe.evaluate.probe.pictures.axes import WORDS, clean, r2_axis
-from vispe.report.style import BLUE, GREY, INK, ORANGE, new
+from vispe.evaluate.probe.pictures.axes import WORDS, r2_axis
+from vispe.report.style import BLUE, GREY, INK, ORANGE, clean, new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,13 @@ _LOOK = {  # colours of Okabe and Ito, and a marker, by which lines differ in gr
     "diag": ("#009E73", "X"),
     "radial": (ORANGE, "s"),
     "raster": ("#CC79A7", "P"),
+}
+_BESIDE = {
+    "loc": "center left",
+    "bbox_to_anchor": (1.0, 0.5),
+    "frameon": False,
+    "fontsize": 9,
+    "labelcolor": INK,
 }
 
 
@@ -61,11 +68,9 @@ def plot_probe_layers(result: LayerProbe, ax: "Axes | None" = None) -> "Axes":
     ax.set_xlabel("after block", color=INK)
     r2_axis(ax, "y")
     handles, labels = ax.get_legend_handles_labels()
+    # targets from the headline on, the control last
     order = [*range(len(labels) - 2, -1, -1), len(labels) - 1]
-    ax.legend(
-        [handles[i] for i in order], [labels[i] for i in order], frameon=False, fontsize=9,
-        loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor=INK,
-    )  # fmt: skip
+    ax.legend([handles[i] for i in order], [labels[i] for i in order], **_BESIDE)
     ax.set_title("What can be read from the patches", size=10.5, loc="left", color=INK)
     return ax
 
@@ -89,14 +94,15 @@ def plot_probe_channels(result: LayerProbe, block: int = -1, ax: "Axes | None" =
     floor = -0.1
     for j, k in enumerate(single):
         name = result.targets[k]
-        those = np.flatnonzero(which == j)
-        heights = np.maximum(best[those], floor)
-        ax.vlines(those, 0, heights, color=_LOOK[name][0], linewidth=1.1)
-        shown = heights > 0.05
-        ax.plot(
-            those[shown], heights[shown], linestyle="none", color=_LOOK[name][0], marker=_LOOK[name][1],
-            markersize=5, label=WORDS[name],
-        )  # fmt: skip
+        colour, marker = _LOOK[name]
+        channels = np.flatnonzero(which == j)
+        heights = np.maximum(best[channels], floor)
+        ax.vlines(channels, 0, heights, color=colour, linewidth=1.1)
+        shown, style = (
+            heights > 0.05,
+            {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"},
+        )
+        ax.plot(channels[shown], heights[shown], label=WORDS[name], **style)
     ax.axhline(0, color=INK, linewidth=0.8)
     ax.set_xlim(-0.02 * len(best), 1.02 * len(best))
     top = max(0.3, float(best.max()) * 1.18)
@@ -108,7 +114,7 @@ def plot_probe_channels(result: LayerProbe, block: int = -1, ax: "Axes | None" =
     ax.set_ylabel("held-out R²", color=INK)
     ticks = [t for t in ax.get_yticks() if 0 <= t <= 1]
     ax.set_yticks([floor, *ticks], [f"≤ {floor:g}", *(f"{t:g}" for t in ticks)])
-    ax.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor=INK)
+    ax.legend(**_BESIDE)
     clean(ax)
     return ax
 

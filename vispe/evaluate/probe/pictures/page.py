@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vispe.errors import OptionError, require
+from vispe.errors import OptionError
 from vispe.evaluate.probe.layers import LayerProbe
 from vispe.evaluate.probe.pictures.curves import plot_probe_channels, plot_probe_layers
 from vispe.evaluate.probe.pictures.remedies import baselines_figure
-from vispe.evaluate.probe.pictures.sheet import plot_probe
+from vispe.evaluate.probe.pictures.sheet import capital, plot_probe
 from vispe.evaluate.probe.positional import ProbeResult
 from vispe.evaluate.probe.remedy_table import BaselineTable
 from vispe.report.page import Page, Tone
+from vispe.report.style import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,14 +60,13 @@ class SourceProbe:
 
     def parts(self) -> tuple[tuple[str, LayerProbe | BaselineTable], ...]:
         """Return what was asked beside the final features, each with words to announce it."""
-        asked = (("after every block", self.layers), ("remedies", self.baselines))
-        return tuple((words, part) for words, part in asked if part is not None)
+        parts = (("after every block", self.layers), ("remedies", self.baselines))
+        return tuple((words, part) for words, part in parts if part is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: those of the probe, and under `layers` and `baselines` what was asked of them."""
-        found = self.probe.to_dict()
-        found |= {} if self.layers is None else {"layers": self.layers.to_dict()}
-        return found | ({} if self.baselines is None else {"baselines": self.baselines.to_dict()})
+        parts = {"layers": self.layers, "baselines": self.baselines}
+        return self.probe.to_dict() | {key: part.to_dict() for key, part in parts.items() if part is not None}
 
 
 def heading(source: str, result: ProbeResult) -> str:
@@ -97,33 +97,34 @@ def probe_page(subject: str, results: Mapping[str, SourceProbe]) -> Page:
         )
     lead = next(source for source in KINDS if source in results)
     first = results[lead].probe
-    verdict = f"{first.verdict[0].upper()}{first.verdict[1:]} ({heading(lead, first)})"
-    page = Page(subject, "Positional probe", verdict, tone(first.headline))
-    for source, found in results.items():
-        title = heading(source, found.probe)
+    page = Page(
+        subject,
+        "Positional probe",
+        f"{capital(first.verdict)} ({heading(lead, first)})",
+        tone(first.headline),
+    )
+    for source, result in results.items():
+        title = heading(source, result.probe)
         page.section(title)
-        page.text(f"{found.probe.verdict[0].upper()}{found.probe.verdict[1:]}.")
-        page.text(" ".join(found.probe.notes))
-        page.table(found.probe.table(), quiet=(len(found.probe.rows) - 1,))
-        page.figure(plot_probe(found.probe, f"{subject}, {title}"), f"Probe of the final features, {title}.")
-        if found.layers is not None:
-            _add_layers(page, found.layers, title)
-        if found.baselines is not None:
-            _add_baselines(page, found.baselines, title)
+        page.text(f"{capital(result.probe.verdict)}.")
+        page.text(" ".join(result.probe.notes))
+        page.table(result.probe.table(), quiet=(len(result.probe.rows) - 1,))
+        page.figure(plot_probe(result.probe, f"{subject}, {title}"), f"Probe of the final features, {title}.")
+        if result.layers is not None:
+            _add_layers(page, result.layers, title)
+        if result.baselines is not None:
+            _add_baselines(page, result.baselines, title)
     page.section("How to read this")
     for words in (_TARGETS, _CONTROLS, _CONTENT):
         page.text(words, soft=True)
-    if any(found.baselines is not None for found in results.values()):
+    if any(result.baselines is not None for result in results.values()):
         page.text(_REMEDIES, soft=True)
     return page
 
 
 def layers_figure(result: LayerProbe) -> "Figure":
     """Return a sheet of the curve over blocks, and of the channels of the block where position is read best."""
-    require("matplotlib", "cli", "drawing a probe")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 7.6), dpi=130, facecolor="white", layout="constrained")
+    figure = new_figure(9.6, 7.6)
     top, bottom = figure.subplots(2, 1, height_ratios=(1.2, 1))
     figure.get_layout_engine().set(hspace=0.06)
     plot_probe_layers(result, top)
@@ -138,7 +139,7 @@ def best_block(result: LayerProbe) -> int:
 
 def _add_layers(page: Page, result: LayerProbe, title: str) -> None:
     page.section(f"After every block: {title}")
-    page.text(f"{result.verdict[0].upper()}{result.verdict[1:]}.")
+    page.text(f"{capital(result.verdict)}.")
     page.text(" ".join(result.notes))
     caption = "Above: held-out R² after every block, before the final norm; median over images, band: the middle half. "
     caption += f"Below: every channel alone, after block {best_block(result)}, where position is read best."
@@ -150,7 +151,7 @@ def _add_layers(page: Page, result: LayerProbe, title: str) -> None:
 
 def _add_baselines(page: Page, table: BaselineTable, title: str) -> None:
     page.section(f"Remedies: {title}")
-    page.text(f"{table.verdict[0].upper()}{table.verdict[1:]}.")
+    page.text(f"{capital(table.verdict)}.")
     caption = (
         f"Each dot is one of {table.n_images} images, lines and numbers are medians, diamonds the shuffled "
     )

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.errors import require
-from vispe.evaluate.probe.pictures.axes import WORDS, r2_axis
+from vispe.evaluate.probe.pictures.axes import WORDS, r2_axis, r2_dots
 from vispe.evaluate.probe.remedy_table import BaselineTable
-from vispe.report.style import BLUE, GREY, INK, ORANGE, new
+from vispe.report.style import BLUE, GREY, INK, ORANGE, new, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,14 +37,10 @@ def plot_probe_baselines(table: BaselineTable, target: str | None = None, ax: "A
             ax.text(0, y, "  not possible, see the notes", va="center", size=9, color=GREY)
             continue
         colour = ORANGE if row.key == "none" else BLUE
-        values, middle = np.maximum(row.r2[k], -1), float(np.median(row.r2[k]))
+        middle = float(np.median(row.r2[k]))
         ax.barh(y, max(middle, 0), height=0.62, color=colour, alpha=0.35, linewidth=0)
         ax.vlines(max(middle, -1), y - 0.31, y + 0.31, color=colour, linewidth=1.8)
-        jitter = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else np.zeros(1)
-        ax.scatter(values, y + jitter, s=10, color=colour, linewidth=0)
-        control = max(float(np.median(row.shuffled[k])), -1)
-        ax.plot(control, y, marker="D", markersize=5, color="white", markeredgecolor=INK, markeredgewidth=0.9)
-        ax.text(1.04, y, f"{middle:.2f}", va="center", size=10, color=INK)
+        r2_dots(ax, y, row.r2[k], colour, row.shuffled[k], size=10)
     ax.text(1.04, len(table.rows) - 0.45, "median", va="center", size=8.5, color=GREY)
     ax.axvline(0, color=INK, linewidth=0.8)
     ax.set_ylim(-0.6, len(table.rows) - 0.4)
@@ -58,13 +53,8 @@ def plot_probe_baselines(table: BaselineTable, target: str | None = None, ax: "A
 
 def baselines_figure(table: BaselineTable) -> "Figure":
     """Return a sheet of all remedies: headline, distance to the centre where it was probed, and what they cost."""
-    require("matplotlib", "cli", "drawing a probe")
-    from matplotlib.figure import Figure
-
     names = [table.targets[0], *(["radial"] if "radial" in table.targets[1:] else [])]
-    figure = Figure(
-        figsize=(12, 0.5 * len(table.rows) + 1.5), dpi=130, facecolor="white", layout="constrained"
-    )
+    figure = new_figure(12, 0.5 * len(table.rows) + 1.5)
     axes = figure.subplots(1, len(names) + 1, width_ratios=[1] * len(names) + [0.75])
     for j, name in enumerate(names):
         plot_probe_baselines(table, name, axes[j])
@@ -77,7 +67,7 @@ def baselines_figure(table: BaselineTable) -> "Figure":
     for x, head in enumerate(heads):
         cost.text(x + 0.9, len(table.rows) - 0.25, head, ha="right", va="bottom", size=9.5, color=INK)
     for y, row in enumerate(reversed(table.rows)):
-        told = [f"{np.median(row.rank):.1f}", f"{np.median(row.cosine):.2f}"] if row.known else ["-", "-"]
-        for x, cell in enumerate([*told, str(row.passes)]):
+        numbers = [f"{np.median(row.rank):.1f}", f"{np.median(row.cosine):.2f}"] if row.known else ["-", "-"]
+        for x, cell in enumerate([*numbers, str(row.passes)]):
             cost.text(x + 0.9, y, cell, ha="right", va="center", size=10, color=INK)
     return figure

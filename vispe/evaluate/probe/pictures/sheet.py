@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vispe.errors import require
+from vispe.evaluate.probe.pictures.axes import r2_dots
 from vispe.evaluate.probe.positional import ProbeResult
-from vispe.report.style import BLUE, GREY, INK, ORANGE
+from vispe.report.style import BLUE, GREY, INK, ORANGE, clean, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,17 +31,14 @@ def plot_probe(result: ProbeResult, title: str = "") -> "Figure":
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    require("matplotlib", "cli", "drawing a probe")
-    from matplotlib.figure import Figure
-
     truth, read, mask = (result.example[key] for key in ("ramp", "prediction", "mask"))
     n = truth.shape[2]
-    figure = Figure(figsize=(12, 2.7 + 2.9 * max(n, 2)), dpi=130, facecolor="white")
+    figure = new_figure(12, 2.7 + 2.9 * max(n, 2))
+    figure.set_layout_engine(None)
     inch = 1 / figure.get_figheight()
     colour = {"position": ORANGE, "no": BLUE}.get(result.verdict.split()[0], GREY)
     figure.text(0.04, 1 - 0.42 * inch, f"Positional probe: {title}" if title else "Positional probe", size=13)
-    verdict = result.verdict[0].upper() + result.verdict[1:]
-    figure.text(0.04, 1 - 0.82 * inch, verdict, size=17, weight="bold", color=colour)
+    figure.text(0.04, 1 - 0.82 * inch, capital(result.verdict), size=17, weight="bold", color=colour)
     figure.text(0.04, 1 - 1.10 * inch, "  ".join(result.notes), size=10, color=INK)
     figure.text(0.04, 0.22 * inch, _footnote(result), size=9, color=GREY, linespacing=1.5)
     box = {"top": 1 - 1.55 * inch, "bottom": 1.35 * inch}
@@ -84,16 +81,8 @@ def _draw_scores(ax: "Axes", result: ProbeResult) -> None:
             ax.text(0, y, " constant on this grid", va="center", size=9, color=GREY)
             continue
         colour = GREY if row.target == "random" else BLUE
-        middle = float(np.median(values))
-        ax.barh(y, max(middle, -1), height=0.62, color=colour, alpha=0.35, linewidth=0)
-        jitter = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else np.zeros(1)
-        ax.scatter(np.maximum(values, -1), y + jitter, s=9, color=colour, linewidth=0)
-        if row.target != "random":
-            control = max(float(np.median(row.shuffled)), -1)
-            ax.plot(
-                control, y, marker="D", markersize=5, color="white", markeredgecolor=INK, markeredgewidth=0.9
-            )
-        ax.text(1.04, y, f"{middle:.2f}", va="center", size=10, color=INK)
+        ax.barh(y, max(float(np.median(values)), -1), height=0.62, color=colour, alpha=0.35, linewidth=0)
+        r2_dots(ax, y, values, colour, None if row.target == "random" else row.shuffled, size=9)
     ax.axvline(0, color=INK, linewidth=0.8)
     least = [np.nanmin(v, initial=0) for row in rows for v in (row.r2_heldout, np.median(row.shuffled))]
     low = min(-0.25, *(max(value, -1) - 0.05 for value in least))
@@ -102,7 +91,7 @@ def _draw_scores(ax: "Axes", result: ProbeResult) -> None:
         ax.set_xticks((-1, -0.5, 0, 0.5, 1), ("≤ -1", "-0.5", "0", "0.5", "1"))
     ax.set_yticks(range(len(rows)), [row.target for row in rows])
     ax.set_title("Held-out R² by target, with the median", size=10.5, loc="left")
-    _clean(ax)
+    clean(ax)
 
 
 def _draw_channels(ax: "Axes", result: ProbeResult, n: int = 12) -> None:
@@ -118,14 +107,17 @@ def _draw_channels(ax: "Axes", result: ProbeResult, n: int = 12) -> None:
     total = len(result.channel_r2)
     title = f"{result.rows[0].target} from one channel: best {len(channels)} of {total}"
     ax.set_title(title, size=10.5, loc="left")
-    _clean(ax)
+    clean(ax)
     ax.tick_params(axis="x", labelsize=7.5)
 
 
-def _clean(ax: "Axes") -> None:
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0, labelsize=9.5, colors=INK)
-    ax.title.set_color(INK)
+def capital(sentence: str) -> str:
+    """Return a sentence with a capital letter at its start.
+
+    >>> capital("no linear position")
+    'No linear position'
+    """
+    return sentence[0].upper() + sentence[1:]
 
 
 def _footnote(result: ProbeResult) -> str:
