@@ -12,7 +12,7 @@ import torch
 from vispe.attention.backends import triton as fused
 from vispe.attention.backends.triton import tiles
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.speed import Bench, Case, Plan, judge, plan_for, table, winners
+from vispe.evaluate.speed import Bench, Case, Plan, judge, plan_for, structured, table, winners
 from vispe.evaluate.speed import run as runner
 from vispe.evaluate.speed.cases import STRUCTURED
 from vispe.evaluate.speed.checks import run_check
@@ -165,11 +165,9 @@ def test_what_fails_becomes_a_row_and_what_ends_the_process_is_tried_twice(tmp_p
 def test_a_wrong_result_is_seen(monkeypatch):
     record = {"dtype": "float32", "grid": "3x4+1", "width": 16, "bias": "table"}
     assert run_check(record, "cpu", "auto")["passed"]
-    from vispe.evaluate.speed import checks
-
-    right = checks.attention
+    right = structured.attention
     monkeypatch.setattr(
-        checks,
+        structured,
         "attention",
         lambda *a, backend, **o: right(*a, backend=backend, **o) * (1 + 1e-4 * (backend == "auto")),
     )

@@ -170,16 +170,8 @@ def quick(device: str) -> Plan:
 def dry() -> Plan:
     """Return a plan that enters every path on tiny tensors; its times mean nothing."""
     cases = (Case((3, 4), 1, 1, 1, 16, "float16"),)
-    return Plan(
-        cases,
-        structured=1,
-        reps=1,
-        largest=cases,
-        check_shapes=(((3, 5), 1, 16),),
-        check_dtypes=("float32",),
-        warmup=0.0,
-        dry=True,
-    )
+    checks = {"check_shapes": (((3, 5), 1, 16),), "check_dtypes": ("float32",)}
+    return Plan(cases, structured=1, reps=1, largest=cases, **checks, warmup=0.0, dry=True)
 
 
 def plan_for(kind: str, device: str) -> Plan:

@@ -18,8 +18,8 @@ from vispe.errors import BackendUnavailable
 from vispe.evaluate.speed.cases import GRID_MODES, STRUCTURED, Mode, Plan
 from vispe.evaluate.speed.flex import make_flex
 from vispe.evaluate.speed.inputs import Setup
+from vispe.evaluate.speed.structured import Attend
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 EAGER_LIMIT = 2053  # tokens
 _KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -59,7 +59,7 @@ class Contender:
 def contenders(plan: Plan, device: str) -> list[Contender]:
     """Return who takes part on a device, quick ones first."""
     kept: tuple[Mode, ...] = ("forward", "frozen")
-    found = [
+    every = [
         Contender("vispe", "mode", ours("mode")),
         Contender("vispe, table", "table", ours("table"), ("forward",)),
         Contender("vispe, no bias", None, ours(None), kept),
@@ -91,20 +91,20 @@ def contenders(plan: Plan, device: str) -> list[Contender]:
         Contender("sdpa, dense bias built", "structured", structured("sdpa"), STRUCTURED),
     ]  # fmt: skip
     if plan.dry:
-        return list({(c.name, c.modes): c for c in found}.values())
-    return [c for c in found if c.device in (device, "any") and (plan.slow or not c.slow)]
+        return list({(c.name, c.modes): c for c in every}.values())
+    return [c for c in every if c.device in (device, "any") and (plan.slow or not c.slow)]
 
 
 def ours(kind: str | None, backend: Backend | None = None) -> Callable[[Setup], Attend]:
     """Return the maker of `vispe.attention` with the bias of the mode, a table, or none."""
 
     def make(setup: Setup) -> Attend:
+        if backend == "flex" and setup.dry:
+            raise BackendUnavailable("FlexAttention is not compiled in a dry run.")
+
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             bias = None if kind is None else setup.bias(None if kind == "mode" else kind)
             return attention(q, k, v, bias=bias, backend=backend or setup.backend)
-
-        if backend == "flex" and setup.dry:
-            raise BackendUnavailable("FlexAttention is not compiled in a dry run.")
 
         return call
 
@@ -113,27 +113,17 @@ def ours(kind: str | None, backend: Backend | None = None) -> Callable[[Setup], 
 
 def structured(backend: Backend | None = None) -> Callable[[Setup], Attend]:
     """Return the maker of `vispe.attention` with what a mode of `STRUCTURED` is about."""
-
-    def make(setup: Setup) -> Attend:
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return setup.structured().attend(q, k, v, backend or setup.backend)
-
-        return call
-
-    return make
+    return lambda setup: lambda *qkv: setup.structured().attend(*qkv, backend or setup.backend)
 
 
 def plain(kernel: str) -> Callable[[Setup], Attend]:
     """Return the maker of SDPA without a bias, by one kernel."""
 
-    def make(setup: Setup) -> Attend:
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            with sdpa_kernel(_KERNELS[kernel]):
-                return F.scaled_dot_product_attention(q, k, v)
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(_KERNELS[kernel]):
+            return F.scaled_dot_product_attention(q, k, v)
 
-        return call
-
-    return make
+    return lambda setup: call
 
 
 def dense(kernel: str | None, kept: bool) -> Callable[[Setup], Attend]:

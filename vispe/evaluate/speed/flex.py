@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from vispe.evaluate.speed.inputs import Setup
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+from vispe.evaluate.speed.structured import Attend
 
 
 def make_flex(kind: str, options: dict[str, Any] | None = None) -> Callable[[Setup], Attend]:
@@ -27,16 +27,11 @@ def make_flex(kind: str, options: dict[str, Any] | None = None) -> Callable[[Set
 
     def make(setup: Setup) -> Attend:
         score = _distance(setup) if kind == "distance" else _table(setup)
-        if setup.dry:
-            compiled: Any = flex_attention
-        else:
+        compiled: Any = flex_attention
+        if not setup.dry:
             torch._dynamo.reset()
             compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
-
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return compiled(q, k, v, score_mod=score, kernel_options=options)
-
-        return call
+        return partial(compiled, score_mod=score, kernel_options=options)
 
     return make
 

@@ -13,14 +13,8 @@ from vispe.evaluate.speed.inputs import Setup
 from vispe.evaluate.speed.measure import finish
 
 SHAPES = (
-    ((32, 32), 1),
-    ((37, 37), 1),
-    ((64, 64), 0),
-    ((64, 64), 5),
-    ((33, 47), 1),
-    ((48, 40), 0),
-    ((29, 31), 5),
-)
+    ((32, 32), 1), ((37, 37), 1), ((64, 64), 0), ((64, 64), 5), ((33, 47), 1), ((48, 40), 0), ((29, 31), 5),
+)  # fmt: skip
 
 
 def new_grid(plan: Plan, device: str) -> dict[str, Any]:

@@ -36,26 +36,13 @@ def table(state: dict[str, Any]) -> str:
     lines = [_about(state), ""]
     for case, mode, group in groups(state["rows"]):
         best, own = bases(state["rows"], case, mode)
-        lines += [
-            f"{case}: {MODES[mode]}",
-            *_aligned([HEAD, *(_cells(r, best, own) for r in group if "ms" in r)]),
-        ]
-        lines += [*_failures(group), ""]
+        measured = [HEAD, *(_cells(r, best, own) for r in group if "ms" in r)]
+        lines += [f"{case}: {MODES[mode]}", *_aligned(measured), *_failures(group), ""]
     targets = state.get("targets") or []
     if targets:
-        cells = [("target", "must", "stretch", "found", "verdict", "what", "worst at")]
-        for t in targets:
-            found = (
-                t["target"],
-                t["must"],
-                t["stretch"],
-                t.get("found", ""),
-                t["verdict"],
-                t["what"],
-                t.get("at", ""),
-            )
-            cells.append(tuple(map(str, found)))
-        lines += _aligned(cells, left=(0, 4, 5, 6))
+        keys = ("target", "must", "stretch", "found", "verdict", "what", "at")
+        cells = [tuple(str(t.get(key, "")) for key in keys) for t in targets]
+        lines += _aligned([(*keys[:-1], "worst at"), *cells], left=(0, 4, 5, 6))
     return "\n".join(lines)
 
 
@@ -64,14 +51,8 @@ def winners(state: dict[str, Any]) -> str:
     lines = [_about(state), ""]
     for case, mode, group in groups(state["rows"]):
         _, own = bases(state["rows"], case, mode)
-        exact = sorted(
-            (
-                r
-                for r in group
-                if "ms" in r and r["exact"] and not r["contender"].endswith(("no bias", "largest"))
-            ),
-            key=lambda r: r["ms"],
-        )
+        biased = [r for r in group if not r["contender"].endswith(("no bias", "largest"))]
+        exact = sorted((r for r in biased if "ms" in r and r["exact"]), key=lambda r: r["ms"])
         if not exact:
             continue
         best = exact[0]

@@ -63,11 +63,8 @@ class Bench:
         self.end = time.monotonic() + 60 * (1e9 if minutes is None else minutes)
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         self.backend = "triton" if device != "cpu" or interpreted else "auto"
-        self.state: dict[str, Any] = {
-            "environment": environment(device) | (extra or {}),
-            "checks": [],
-            "rows": [],
-        }
+        facts = environment(device) | (extra or {})
+        self.state: dict[str, Any] = {"environment": facts, "checks": [], "rows": []}
         if path is not None and path.exists() and not fresh:
             self._resume(json.loads(path.read_text()))
 
@@ -104,18 +101,17 @@ class Bench:
     def tasks(self) -> list[Task]:
         """Return all that is to be measured, in order of importance."""
         rivals = contenders(self.plan, self.device)
-        found: list[tuple[int, Task]] = []
+        ranked: list[tuple[int, Task]] = []
         for place, case in enumerate(self.plan.cases):
-            found += [
+            ranked += [
                 (place + (LATER if rival.slow else 0), (case, mode, rival))
                 for mode in (*self.plan.modes, *(STRUCTURED if place < self.plan.structured else ()))
                 for rival in rivals
                 if mode in rival.modes
             ]
-        found.sort(key=lambda pair: pair[0])
+        tasks = [task for _, task in sorted(ranked, key=lambda pair: pair[0])]
         largest = Contender("vispe, largest", "table", ours("table"))
         extra: list[Task] = [(case, "table", largest) for case in self.plan.largest]
-        tasks = [task for _, task in found]
         first = sum(task[0] == self.plan.cases[0] for task in tasks)  # early enough to be reached
         return tasks[:first] + extra + tasks[first:]
 
@@ -169,10 +165,9 @@ class Bench:
             return {**row, "failure": f"the process ended {TRIES} times while this ran"}
         self.state["running"] = {"key": key, "tries": tries}
         self.save()
-        plan = (
-            replace(self.plan, reps=min(3, self.plan.reps)) if rival.name.endswith("largest") else self.plan
-        )
-        with warnings.catch_warnings(record=True) as said:
+        few = rival.name.endswith("largest")
+        plan = replace(self.plan, reps=min(3, self.plan.reps)) if few else self.plan
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
                 if not isinstance(setup, Setup):
@@ -181,7 +176,7 @@ class Bench:
             except Exception as error:  # what cannot run is a result, too
                 why = [
                     str(w.message).strip().splitlines()[0]
-                    for w in said
+                    for w in warned
                     if issubclass(w.category, UserWarning)
                 ]
                 text = str(error).strip().splitlines()

@@ -1,28 +1,33 @@
-"""The other paths of the kernels: tokens anywhere, lookups and gates of content, rotations before a bias."""
+"""Calls of attention with what they need beside q, k and v: a bias, its parameters, a rotation, a mask."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vispe.attention import Bias, DistanceBias, GatedBias, PairRotation, attention
+from vispe.attention import Bias, DistanceBias, GatedBias, PairRotation, TableBias, attention
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.precision import exact_product
 from vispe.grid import Positions
 
 KINDS = ("dropped", "decomposed", "gated", "rotary")
+"""Paths of the kernels beside those of full grids."""
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Structured:
     """What such a call needs beside q, k and v, drawn at random; `double()` returns the same in float64.
 
     Args:
-        kind: 'dropped' (the tokens of a grid in random order, as dropped or packed tokens are), 'decomposed'
-            (a table per axis that queries read), 'gated' (gates of queries and keys on a distance) or 'rotary'
-            (pairs of channels are rotated, then a distance is added).
+        kind: on a full grid 'none', 'distance', 'slopes' (a distance whose slopes are learned), 'table' or 'padding'
+            (a table; `keep` leaves keys out); 'dropped' (the tokens of a grid in random order, as dropped or packed
+            tokens are), 'decomposed' (a table per axis that queries read), 'gated' (gates of queries and keys on a
+            distance) or 'rotary' (pairs of channels are rotated, then a distance is added).
         pos: positions of a grid, (1, n).
         size: (b, h, n, d) of q.
         slopes: of the distance, one per head.
@@ -41,10 +46,17 @@ class Structured:
         self.kind, self.pos, self.slopes = kind, pos, slopes
         self.tensors: list[Tensor] = []
         self.learned = 0  # how many of the tensors may have a gradient, the first ones
+        self.keep: Tensor | None = None  # which keys are attended to (b, n)
+        shape = (0, 0) if pos.grid is None else pos.grid.shape
         if kind == "dropped":
             self.pos = pos.gather(random((n,)).argsort()[None])
+        elif kind == "slopes":
+            self.tensors, self.learned = [torch.tensor(slopes, device=pos.coords.device)], 1
+        elif kind in ("table", "padding"):
+            self.tensors = [random((h, *(2 * m - 1 for m in shape)))]
+            self.tensors += [random((h, 3))] if pos.grid is not None and pos.grid.prefix else []
+            self.learned = len(self.tensors)
         elif kind == "decomposed":
-            shape = (0, 0) if pos.grid is None else pos.grid.shape
             spread = (len(shape) * d) ** -0.5  # the bias gets a deviation of 1, as a table has
             self.tensors = [random((h, m + 1, d)) * spread for m in shape]
             self.learned = 2
@@ -54,9 +66,13 @@ class Structured:
             angle = random((1, h, n, d // 2)) * 3
             self.tensors = [angle.cos(), angle.sin()]
 
-    def bias(self, q: Tensor) -> Bias:
+    def bias(self, q: Tensor) -> Bias | None:
         """Return the bias, for queries (b, h, n, d)."""
-        distance = DistanceBias(self.slopes, self.pos)
+        if self.kind == "none":
+            return None
+        if self.kind in ("table", "padding"):
+            return TableBias(self.tensors[0], self.pos, *self.tensors[1:])
+        distance = DistanceBias(self.tensors[0] if self.kind == "slopes" else self.slopes, self.pos)
         if self.kind == "gated":
             return GatedBias(*self.tensors, distance)
         if self.kind == "decomposed":
@@ -70,7 +86,8 @@ class Structured:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, backend: Any) -> Tensor:
         """Return attention (b, h, n, d) by a backend of vispe."""
-        return attention(q, k, v, bias=self.bias(q), transform=self.rotation(), backend=backend)
+        bias, transform = self.bias(q), self.rotation()
+        return attention(q, k, v, bias=bias, transform=transform, key_padding_mask=self.keep, backend=backend)
 
     def leaves(self) -> list[Tensor]:
         """Return what may have a gradient."""
@@ -78,11 +95,9 @@ class Structured:
 
     def double(self) -> Structured:
         """Return the same in float64; its leaves have gradients of their own."""
-        other = object.__new__(Structured)
-        pos = self.pos
-        other.kind, other.learned, other.slopes = self.kind, self.learned, self.slopes
-        wide = {name: getattr(pos, name).double() for name in ("coords", "extent", "cell")}
-        other.pos = pos.replace(**wide)
+        other = copy(self)
+        wide = {name: getattr(self.pos, name).double() for name in ("coords", "extent", "cell")}
+        other.pos = self.pos.replace(**wide)
         other.tensors = [t.detach().double() for t in self.tensors]
         for leaf in other.leaves():
             leaf.requires_grad_()
@@ -100,22 +115,22 @@ class Structured:
         return other
 
 
-def exact_rows(what: Structured, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
+def exact_rows(call: Structured, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
     """Return the output of some queries of one sample and head (r, d) in float64, from q, k, v (n, d) in float64."""
     q, k, v = (t[None, None] for t in (q, k, v))
-    rotation = what.rotation()
+    rotation = call.rotation()
     turned = (q, k) if rotation is None else (rotation.query(q), rotation.key(k))
-    cells, spatial = what.pos.cells()[0].double(), what.pos.spatial[0]
+    cells, spatial = call.pos.cells()[0].double(), call.pos.spatial[0]
     distance = torch.cdist(cells[rows], cells).masked_fill(~(spatial[rows, None] & spatial[None]), 0.0)
-    bias = -torch.as_tensor(what.slopes, dtype=torch.float64, device=q.device)[:, None] * distance
-    if what.kind == "gated":
-        row, col = (t[0, 0] for t in what.tensors)
+    bias = -torch.as_tensor(call.slopes, dtype=torch.float64, device=q.device)[:, None] * distance
+    if call.kind == "gated":
+        row, col = (t[0, 0] for t in call.tensors)
         bias = (row[rows, None] + col[None]) * bias
-    elif what.kind == "decomposed":
-        shape = (0, 0) if what.pos.grid is None else what.pos.grid.shape
+    elif call.kind == "decomposed":
+        shape = (0, 0) if call.pos.grid is None else call.pos.grid.shape
         bias = torch.zeros_like(distance)
-        for axis, table in enumerate(what.tensors):
-            place = what.pos.cells()[0][:, axis].long().masked_fill(~spatial, shape[axis])
+        for axis, table in enumerate(call.tensors):
+            place = call.pos.cells()[0][:, axis].long().masked_fill(~spatial, shape[axis])
             bias = bias + (q[0, 0, rows] @ table[0].T)[:, place]
     logits = q.shape[-1] ** -0.5 * turned[0][0, 0, rows] @ turned[1][0, 0].T + bias
     return logits.softmax(-1) @ v[0, 0]

@@ -71,8 +71,7 @@ def judge(state: dict[str, Any]) -> list[Row]:
         ("T9", "forward and backward, learned table / FlexAttention", 3.0, 10.0,
          rows.ratio(["flex, table"], modes=learned[1:], width=None)),
     ]  # fmt: skip
-    found = [_verdict(*target) for target in targets]
-    return [*found, _memory(rows), _largest(state), _latency(state)]
+    return [*(_verdict(*target) for target in targets), _memory(rows), _largest(state), _latency(state)]
 
 
 def _verdict(name: str, words: str, must: float, stretch: float, value: tuple[float, str] | None) -> Row:
@@ -85,9 +84,8 @@ def _verdict(name: str, words: str, must: float, stretch: float, value: tuple[fl
 
 def _memory(rows: Rows) -> Row:
     """Judge the memory beside inputs, outputs and gradients: the strip, 8 bytes per query, and 8 per token once."""
-    row: Row = {"target": "T10", "what": "extra memory / (strip + 8 bytes per query), forward and frozen; "
-                "never n x n", "must": 1.05, "stretch": 1.0}  # fmt: skip
-    found, square = [], []
+    words = "extra memory / (strip + 8 bytes per query), forward and frozen; never n x n"
+    ratios, square = [], []
     for r in rows.rows:
         if r["contender"] not in OURS or r["tokens"] < LONG or "extra_mib" not in r:
             continue
@@ -95,12 +93,12 @@ def _memory(rows: Rows) -> Row:
         if max(r["extra_mib"], r["extra_first_mib"]) >= dense:
             square.append(f"{r['case']} {r['mode']}")
         if r["contender"] == "vispe" and r["mode"] in ("forward", "frozen"):
-            found.append((round(r["extra_mib"] / _strip_mib(r), 3), f"{r['case']} {r['mode']}"))
-    if not found:
-        return {**row, "verdict": "not measured"}
-    worst = max(found)
-    verdict = "missed" if square or worst[0] > 1.05 else "stretch" if worst[0] <= 1.0 else "must"
-    return {**row, "found": worst[0], "at": worst[1], "verdict": verdict, "n_x_n": square}
+            ratios.append((round(r["extra_mib"] / _strip_mib(r), 3), f"{r['case']} {r['mode']}"))
+    if not ratios:
+        return _verdict("T10", words, 1.05, 1.0, None)
+    worst, at = max(ratios)
+    verdict = "missed" if square or worst > 1.05 else "stretch" if worst <= 1.0 else "must"
+    return {**_verdict("T10", words, 1.05, 1.0, (worst, at)), "verdict": verdict, "n_x_n": square}
 
 
 def _strip_mib(row: Row) -> float:
@@ -116,24 +114,22 @@ def _largest(state: dict[str, Any]) -> Row:
     row: Row = {"target": "T11", "what": "largest grid that trains with a learned table, h16 b1",
                 "must": "128x128", "stretch": "256x256"}  # fmt: skip
     tried = [r for r in state["rows"] if r["contender"] == "vispe, largest"]
-    works = {r["case"].split("+")[0]: r["tokens"] for r in tried if "ms" in r}
     if not tried:
         return {**row, "verdict": "not measured"}
+    works = {r["case"].split("+")[0]: r["tokens"] for r in tried if "ms" in r}
     best = max(works, key=lambda name: works[name], default="none")
-    verdict = (
-        "stretch" if works.get(best, 0) >= 256**2 else "must" if works.get(best, 0) >= 128**2 else "missed"
-    )
+    tokens = works.get(best, 0)
+    verdict = "stretch" if tokens >= 256**2 else "must" if tokens >= 128**2 else "missed"
     return {**row, "found": best, "verdict": verdict}
 
 
 def _latency(state: dict[str, Any]) -> Row:
-    row: Row = {"target": "T12", "what": "kernels compiled for a new grid", "must": 0, "stretch": 0}
-    found = state.get("new_grid")
-    if not found:
-        return {**row, "verdict": "not measured"}
-    count = sum(found["compiled"][1:])
-    at = ", ".join(f"{g} {s} s" for g, s in zip(found["grids"], found["seconds"], strict=True))
-    return {**row, "found": count, "at": at, "verdict": "missed" if count else "stretch"}
+    words, new = "kernels compiled for a new grid", state.get("new_grid")
+    if not new:
+        return _verdict("T12", words, 0, 0, None)
+    at = ", ".join(f"{g} {s} s" for g, s in zip(new["grids"], new["seconds"], strict=True))
+    count = sum(new["compiled"][1:])
+    return {**_verdict("T12", words, 0, 0, (count, at)), "verdict": "missed" if count else "stretch"}
 
 
 def _cpu(rows: Rows) -> list[Row]:
