@@ -171,7 +171,7 @@ def test_random_weights_are_said_to_mean_nothing(folder, picture, tmp_path, caps
 
 
 def test_options_take_words_up_to_the_next_option():
-    from vispe.cli.main import _gather_words
+    from vispe.cli.options import spelled
 
     words = ["a.png", "--text", "dark phase", "b,c", "-o", "out", "--text", "--seed", "3", "d.png"]
     wanted = [
@@ -186,6 +186,6 @@ def test_options_take_words_up_to_the_next_option():
         "3",
         "d.png",
     ]
-    assert _gather_words(words, ("text",)) == wanted
-    assert _gather_words(words, ()) == words
-    assert _gather_words([], ("text",)) == []
+    assert spelled(words, {}, ("--text",)) == wanted
+    assert spelled(words, {}) == words
+    assert spelled([], {}, ("--text",)) == []

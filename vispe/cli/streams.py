@@ -1,4 +1,4 @@
-"""What happens when the reader of stdout or stderr goes away, as that of `vispe health ... | head` does."""
+"""Lines for a terminal, and what happens when the reader of stdout or stderr goes away, as in `vispe health | head`."""
 
 import os
 import sys
@@ -48,3 +48,12 @@ def outlasting_readers() -> Iterator[None]:
             if isinstance(stream, _Outlasting):
                 stream.flush()
         sys.stdout, sys.stderr = before
+
+
+def one_line(text: str) -> str:
+    r"""Escape what is not printable, such as a line end in a file name, so that a terminal shows it.
+
+    >>> print(one_line(chr(10)))
+    \n
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

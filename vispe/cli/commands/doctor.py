@@ -3,6 +3,18 @@
 from typing import Any, Literal
 
 POSITIONALS = ("model",)
+TITLES = {
+    "versions": "versions",
+    "devices": "devices",
+    "choice": "choice of the attention backend",
+    "attention": "attention backend of each bias (37x37 patches, 6 heads of 64 channels)",
+    "weights": "pretrained weights on disk",
+    "extras": "extras",
+}
+PACKAGES = (
+    "torch", "torchvision", "timm", "open_clip_torch", "einops", "numpy", "pillow", "scikit-learn", "scikit-image",
+    "scipy", "tifffile", "skops", "matplotlib", "jsonargparse", "rich",
+)  # fmt: skip
 
 
 def doctor(
@@ -40,34 +52,28 @@ def doctor(
 
     from vispe.errors import OptionError
 
+    given = {"encoding": encoding, "image-size": image_size, "weights": weights}
     if model:
-        _model(model, encoding, image_size, weights, batch, dtype, device, json)
+        report, layers = _model(model, encoding, image_size, weights, batch, dtype, device)
+        print(dumps(report, indent=2) if json else _paths(report, layers))
         return
-    options = {"--encoding": encoding, "--image-size": image_size, "--weights": weights}
-    if lone := [option for option, value in options.items() if value]:
-        raise OptionError(f"doctor was given {', '.join(lone)} without a model; write the name of one first.")
-    sections = {
-        "versions": ("versions", _versions),
-        "devices": ("devices", _devices),
-        "choice": ("choice of the attention backend", _choice),
-        "attention": ("attention backend of each bias (37x37 patches, 6 heads of 64 channels)", _backends),
-        "weights": ("pretrained weights on disk", _weights),
-        "extras": ("extras", _extras),
-    }
-    report = {key: collect() for key, (_, collect) in sections.items()}
-    if json:
-        print(dumps(report, indent=2))
-        return
-    for key, entries in report.items():
-        print(sections[key][0])
-        width = max(map(len, entries), default=0)
-        for name, value in entries.items():
-            first, *rest = str(value).splitlines()
-            print(f"  {name:<{width}}  {first}")
-            print("".join(f"  {'':<{width}}    {line}\n" for line in rest), end="")
-        if not entries:
-            print("  none")
-        print()
+    if alone := [f"--{name}" for name, value in given.items() if value]:
+        raise OptionError(
+            f"doctor was given {', '.join(alone)} without a model; write the name of one first."
+        )
+    parts = (_versions, _devices, _choice, _backends, _weights, _extras)
+    report = {key: part() for key, part in zip(TITLES, parts, strict=True)}
+    print(dumps(report, indent=2) if json else "\n".join(_facts(TITLES[key], report[key]) for key in TITLES))
+
+
+def _facts(title: str, entries: dict[str, Any]) -> str:
+    """Return a title and one line for each entry, further lines of its value below it."""
+    width = max(map(len, entries), default=0)
+    lines = [title]
+    for name, value in entries.items():
+        first, *rest = str(value).splitlines()
+        lines += [f"  {name:<{width}}  {first}", *(f"  {'':<{width}}    {line}" for line in rest)]
+    return "\n".join(lines if entries else [title, "  none"]) + "\n"
 
 
 def _model(
@@ -78,18 +84,15 @@ def _model(
     batch: int,
     dtype: str,
     device: str,
-    json: bool,
-) -> None:
-    """Print the attention paths of a model, layers with the same path together."""
-    from json import dumps
-
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the attention paths of a model, layers with the same path together; and the names of all layers."""
     import torch
 
-    import vispe
     from vispe.backbones.device import choose_device
     from vispe.backbones.open_clip import load_model, names_weights
     from vispe.backbones.tokens import image_size as built_for
     from vispe.errors import OptionError
+    from vispe.hosts.convert import convert
     from vispe.hosts.explain import attention_paths
 
     if image_size is not None and (len(image_size) > 2 or min(image_size, default=0) < 1):
@@ -100,33 +103,36 @@ def _model(
     where = choose_device(device)
     loaded = weights or (None if names_weights(name) else "random")
     # weights of a model with the encoding need it before they are loaded
-    net = load_model(name, pos_embed=encoding if weights else None, weights=loaded, img_size=size)
+    early = encoding if weights else None
+    net = load_model(name, pos_embed=early, weights=loaded, img_size=size)
     net = net.to(where, getattr(torch, dtype))
     if encoding and not weights:
-        vispe.convert(net, encoding)
+        convert(net, encoding)
     height, width = size or built_for(net)
     image = torch.zeros(batch, 3, height, width, device=where, dtype=getattr(torch, dtype))
-    paths = attention_paths(net, image)
     groups: dict[Any, list[str]] = {}
-    for path in paths:
+    every = attention_paths(net, image)
+    for path in every:
         groups.setdefault((path.backend, path.reason, tuple(path.refused.items())), []).append(path.layer)
-    if json:
-        rows = [
-            {"layers": layers, "backend": backend, "reason": reason, "refused": dict(refused)}
-            for (backend, reason, refused), layers in groups.items()
-        ]
-        report = {"model": name, "encoding": encoding, "weights": loaded or "pretrained", "device": where}
-        report |= {"dtype": dtype, "batch": batch, "image_size": [height, width], "paths": rows}
-        print(dumps(report, indent=2))
-        return
-    words = encoding or "its own position information"
-    print(f"{name} with {words}, {batch} x {height}x{width} px, {dtype}, {where}")
-    for (backend, reason, refused), layers in groups.items():
-        named = _named(layers, [path.layer for path in paths])
-        print(f"  {named}\n    {backend}: {reason}")
-        print("".join(f"    not {other}: {why}\n" for other, why in refused), end="")
-    if not groups:
-        print("  no attention layer was found")
+    paths = [
+        {"layers": layers, "backend": backend, "reason": reason, "refused": dict(refused)}
+        for (backend, reason, refused), layers in groups.items()
+    ]
+    report = {"model": name, "encoding": encoding, "weights": loaded or "pretrained", "device": where}
+    report |= {"dtype": dtype, "batch": batch, "image_size": [height, width], "paths": paths}
+    return report, [path.layer for path in every]
+
+
+def _paths(report: dict[str, Any], every: list[str]) -> str:
+    """Return the attention paths of a model as text."""
+    height, width = report["image_size"]
+    encoding = report["encoding"] or "its own position information"
+    images = f"{report['batch']} x {height}x{width} px, {report['dtype']}, {report['device']}"
+    lines = [f"{report['model']} with {encoding}, {images}"]
+    for path in report["paths"]:
+        lines += [f"  {_named(path['layers'], every)}", f"    {path['backend']}: {path['reason']}"]
+        lines += [f"    not {other}: {why}" for other, why in path["refused"].items()]
+    return "\n".join(lines if report["paths"] else [*lines, "  no attention layer was found"])
 
 
 def _named(layers: list[str], every: list[str]) -> str:
@@ -141,16 +147,10 @@ def _versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
-    import vispe
+    from vispe.version import __version__
 
-    names = ["torch", "torchvision", "timm", "open_clip_torch", "einops", "numpy", "pillow", "scikit-learn"]
-    names += ["scikit-image", "scipy", "tifffile", "skops", "matplotlib", "jsonargparse", "rich"]
-    versions = {
-        "vispe": vispe.__version__,
-        "python": platform.python_version(),
-        "system": platform.platform(),
-    }
-    for name in names:
+    versions = {"vispe": __version__, "python": platform.python_version(), "system": platform.platform()}
+    for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -163,8 +163,8 @@ def _devices() -> dict[str, str]:
 
     devices = {"cpu": f"{torch.get_num_threads()} threads"}
     for i in range(torch.cuda.device_count()):
-        gpu = torch.cuda.get_device_properties(i)
-        devices[f"cuda:{i}"] = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"
+        memory = torch.cuda.get_device_properties(i).total_memory / 2**30
+        devices[f"cuda:{i}"] = f"{torch.cuda.get_device_name(i)}, {memory:.0f} GiB"
     return devices | ({"mps": "Apple GPU"} if torch.backends.mps.is_available() else {})
 
 
@@ -176,8 +176,7 @@ def _choice() -> dict[str, str]:
     from vispe.attention.preference import VARIABLE, selected
 
     backend, by = selected()
-    by = f", chosen by {by}" if by else f" (set {VARIABLE} to choose another)"
-    choice = {"backend": f"{backend}{by}"}
+    choice = {"backend": backend + (f", chosen by {by}" if by else f" (set {VARIABLE} to choose another)")}
     for i in range(torch.cuda.device_count()):
         choice[f"triton on cuda:{i}"] = no_device(torch.zeros(1, device=f"cuda:{i}")) or "its kernels run"
     if not torch.cuda.device_count():
@@ -198,18 +197,17 @@ def _backends() -> dict[str, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     grids = {axes: vispe.Grid(shape, reference=shape) for axes, shape in _GRIDS.items()}
     q, x = torch.zeros(1, 6, 37 * 37, 64, device=device), torch.zeros(1, 37 * 37, 384, device=device)
-    chosen = {}
+    backends = {}
     for name in vispe.list_encodings(kind="bias"):
         axes = vispe.encoding_info(name).ndim
         grid = grids[2 if 2 in axes else axes[0]]
         encoding = vispe.create_encoding(name, dim=384, num_heads=6, depth=12, grid=grid.shape).to(device)
         bias = bias_of(encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
         try:
-            chosen[name] = str(vispe.explain(q, q, q, bias=bias))
-        # of the backend that the environment names
-        except BackendUnavailable as error:
-            chosen[name] = str(error)
-    return chosen
+            backends[name] = str(vispe.explain(q, q, q, bias=bias))
+        except BackendUnavailable as error:  # the backend that the environment names
+            backends[name] = str(error)
+    return backends
 
 
 def _weights() -> dict[str, str]:
@@ -223,8 +221,8 @@ def _weights() -> dict[str, str]:
     sizes: dict[str, int] = {}
     for repo in repositories():
         files = [f for revision in repo.revisions for f in revision.files if f.file_name.endswith(endings)]
+        # revisions share files
         if files:
-            # revisions share files
             sizes[repo.repo_id] = sum({f.blob_path: f.size_on_disk for f in files}.values())
     for file in sorted(Path(torch.hub.get_dir(), "checkpoints").glob("*")):
         if file.suffix in endings:
@@ -238,28 +236,21 @@ def _extras() -> dict[str, Any]:
 
     from packaging.requirements import Requirement
 
+    def missing(extra: str) -> list[str]:
+        needs = [Requirement(text) for text in metadata.requires("vispe") or ()]
+        names = [
+            need.name
+            for need in needs
+            if need.marker is not None and need.name != "vispe" and "extra" in str(need.marker)
+            if need.marker.evaluate({"extra": extra})
+        ]
+        return [name for name in names if not list(metadata.distributions(name=name))]
+
     try:
         extras = metadata.metadata("vispe").get_all("Provides-Extra") or ()
     except metadata.PackageNotFoundError:
         return {"all": "not known, because vispe is not installed: this is a plain checkout"}
-    needs = [Requirement(text) for text in metadata.requires("vispe") or ()]
-    state = {}
-    for extra in extras:
-        missing = [
-            need.name
-            for need in needs
-            if need.marker is not None
-            and need.name != "vispe"
-            and "extra" in str(need.marker)
-            and need.marker.evaluate({"extra": extra})
-            and not _installed(need.name)
-        ]
-        install = f"missing {', '.join(missing)}; run: pip install 'vispe[{extra}]'"
-        state[extra] = install if missing else "complete"
-    return state
-
-
-def _installed(name: str) -> bool:
-    from importlib.metadata import distributions
-
-    return any(True for _ in distributions(name=name))
+    return {
+        extra: f"missing {', '.join(names)}; run: pip install 'vispe[{extra}]'" if names else "complete"
+        for extra, names in zip(extras, map(missing, extras), strict=True)
+    }

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from vispe.cli.streams import one_line
+
 POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
 BARE = {"cluster": "auto"}
@@ -179,25 +181,16 @@ class Console:
     """
 
     def __init__(self, json: bool) -> None:
-        from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TextColumn
 
+        from vispe.cli.frame import progress
         from vispe.segment.run.report import Watcher
 
-        stderr = RichConsole(stderr=True, soft_wrap=True, highlight=False, markup=False)
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.1f}/{task.total:.0f} images"),
-            TimeRemainingColumn(),
-            console=stderr,
-            disable=not stderr.is_terminal,
-            transient=True,
-            redirect_stdout=False,
-        )
+        bar = progress(TextColumn("{task.completed:.1f}/{task.total:.0f} images"))
+        stderr = bar.console
 
         class Shown(Watcher):
-            """Passes what it hears to the terminal."""
+            """Shows the run on the terminal."""
 
             task = None
 
@@ -229,7 +222,7 @@ class Console:
         self.bar.stop()
 
     def finish(self, report: Any, out: str) -> int:
-        """Print what is left to say, and return the exit code."""
+        """Print the report or what was left out, and return the exit code."""
         import json
 
         if self.json:
@@ -258,8 +251,3 @@ def _share(name: str, share: float | None, ends: Sequence[float] | None) -> str:
     """Say a fraction, with its interval of 95 % where there is one."""
     between = "" if ends is None else f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
     return f"{name} {100 * (share or 0):.1f} %{between}"
-
-
-def one_line(text: str) -> str:
-    """Escape what is no printable character, such as a line end in a file name, so that a terminal shows it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
