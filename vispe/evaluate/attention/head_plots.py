@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.errors import require
 from vispe.evaluate.attention.heads import PATTERNS, HeadHealth
 from vispe.report.page import Page
-from vispe.report.style import BLUE, GREY, INK, ORANGE
+from vispe.report.style import BLUE, GREY, INK, ORANGE, clean, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,17 +30,14 @@ def plot_health(result: HeadHealth, title: str = "") -> "Figure":
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    require("matplotlib", "cli", "drawing attention heads")
-    from matplotlib.figure import Figure
-
     layers, heads = result.pattern.shape
     high = 5.2 + 0.26 * max(heads, 6)
-    figure = Figure(figsize=(14, high), dpi=130, facecolor="white")
+    figure = new_figure(14, high)
+    figure.set_layout_engine(None)
     inch = 1 / high
     colour = ORANGE if result.collapsed > 0 else BLUE
     figure.text(0.04, 1 - 0.42 * inch, f"Attention heads: {title}" if title else "Attention heads", size=13)
-    verdict = result.verdict[0].upper() + result.verdict[1:]
-    figure.text(0.04, 1 - 0.82 * inch, verdict, size=16, weight="bold", color=colour)
+    figure.text(0.04, 1 - 0.82 * inch, _capital(result.verdict), size=16, weight="bold", color=colour)
     figure.text(0.04, 1 - 1.10 * inch, "  ".join(result.notes), size=10, color=INK)
     figure.text(0.04, 0.22 * inch, _footnote(result), size=9, color=GREY, linespacing=1.5)
     box = {"top": 1 - (1.55 + 0.2 * bool(result.notes)) * inch, "bottom": 1.35 * inch}
@@ -61,25 +57,14 @@ def plot_health(result: HeadHealth, title: str = "") -> "Figure":
         ax.tick_params(labelleft=k % columns == 0, labelbottom=k + columns >= len(shown))
     far = result.uniform_profile > 0
     times = result.profile[shown][..., far] / result.uniform_profile[far]
-    if first is not None:  # at least from 1/12 to 12 times, so that small differences look small
-        first.set_ylim(
-            max(4e-3, min(1 / 12, float(times.min()) / 1.3)), min(250.0, max(12.0, 1.3 * float(times.max())))
-        )
-    figure.text(
-        0.575,
-        box["top"] + 0.30 * inch,
-        "Attention to a patch by its distance, times uniform attention",
-        size=11.5,
-        color=INK,
-    )
-    figure.text(
-        0.775,
-        box["bottom"] - 0.42 * inch,
-        "distance from the query, patches",
-        size=9.5,
-        color=INK,
-        ha="center",
-    )
+    if first is not None:
+        # at least from 1/12 to 12 times, so that small differences look small
+        low, high = float(times.min()) / 1.3, 1.3 * float(times.max())
+        first.set_ylim(max(4e-3, min(1 / 12, low)), min(250.0, max(12.0, high)))
+    words = "Attention to a patch by its distance, times uniform attention"
+    figure.text(0.575, box["top"] + 0.30 * inch, words, size=11.5, color=INK)
+    below = box["bottom"] - 0.42 * inch
+    figure.text(0.775, below, "distance from the query, patches", size=9.5, color=INK, ha="center")
     return figure
 
 
@@ -91,8 +76,8 @@ def health_page(result: HeadHealth, title: str, figure: "Figure") -> Page:
         title: what was looked at.
         figure: of `plot_health`.
     """
-    verdict = result.verdict[0].upper() + result.verdict[1:]
-    page = Page(title, "Attention heads", f"{verdict}.", "mild" if result.collapsed > 0 else "good")
+    tone = "mild" if result.collapsed > 0 else "good"
+    page = Page(title, "Attention heads", f"{_capital(result.verdict)}.", tone)
     page.text(
         "A head that puts most of its attention on one token adds nearly the same vector everywhere. On a class or "
         "register token this is a common resting place and no defect; on a patch, or in most heads of a layer, it is "
@@ -108,35 +93,37 @@ def health_page(result: HeadHealth, title: str, figure: "Figure") -> Page:
         soft=True,
     )
     page.table(result.rows())
-    found = sorted(result.heads("sink", "dead"), key=lambda head: -result.sink_mass[head])
-    if found:
+    collapsed = sorted(result.heads("sink", "dead"), key=lambda head: -result.sink_mass[head])
+    if collapsed:
         page.section("Heads that collapse")
         rows = [["layer", "head", "class", "onto", "of its attention", "same token in"]]
-        for head in found:
+        for head in collapsed:
             kind, token = PATTERNS[result.pattern[head]], result.tokens[result.sink_token[head]]
-            shares = (f"{100 * value[head]:.0f} %" for value in (result.sink_mass, result.sink_agreement))
-            mass, agreement = shares
-            rows.append([str(head[0]), str(head[1]), kind, token, mass, f"{agreement} of images"])
+            mass, agreement = (f"{100 * v[head]:.0f} %" for v in (result.sink_mass, result.sink_agreement))
+            rows.append([*map(str, head), kind, token, mass, f"{agreement} of images"])
         page.table(rows, left=(2, 3), folded="" if len(rows) <= 25 else f"all {len(rows) - 1} heads")
     return page
 
 
 def plot_head_map(result: HeadHealth, ax: "Axes") -> "Axes":
     """Draw layers x heads, coloured by class, with the sink's share of attention in percent and its token's letter."""
+    from matplotlib.patches import FancyBboxPatch
+
     layers, heads = result.pattern.shape
-    for i in range(layers):
-        for j in range(heads):
-            name = _class(result, i, j)
-            mass = float(result.sink_mass[i, j])
-            strong = name in ("sink", "dead")
-            ax.add_patch(_tile(i, j, COLOURS[name], 0.30 if name == "distributed" else 0.92))
-            letter = _LETTERS[result.sink_kind(i, j)] if strong else ""
-            text = f"{letter}{100 * mass:.0f}" if layers <= 16 else letter
-            light = name in ("local", "dead")
-            ax.text(
-                i, j, text, ha="center", va="center", size=8 if layers <= 12 else 7,
-                color="white" if light else INK, weight="bold" if strong else "normal",
-            )  # fmt: skip
+    for i, j in np.ndindex(layers, heads):
+        name = _class(result, i, j)
+        strong = name in ("sink", "dead")
+        tile = FancyBboxPatch(
+            (i - 0.42, j - 0.40), 0.84, 0.80, boxstyle="round,pad=0,rounding_size=0.12", mutation_aspect=1,
+            facecolor=COLOURS[name], alpha=0.30 if name == "distributed" else 0.92, linewidth=0,
+        )  # fmt: skip
+        ax.add_patch(tile)
+        letter = _LETTERS[result.sink_kind(i, j)] if strong else ""
+        ax.text(
+            i, j, f"{letter}{100 * float(result.sink_mass[i, j]):.0f}" if layers <= 16 else letter,
+            ha="center", va="center", size=8 if layers <= 12 else 7,
+            color="white" if name in ("local", "dead") else INK, weight="bold" if strong else "normal",
+        )  # fmt: skip
     ax.set_xlim(-0.6, layers - 0.4)
     ax.set_ylim(heads - 0.4, -0.6)
     ax.set_xticks(range(layers))
@@ -172,9 +159,8 @@ def plot_reach(result: HeadHealth, ax: "Axes") -> "Axes":
     ax.set_ylabel("patches", color=INK)
     ax.set_xlabel("layer", color=INK)
     bias = "; bars: the bias alone" if np.isfinite(result.bias_reach[1]).any() else ""
-    ax.set_title(
-        f"Distance that holds 95 % of a head's attention between patches{bias}", size=10.5, loc="left"
-    )
+    words = f"Distance that holds 95 % of a head's attention between patches{bias}"
+    ax.set_title(words, size=10.5, loc="left")
     _clean(ax)
     ax.spines["bottom"].set_visible(True)
     ax.spines["bottom"].set_color("#D5DADF")
@@ -183,6 +169,8 @@ def plot_reach(result: HeadHealth, ax: "Axes") -> "Axes":
 
 def plot_profile(result: HeadHealth, layer: int, ax: "Axes") -> "Axes":
     """Draw how attention falls with distance in the heads of a layer, relative to uniform attention (log scale)."""
+    from matplotlib.ticker import NullLocator
+
     base = result.uniform_profile
     keep = base > 0
     distance = np.arange(len(base))[keep]
@@ -196,7 +184,7 @@ def plot_profile(result: HeadHealth, layer: int, ax: "Axes") -> "Axes":
     ax.set_yscale("log")
     ax.set_ylim(4e-3, 250)
     ax.set_yticks((0.01, 0.1, 1, 10, 100), ("1/100", "1/10", "1", "10x", "100x"))
-    ax.yaxis.set_minor_locator(_none())
+    ax.yaxis.set_minor_locator(NullLocator())
     ax.set_title(f"layer {layer}", size=9, loc="left", pad=3)
     _clean(ax)
     ax.set_facecolor("#F6F7F9")
@@ -214,37 +202,25 @@ def _reach_of(profile: np.ndarray, share: float = 0.95) -> float:
     return float(np.interp(share, total, np.arange(len(total)) - 0.5))
 
 
-def _tile(i: int, j: int, colour: str, alpha: float):
-    from matplotlib.patches import FancyBboxPatch
-
-    return FancyBboxPatch(
-        (i - 0.42, j - 0.40), 0.84, 0.80, boxstyle="round,pad=0,rounding_size=0.12",
-        facecolor=colour, alpha=alpha, linewidth=0, mutation_aspect=1,
-    )  # fmt: skip
-
-
-def _none():
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()
-
-
 def _clean(ax: "Axes") -> None:
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0, labelsize=9, colors=INK)
-    ax.title.set_color(INK)
+    clean(ax)
+    ax.tick_params(labelsize=9)
+
+
+def _capital(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]
 
 
 def _footnote(result: HeadHealth) -> str:
     h, w = result.grid
     t = result.thresholds
-    kinds = {
-        kind: letter for kind, letter in _LETTERS.items() if any(k.startswith(kind) for k in result.tokens)
-    }
-    letters = ", ".join(f"{letter} {kind}" for kind, letter in kinds.items())
-    marks = (
-        "Numbers: % of attention at the strongest token" if len(result.paths) <= 16 else "Letters: the sink"
+    letters = ", ".join(
+        f"{letter} {kind}"
+        for kind, letter in _LETTERS.items()
+        if any(k.startswith(kind) for k in result.tokens)
     )
+    few = len(result.paths) <= 16
+    marks = "Numbers: % of attention at the strongest token" if few else "Letters: the sink"
     images = f"{result.images} image{'s' if result.images > 1 else ''}"
     dotted = "  Dotted: the bias alone." if np.isfinite(result.bias_profile).any() else ""
     return (

@@ -1,8 +1,7 @@
-"""What is known about the attention heads of a model, and in which words and tables it is told."""
+"""What is known about the attention heads of a model, in numbers, sentences and tables."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
+from vispe.report.table import aligned, json_list
 
 PATTERNS = ("distributed", "local", "sink", "dead")  # their numbers are codes 0 to 3
 
@@ -111,13 +111,12 @@ class HeadHealth:
     @property
     def verdict(self) -> str:
         """One sentence on the classes."""
-        total, found = self.pattern.size, self.heads("sink", "dead")
-        dead = len(self.heads("dead"))
-        if not found:
+        total, kinds = self.pattern.size, [self.sink_kind(*head) for head in self.heads("sink", "dead")]
+        if not kinds:
             return f"no head of {total} collapses onto one token"
-        kinds = [self.sink_kind(*head) for head in found]
         words = ", ".join(f"{kinds.count(k)} onto {_a(k)}" for k in dict.fromkeys(kinds))
-        return f"{len(found)} of {total} heads collapse onto one token ({words}; {dead} of them dead)"
+        dead = len(self.heads("dead"))
+        return f"{len(kinds)} of {total} heads collapse onto one token ({words}; {dead} of them dead)"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -151,8 +150,9 @@ class HeadHealth:
 
     def rows(self) -> list[list[str]]:
         """Return the table of the layers as text, the heads of the columns first."""
-        head = ["layer", *PATTERNS, "sink mass", "entropy", "local", "position", "95 % reach", "of the bias"]
-        rows = [head]
+        rows = [
+            ["layer", *PATTERNS, "sink mass", "entropy", "local", "position", "95 % reach", "of the bias"]
+        ]
         for i in range(len(self.paths)):
             counts = [str(int((self.pattern[i] == c).sum())) for c in range(len(PATTERNS))]
             means = (self.sink_mass, self.entropy, self.local_mass, self.position_share)
@@ -163,10 +163,7 @@ class HeadHealth:
 
     def to_markdown(self) -> str:
         """Return a table of the layers as Markdown, its columns aligned."""
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [f"| {' | '.join(c.rjust(w) for c, w in zip(r, widths, strict=True))} |" for r in rows]
-        return "\n".join([lines[0], f"|{'|'.join('-' * (w + 1) + ':' for w in widths)}|", *lines[1:]])
+        return aligned(self.rows(), left=())
 
 
 def _a(kind: str) -> str:
@@ -174,7 +171,4 @@ def _a(kind: str) -> str:
 
 
 def _json(values: np.ndarray) -> Any:
-    if values.ndim:
-        return [_json(v) for v in values]
-    value = values.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json_list(values) if np.issubdtype(values.dtype, np.floating) else values.tolist()

@@ -1,4 +1,4 @@
-"""Pictures of what an encoding adds to attention, and the colours of all pictures.
+"""Pictures of what an encoding adds to attention.
 
 matplotlib is imported when something is drawn.
 """
@@ -12,7 +12,7 @@ from vispe.encodings.base import Additive, Biased, Encoding, Rotary, bias_of, tr
 from vispe.encodings.registry import create_encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, require
 from vispe.grid import Grid
-from vispe.report.style import INK
+from vispe.report.style import INK, new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,10 +99,7 @@ def _seen_from(
 def _draw_bias(
     values: np.ndarray, query: tuple[int, int], words: str, title: str, ax: "Axes | None"
 ) -> "Axes":
-    if ax is None:
-        from matplotlib import pyplot  # so that a notebook shows it
-
-        ax = pyplot.figure(figsize=(5.6, 5), dpi=130, layout="constrained").add_subplot()
+    ax = new(ax, (5.6, 5))
     image = ax.imshow(values, cmap="viridis", interpolation="nearest")
     ax.plot(query[1], query[0], marker="o", markersize=9, color="white", markeredgecolor=INK)
     ax.set_title(title, size=12, color=INK)

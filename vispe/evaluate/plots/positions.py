@@ -15,12 +15,12 @@ from vispe.errors import OptionError, ShapeError, require
 from vispe.multimodal import Scheme, Stream, create_scheme
 from vispe.multimodal.streams.segments import IMAGE, THUMBNAIL, Segment
 from vispe.multimodal.streams.text import parse_segments
+from vispe.report.style import GREY, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EXAMPLE = "text:6 image:4x6 text:4 video:3x4x4@0.5 text:3"
-INK, PALE = "#22282E", "#8A949E"
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")  # of axes; can be told apart by everybody
 TINTS = {"image": "#E69F00", "video": "#56B4E9"}
 _COLUMNS = 4  # schemes side by side
@@ -258,7 +258,7 @@ def _draw_space(ax: Any, drawn: _Drawn, limits: tuple[float, float]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     (time, row, column), names = drawn.in_space()
-    ax.plot(*(3 * [limits]), color=PALE, lw=0.8, ls=(0, (1, 2)), zorder=0)
+    ax.plot(*(3 * [limits]), color=GREY, lw=0.8, ls=(0, (1, 2)), zorder=0)
     text, small = np.append(~drawn.visual, False), _smaller(drawn.ids.shape[1])
     ax.plot(column[text], row[text], time[text], "o", ms=3.4 * small**0.5, mew=0, color=INK)
     for start, end, kind, _ in drawn.pictures:
@@ -275,7 +275,7 @@ def _draw_space(ax: Any, drawn: _Drawn, limits: tuple[float, float]) -> None:
         axis.set_major_locator(MaxNLocator(4, integer=True, steps=[1, 2, 5, 10]))
         axis.set_pane_color((0.96, 0.97, 0.975, 1.0))
         axis._axinfo["grid"].update(color="#FFFFFF", linewidth=0.9)
-        axis.line.set_color(PALE)
+        axis.line.set_color(GREY)
         axis.set_tick_params(labelsize=7.5, pad=-2, colors=INK)
         axis.set_label_text(name, size=8.5, color=INK)
         axis.labelpad = -6

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vispe.errors import InputError, OptionError, require
+from vispe.errors import InputError, OptionError
 from vispe.evaluate.three_cell.train import Recipe, ThreeCellViT, train
 from vispe.report.page import Page
-from vispe.report.style import BLUE, GREY, INK, ORANGE
+from vispe.report.style import BLUE, GREY, INK, ORANGE, clean, new_figure
 from vispe.report.table import aligned
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def run_missing(
 
     Args:
         encodings: specs as text.
-        seeds: see `three_cell_train.train`.
+        seeds: of the weights and the training images.
         recipe: how; the default.
         file: JSON of all rows; None keeps nothing.
         workers: processes of one thread each; 0 trains in this process, with its threads.
@@ -116,9 +116,9 @@ def run_missing(
         rows.append(row)
         rows.sort(key=lambda r: (r["encoding"], r["seed"]))
         if file is not None:
-            made = {**(also or {}), "recipe": asdict(recipe), "rows": rows}
+            content = {**(also or {}), "recipe": asdict(recipe), "rows": rows}
             part = file.with_name(f"{file.name}.part")
-            part.write_text(json.dumps(made, indent=1) + "\n")
+            part.write_text(json.dumps(content, indent=1) + "\n")
             part.replace(file)
             _checkpoint(file, row["encoding"], row["seed"]).unlink(missing_ok=True)
         yield row
@@ -151,32 +151,35 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
     Each entry has encoding, seeds, mean and std of all scores, mean of the majority's, and mean CPU seconds.
     """
-    found: list[Row] = []
-    for encoding in dict.fromkeys(r["encoding"] for r in rows):
-        mine = [r for r in rows if r["encoding"] == encoding]
-        values = {k: np.array([r["scores"][k] for r in mine]) for k in (*PUBLISHED, *OURS)}
-        found.append(
-            {
-                "encoding": encoding,
-                "seeds": len(mine),
-                "mean": {k: float(v.mean()) for k, v in values.items()},
-                "std": {k: float(v.std(ddof=1)) if len(v) > 1 else 0.0 for k, v in values.items()},
-                "majority": {k: float(np.mean([r["majority"][k] for r in mine])) for k in values},
-                "cpu_s": float(np.mean([r["cpu_s"] for r in mine])),
-            }
-        )
-    return sorted(found, key=lambda r: -r["mean"]["average"])
+    means = [
+        _summed([r for r in rows if r["encoding"] == encoding])
+        for encoding in dict.fromkeys(r["encoding"] for r in rows)
+    ]
+    return sorted(means, key=lambda r: -r["mean"]["average"])
+
+
+def _summed(rows: Sequence[Row]) -> Row:
+    """Return the entry of one encoding in `summary`."""
+    values = {k: np.array([r["scores"][k] for r in rows]) for k in (*PUBLISHED, *OURS)}
+    return {
+        "encoding": rows[0]["encoding"],
+        "seeds": len(rows),
+        "mean": {k: float(v.mean()) for k, v in values.items()},
+        "std": {k: float(v.std(ddof=1)) if len(v) > 1 else 0.0 for k, v in values.items()},
+        "majority": {k: float(np.mean([r["majority"][k] for r in rows])) for k in values},
+        "cpu_s": float(np.mean([r["cpu_s"] for r in rows])),
+    }
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
     """Return `summary` as text in percent: heads of the columns, encodings, the best constant answer at the end."""
-    found = summary(rows)
+    means = summary(rows)
     names = (*PUBLISHED, *OURS)
     lines = [["encoding", *(n.replace("_", " ") for n in names), "seeds", "CPU s"]]
-    for r in found:
+    for r in means:
         cells = [f"{r['mean'][n]:.1f}" + (f" ± {r['std'][n]:.1f}" if r["seeds"] > 1 else "") for n in names]
         lines.append([r["encoding"], *cells, str(r["seeds"]), f"{r['cpu_s']:.0f}"])
-    constant = [f"{np.mean([r['majority'][n] for r in found]):.1f}" for n in names]
+    constant = [f"{np.mean([r['majority'][n] for r in means]):.1f}" for n in names]
     lines.append(["(best constant answer)", *constant, "", ""])
     return lines
 
@@ -188,21 +191,15 @@ def to_markdown(rows: Sequence[Row]) -> str:
 
 def report(rows: Sequence[Row]) -> Page:
     """Return the scores as a page: the best encoding, those no better than a constant answer, table and picture."""
-    found = summary(rows)
+    means = summary(rows)
     figure = plot_table(rows)
-    blind = [r["encoding"] for r in found if r["mean"]["average"] < r["majority"]["average"] + BLIND]
-    best = found[0]
-    verdict = (
-        f"No encoding beats the best constant answer ({best['majority']['average']:.0f} %)."
-        if len(blind) == len(found)
-        else f"Best: {best['encoding']}, {best['mean']['average']:.0f} % right on average."
-    )
-    page = Page(
-        "three cells",
-        "What positions can be told",
-        verdict,
-        "bad" if blind == [r["encoding"] for r in found] else "plain",
-    )
+    blind = [r["encoding"] for r in means if r["mean"]["average"] < r["majority"]["average"] + BLIND]
+    best, tone = means[0], "plain"
+    verdict = f"Best: {best['encoding']}, {best['mean']['average']:.0f} % right on average."
+    if len(blind) == len(means):
+        verdict = f"No encoding beats the best constant answer ({best['majority']['average']:.0f} %)."
+        tone = "bad"
+    page = Page("three cells", "What positions can be told", verdict, tone)
     page.text(
         "Each model sees one red, one green and one blue cell on black and answers: is green or blue nearer to red, "
         "do the three turn left or right, which area is larger, how far out does their sum lie. Without position the "
@@ -230,26 +227,24 @@ def plot_table(rows: Sequence[Row], title: str = "Three cells: who knows where t
         OptionError: there are no rows.
         MissingExtra: matplotlib is not installed.
     """
-    require("matplotlib", "cli", "drawing the three-cell table")
-    from matplotlib.figure import Figure
-
-    found = summary(rows)
-    if not found:
+    means = summary(rows)
+    if not means:
         raise OptionError("There are no three-cell scores to draw; train something first.")
     names = ("average", *PUBLISHED[:-1])
-    high = 2.1 + 0.27 * len(found)
-    figure = Figure(figsize=(12.5, high), dpi=130, facecolor="white")
+    encodings = [r["encoding"] for r in means]
+    high = 2.1 + 0.27 * len(means)
+    figure = new_figure(12.5, high)
+    figure.set_layout_engine(None)
     inch = 1 / high
-    label = 0.12 + 0.0052 * max(0, max(len(r["encoding"]) for r in found) - 12)
-    grid = figure.add_gridspec(
-        1, len(names), left=min(label, 0.3), right=0.965, top=1 - 1.15 * inch, bottom=0.72 * inch, wspace=0.3
-    )
+    left = min(0.12 + 0.0052 * max(0, max(map(len, encodings)) - 12), 0.3)
+    box = {"left": left, "right": 0.965, "top": 1 - 1.15 * inch, "bottom": 0.72 * inch, "wspace": 0.3}
+    grid = figure.add_gridspec(1, len(names), **box)
     figure.text(0.02, 1 - 0.42 * inch, title, size=14, weight="bold", color=INK)
     for i, name in enumerate(names):
         ax = figure.add_subplot(grid[i])
-        constant = float(np.mean([r["majority"][name] for r in found]))
+        constant = float(np.mean([r["majority"][name] for r in means]))
         ax.axvline(constant, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-        for y, r in enumerate(found):
+        for y, r in enumerate(means):
             values = [q["scores"][name] for q in rows if q["encoding"] == r["encoding"]]
             mean = r["mean"][name]
             colour = ORANGE if mean < constant + BLIND else BLUE
@@ -257,16 +252,14 @@ def plot_table(rows: Sequence[Row], title: str = "Three cells: who knows where t
             ax.scatter(values, [y] * len(values), s=22, color=colour, alpha=0.75, linewidth=0, zorder=3)
             ax.text(103, y, f"{mean:.0f}", size=9, va="center", ha="left", color=colour, weight="bold")
         ax.set_xlim(min(45, constant - 5), 101)
-        ax.set_ylim(len(found) - 0.4, -0.6)
-        ax.set_yticks(range(len(found)), [r["encoding"] for r in found] if i == 0 else [])
+        ax.set_ylim(len(means) - 0.4, -0.6)
+        ax.set_yticks(range(len(means)), encodings if i == 0 else [])
         ax.set_xticks((50, 75, 100))
-        ax.set_title(
-            name.replace("_", " "), size=11, loc="left", color=INK, weight="bold" if i == 0 else "normal"
-        )
-        ax.spines[:].set_visible(False)
-        ax.tick_params(length=0, labelsize=9.5, colors=INK)
-        ax.set_facecolor("#F6F7F9" if i == 0 else "white")
-    seeds = sorted({r["seeds"] for r in found})
+        weight, back = ("normal", "white") if i else ("bold", "#F6F7F9")
+        ax.set_title(name.replace("_", " "), size=11, loc="left", color=INK, weight=weight)
+        clean(ax)
+        ax.set_facecolor(back)
+    seeds = sorted({r["seeds"] for r in means})
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     figure.text(
         0.02, 0.16 * inch,

@@ -147,16 +147,14 @@ def sample_cells(
             f"count={count}, grid={grid}, max_attempts={max_attempts}."
         )
     ring, size = _rings(grid)
-    mode = torch.randint(
-        3, (count,), generator=generator
-    )  # 0: equal distances, 1: green nearer, 2: blue nearer
+    # 0: equal distances, 1: green nearer, 2: blue nearer
+    mode = torch.randint(3, (count,), generator=generator)
     cells = torch.zeros(count, 3, 2, dtype=torch.int64)
     left, red, tries = torch.arange(count), _draw(grid, (count, 2), generator), 0
     while len(left):
-        first, second = (
-            _draw(len(size), (len(left),), generator),
-            _draw(len(size) - 1, (len(left),), generator),
-        )
+        # two different distances
+        first = _draw(len(size), (len(left),), generator)
+        second = _draw(len(size) - 1, (len(left),), generator)
         second = second + (second >= first)
         near, far = torch.minimum(first, second), torch.maximum(first, second)
         now = mode[left]
