@@ -101,15 +101,13 @@ class _Shown:
     """Shows on stderr how far a training is: a bar on a terminal, else a line for each line of the log."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import MofNCompleteColumn
 
-        self.console = Console(stderr=True, highlight=False)
-        self.lines = not sys.stderr.isatty()
-        text, number, left = TextColumn("{task.description}"), MofNCompleteColumn(), TimeRemainingColumn()
-        self.bar = Progress(
-            text, BarColumn(), number, left, console=self.console, transient=True, disable=self.lines
-        )
+        from vispe.cli.frame import progress
+
+        self.bar = progress(MofNCompleteColumn())
+        self.console = self.bar.console
+        self.lines = not self.console.is_terminal
         self.task: Any = None
         self.first: tuple[int, float] | None = None
 
@@ -125,19 +123,17 @@ class _Shown:
         self.console.print(words, style="dim", soft_wrap=True)
 
     def step(self, step: int, total: int, line: Mapping[str, Any] | None) -> None:
-        """Show how far it is, and the line of the log."""
+        """Show how far the training is, and a line of the log where there is one."""
         if self.task is None:
             self.task = self.bar.add_task("training", total=total)
             self.first = (step, time.perf_counter())
-        state = "training"
-        if line is not None:
-            state = (
-                f"loss {line['loss']:.4f}, cosine {line['cosine']:.3f}, {line['images_per_s']:.3g} images/s"
-            )
-        if line is not None and self.lines:
-            began, when = self.first or (step, time.perf_counter())
+        if line is None:
+            self.bar.update(self.task, completed=step)
+            return
+        words = f"loss {line['loss']:.4f}, cosine {line['cosine']:.3f}, {line['images_per_s']:.3g} images/s"
+        if self.lines and self.first is not None:
+            began, when = self.first
             left = (total - step) * (time.perf_counter() - when) / max(1, step - began)
-            clock = str(timedelta(seconds=round(left)))
-            self.console.print(f"step {step} of {total}: {state}, {clock} left", soft_wrap=True)
-        more = {} if line is None else {"description": state}
-        self.bar.update(self.task, completed=step, **more)
+            clock = timedelta(seconds=round(left))
+            self.console.print(f"step {step} of {total}: {words}, {clock} left", soft_wrap=True)
+        self.bar.update(self.task, completed=step, description=words)

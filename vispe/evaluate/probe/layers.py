@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from vispe.backbones.batches import checked_maps
 from vispe.backbones.maps import ModelFeatures
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import ShapeError
 from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
-from vispe.evaluate.probe.sources import patch_pixels
+from vispe.evaluate.probe.sources import check_images, patch_pixels
 from vispe.evaluate.probe.trials import POSITIONS, Trials, cell
 from vispe.report.table import aligned, json_list
 
@@ -204,16 +204,11 @@ def _each(
     source: nn.Module | ModelFeatures | Iterable[Sequence[Features]], images: Iterable[Tensor] | None
 ) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
     """Yield the features (h, w, C) after every block, and the pixels of the patches, of one image after another."""
-    if not isinstance(source, nn.Module | ModelFeatures):
-        if images is not None:
-            raise OptionError(
-                "The probe got features and images; give a model with images, or features alone."
-            )
-        for maps in source:
-            yield [to_numpy(m) for m in maps], None
+    features = not isinstance(source, nn.Module | ModelFeatures)
+    check_images(features, images)
+    if features:
+        yield from (([to_numpy(m) for m in maps], None) for maps in source)
         return
-    if images is None:
-        raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
     f = source if isinstance(source, ModelFeatures) else ModelFeatures(source)
     for image in images:
         with torch.no_grad():

@@ -27,7 +27,13 @@ from vispe.evaluate.probe.averages import (
 from vispe.evaluate.probe.debias import blank_channels, svd_debias
 from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.remedy_table import NAMES, BaselineRow, BaselineTable
-from vispe.evaluate.probe.sources import Source, black_image, feature_function, is_features
+from vispe.evaluate.probe.sources import (
+    Source,
+    black_image,
+    check_images,
+    feature_function,
+    is_features,
+)
 from vispe.evaluate.probe.trials import POSITIONS, Trials
 
 
@@ -83,12 +89,19 @@ def probe_baselines(
     trials = Trials(tuple(dict.fromkeys(targets)), step, masks_per_image, Fit(regressor, alpha))
     f = None if is_features(model_or_features) else feature_function(model_or_features)
     scored = model_or_features if f is None else images
-    _check_images(f, images, scored, chosen := isinstance(blank, int) and choose_on is None)
+    check_images(f is None, images)
+    chosen = isinstance(blank, int) and choose_on is None
+    if chosen and iter(scored) is scored:
+        raise OptionError(
+            "The images can be read only once, and choosing channels on other images than those scored takes two "
+            "rounds; give a list or tensor, or choose_on=, or the channels as blank=."
+        )
     side = getattr(f, "patch", None) if patch is None else patch
     folds, chosen_on = _channels(f, scored, blank, choose_on, trials, rng)
     if black is None and f is not None:
         black = black_image(model_or_features)
-    found: dict[str, list[tuple[np.ndarray, np.ndarray, float, float]]] = {}
+    scores: dict[str, list[tuple[np.ndarray, np.ndarray, float, float]]] = {}
+    nothing = np.full(len(trials.targets), np.nan)
     why: dict[str, str] = {}
     passes: dict[str, int] = {}
     count, blacks = 1, {}
@@ -105,36 +118,23 @@ def probe_baselines(
             count = len(shift_lattice(tuple(own.shape[1:]), shifts))
             passes = forward_passes(tuple(own.shape[1:]), shifts)
         for key, value in maps.items():
-            row = found.setdefault(key, [])
+            row = scores.setdefault(key, [])
             if isinstance(value, str):
                 why[key] = value
-                nothing = np.full(len(trials.targets), np.nan)
                 row.append((nothing, nothing, np.nan, np.nan))
                 continue
             r2, control = trials.scores(value.permute(1, 2, 0), trial)
             row.append((r2, control, effective_rank(value), mean_cosine(own, value)))
-    if not found:
+    if not scores:
         raise ShapeError("The probe got no images; give at least one.")
     why.setdefault("blank", _words(folds))
     rows = []
-    for key in (key for key in NAMES if key in found):
-        r2, control, rank, cosine = (np.array(values) for values in zip(*found[key], strict=True))
+    for key in (key for key in NAMES if key in scores):
+        r2, control, rank, cosine = (np.array(values) for values in zip(*scores[key], strict=True))
         name, cost = NAMES[key].format(n=count), passes.get(key, 1 if f is not None else 0)
         rows.append(BaselineRow(key, name, r2.T, control.T, rank, cosine, cost, why.get(key, "")))
     settings = trials.to_dict() | {"directions": directions, "shifts": shifts, "chosen": chosen}
-    return BaselineTable(trials.targets, tuple(rows), len(found["none"]), chosen_on, settings)
-
-
-def _check_images(f: FeatureFunction | None, images: object, scored: object, twice: bool) -> None:
-    if f is None and images is not None:
-        raise OptionError("The probe got features and images; give a model with images, or features alone.")
-    if scored is None:
-        raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
-    if twice and iter(scored) is scored:
-        raise OptionError(
-            "The images can be read only once, and choosing channels on other images than those scored takes two "
-            "rounds; give a list or tensor, or choose_on=, or the channels as blank=."
-        )
+    return BaselineTable(trials.targets, tuple(rows), len(scores["none"]), chosen_on, settings)
 
 
 def _each_map(f: FeatureFunction | None, source: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
@@ -171,8 +171,8 @@ def _channels(
     if not curves:
         raise ShapeError("The probe got no images to choose channels on; give at least one.")
 
-    def best(those: Sequence[np.ndarray]) -> list[int]:
-        telling = np.nan_to_num(np.mean(those, axis=0), nan=-np.inf).max(0)
+    def best(some: Sequence[np.ndarray]) -> list[int]:
+        telling = np.nan_to_num(np.mean(some, axis=0), nan=-np.inf).max(0)
         return [int(c) for c in np.argsort(-telling, kind="stable")[:blank]]
 
     if choose_on is not None:

@@ -33,25 +33,28 @@ def is_features(source: Source) -> bool:
     return not callable(source)
 
 
+def check_images(features: bool, images: object) -> None:
+    """Raise OptionError for features with images, and for a model without them."""
+    if features and images is not None:
+        raise OptionError("The probe got features and images; give a model with images, or features alone.")
+    if not features and images is None:
+        raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
+
+
 def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[np.ndarray]:
     """Yield the features (h, w, C) float64 of one image after another.
 
     Args:
-        source: a model, a feature function, or features.
+        source: a model, a feature function, or features (h, w, C) of each image.
         images: (c, H, W) each, normalised, for a model or function; None with features.
 
     Raises:
         OptionError: features and images, or a model without images.
     """
+    check_images(is_features(source), images)
     if is_features(source):
-        if images is not None:
-            raise OptionError(
-                "The probe got features and images; give a model with images, or features alone."
-            )
         yield from map(to_numpy, source)
         return
-    if images is None:
-        raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
     f = feature_function(source)
     for image in images:
         yield to_numpy(features_of(f, image[None])[0].permute(1, 2, 0))

@@ -16,7 +16,7 @@ from vispe.attention import attention
 from vispe.attention.preference import Backend
 from vispe.errors import BackendUnavailable
 from vispe.evaluate.speed.cases import GRID_MODES, STRUCTURED, Mode, Plan
-from vispe.evaluate.speed.flex import make_flex
+from vispe.evaluate.speed.flex import make_flex, maker
 from vispe.evaluate.speed.inputs import Setup
 from vispe.evaluate.speed.structured import Attend
 
@@ -95,53 +95,49 @@ def contenders(plan: Plan, device: str) -> list[Contender]:
     return [c for c in every if c.device in (device, "any") and (plan.slow or not c.slow)]
 
 
-def ours(kind: str | None, backend: Backend | None = None) -> Callable[[Setup], Attend]:
-    """Return the maker of `vispe.attention` with the bias of the mode, a table, or none."""
+@maker
+def ours(setup: Setup, kind: str | None, backend: Backend | None = None) -> Attend:
+    """Return `vispe.attention` with the bias of the mode, a table, or none."""
+    if backend == "flex" and setup.dry:
+        raise BackendUnavailable("FlexAttention is not compiled in a dry run.")
 
-    def make(setup: Setup) -> Attend:
-        if backend == "flex" and setup.dry:
-            raise BackendUnavailable("FlexAttention is not compiled in a dry run.")
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = None if kind is None else setup.bias(None if kind == "mode" else kind)
+        return attention(q, k, v, bias=bias, backend=backend or setup.backend)
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            bias = None if kind is None else setup.bias(None if kind == "mode" else kind)
-            return attention(q, k, v, bias=bias, backend=backend or setup.backend)
-
-        return call
-
-    return make
+    return call
 
 
-def structured(backend: Backend | None = None) -> Callable[[Setup], Attend]:
-    """Return the maker of `vispe.attention` with what a mode of `STRUCTURED` is about."""
-    return lambda setup: lambda *qkv: setup.structured().attend(*qkv, backend or setup.backend)
+@maker
+def structured(setup: Setup, backend: Backend | None = None) -> Attend:
+    """Return `vispe.attention` with what a mode of `STRUCTURED` is about."""
+    return lambda *qkv: setup.structured().attend(*qkv, backend or setup.backend)
 
 
-def plain(kernel: str) -> Callable[[Setup], Attend]:
-    """Return the maker of SDPA without a bias, by one kernel."""
+@maker
+def plain(setup: Setup, kernel: str) -> Attend:
+    """Return SDPA without a bias, by one kernel."""
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(_KERNELS[kernel]):
             return F.scaled_dot_product_attention(q, k, v)
 
-    return lambda setup: call
+    return call
 
 
-def dense(kernel: str | None, kept: bool) -> Callable[[Setup], Attend]:
-    """Return the maker of SDPA with a dense bias (1, h, n, n) in q's dtype, made once or in every call."""
+@maker
+def dense(setup: Setup, kernel: str | None, kept: bool) -> Attend:
+    """Return SDPA with a dense bias (1, h, n, n) in q's dtype, made once or in every call."""
+    dtype = setup.case.torch_dtype
+    mask = setup.bias().dense().to(dtype) if kept else None
+    backends = list(_KERNELS.values()) if kernel is None else [_KERNELS[kernel]]
 
-    def make(setup: Setup) -> Attend:
-        dtype = setup.case.torch_dtype
-        mask = setup.bias().dense().to(dtype) if kept else None
-        backends = list(_KERNELS.values()) if kernel is None else [_KERNELS[kernel]]
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = setup.bias().dense().to(dtype) if mask is None else mask
+        with sdpa_kernel(backends):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            bias = setup.bias().dense().to(dtype) if mask is None else mask
-            with sdpa_kernel(backends):
-                return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-
-        return call
-
-    return make
+    return call
 
 
 def eager(setup: Setup) -> Attend:
@@ -158,33 +154,30 @@ def eager(setup: Setup) -> Attend:
     return call
 
 
-def columns(rank: int) -> Callable[[Setup], Attend]:
-    """Return the maker of SDPA with the distance bias as extra columns of q and k, from its largest singular values."""
+@maker
+def columns(setup: Setup, rank: int) -> Attend:
+    """Return SDPA with the distance bias as extra columns of q and k, from its largest singular values."""
+    dtype, width = setup.case.torch_dtype, setup.case.width
+    y, x, placed = setup.cells()
+    points = torch.stack([y, x], -1).float()
+    distance = torch.cdist(points, points) * (placed[:, None] & placed[None])
+    # a small grid has fewer singular values than columns: the others are 0
+    rank_ = min(rank, len(points))
+    left, values, right = torch.svd_lowrank(distance, min(rank_ + 8, len(points)), niter=4)
+    root = values[:rank_].sqrt()
+    row, col = left[:, :rank_] * -root * math.sqrt(width), right[:, :rank_] * root
+    row, col = (F.pad(t, (0, rank - rank_)) for t in (row, col))
 
-    def make(setup: Setup) -> Attend:
-        dtype, width = setup.case.torch_dtype, setup.case.width
-        y, x, placed = setup.cells()
-        points = torch.stack([y, x], -1).float()
-        distance = torch.cdist(points, points) * (placed[:, None] & placed[None])
-        rank_ = min(rank, len(points))
-        left, values, right = torch.svd_lowrank(distance, min(rank_ + 8, len(points)), niter=4)
-        root = values[:rank_].sqrt()
-        row, col = left[:, :rank_] * -root * math.sqrt(width), right[:, :rank_] * root
-        row, col = (F.pad(t, (0, rank - rank_)) for t in (row, col))
-        kernel = _KERNELS["flash"]
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        b, h, n, _ = q.shape
+        per_head = (setup.slopes[:, None, None] * row).to(dtype)
+        wide = torch.cat([q, per_head.expand(b, h, n, rank)], -1)
+        keys = torch.cat([k, col.to(dtype).expand(b, h, n, rank)], -1)
+        with sdpa_kernel(_KERNELS["flash"]):
+            out = F.scaled_dot_product_attention(wide, keys, F.pad(v, (0, rank)), scale=width**-0.5)
+        return out[..., :width]
 
-        def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            b, h, n, _ = q.shape
-            per_head = (setup.slopes[:, None, None] * row).to(dtype)
-            wide = torch.cat([q, per_head.expand(b, h, n, rank)], -1)
-            keys = torch.cat([k, col.to(dtype).expand(b, h, n, rank)], -1)
-            with sdpa_kernel(kernel):
-                out = F.scaled_dot_product_attention(wide, keys, F.pad(v, (0, rank)), scale=width**-0.5)
-            return out[..., :width]
-
-        return call
-
-    return make
+    return call
 
 
 def flex_flash(setup: Setup) -> Attend:

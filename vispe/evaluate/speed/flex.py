@@ -14,26 +14,29 @@ from vispe.evaluate.speed.inputs import Setup
 from vispe.evaluate.speed.structured import Attend
 
 
-def make_flex(kind: str, options: dict[str, Any] | None = None) -> Callable[[Setup], Attend]:
-    """Return the maker of FlexAttention.
+def maker(function: Callable[..., Attend]) -> Callable[..., Callable[[Setup], Attend]]:
+    """Let a function of a setup and options be called with the options, and what it returns with the setup."""
+    return lambda *options: lambda setup: function(setup, *options)
 
-    Every one is compiled alone and in full: one compiled function for many grids would reach the limit of
+
+@maker
+def make_flex(setup: Setup, kind: str, options: dict[str, Any] | None = None) -> Attend:
+    """Return FlexAttention.
+
+    Every one is compiled by itself and in full: one compiled function for many grids would reach the limit of
     recompilations, and then compute without fusion, silently.
 
     Args:
+        setup: inputs of a case.
         kind: 'distance' (square root per score) or 'table' (one load per score).
         options: kernel options of FlexAttention.
     """
-
-    def make(setup: Setup) -> Attend:
-        score = _distance(setup) if kind == "distance" else _table(setup)
-        compiled: Any = flex_attention
-        if not setup.dry:
-            torch._dynamo.reset()
-            compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
-        return partial(compiled, score_mod=score, kernel_options=options)
-
-    return make
+    score = _distance(setup) if kind == "distance" else _table(setup)
+    compiled: Any = flex_attention
+    if not setup.dry:
+        torch._dynamo.reset()
+        compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    return partial(compiled, score_mod=score, kernel_options=options)
 
 
 def _distance(setup: Setup) -> Any:
