@@ -52,7 +52,7 @@ class Output:
             json: print the report and not the text.
             report: JSON values.
             text: called without arguments, gives what is printed.
-            contents: called where there is a folder; what goes into each file by name, see `write`.
+            contents: called where there is a folder; the figure, page or JSON values of each file by name.
             indent: spaces of the printed JSON.
         """
         by_name = contents() if self.files else {}

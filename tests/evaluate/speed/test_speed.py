@@ -297,6 +297,14 @@ def test_plans():
         plan_for("all", "cpu")
 
 
-def test_the_kernels_are_part_of_the_environment(tmp_path):
+def test_the_kernels_are_part_of_the_environment(tmp_path, monkeypatch):
     assert Path(fused.__file__).with_name("tiles.json").exists()
-    assert len(runner.environment("cpu")["kernels"]) == 16
+    before = runner.environment("cpu")["kernels"]
+    assert len(before) == 16
+    for name in ("tiles.json", "grid/forward.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    monkeypatch.setattr(runner.fused, "__file__", str(tmp_path / "__init__.py"))
+    first = runner.environment("cpu")["kernels"]
+    (tmp_path / "grid" / "forward.py").write_text("y")
+    assert len({before, first, runner.environment("cpu")["kernels"]}) == 3

@@ -216,12 +216,15 @@ def reach(table: Tensor, eps: float) -> Tensor:
     Args:
         table: (h, 2 gh - 1, 2 gw - 1), not negative.
         eps: share that is left out.
+
+    >>> reach(torch.ones(1, 3, 3), 0.5).tolist()
+    [1.0]
     """
     h, w = table.shape[1:]
     distance, order = radii(Grid(((h + 1) // 2, (w + 1) // 2))).flatten().sort()
     mass = table.flatten(1)[:, order].cumsum(1)
-    edge = torch.nn.functional.pad(distance[1:] != distance[:-1], (0, 1), value=True)  # a ring is taken whole
+    # a ring of equal distances is taken whole
+    edge = torch.nn.functional.pad(distance[1:] != distance[:-1], (0, 1), value=True)
     wanted = mass[:, -1:] * (1 - eps) * (1 - 1e-9)
     enough = (mass >= wanted) & edge
-    found = distance[enough.int().argmax(1)]
-    return torch.where(mass[:, -1] > 0, found, math.nan)
+    return torch.where(mass[:, -1] > 0, distance[enough.int().argmax(1)], math.nan)

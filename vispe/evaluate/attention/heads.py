@@ -39,7 +39,7 @@ DRIFT = 0.05  # change of sink mass that `drifted` reports
 
 @dataclass(frozen=True)
 class LanguageScores:
-    """Scores of heads of a language model, (L, H) each: see `language_scores`."""
+    """Scores of the heads of a language model, (L, H) each."""
 
     sink_mass: Tensor
     entropy: Tensor
@@ -67,6 +67,9 @@ def language_scores(
     Raises:
         ShapeError: the maps are not (L, H, T, T), or have no token `sink`.
         OptionError: the window is empty.
+
+    >>> language_scores(torch.eye(4).expand(1, 2, 4, 4)).local_mass.tolist()
+    [[1.0, 1.0]]
     """
     if attn.ndim != 4 or attn.shape[2] != attn.shape[3] or not 0 <= sink < attn.shape[3]:
         raise ShapeError(
@@ -94,7 +97,7 @@ def head_health(
     Memory is that of `vispe.evaluate.attention.head_sums`: it does not grow with the number of images.
 
     Args:
-        model: see `attention_maps.attention_layers`; in evaluation mode.
+        model: a ViT of timm or open_clip, converted or not, in evaluation mode.
         images: normalised images (b, 3, H, W), or (3, H, W) one by one, all of one size.
         batch: images at once.
         thresholds: of the classes.
@@ -131,8 +134,11 @@ def drifted(
             "reports of one model."
         )
     change = after.sink_mass - before.sink_mass
-    found = zip(*np.nonzero(np.abs(change) > limit), strict=True)
-    return [(int(i), int(j), float(change[i, j])) for i, j in found if (i, j) not in set(touched)]
+    return [
+        (i, j, float(change[i, j]))
+        for i, j in np.argwhere(np.abs(change) > limit).tolist()
+        if (i, j) not in set(touched)
+    ]
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:

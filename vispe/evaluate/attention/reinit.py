@@ -88,7 +88,7 @@ def reinit_heads(
     are 0, and so are the columns of the output projection that read the head.
 
     Args:
-        model: see `attention_maps.attention_layers`.
+        model: a ViT of timm or open_clip, converted or not.
         heads: (layer, head), counted from 0; those of `HeadHealth.heads("sink", "dead")`, say.
         init: Xavier's uniform or normal distribution.
         generator: source of the draws, on the CPU.

@@ -49,6 +49,9 @@ def scenes(
 
     Raises:
         OptionError: there are more markers than patches.
+
+    >>> scenes(2, (3, 4), torch.Generator().manual_seed(0)).answers.shape
+    torch.Size([2, 2, 3, 4])
     """
     h, w = shape
     if not 1 <= markers <= h * w:
@@ -171,7 +174,7 @@ def score(model: nn.Module, shape: tuple[int, int], count: int = 256, seed: int 
     right, asked = torch.zeros(len(QUESTIONS)), torch.zeros(len(QUESTIONS))
     for start in range(0, count, 64):
         batch = scenes(min(64, count - start), shape, generator)
-        found = model(batch.images).argmax(1)
-        right += (found == batch.answers).sum((0, 2, 3))
+        given = model(batch.images).argmax(1)
+        right += (given == batch.answers).sum((0, 2, 3))
         asked += (batch.answers >= 0).sum((0, 2, 3))
     return {name: float(r / a) for name, r, a in zip(QUESTIONS, right, asked, strict=True)}

@@ -46,6 +46,9 @@ def pesi(table: Tensor | np.ndarray, directions: int = 60) -> PESI:
     Raises:
         ShapeError: the table is not (h, w, d) with numbers that are finite.
         OptionError: `directions` is no whole number above 0.
+
+    >>> pesi(np.random.default_rng(0).normal(size=(4, 4, 8))).directions
+    60
     """
     if isinstance(directions, bool) or directions != int(directions) or directions < 1:
         raise OptionError(f"pesi needs a number of directions above 0, got directions={directions!r}.")

@@ -36,7 +36,8 @@ def plot_bias(
     at the query; an additive one as the cosine similarity of the vectors that it adds.
 
     Args:
-        spec: an encoding, see `create_encoding`; learned parameters are as freshly initialised (seed 0).
+        spec: an encoding by name or spec, such as `alibi2d(wrap=false)`; learned parameters are freshly initialised
+            (seed 0).
         grid: patches (h, w), or a `Grid`.
         query: row and column of the query patch; the centre by default.
         ax: where to draw; a new figure by default.
@@ -48,6 +49,9 @@ def plot_bias(
         ShapeError: a grid that is not 2-axis, or a query outside of it.
         OptionError: no such head.
         UnsupportedCombination: the encoding has nothing to draw in this block.
+
+    >>> plot_bias("alibi2d", (4, 5)).get_title()
+    'alibi2d'
     """
     require("matplotlib", "cli", "drawing an encoding")
     grid = grid if isinstance(grid, Grid) else Grid(tuple(grid))

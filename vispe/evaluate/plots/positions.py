@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EXAMPLE = "text:6 image:4x6 text:4 video:3x4x4@0.5 text:3"
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")  # of axes; can be told apart by everybody
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
+"""Of axes; they differ for colour-blind readers too."""
+
 TINTS = {"image": "#E69F00", "video": "#56B4E9"}
 _COLUMNS = 4  # schemes side by side
 _WIDTH, _LINES, _SPACE, _LEFT, _TOP, _BOTTOM = 3.5, 2.8, 3.1, 0.75, 0.66, 0.5  # inches
@@ -67,7 +69,7 @@ def plot_positions(
     those with several positions per token, the first one.
 
     Args:
-        spec: a scheme, see `vispe.multimodal.create_scheme`, or several, which share their scales.
+        spec: a scheme by name or spec, such as `mrope_i`, or several, which share their scales.
         stream: one sequence: a `Stream`, its segments, or text as `parse_segments` reads it.
         ax: where to draw one scheme; in space if it is a 3D axes.
 
@@ -111,7 +113,7 @@ def _described(stream: Described) -> Stream:
 
 
 def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
-    found = scheme.coordinates(stream)
+    coordinates = scheme.coordinates(stream)
     axes, blocks = scheme.axes, stream.blocks
     if axes % 3 == 0:
         names = tuple(
@@ -137,7 +139,7 @@ def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
         pictures.append((start, end, kind, words))
     return _Drawn(
         spec if isinstance(spec, str) else str(scheme), names, colours,
-        found.ids[:, stream.mask].numpy(), found.decode(1)[:, 0, 0].numpy(),
+        coordinates.ids[:, stream.mask].numpy(), coordinates.decode(1)[:, 0, 0].numpy(),
         blocks.visual[stream.block].numpy(), tuple(pictures), _cuts(stream),
     )  # fmt: skip
 

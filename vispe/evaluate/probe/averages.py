@@ -29,6 +29,9 @@ def shift_lattice(grid: tuple[int, int], shifts: int) -> list[tuple[int, int]]:
     Args:
         grid: patches (h, w).
         shifts: along each side; more than it has patches means every patch.
+
+    >>> shift_lattice((4, 4), 2)
+    [(0, 0), (0, 2), (2, 0), (2, 2)]
     """
     if shifts < 1:
         raise OptionError(f"The shifts along a side are a number from 1 (none) up, got shifts={shifts}.")
@@ -49,7 +52,7 @@ def transform_averages(
         f: images (b, c, H, W) -> maps (b, d, h, w).
         image: (c, H, W), both sides multiples of the patch.
         patch: side of a patch in pixels.
-        shifts: along each side, see `shift_lattice`; 1 for none.
+        shifts: along each side, evenly over the grid; 1 for none.
 
     Returns:
         Maps (d, h, w) float64 on the CPU: `published_average`; `d4_average`; with shifts `shift_average`, over shifts
@@ -66,6 +69,7 @@ def transform_averages(
     turns, refused = True, ""
     sums: dict[str, Tensor] = {}
 
+    # a sum is kept for each average, so that memory does not grow with the number of passes
     def add(name: str, value: Tensor, parts: int) -> None:
         sums[name] = sums[name] + value / parts if name in sums else value / parts
 
@@ -81,10 +85,11 @@ def transform_averages(
                 turns, refused = False, str(error)
             else:
                 poses |= dict(zip(_TURNED, turned, strict=True))
-        for g, found in poses.items():
+        for g, pose in poses.items():
             if (row, col) == (0, 0) and g in PUBLISHED and grid[0] == grid[1]:
-                add("published_average", found, len(PUBLISHED))
-            back = torch.roll(g.undo(found), (-row, -col), (-2, -1))
+                add("published_average", pose, len(PUBLISHED))
+            # turned back and shifted back: every patch lies on itself again
+            back = torch.roll(g.undo(pose), (-row, -col), (-2, -1))
             if (row, col) == (0, 0):
                 add("d4_average", back, len(D4))
             if len(lattice) > 1 and g == IDENTITY:
@@ -109,6 +114,9 @@ def effective_rank(feats: Tensor) -> float:
 
     Args:
         feats: map (C, h, w).
+
+    >>> round(effective_rank(torch.eye(3)[:, :, None]), 6)
+    3.0
     """
     values = torch.linalg.svdvals(feats.double().flatten(1))
     total = float(values.sum())
@@ -136,5 +144,5 @@ def _maps(f: FeatureFunction, image: Tensor, poses: tuple[Element, ...], grid: t
 def forward_passes(grid: tuple[int, int], shifts: int) -> dict[str, int]:
     """Return how many forward passes each average needs by itself for one image."""
     n = int(np.prod([min(shifts, side) for side in grid]))
-    found = {"published_average": len(PUBLISHED), "d4_average": len(D4)}
-    return found | ({"shift_average": n, "d4_shift_average": n * len(D4)} if n > 1 else {})
+    passes = {"published_average": len(PUBLISHED), "d4_average": len(D4)}
+    return passes | ({"shift_average": n, "d4_shift_average": n * len(D4)} if n > 1 else {})

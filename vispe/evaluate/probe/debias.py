@@ -38,6 +38,9 @@ def svd_debias(
     Raises:
         ShapeError: wrong number of axes, or different numbers of channels.
         OptionError: `k` out of range.
+
+    >>> svd_debias(torch.ones(1, 3, 2, 2), torch.rand(1, 3, 4), k=1).shape
+    torch.Size([1, 3, 2, 2])
     """
     x = torch.as_tensor(feats)
     noise = torch.as_tensor(noise_feats, device=x.device)
@@ -46,6 +49,7 @@ def svd_debias(
             f"svd_debias needs feats (b, C, h, w) and noise_feats (n, C, p) of the same C, "
             f"got {tuple(x.shape)} and {tuple(noise.shape)}."
         )
+    # what varies over the patches of a blank image can only be position
     noise = functional.normalize(noise.to(torch.float64).flatten(2), dim=1)
     noise = (noise - noise.mean(2, keepdim=True)).transpose(0, 1).flatten(1)
     if not 0 <= k <= min(noise.shape):
@@ -57,7 +61,8 @@ def svd_debias(
     basis = u[:, :k][:, kept]
     unit = functional.normalize(x.to(torch.float64), dim=1)
     rest = unit - torch.einsum("ck,dk,bdhw->bchw", basis, basis, unit)
-    result = functional.normalize(rest, dim=1, eps=1e-6).to(x.dtype)  # do not magnify what is rounding
+    # what is rounding is not magnified to unit norm
+    result = functional.normalize(rest, dim=1, eps=1e-6).to(x.dtype)
     return result.numpy() if isinstance(feats, np.ndarray) else result
 
 
@@ -72,6 +77,9 @@ def blank_channels(feats: Tensor | np.ndarray, channels: Sequence[int], axis: in
 
     Raises:
         OptionError: a channel or axis that does not exist.
+
+    >>> blank_channels(np.ones((1, 3)), [0, 2])
+    array([[0., 1., 0.]])
     """
     if not -feats.ndim <= axis < feats.ndim:
         raise OptionError(

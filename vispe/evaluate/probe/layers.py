@@ -1,7 +1,7 @@
 """Where in a network position can be read: the linear probe after every block, and of every channel of it.
 
 The first line of the curve are the pixels of the patches themselves: what they tell, the picture tells, and a network
-that tells as much has no need of a position code. See `vispe.evaluate.probe.positional` for the probe.
+that tells as much has no need of a position code. The probe is that of `vispe.evaluate.probe.positional`.
 
 Memory: the maps of all blocks for one image, and the mean of the channel curves.
 """

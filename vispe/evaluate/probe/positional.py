@@ -189,6 +189,7 @@ def positional_probe(
     'no linear position'
     """
     rng = np.random.default_rng(generator)
+    # the control has draws of its own, so that masks are those of the published code
     order = follower(rng)
     names = [*(name for name in dict.fromkeys(targets) if name != "random"), "random"]
     for name in names:

@@ -23,6 +23,9 @@ def ramp(target: str, shape: tuple[int, int], generator: np.random.Generator | N
     Raises:
         OptionError: unknown target, or `random` without a generator.
         ShapeError: a grid without patches.
+
+    >>> ramp("lr", (2, 3))[..., 0].tolist()
+    [[0.0, 0.5, 1.0], [0.0, 0.5, 1.0]]
     """
     check_target(target)
     h, w = _check_shape(shape)
@@ -84,12 +87,15 @@ def sample_mask(
     """Return the mask (h, w) bool of the patches that the probe is fitted on.
 
     Args:
-        target: see `sample_region`.
+        target: `radial` samples a centred box, every other target the top-left one.
         shape: grid (h, w) in patches.
         step: every step-th row and column is taken, or as many patches at random.
-        cutoff: see `sample_region`.
+        cutoff: share of each side that is sampled, in (0, 1].
         random: draw area/step² patches of the region without replacement, instead of the regular grid.
         generator: makes the draw when `random`.
+
+    >>> sample_mask("lr", (4, 4), step=2, random=False).sum()
+    np.int64(4)
     """
     y0, y1, x0, x1 = region = sample_region(target, shape, cutoff)
     mask = np.zeros(shape, dtype=bool)

@@ -15,7 +15,7 @@ ROWS = 1024  # queries that the exact result is made for
 
 
 class Setup:
-    """The inputs of one case and mode. Positions are new for every contender, see `begin`.
+    """The inputs of one case and mode. `begin` makes new positions for every contender.
 
     Args:
         case: the shape.
@@ -34,9 +34,8 @@ class Setup:
         def random() -> Tensor:  # tokens before heads in memory, as projections make them
             return torch.randn(size, generator=make, device=device, dtype=case.torch_dtype).transpose(1, 2)
 
-        self.sets = [
-            (*(random().requires_grad_(learned) for _ in range(3)), random()) for _ in range(SETS)
-        ]  # q, k, v and the gradient of the output
+        # q, k, v and the gradient of the output
+        self.sets = [(*(random().requires_grad_(learned) for _ in range(3)), random()) for _ in range(SETS)]
         slopes = 2.0 ** (-8.0 * torch.arange(1, case.heads + 1, device=device) / case.heads)
         self.slopes = slopes.requires_grad_(mode == "slopes")
         entries = (case.heads, *(2 * n - 1 for n in case.shape))

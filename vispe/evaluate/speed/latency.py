@@ -23,7 +23,7 @@ def new_grid(plan: Plan, device: str) -> dict[str, Any]:
 
     kernels = [forward.forward, backward.row_sums, backward.grad_q, backward.grad_kv, gradient.grad_bias]
     first = plan.cases[0]
-    found: dict[str, Any] = {"grids": [], "seconds": [], "compiled": []}
+    rows: dict[str, Any] = {"grids": [], "seconds": [], "compiled": []}
     for shape, prefix in (((3, 4), 1), ((3, 5), 1)) if plan.dry else SHAPES:
         case = Case(shape, prefix, 2, first.heads, first.width, first.dtype)
         setup = Setup(case, "table", device, "triton")
@@ -33,10 +33,10 @@ def new_grid(plan: Plan, device: str) -> dict[str, Any]:
         out = attend(q, k, v)
         torch.autograd.grad(out, (q, k, v, setup.table), cotangent)
         finish(device)
-        found["grids"].append(f"{shape[0]}x{shape[1]}+{prefix}")
-        found["seconds"].append(round(time.perf_counter() - start, 4))
-        found["compiled"].append(compiled(kernels) - before)
-    return found
+        rows["grids"].append(f"{shape[0]}x{shape[1]}+{prefix}")
+        rows["seconds"].append(round(time.perf_counter() - start, 4))
+        rows["compiled"].append(compiled(kernels) - before)
+    return rows
 
 
 def compiled(kernels: list[Any]) -> int:

@@ -92,9 +92,9 @@ class Bench:
                 continue
             if time.monotonic() > self.end:
                 return None
-            found = run_check(record, self.device, self.backend)
-            self.say(line(found))
-            self.state["checks"].append(found)
+            result = run_check(record, self.device, self.backend)
+            self.say(line(result))
+            self.state["checks"].append(result)
             self.save()
         return all(c["passed"] for c in self.state["checks"])
 
@@ -228,20 +228,17 @@ def environment(device: str) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
     folder = Path(fused.__file__).parent
-    source = b"".join(p.read_bytes() for p in sorted(folder.iterdir()) if p.suffix in (".py", ".json"))
-    found: dict[str, Any] = {
+    source = b"".join(p.read_bytes() for p in sorted(folder.rglob("*")) if p.suffix in (".py", ".json"))
+    facts: dict[str, Any] = {
         "versions": versions, "device": "cpu", "cpu": platform.machine(),
         "threads": torch.get_num_threads(), "clock": "wall", "kernels": hashlib.sha256(source).hexdigest()[:16],
     }  # fmt: skip
     if device == "cpu" and torch.get_num_threads() == 1:
-        found["clock"] = "process"
+        facts["clock"] = "process"
     if device != "cpu":
-        found["clock"] = "events"
-        facts = torch.cuda.get_device_properties(0)
-        found |= {
-            "device": facts.name,
-            "capability": f"{facts.major}.{facts.minor}",
-            "cuda": torch.version.cuda,
-        }
-        found |= {"memory_gib": round(facts.total_memory / 2**30, 1), "cudnn": torch.backends.cudnn.version()}
-    return found
+        facts["clock"] = "events"
+        gpu = torch.cuda.get_device_properties(0)
+        facts["device"], facts["capability"] = gpu.name, f"{gpu.major}.{gpu.minor}"
+        facts["cuda"] = torch.version.cuda
+        facts |= {"memory_gib": round(gpu.total_memory / 2**30, 1), "cudnn": torch.backends.cudnn.version()}
+    return facts

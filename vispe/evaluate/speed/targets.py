@@ -26,8 +26,8 @@ class Rows:
 
     def ms(self, case: str, mode: str, names: Iterable[str]) -> float | None:
         """Return the shortest time of several contenders, None without any."""
-        found = [self.by_key[key]["ms"] for n in names if (key := (case, mode, n)) in self.by_key]
-        return min(found, default=None)
+        times = [self.by_key[key]["ms"] for n in names if (key := (case, mode, n)) in self.by_key]
+        return min(times, default=None)
 
     def ratio(
         self, names: Iterable[str], *, modes: tuple[str, ...] = ("forward",), base_mode: str | None = None,
@@ -35,7 +35,7 @@ class Rows:
         dtype: str | None = None,
     ) -> tuple[float, str] | None:  # fmt: skip
         """Return the worst ratio of the fastest of `names` to one of ours over all cases, and its case."""
-        found = []
+        ratios = []
         names = tuple(names)
         for row in self.rows:
             if row["contender"] not in ours or row["mode"] not in modes or row["tokens"] < tokens:
@@ -44,8 +44,8 @@ class Rows:
                 continue
             base = self.ms(row["case"], base_mode or row["mode"], names)
             if base is not None:
-                found.append((round(base / row["ms"], 3), f"{row['case']} {row['mode']} {row['contender']}"))
-        return min(found, default=None)
+                ratios.append((round(base / row["ms"], 3), f"{row['case']} {row['mode']} {row['contender']}"))
+        return min(ratios, default=None)
 
 
 def judge(state: dict[str, Any]) -> list[Row]:

@@ -134,13 +134,13 @@ def read_rows(file: str | Path | None, recipe: Recipe | None = None) -> list[Row
         return []
     try:
         kept = json.loads(Path(file).read_text())
-        rows, made = kept["rows"], kept["recipe"]
+        rows, used = kept["rows"], kept["recipe"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is not a file of three-cell scores; choose another one.") from error
-    if recipe is not None and made != asdict(recipe):
-        differ = [k for k, v in asdict(recipe).items() if made.get(k) != v]
+    if recipe is not None and used != asdict(recipe):
+        differ = [k for k, v in asdict(recipe).items() if used.get(k) != v]
         raise InputError(
-            f"{file} was made with another recipe ({', '.join(f'{k} {made.get(k)}' for k in differ)}); choose another "
+            f"{file} was made with another recipe ({', '.join(f'{k} {used.get(k)}' for k in differ)}); choose another "
             f"file, or ask for the same."
         )
     return rows

@@ -8,7 +8,8 @@ tokens in every image, so `majority` of the labels, and not 50 %, is what no pos
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class ThreeCellScores:
 
     def to_dict(self) -> dict[str, float]:
         """Return the fields."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return asdict(self)
 
 
 def labels(cells: Tensor, grid: int = 14) -> Tensor:
@@ -57,6 +58,9 @@ def labels(cells: Tensor, grid: int = 14) -> Tensor:
 
     Raises:
         ShapeError: the cells have another shape or type, or lie outside of the grid.
+
+    >>> labels(torch.tensor([[[0, 0], [3, 0], [0, 2]]])).tolist()  # blue is nearer, the three turn right
+    [[1, 0, 1, 0, 0, 0]]
     """
     if cells.ndim != 3 or cells.shape[1:] != (3, 2) or cells.is_floating_point() or cells.is_complex():
         raise ShapeError(
@@ -118,6 +122,9 @@ def majority(target: Tensor, train: Tensor | None = None) -> ThreeCellScores:
     Args:
         target: bits (n, 6) of the split that is scored.
         train: bits of the split that the answer is taken from; `target` itself by default.
+
+    >>> majority(torch.tensor([[1, 0, 1, 0, 0, 0]] * 3 + [[0, 1, 1, 0, 0, 0]])).orientation
+    100.0
     """
     rate = (target if train is None else train).double().mean(0)
     answer = torch.where(rate > 0.5, 1.0, -1.0)
@@ -190,12 +197,11 @@ def _rings(grid: int) -> tuple[Tensor, Tensor]:
     """Return the offsets by squared length, shortest first, where several have it: (k, most, 2), and how many (k,)."""
     limit = MAX_SQUARED if grid == 14 else 2 * (grid - 1) ** 2
     reach = int(limit**0.5)
-    found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    for a in range(-reach, reach + 1):
-        for b in range(-reach, reach + 1):
-            if a * a + b * b <= limit:
-                found[a * a + b * b].append((a, b))
-    rings = [found[n] for n in sorted(found) if len(found[n]) > 1]
+    offsets: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for a, b in product(range(-reach, reach + 1), repeat=2):
+        if a * a + b * b <= limit:
+            offsets[a * a + b * b].append((a, b))
+    rings = [offsets[n] for n in sorted(offsets) if len(offsets[n]) > 1]
     most = max(len(r) for r in rings)
     padded = [r + [(0, 0)] * (most - len(r)) for r in rings]
     return torch.tensor(padded), torch.tensor([len(r) for r in rings])

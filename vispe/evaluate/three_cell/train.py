@@ -81,18 +81,10 @@ class ThreeCellRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, scores rounded to two decimals."""
-        scores, majority = (
-            {name: round(value, 2) for name, value in s.to_dict().items()}
-            for s in (self.scores, self.majority)
-        )
-        return {
-            "encoding": self.encoding,
-            "seed": self.seed,
-            "scores": scores,
-            "majority": majority,
-            "cpu_s": round(self.cpu_s, 1),
-            "recipe": asdict(self.recipe),
-        }
+        entries = asdict(self) | {"cpu_s": round(self.cpu_s, 1)}
+        for key in ("scores", "majority"):
+            entries[key] = {name: round(value, 2) for name, value in entries[key].items()}
+        return entries
 
 
 class ThreeCellViT(nn.Module):
@@ -200,20 +192,17 @@ def train(
             schedule.step()
             if file is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
                 state = {key: part.state_dict() for key, part in stateful.items()}
-                moment = {
+                state |= {
                     "step": step + 1,
                     "cpu_s": time.process_time() - start,
                     "rng": torch.get_rng_state(),
                 }
-                _write(file, {**state, **moment, "run": run})
+                _write(file, {**state, "run": run})
             if on_step is not None:
                 on_step(step, float(loss.detach()))
-        scores = three_cell.score(
-            logits(model.eval(), test, recipe.grid), three_cell.labels(test, recipe.grid)
-        )
-    constant = three_cell.majority(
-        three_cell.labels(test, recipe.grid), three_cell.labels(cells, recipe.grid)
-    )
+        bits = three_cell.labels(test, recipe.grid)
+        scores = three_cell.score(logits(model.eval(), test, recipe.grid), bits)
+    constant = three_cell.majority(bits, three_cell.labels(cells, recipe.grid))
     return model, ThreeCellRun(name, seed, scores, constant, time.process_time() - start, recipe)
 
 
@@ -223,7 +212,7 @@ def logits(model: nn.Module, cells: Tensor, grid: int = 14, batch: int = 100) ->
 
     Args:
         model: maps images (b, 3, grid, grid) to logits (b, 6).
-        cells: see `three_cell.images`, (n, 3, 2).
+        cells: (x, y) of red, green and blue, (n, 3, 2).
         grid: cells per side.
         batch: images at once.
     """
@@ -241,15 +230,15 @@ def _share(step: int, steps: int) -> float:
 def _training_cells(recipe: Recipe, seed: int, test: Tensor) -> Tensor:
     """Return the cells of all steps (steps * batch, 3, 2), without images of the test."""
     count, generator = recipe.steps * recipe.batch, torch.Generator().manual_seed(seed)
-    found: list[Tensor] = []
-    while sum(map(len, found)) < count:
+    parts: list[Tensor] = []
+    while sum(map(len, parts)) < count:
         drawn = three_cell.sample_cells(count, recipe.grid, generator)
-        found.append(drawn[~torch.isin(_number(drawn, recipe.grid), _number(test, recipe.grid))])
-    return torch.cat(found)[:count]
+        parts.append(drawn[~torch.isin(_number(drawn, recipe.grid), _number(test, recipe.grid))])
+    return torch.cat(parts)[:count]
 
 
 def _number(cells: Tensor, grid: int) -> Tensor:
-    """Return one number per image (n,) that tells its cells."""
+    """Return one number per image (n,) that names its cells."""
     place = cells[..., 1] * grid + cells[..., 0]
     return (place[:, 0] * grid**2 + place[:, 1]) * grid**2 + place[:, 2]
 
@@ -260,13 +249,13 @@ def _read(file: Path | None, run: dict[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         kept = torch.load(file, weights_only=True)
-        found = kept["run"]
+        other = kept["run"]
     except Exception as error:  # a damaged file raises what its format likes
         raise InputError(f"{file} is not a checkpoint of the three-cell training; remove it.") from error
     for key, value in run.items():
-        if found[key] != value:
+        if other[key] != value:
             raise InputError(
-                f"{file} was made with {key} {found[key]}, and {value} was asked; choose another file, or remove it."
+                f"{file} was made with {key} {other[key]}, and {value} was asked; choose another file, or remove it."
             )
     return kept
 
