@@ -128,14 +128,16 @@ def reinit_heads(
         fan_in = inputs[0].shape[1]
         fresh = _xavier(3 * width, fan_in, init, generator).to(output)
         own = slice(head * width, (head + 1) * width)
-        for third in range(3):
-            weight, first = (inputs[0], third * output.shape[1]) if len(inputs) == 1 else (inputs[third], 0)
-            rows = slice(first + own.start, first + own.stop)
-            weight[rows] = fresh[third * width : (third + 1) * width]
+        for (weight, start), drawn in zip(_thirds(inputs, output.shape[1]), fresh.split(width), strict=True):
+            rows = slice(start + own.start, start + own.stop)
+            weight[rows] = drawn
             part(weight)[rows] = True
-            for bias, start in _bias_rows(biases, third, output.shape[1]):
-                bias[start + own.start : start + own.stop] = 0
-                part(bias)[start + own.start : start + own.stop] = True
+        for bias, start in _thirds(biases, output.shape[1]):
+            # a key bias may be a buffer of zeros, or be missing
+            if isinstance(bias, nn.Parameter):
+                rows = slice(start + own.start, start + own.stop)
+                bias[rows] = 0
+                part(bias)[rows] = True
         output[:, own] = 0
         part(output)[:, own] = True
     before = {p: p.requires_grad for p in model.parameters()}
@@ -156,11 +158,8 @@ def _xavier(rows: int, columns: int, init: str, generator: torch.Generator | Non
 
 def _parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], nn.Parameter]:
     """Return weights of query, key and value (one, rows q, k, v, or three), their biases alike, the output's weight."""
-    if isinstance(module, nn.MultiheadAttention):
-        biases = [] if module.in_proj_bias is None else [module.in_proj_bias]
-        return [module.in_proj_weight], biases, module.out_proj.weight
     output = module.proj if hasattr(module, "proj") else module.out_proj
-    if getattr(module, "in_proj_weight", None) is not None:  # open_clip's own
+    if getattr(module, "in_proj_weight", None) is not None:  # of torch and of open_clip
         biases = [] if module.in_proj_bias is None else [module.in_proj_bias]
         return [module.in_proj_weight], biases, output.weight
     if getattr(module, "qkv", None) is not None:
@@ -173,12 +172,11 @@ def _parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramete
     return weights, biases if any(b is not None for b in biases) else [], output.weight
 
 
-def _bias_rows(biases: list[Any], third: int, width: int) -> list[tuple[nn.Parameter, int]]:
-    """Return the bias parameter of query, key or value, and where its rows start, if it has one."""
-    if not biases:
-        return []
-    bias, start = (biases[0], third * width) if len(biases) == 1 else (biases[third], 0)
-    return [(bias, start)] if isinstance(bias, nn.Parameter) else []
+def _thirds(parameters: list[Any], width: int) -> list[tuple[Any, int]]:
+    """Return for query, key and value the parameter and the row at which it starts there; nothing for nothing."""
+    if len(parameters) == 1:
+        return [(parameters[0], third * width) for third in range(3)]
+    return [(parameter, 0) for parameter in parameters]
 
 
 def _entangled(module: nn.Module) -> str | None:
