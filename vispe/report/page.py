@@ -1,10 +1,12 @@
 """A report as one HTML file that needs nothing else: verdict, tables, and pictures inside.
 
-page = Page("vit_small_patch16_224", "Rotation report", "strong dependence (E = 0.41)")
-page.section("Features")
-page.table([["transform", "mean"], ["rot90", "0.41"]])
-page.figure(figure, "Error after every block")
-page.write("report.html")
+>>> page = Page("vit_small_patch16_224", "Rotation report", "strong dependence (E = 0.41)", "bad")
+>>> page.section("Features")
+>>> page.table([["transform", "mean"], ["rot90", "0.41"]])
+>>> page.html().startswith("<!doctype html>")
+True
+
+`page.figure(figure, caption)` puts a matplotlib figure inside, `page.write("report.html")` makes the file.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ class Page:
             raise ShapeError(f"A table has rows of one length, got {[len(row) for row in rows]}.")
 
         def line(cells: Sequence[str], tag: str, kind: str = "") -> str:
-            made = (f"<{tag}{' class=left' * (i in left)}>{escape(c)}</{tag}>" for i, c in enumerate(cells))
-            return f"<tr{kind}>{''.join(made)}</tr>"
+            marked = (f"<{tag}{' class=left' * (i in left)}>{escape(c)}</{tag}>" for i, c in enumerate(cells))
+            return f"<tr{kind}>{''.join(marked)}</tr>"
 
         body = (line(r, "td", " class=quiet" * (i in quiet)) for i, r in enumerate(rows[1:]))
         table = f"<div class=wide><table>{line(rows[0], 'th')}{''.join(body)}</table></div>"

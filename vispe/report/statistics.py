@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vispe.errors import InputError, OptionError, ShapeError
+from vispe.report.table import json_value
 
 DRAWS = 2000
 FEWEST = 5
@@ -43,15 +44,17 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; NaN becomes None."""
-        found = asdict(self)
-        found["interval"] = None if self.interval is None else list(self.interval)
-        return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in found.items()}
+        return json_value(asdict(self))
 
 
 def summarise(
     values: Sequence[float] | np.ndarray, better: Better = "low", *, draws: int = DRAWS, seed: int = 0
 ) -> Summary:
     """Summarise one value for each image.
+
+    >>> found = summarise([0.1, 0.2, 0.6, float("nan")])
+    >>> round(found.mean, 2), found.worst, found.n, found.missing
+    (0.3, 0.6, 3, 1)
 
     Args:
         values: (n,); NaN where an image has no such number.
@@ -93,13 +96,16 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Return the percentile bootstrap interval (low, high) of the mean of `values` (n,), drawn with replacement.
 
-    At most a million indices are held at once.
+    >>> low, high = bootstrap_interval(np.arange(10.0))
+    >>> low < 4.5 < high
+    True
     """
     if len(values) == 0 or not 0 < level < 1:
         raise InputError(
             f"A bootstrap needs values and a level between 0 and 1, got {len(values)} values and level={level}."
         )
     rng, n = np.random.default_rng(seed), len(values)
+    # at most a million indices are held at once
     rows = max(1, 1_000_000 // n)
     means = [
         values[rng.integers(0, n, (min(rows, draws - start), n))].mean(1) for start in range(0, draws, rows)
@@ -119,6 +125,9 @@ def paired_difference(
     """Summarise `first - second` on the same images: the comparison of two models.
 
     Images are drawn in pairs, so what makes an image hard for both cancels; an interval without 0 is a difference.
+
+    >>> paired_difference([0.75, 0.5], [0.5, 0.5]).mean
+    0.125
 
     Args:
         first: (n,) values of one model.

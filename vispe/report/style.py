@@ -1,20 +1,28 @@
-"""One look for every figure: colours, fonts, headings and axes."""
+"""One look for every figure: colours, fonts, headings, axes, and intervals as lines.
+
+matplotlib is imported when something is drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vispe.errors import InputError, require
+from vispe.report.statistics import Summary
+from vispe.report.table import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#8A949E", "#22282E"
-FAINT = "#E3E6E8"
+FAINT, PALE, SOFT = "#E3E6E8", "#C3CAD1", "#5D6771"
+"""Grid lines, areas in the background, and remarks."""
+
+DASHED = (0, (4, 3))
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -47,6 +55,11 @@ def axes(ax: Axes | None, width: float, height: float, *, polar: bool = False) -
     return ax
 
 
+def new(ax: Axes | None, size: tuple[float, float]) -> Axes:
+    """Return the axes that were given, or those of a new figure of `size` (width, height) in inches."""
+    return axes(ax, *size)
+
+
 def wanted(rows: Sequence[Any], what: str, how: str) -> None:
     """Raise `InputError` when there is no row to draw."""
     if not rows:
@@ -54,10 +67,12 @@ def wanted(rows: Sequence[Any], what: str, how: str) -> None:
 
 
 def short(value: float) -> str:
-    """Return a number as a figure shows it: two decimals, powers of ten where it is tiny, '-' for NaN."""
-    if not np.isfinite(value):
-        return "-"
-    return f"{value:.0e}".replace("e-0", "e-") if 0 < abs(value) < 5e-3 else f"{value:.2f}"
+    """Return a number as a figure shows it: two decimals, powers of ten where it is tiny, '-' for NaN.
+
+    >>> short(0.123), short(9.1e-7), short(float("nan"))
+    ('0.12', '9e-7', '-')
+    """
+    return number(value, 2).replace("e-0", "e-")
 
 
 def clean(ax: Axes, grid: str = "") -> None:
@@ -69,13 +84,32 @@ def clean(ax: Axes, grid: str = "") -> None:
         ax.set_axisbelow(True)
 
 
+def bare(ax: Axes) -> None:
+    """Take frame, ticks and numbers away, as around a picture."""
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+
+
 def heading(ax: Axes, words: str, under: str = "") -> None:
     """Write a title flush left, and a softer line under it; no markup is read in either."""
     low = 26 if ax.name == "polar" else 6  # above the angle that stands on top
     ax.set_title(words, size=11.5, color=INK, loc="left", pad=low + 13 * bool(under), parse_math=False)
     if under:
-        ax.annotate(under, (0, 1), (0, low), xycoords="axes fraction", textcoords="offset points", size=9.5,
-                    color="#5D6771", parse_math=False)  # fmt: skip
+        remark(ax, under, (0, 1), (0, low), "axes fraction", size=9.5, parse_math=False)
+
+
+def remark(
+    ax: Axes,
+    words: str,
+    at: tuple[float, float],
+    offset: tuple[float, float],
+    coords: Any = "data",
+    **look: Any,
+) -> None:
+    """Write soft words `offset` points away from a place, which `coords` measures as matplotlib's `xycoords`."""
+    look = {"size": 9, "color": SOFT, **look}
+    ax.annotate(words, at, offset, xycoords=coords, textcoords="offset points", **look)
 
 
 def key(ax: Axes, **place: Any) -> None:
@@ -85,11 +119,24 @@ def key(ax: Axes, **place: Any) -> None:
         ax.legend(handles, labels, frameon=False, fontsize=9.5, labelcolor=INK, **place)
 
 
-def new(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """Return the axes that were given, or those of a new figure of `size` (width, height) in inches."""
-    require("matplotlib", "cli", "drawing a probe")
-    if ax is not None:
-        return ax
-    from matplotlib import pyplot  # so that a notebook shows it
+def scale(image: Any, axes: Sequence[Axes], words: str, **place: Any) -> None:
+    """Draw the colours of an image as a bar below axes."""
+    bar = image.figure.colorbar(image, ax=list(axes), location="bottom", pad=0.03, **place)
+    bar.set_label(words, size=9.5, color=INK)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelsize=9, colors=INK)
 
-    return pyplot.figure(figsize=size, dpi=130, layout="constrained").add_subplot()
+
+def spans(summaries: Iterable[Summary | None]) -> np.ndarray:
+    """Return intervals (n, 2), NaN where there is none because of too few images."""
+    nan = (float("nan"), float("nan"))
+    ends = [nan if s is None or s.interval is None else s.interval for s in summaries]
+    return np.array(ends).reshape(-1, 2)
+
+
+def whiskers(ax: Axes, x: Any, low_high: np.ndarray, *, across: bool = False, color: str = INK) -> None:
+    """Draw intervals (n, 2) as lines without caps, upright or `across`; those that are NaN are left out."""
+    known = np.isfinite(low_high).all(1)
+    if known.any():
+        lines = ax.hlines if across else ax.vlines
+        lines(np.asarray(x, dtype=float)[known], *low_high[known].T, color=color, linewidth=1.3, zorder=4)

@@ -1,32 +1,101 @@
-"""Tables of plain text and of Markdown, and lists for JSON."""
+"""Tables of text, numbers as tables show them, and values as JSON has them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+Table = Sequence[Sequence[str]]
 
-def aligned(table: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Return a table of text, heads first, as Markdown with aligned columns; those of `left` are flush left."""
+
+def number(value: float, decimals: int | None = None) -> str:
+    """Return a number as text: three significant digits, or fixed decimals; '-' for what is not finite.
+
+    Args:
+        value: the number.
+        decimals: digits after the point, 2 or more; a number that they would show as 0 gets a power of ten.
+
+    >>> [number(v) for v in (0.12345, 1234.5, float("nan"))]
+    ['0.123', '1.23e+03', '-']
+    >>> number(-168.87234, 3), number(9.12e-7, 3)
+    ('-168.872', '9.1e-07')
+    """
+    if not math.isfinite(value):
+        return "-"
+    if decimals is None:
+        return f"{value:.3g}"
+    tiny = 0 < abs(value) < 0.5 * 10**-decimals
+    return f"{value:.{decimals - 2}e}" if tiny else f"{value:.{decimals}f}"
+
+
+def interval(ends: tuple[float, float] | None, decimals: int | None = None) -> str:
+    """Return 'low to high' with both ends as `number` shows them; '' without an interval.
+
+    >>> interval((0.1234, 0.5)), interval(None)
+    ('0.123 to 0.5', '')
+    """
+    return "" if ends is None else " to ".join(number(end, decimals) for end in ends)
+
+
+def aligned(table: Table, left: Sequence[int] = (0,)) -> str:
+    """Return a table of text, heads first, as Markdown with aligned columns; those of `left` are flush left.
+
+    >>> print(aligned([["name", "mean"], ["rot90", "0.4"]]))
+    | name  | mean |
+    |-------|-----:|
+    | rot90 |  0.4 |
+    """
+    widths, lines = _padded(table, left)
+    rule = "|".join("-" * (w + 1) + ("-" if i in left else ":") for i, w in enumerate(widths))
+    head, *body = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([head, f"|{rule}|", *body])
+
+
+def columns(table: Table, left: Sequence[int] = (0,)) -> str:
+    """Return a table of text, heads first, with aligned columns two blanks apart; those of `left` are flush left.
+
+    >>> print(columns([["name", "mean"], ["rot90", "0.4"]]))
+    name   mean
+    rot90   0.4
+    """
+    return "\n".join("  ".join(cells).rstrip() for cells in _padded(table, left)[1])
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as JSON has it: arrays and tuples as lists, numbers that are not finite as None.
+
+    >>> json_value({"a": np.array([1.5, np.nan]), "b": (1, "c")})
+    {'a': [1.5, None], 'b': [1, 'c']}
+    """
+    if isinstance(value, dict):
+        return {key: json_value(v) for key, v in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [json_value(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_list(values: np.ndarray | Sequence[float]) -> list[Any]:
+    """Return an array as nested lists of floats; what is not finite becomes None.
+
+    >>> json_list(np.array([[1, 2]]))
+    [[1.0, 2.0]]
+    """
+    return json_value(np.asarray(values, dtype=np.float64))
+
+
+def _padded(table: Table, left: Sequence[int]) -> tuple[list[int], list[list[str]]]:
+    """Return the widths of the columns, and the cells padded to them."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "| "
-        + " | ".join(
+    cells = [
+        [
             cell.ljust(w) if i in left else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
-        )
-        + " |"
-        for cells in table
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in table
     ]
-    rule = "|" + "|".join("-" * (w + 1) + ("-" if i in left else ":") for i, w in enumerate(widths)) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def json_list(values: np.ndarray) -> list[Any]:
-    """Return an array as nested lists of JSON values; what is not finite becomes None."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim > 1:
-        return [json_list(row) for row in array]
-    return [float(v) if np.isfinite(v) else None for v in array]
+    return widths, cells

@@ -9,6 +9,7 @@ import numpy as np
 from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
 from vispe.evaluate.rotation.rows import Measurement, RotationResult
 from vispe.report.statistics import FEWEST, summarise
+from vispe.report.table import aligned, interval, number
 
 _CHANGE = "features, 0 = same, 1.41 = unrelated, no upper limit"
 _AGREE = "labels, 1 = same"
@@ -100,18 +101,16 @@ class RotationReport:
 
     def to_markdown(self, seed: int = 0) -> str:
         """Return the short table in plain words, as Markdown; `result.to_markdown` is the full one."""
-        interval = len(self.result.images) >= FEWEST
+        intervals = len(self.result.images) >= FEWEST
         head = ["what was done to the sample", "what is compared", "mean", "worst image"]
-        table = [[*head, *(["95 % interval"] if interval else []), "resampling alone"]]
+        table = [[*head, *(["95 % interval"] if intervals else []), "resampling alone"]]
         for row in self.headlines:
             found = row.summary(seed)
-            cells = [*_plain_words(row), _number(found.mean), _number(found.worst)]
-            if interval:
-                cells.append("" if found.interval is None else " to ".join(map(_number, found.interval)))
-            table.append([*cells, "" if row.floor is None else _number(summarise(row.floor).mean)])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = ["| " + " | ".join(map(str.ljust, cells, widths)) + " |" for cells in table]
-        return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]])
+            cells = [*_plain_words(row), number(found.mean, 3), number(found.worst, 3)]
+            if intervals:
+                cells.append(interval(found.interval, 3))
+            table.append([*cells, "" if row.floor is None else number(summarise(row.floor).mean, 3)])
+        return aligned(table, left=range(len(table[0])))
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
         """Return JSON values: verdict, remedy, settings, the value of every row for every image, and fingerprint."""
@@ -141,9 +140,3 @@ def _plain_words(row: Measurement) -> tuple[str, str]:
         where = f"{_AFTER}: " if training else ""
         return f"{where}area of {name}, largest minus smallest", "percentage points, 0 = same"
     return HEADLINES[row.transform, row.metric, row.part]
-
-
-def _number(value: float) -> str:
-    if not np.isfinite(value):
-        return "-"
-    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"

@@ -10,7 +10,7 @@ import numpy as np
 from vispe.errors import ShapeError, UnknownName
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
 from vispe.report.statistics import Better, Summary, summarise
-from vispe.report.table import json_list
+from vispe.report.table import aligned, interval, json_list, number
 
 
 @dataclass(frozen=True)
@@ -187,13 +187,7 @@ class RotationResult:
         """Return the table as Markdown, its columns aligned."""
         head = ["transform", "metric", "part", "mean", "median", "worst", "95 % interval", "floor", "effect"]
         table = [head, *(_cells(row, seed) for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "| " + " | ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)) + " |"
-            for cells in table
-        ]
-        rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|"
-        return "\n".join([lines[0], rule, *lines[1:]])
+        return aligned(table, left=range(len(head)))
 
 
 def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
@@ -234,11 +228,8 @@ def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
 
 def _cells(row: Measurement, seed: int) -> list[str]:
     found, effect = row.summary(seed), row.effect(seed)
-    number = "{:.3g}".format
-    interval = (
-        f"{found.n} images: none" if found.interval is None else " to ".join(map(number, found.interval))
-    )
+    ends = interval(found.interval) or f"{found.n} images: none"
     floor = "" if row.floor is None else number(summarise(row.floor).mean)
     cells = [row.transform, METRICS[row.metric].title, row.part + (" (control)" if row.control else "")]
-    cells += [number(found.mean), number(found.median), number(found.worst), interval, floor]
+    cells += [number(found.mean), number(found.median), number(found.worst), ends, floor]
     return [*cells, "" if effect is None else number(effect.mean)]

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.evaluate.rotation.pictures import style as draw
 from vispe.evaluate.rotation.pictures.style import LIMITS
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
 from vispe.evaluate.rotation.verdict import MILD
-from vispe.report import style as report_style
+from vispe.report import style as draw
 from vispe.report.statistics import Summary
 from vispe.report.style import BLUE, GREY, INK, ORANGE
 
@@ -55,11 +54,9 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
         InputError: no model, or none with an error over D4.
     """
     tables = {name: _numbers(measurements(found)) for name, found in models.items()}
-    report_style.wanted(
-        [t for t in tables.values() if t["full"] is not None], "error over D4", "equivariance"
-    )
+    draw.wanted([t for t in tables.values() if t["full"] is not None], "error over D4", "equivariance")
     order = sorted(tables, key=lambda name: _mean(tables[name]["full"], last=True))
-    figure = report_style.new_figure(11.5, 1.75 + 0.36 * len(order))
+    figure = draw.new_figure(11.5, 1.75 + 0.36 * len(order))
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(1.7, 1, 1))
     y = np.arange(len(order))
     found = {key: [tables[name][key] for name in order] for key in ("full", "position", "effect", "r2")}
@@ -91,7 +88,7 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     for ax, title, under in zip((left, middle, right), titles, words, strict=True):
         ax.set_title(title, size=11, color=INK, loc="left", pad=22)
         ax.set_xlabel(under, color=INK, size=9.5)
-        report_style.clean(ax, "x")
+        draw.clean(ax, "x")
         ax.axvline(0, color=INK, linewidth=0.8)
     left.set_ylim(len(order) - 0.5, -0.5)
     left.set_yticks(y, order)

@@ -13,7 +13,8 @@ from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.rows import METRICS, Measurement
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
 from vispe.report.page import Page, Tone
-from vispe.report.statistics import FEWEST, Summary, summarise
+from vispe.report.statistics import FEWEST, summarise
+from vispe.report.table import interval, number
 
 HEAD = ("transform", "metric", "of", "mean", "95 % interval", "worst image", "floor", "effect", "images")
 
@@ -86,16 +87,16 @@ def rotation_page(report: RotationReport) -> Page:
 def cells(row: Measurement) -> list[str]:
     """Return a row as the columns `HEAD`."""
     found, effect = row.summary(), row.effect()
-    floor = "" if row.floor is None else _number(summarise(row.floor).mean)
+    floor = "" if row.floor is None else number(summarise(row.floor).mean)
     return [
         row.transform,
         METRICS[row.metric].title,
         row.part,
-        _number(found.mean),
-        _interval(found),
-        _number(found.worst),
+        number(found.mean),
+        interval(found.interval),
+        number(found.worst),
         floor,
-        "" if effect is None else _number(effect.mean),
+        "" if effect is None else number(effect.mean),
         str(found.n) + (f" of {found.n + found.missing}" if found.missing else ""),
     ]
 
@@ -112,7 +113,7 @@ def _by_image(images: Sequence[str], rows: Sequence[Measurement]) -> list[list[s
     ]
     return [
         ["image", *heads],
-        *([name, *(_number(r.values[k]) for r in rows)] for k, name in enumerate(images)),
+        *([name, *(number(r.values[k]) for r in rows)] for k, name in enumerate(images)),
     ]
 
 
@@ -126,15 +127,6 @@ def _verdict(report: RotationReport) -> tuple[str, Tone]:
         tone = "good" if worst < INVARIANT else "mild" if worst < MILD else "bad"
     words = report.verdict or f"{len(report.result.rows)} rows were measured"
     return words[0].upper() + words[1:], tone
-
-
-def _number(value: float) -> str:
-    """Three digits; '-' where there is no number."""
-    return f"{value:.3g}" if np.isfinite(value) else "-"
-
-
-def _interval(found: Summary) -> str:
-    return "" if found.interval is None else " to ".join(map(_number, found.interval))
 
 
 def _value(value: Any) -> str:

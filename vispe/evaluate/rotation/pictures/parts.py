@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
-from vispe.report import style as report_style
+from vispe.report import style as draw
 from vispe.report.page import Page
-from vispe.report.statistics import Summary
 from vispe.symmetry.d4 import D4
 
 POSES = tuple(g.name for g in D4[1:])
@@ -38,7 +35,7 @@ def drawn(
     **options: Any,
 ) -> None:
     """Draw one picture on a figure of its own and put it on the page."""
-    figure = report_style.new_figure(*size)
+    figure = draw.new_figure(*size)
     plot(result, figure.add_subplot(projection="polar" if polar else None), **options)
     page.figure(figure, caption)
 
@@ -48,27 +45,12 @@ def short_table(page: Page, rows: Iterable[Measurement]) -> None:
     rows = list(rows)
     if not rows:
         return
-    made = [["", "metric", "of", "mean", "95 % interval"]]
+    table = [["", "metric", "of", "mean", "95 % interval"]]
     for row in rows:
         found = row.summary()
-        made.append(
-            [
-                row.transform,
-                METRICS[row.metric].title,
-                row.part,
-                report_style.short(found.mean),
-                _interval(found),
-            ]
-        )
-    page.table(made, left=(0, 1, 2), quiet=[k for k, row in enumerate(rows) if row.control])
-
-
-def _interval(found: Summary) -> str:
-    return (
-        ""
-        if found.interval is None or np.isnan(found.mean)
-        else " to ".join(map(report_style.short, found.interval))
-    )
+        ends = "" if found.interval is None else " to ".join(map(draw.short, found.interval))
+        table.append([row.transform, METRICS[row.metric].title, row.part, draw.short(found.mean), ends])
+    page.table(table, left=(0, 1, 2), quiet=[k for k, row in enumerate(rows) if row.control])
 
 
 def first_image(result: RotationResult) -> str:

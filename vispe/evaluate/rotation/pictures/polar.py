@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.evaluate.rotation.pictures import style as draw
-from vispe.evaluate.rotation.pictures.style import LIMITS
+from vispe.evaluate.rotation.pictures.style import LIMITS, floor, images_of, mean, title_of
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
-from vispe.report import style as report_style
-from vispe.report.style import BLUE, FAINT, INK
+from vispe.report import style as draw
+from vispe.report.style import BLUE, FAINT, INK, PALE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,25 +50,23 @@ def plot_polar(
         InputError: there are no such rows, or the axes are not polar.
     """
     rows = angle_rows(result, metric, part)
-    report_style.wanted(
-        list(rows), f"rows of {metric!r} at angles", "angle_equivariance or angle_consistency"
-    )
-    ax = report_style.axes(ax, 6.2, 6.2, polar=True)
+    draw.wanted(list(rows), f"rows of {metric!r} at angles", "angle_equivariance or angle_consistency")
+    ax = draw.axes(ax, 6.2, 6.2, polar=True)
     high = METRICS[metric].better == "high"
     theta = np.deg2rad(list(rows))
-    value = np.array([draw.mean(r) for r in rows.values()])
-    floor = np.nan_to_num(np.array([draw.floor(r) for r in rows.values()]), nan=1.0 if high else 0.0)
+    value = np.array([mean(r) for r in rows.values()])
+    floors = np.nan_to_num(np.array([floor(r) for r in rows.values()]), nan=1.0 if high else 0.0)
     gaps = np.diff(np.append(theta, theta[0] + 2 * np.pi)) if len(theta) > 1 else np.array([0.5])
     width = min(0.92 * float(gaps.min()), 0.5)
     known = np.isfinite(value)
     still = metric == "accuracy" and 0.0 in rows
-    start, end = (value, np.full_like(value, value[0]) if still else floor) if high else (floor, value)
+    start, end = (value, np.full_like(value, value[0]) if still else floors) if high else (floors, value)
     reach = np.where(known, np.maximum(end - start, 0), 0)
     bar = {"width": width, "linewidth": 0}
-    if high and (floor < 1).any():
-        ax.bar(theta, 1 - floor, bottom=floor, color="#C3CAD1", label="lost by resampling alone", **bar)
+    if high and (floors < 1).any():
+        ax.bar(theta, 1 - floors, bottom=floors, color=PALE, label="lost by resampling alone", **bar)
     elif not high:
-        ax.bar(theta, floor, color="#C3CAD1", label="resampling alone (floor)", **bar)
+        ax.bar(theta, floors, color=PALE, label="resampling alone (floor)", **bar)
     ax.bar(theta, reach, bottom=np.where(known, start, 0), color=LOST,
            label="lost against 0°" if still else "lost beyond it" if high else "beyond it (effect)", **bar)  # fmt: skip
     ax.plot(
@@ -79,11 +76,11 @@ def plot_polar(
         color=BLUE,
         markersize=5,
         clip_on=False,
-        label=draw.images_of(rows.values()),
+        label=images_of(rows.values()),
         zorder=5,
     )
     draw.whiskers(ax, theta, draw.spans(r.summary() for r in rows.values()), color=BLUE)
-    top = 1.0 if high else 1.12 * max(np.nanmax([*value, *floor]), LIMITS[0][0])
+    top = 1.0 if high else 1.12 * max(np.nanmax([*value, *floors]), LIMITS[0][0])
     ax.set_theta_zero_location("N")
     ax.set_ylim(0, top)
     ax.set_thetagrids(range(0, 360, 45))
@@ -92,23 +89,25 @@ def plot_polar(
     ax.grid(color=FAINT, linewidth=0.8)
     ax.spines[:].set_visible(False)
     ax.tick_params(colors=INK, labelsize=9.5)
-    report_style.heading(ax, f"{draw.title_of(metric)} by angle", _beyond(rows, still))
-    report_style.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2)
+    draw.heading(ax, f"{title_of(metric)} by angle", _beyond(rows, still))
+    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2)
     return ax
 
 
 def _beyond(rows: dict[float, Measurement], still: bool) -> str:
     """Return the range over angles, or the mean over those that were resampled, of value and of effect, in words."""
-    values = {a: v for a, r in rows.items() if np.isfinite(v := draw.mean(r))}
+    values = {a: v for a, r in rows.items() if np.isfinite(v := mean(r))}
     if still and values:
-        rest = report_style.short(rows[0.0].summary().mean)
+        rest = draw.short(rows[0.0].summary().mean)
         return f"{rest} at 0°, {min(values.values()):.2f} to {max(values.values()):.2f}"
     tilted = [a for a in values if a % 90]
     if not tilted:
         return "only multiples of 90°, which are exact"
     effects = [e.mean for a in tilted if (e := rows[a].effect()) is not None]
-    beyond = "" if not effects else f", {report_style.short(abs(float(np.mean(effects))))} beyond resampling"
-    return f"off multiples of 90°: {report_style.short(float(np.mean([values[a] for a in tilted])))} on average{beyond}"
+    beyond = "" if not effects else f", {draw.short(abs(float(np.mean(effects))))} beyond resampling"
+    return (
+        f"off multiples of 90°: {draw.short(float(np.mean([values[a] for a in tilted])))} on average{beyond}"
+    )
 
 
 def _few(n: int):

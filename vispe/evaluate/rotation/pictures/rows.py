@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.evaluate.rotation.pictures import style as draw
 from vispe.evaluate.rotation.pictures.models import plot_models
 from vispe.evaluate.rotation.pictures.polar import plot_polar
 from vispe.evaluate.rotation.pictures.sheets import plot_fingerprint, plot_label_poses, plot_poses
-from vispe.evaluate.rotation.pictures.style import LIMITS
+from vispe.evaluate.rotation.pictures.style import LIMITS, images_of, mean, parts_of, title_of
 from vispe.evaluate.rotation.questions.controls import RANDOM
 from vispe.evaluate.rotation.questions.quadrant import QUADRANTS
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
 from vispe.evaluate.rotation.verdict import EXACT
-from vispe.report import style as report_style
+from vispe.report import style as draw
 from vispe.report.style import BLUE, GREY, INK, ORANGE
 from vispe.symmetry.d4 import D4
 
@@ -55,16 +54,16 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
         InputError: there are no such rows.
     """
     poses = [g.name for g in D4[1:]]
-    parts = [p for p in draw.parts_of(metric) if any(result.find(g, metric, p[0]) for g in poses)]
-    report_style.wanted(parts, f"rows of {metric!r} at the poses of D4", "equivariance or consistency")
-    ax = report_style.axes(ax, 8.4, 4.4)
+    parts = [p for p in parts_of(metric) if any(result.find(g, metric, p[0]) for g in poses)]
+    draw.wanted(parts, f"rows of {metric!r} at the poses of D4", "equivariance or consistency")
+    ax = draw.axes(ax, 8.4, 4.4)
     width = 0.8 / len(parts)
     for k, (part, words, colour) in enumerate(parts):
         rows = [result.find(g, metric, part) for g in poses]
         x = np.arange(len(poses)) + (k - (len(parts) - 1) / 2) * width
-        values = np.array([draw.mean(r) for r in rows])
-        average = draw.mean(result.find("D4", metric, part))
-        label = f"{words}: {report_style.short(average)}" if np.isfinite(average) else words
+        values = np.array([mean(r) for r in rows])
+        average = mean(result.find("D4", metric, part))
+        label = f"{words}: {draw.short(average)}" if np.isfinite(average) else words
         label += " (exact)" if metric == "error" and average < EXACT else ""
         ax.bar(x, values, 0.92 * width, color=colour, alpha=0.85, linewidth=0, label=label)
         draw.whiskers(ax, x, draw.spans(None if r is None else r.summary() for r in rows))
@@ -83,9 +82,9 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
     ):
         ax.text(3, 0.1 * ax.get_ylim()[1], "exact at every pose", size=11, color=INK, ha="center")
     rows = [r for p in parts for g in poses if (r := result.find(g, metric, p[0]))]
-    report_style.heading(ax, f"{draw.title_of(metric)} by pose", draw.images_of(rows))
-    report_style.clean(ax, "y")
-    report_style.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    draw.heading(ax, f"{title_of(metric)} by pose", images_of(rows))
+    draw.clean(ax, "y")
+    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
     return ax
 
 
@@ -107,8 +106,8 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
         match = _LAYER.match(row.part)
         if match and row.metric in ("error", "r2"):
             series.setdefault((row.metric, match[2] is not None), {})[int(match[1])] = row
-    report_style.wanted(list(series), "rows after blocks", "layer_curve")
-    ax = report_style.axes(ax, 8.4, 4.4)
+    draw.wanted(list(series), "rows after blocks", "layer_curve")
+    ax = draw.axes(ax, 8.4, 4.4)
     styles = {
         ("error", False): ("error, image turned", BLUE, "o-"),
         ("error", True): ("error, position code alone", ORANGE, "s-"),
@@ -120,7 +119,7 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
         if not rows:
             continue
         x = np.array(sorted(rows))
-        y = np.array([draw.mean(rows[k]) for k in x])
+        y = np.array([mean(rows[k]) for k in x])
         band = draw.spans(rows[k].summary() for k in x)
         ax.fill_between(x, *np.maximum(band, 0).T, color=colour, alpha=0.15, linewidth=0)
         ax.plot(x, np.maximum(y, 0), style, color=colour, markersize=5, linewidth=1.6, label=words, zorder=3)
@@ -133,10 +132,10 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
     ax.set_xticks(range(0, last + 1, 1 + last // 16))
     ax.set_xlabel("after block", color=INK)
     ax.tick_params(axis="x", pad=8)  # below the marks at 0
-    under = draw.images_of(r for rows in series.values() for r in rows.values()).replace("lines", "shaded")
-    report_style.heading(ax, "What every block does", under)
-    report_style.clean(ax, "y")
-    report_style.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
+    under = images_of(r for rows in series.values() for r in rows.values()).replace("lines", "shaded")
+    draw.heading(ax, "What every block does", under)
+    draw.clean(ax, "y")
+    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
     return ax
 
 
@@ -159,8 +158,8 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
         match = SHIFT.match(row.transform)
         if match and (row.metric, row.part) == ("error", "full"):
             series.setdefault(match[1], []).append((int(match[2]), int(match[3]), row))
-    report_style.wanted(list(series), "rows of shifts", "roll_equivariance or crop_shift")
-    ax = report_style.axes(ax, 8.4, 4.4)
+    draw.wanted(list(series), "rows of shifts", "roll_equivariance or crop_shift")
+    ax = draw.axes(ax, 8.4, 4.4)
     patch = result.settings.get("patch") if patch is None else patch
     lengths = sorted({max(abs(dy), abs(dx)) for found in series.values() for dy, dx, _ in found})
     whole = [k for k, d in enumerate(lengths) if patch and d % patch == 0]
@@ -171,7 +170,7 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
     for k, (name, found) in enumerate(series.items()):
         words, colour, marker = styles[name]
         x = np.array([lengths.index(max(abs(dy), abs(dx))) for dy, dx, _ in found])
-        y = np.array([draw.mean(row) for *_, row in found])
+        y = np.array([mean(row) for *_, row in found])
         place = x + 0.12 * (k - (len(series) - 1) / 2)
         ax.plot(place, y, marker, color=colour, markersize=5, zorder=3)
         ax.plot([], [], f"{marker}-", color=colour, markersize=5, linewidth=1.2, label=words)
@@ -185,11 +184,9 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
     every = 1 + len(lengths) // 25
     ax.set_xticks(range(0, len(lengths), every), [str(d) for d in lengths[::every]])
     ax.set_xlabel("shift, pixels", color=INK)
-    report_style.heading(
-        ax, f"{draw.title_of('error')} by shift", draw.images_of(r for s in series.values() for *_, r in s)
-    )
-    report_style.clean(ax, "y")
-    report_style.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
+    draw.heading(ax, f"{title_of('error')} by shift", images_of(r for s in series.values() for *_, r in s))
+    draw.clean(ax, "y")
+    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
     return ax
 
 
@@ -206,12 +203,12 @@ def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
     names = ["four corners", *QUADRANTS]
     parts = [("full", "scribbles in that corner", BLUE), ("spread everywhere", "scribbles everywhere", GREY)]
     found = [[result.find(n, "quadrant_gap", p) for n in names] for p, *_ in parts]
-    report_style.wanted([r for rows in found for r in rows if r], "rows of the quadrant gap", "quadrant_gap")
-    ax = report_style.axes(ax, 8.4, 4.0)
+    draw.wanted([r for rows in found for r in rows if r], "rows of the quadrant gap", "quadrant_gap")
+    ax = draw.axes(ax, 8.4, 4.0)
     reach = [0.1]
     for k, ((_, words, colour), rows) in enumerate(zip(parts, found, strict=True)):
         x = np.array([0.0, *(1.4 + np.arange(4))]) + 0.4 * (k - 0.5) + 0.2 * (np.arange(5) == 0) * (1 - 2 * k)
-        values = np.array([draw.mean(r) for r in rows])
+        values = np.array([mean(r) for r in rows])
         bands = draw.spans(None if r is None else r.summary() for r in rows)
         ax.bar(x, values, 0.37, color=colour, alpha=0.85, linewidth=0, label=words)
         draw.whiskers(ax, x, bands)
@@ -221,10 +218,10 @@ def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
     ax.set_ylim(-top, top)
     ax.set_xticks([0, *(1.4 + np.arange(4))], ["mean of four", *QUADRANTS])
     ax.set_ylabel("mIoU elsewhere - there", color=INK)
-    report_style.heading(ax, "Quadrant gap: worse elsewhere (below 0) where position leaks",
-                 draw.images_of(r for rows in found for r in rows if r))  # fmt: skip
-    report_style.clean(ax, "y")
-    report_style.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    draw.heading(ax, "Quadrant gap: worse elsewhere (below 0) where position leaks",
+                 images_of(r for rows in found for r in rows if r))  # fmt: skip
+    draw.clean(ax, "y")
+    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
     return ax
 
 
@@ -233,8 +230,8 @@ def _control_lines(result: RotationResult, metric: str) -> list[tuple[float, str
     if metric != "error":
         return []
     known = [
-        (draw.mean(result.find("identity", metric)), "identity"),
-        (draw.mean(result.find("D4", metric, RANDOM)), "random\nweights"),
+        (mean(result.find("identity", metric)), "identity"),
+        (mean(result.find("D4", metric, RANDOM)), "random\nweights"),
     ]
     chance = METRICS[metric].chance
     return [(y, w) for y, w in [*known, (chance or float("nan"), "unrelated")] if np.isfinite(y)]

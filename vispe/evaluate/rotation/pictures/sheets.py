@@ -12,7 +12,7 @@ import numpy as np
 
 from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.report import style as report_style
+from vispe.report import style as draw
 from vispe.report.style import BLUE, GREY, INK
 from vispe.segment.draw import PALETTE
 
@@ -51,7 +51,7 @@ def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
         channels: how many are drawn.
     """
     count = len(fingerprint.components)
-    figure = report_style.new_figure(11.5, 3.6 + 0.2 * bool(fingerprint.notes))
+    figure = draw.new_figure(11.5, 3.6 + 0.2 * bool(fingerprint.notes))
     figure.suptitle(fingerprint_words(fingerprint), x=0.008, ha="left", size=12.5, color=INK)
     if fingerprint.notes:
         figure.supxlabel("  ".join(fingerprint.notes), x=0.008, ha="left", size=9.5, color="#5D6771")
@@ -61,7 +61,7 @@ def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
     for k, (ax, part) in enumerate(zip(all_axes, fingerprint.components, strict=False)):
         image = ax.imshow(part, cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
         share = 100 * float(fingerprint.explained[k])
-        report_style.heading(ax, f"Component {k + 1}: {share:.0f} %")
+        draw.heading(ax, f"Component {k + 1}: {share:.0f} %")
         _bare(ax)
     if image is not None:
         bar = figure.colorbar(
@@ -83,7 +83,7 @@ def plot_poses(report: RotationReport) -> Figure:
     Raises:
         InputError: the report has no maps.
     """
-    report_style.wanted(list(report.poses), "maps of poses", "vispe rotate")
+    draw.wanted(list(report.poses), "maps of poses", "vispe rotate")
     first, others = _split(report.poses)
     off = {name: np.sqrt(np.square(m - first).mean(-1)) for name, m in others.items()}
     top = max(0.1, max((float(d.max()) for d in off.values()), default=0.0))
@@ -92,7 +92,7 @@ def plot_poses(report: RotationReport) -> Figure:
     image: Any = None
     for (upper, lower), (name, found) in zip(right, others.items(), strict=True):
         _show(upper, found, name, interpolation="nearest")
-        image = _show(lower, off[name], f"off by {report_style.short(float(np.sqrt(np.square(off[name]).mean())))}",
+        image = _show(lower, off[name], f"off by {draw.short(float(np.sqrt(np.square(off[name]).mean())))}",
                       cmap="cividis", vmin=0, vmax=top, interpolation="nearest")  # fmt: skip
     if image is not None:
         bar = figure.colorbar(image, ax=figure.axes, location="bottom", fraction=0.03, aspect=80, pad=0.03)  # fmt: skip
@@ -108,7 +108,7 @@ def plot_label_poses(report: RotationReport) -> Figure:
     Raises:
         InputError: the report has no labels.
     """
-    report_style.wanted(list(report.labels), "label maps of poses", "vispe rotate on a segmenter")
+    draw.wanted(list(report.labels), "label maps of poses", "vispe rotate on a segmenter")
     first, others = _split(report.labels)
     figure, left, right = _sheet(report.picture, len(others), first.shape)
     highest = max(int(m.max(initial=0)) for m in report.labels.values())
@@ -136,7 +136,7 @@ def _sheet(
     ratio = shape[0] / shape[1]
     stacked = 1 + (picture is not None)
     side = 11.5 / (count + 2.2)
-    figure = report_style.new_figure(11.5, 2 * side * ratio + 1.35)
+    figure = draw.new_figure(11.5, 2 * side * ratio + 1.35)
     grid = figure.add_gridspec(2, count + 1, width_ratios=[1.0] + [1.0] * count)
     left = [figure.add_subplot(grid[k, 0]) for k in range(2 - (stacked == 1))]
     if picture is not None:
@@ -188,8 +188,8 @@ def _channels(ax: Axes, fingerprint: Fingerprint, count: int) -> None:
     ax.set_ylim(0, 1)
     ax.set_xticks(range(len(best)), [str(c) for c in best])
     ax.set_xlabel("channel", color=INK)
-    report_style.heading(ax, "R² of row and column from one channel")
-    report_style.clean(ax, "y")
+    draw.heading(ax, "R² of row and column from one channel")
+    draw.clean(ax, "y")
     ax.tick_params(axis="x", labelsize=8.5)
     if not best:
         ax.text(0.5, 0.5, "no channel varies", transform=ax.transAxes, ha="center", color=GREY)
