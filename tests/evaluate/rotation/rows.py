@@ -3,6 +3,7 @@
 import numpy as np
 
 from vispe.evaluate.rotation import D4, Fingerprint, Measurement, RotationResult
+from vispe.evaluate.rotation.keys import Key
 from vispe.evaluate.rotation.questions.quadrant import QUADRANTS
 from vispe.evaluate.rotation.report import RotationReport
 
@@ -10,11 +11,14 @@ POSES = [g.name for g in D4[1:]]
 NAN = float("nan")
 
 
-def row(transform, metric, mean, n=6, part="full", control=False, **floors):
+def row(
+    question, metric, mean, n=6, part="full", control=False, amount=(), layer=None, training="", **floors
+):
     """A row of n images about a mean: NaN stays NaN."""
     spread = np.linspace(-0.01, 0.01, n) if n > 1 else np.zeros(1)
-    return Measurement(
-        transform, metric, mean + spread, part, control, {k: np.full(n, v) for k, v in floors.items()}
+    key = Key(question, metric, part, amount, layer, training)
+    return Measurement.of(
+        key, mean + spread, control=control, floors={k: np.full(n, v) for k, v in floors.items()}
     )
 
 
@@ -42,22 +46,22 @@ def angle_rows(n=6, metric="error", part="full"):
             )
         else:
             value, floors = 0.9 - 0.001 * a, {"labels turned": 1.0 - 0.02 * tilted}
-        found.append(row(f"{a}°", metric, value, n, part, **floors))
+        found.append(row("angle", metric, value, n, part, amount=(a,), **floors))
     return [row("all angles", metric, 0.6, n, part, blur=0.3), *found] if metric == "error" else found
 
 
 def layer_rows(n=6):
     return [
-        *(row("D4", "error", 0.1 * (k + 1), n, f"layer {k}") for k in range(5)),
-        *(row("none", "r2", 0.2 * k - 0.3, n, f"layer {k}") for k in range(5)),
-        *(row("D4", "error", 0.05 * k, n, f"layer {k}, position code") for k in range(5)),
+        *(row("D4", "error", 0.1 * (k + 1), n, layer=k) for k in range(5)),
+        *(row("none", "r2", 0.2 * k - 0.3, n, layer=k) for k in range(5)),
+        *(row("D4", "error", 0.05 * k, n, "position code", layer=k) for k in range(5)),
     ]
 
 
 def shift_rows(n=6):
     shifts = [(4, 0), (0, 4), (4, 4), (12, 8), (1, 1), (2, 2), (3, 3)]
-    rolls = [row(f"roll {s} px", "error", 0.1 * max(s), n) for s in shifts]
-    crops = [row(f"crop shift {s} px", "error", 0.05 * max(s), n) for s in shifts if max(s) <= 4]
+    rolls = [row("roll", "error", 0.1 * max(s), n, amount=s) for s in shifts]
+    crops = [row("crop shift", "error", 0.05 * max(s), n, amount=s) for s in shifts if max(s) <= 4]
     means = [
         row("roll, whole patches", "error", 0.5, n),
         row("crop shift, parts of a patch", "error", 0.1, n),

@@ -18,6 +18,7 @@ from vispe.evaluate.rotation import (
     summarise,
 )
 from vispe.evaluate.rotation.compare import error
+from vispe.evaluate.rotation.keys import EVERY_POSE, Key
 from vispe.evaluate.rotation.measure import measure
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
 from vispe.report.statistics import bootstrap_interval
@@ -203,3 +204,38 @@ def test_a_measurement_notes_what_exceeds_the_scale():
     assert note in report.to_dict()["notes"]
     calm = measure(lambda images: images, [image], metrics=["d4"], patch=1)
     assert not any("1.41" in n for n in calm.result.notes)
+
+
+@pytest.mark.parametrize(
+    ("key", "transform", "part"),
+    [
+        (Key("D4", "error"), "D4", "full"),
+        (Key("angle", "error", amount=(15.0,)), "15°", "full"),
+        (Key("angle", "accuracy", amount=(-7.5,), training=EVERY_POSE), "-7.5°", "trained on all poses"),
+        (Key("roll", "error", amount=(0, -8)), "roll (0, -8) px", "full"),
+        (Key("crop shift", "error", "position code", (4, 2)), "crop shift (4, 2) px", "position code"),
+        (Key("D4", "error", layer=3), "D4", "layer 3"),
+        (Key("D4", "error", "position code", layer=0), "D4", "layer 0, position code"),
+        (
+            Key("all poses", "phase_spread", "pores", training=EVERY_POSE),
+            "all poses",
+            "pores, trained on all poses",
+        ),
+    ],
+)
+def test_keys_are_printed_as_transform_and_part(key, transform, part):
+    row = Measurement.of(key, [0.5])
+    assert (row.transform, row.part, row.metric, row.key) == (transform, part, key.quantity, key)
+    printed = row.to_dict()
+    assert (printed["transform"], printed["part"]) == (transform, part)
+
+
+def test_rows_by_printed_names_and_new_names():
+    by_name = Measurement("D4", "error", np.array([0.5]), "position code")
+    assert by_name.key == Key("D4", "error", "position code")
+    (renamed,) = relabelled(
+        [Measurement.of(Key("D4", "error", layer=3), [0.5])], "random weights", control=True
+    )
+    assert (renamed.part, renamed.control, renamed.key.layer) == ("random weights", True, None)
+    trained = Measurement.of(Key("angle", "accuracy", amount=(15,)), [0.5]).about(training=EVERY_POSE)
+    assert (trained.transform, trained.part) == ("15°", EVERY_POSE)

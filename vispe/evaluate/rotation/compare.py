@@ -1,21 +1,87 @@
-"""How far two feature maps of one image agree: the numbers behind every row.
+"""How far what a model gives for a moved image, brought back, agrees with what it gives at rest: the numbers of rows.
 
-All functions take two maps (d, h, w) of the same shape, the second one already brought back to the pose of the first,
+The measures take two maps (d, h, w) of the same shape, the second one already brought back to the pose of the first,
 and optionally the positions that count, (h, w) bool. They compute in float64.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.batches import batches
 from vispe.errors import OptionError, ShapeError
+from vispe.symmetry.d4 import D4, IDENTITY, Element
 
-CHUNK = 1 << 22  # distances held at once by the rank test
+CHUNK = 1 << 22
+"""Distances held at once by the rank test."""
+
+Pair = tuple[Hashable, Iterable[Any], Iterable[Any]]
+"""Name of a move, what each image of a batch gives at rest, and what it gives moved, brought back."""
+
+
+def compared(
+    images: Iterable[Tensor],
+    pairs: Callable[[Tensor], Iterable[Pair]],
+    scores: Mapping[str, Callable[[Any, Any], float]],
+    batch_size: int = 1,
+) -> dict[tuple[Any, str], np.ndarray]:
+    """Compare what a model gives for moved images with what it gives at rest; one batch is held.
+
+    Args:
+        images: (c, H, W) each.
+        pairs: is called with a batch (b, c, H, W) and yields what is compared, for every batch the same moves.
+        scores: numbers of two maps, by name.
+        batch_size: images of equal size that the model sees at once.
+
+    Returns:
+        (n,) numbers, one for each image, by move and score.
+
+    >>> shifted = lambda batch: [("roll", batch, batch.roll(1, -1))]
+    >>> compared(torch.eye(2)[None, None], shifted, {"error": error})
+    {('roll', 'error'): array([2.])}
+    """
+    values: dict[tuple[Any, str], list[float]] = {}
+    for batch in batches(images, batch_size):
+        for move, still, back in pairs(batch):
+            for one, other in zip(still, back, strict=True):
+                for name, score in scores.items():
+                    values.setdefault((move, name), []).append(score(one, other))
+    return {key: np.array(numbers) for key, numbers in values.items()}
+
+
+def poses_of(elements: Sequence[Element], what: str) -> list[Element]:
+    """Return the poses besides the identity, each once, or say that there is none.
+
+    >>> [g.name for g in poses_of(D4[:3], "Equivariance")]
+    ['rot90', 'rot180']
+    """
+    poses = [g for g in dict.fromkeys(elements) if g != IDENTITY]
+    if not poses:
+        raise OptionError(f"{what} needs a pose besides the identity; give elements=D4.")
+    return poses
+
+
+def label_of(elements: Sequence[Element]) -> str:
+    """Return the name of the mean over poses: 'D4' for all of them."""
+    kept = set(elements) - {IDENTITY}
+    return "D4" if kept == set(D4) - {IDENTITY} else f"mean of {len(kept)} poses"
+
+
+def shuffled(maps: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return a map (d, h, w) with its tokens in random order, what a model without any order would give."""
+    order = torch.from_numpy(rng.permutation(maps[0].numel())).to(maps.device)
+    return maps.flatten(1)[:, order].reshape(maps.shape)
 
 
 def error(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
     """Return the centred equivariance error sqrt(Σ|G - F|² / Σ|Z|²), Z = F minus its mean over positions.
+
+    >>> maps = torch.arange(12.0).reshape(1, 3, 4)
+    >>> error(maps, maps), error(maps, 11 - maps)
+    (0.0, 2.0)
 
     With Y likewise of G, r = |Y|/|Z|, c the correlation of Y and Z, and m the distance of the means against the root
     mean square of Z, it is sqrt(1 + r² - 2rc + m²). So 0 is exact, 1.41 (√2) two unrelated maps of one spread and mean,
@@ -138,12 +204,19 @@ class InvariantShare:
         return float((self._sum / self._count).square().sum()) / (self._power / self._count)
 
 
-def check_measures(names: object) -> None:
-    """Raise `OptionError` for a measure that does not exist."""
-    strange = [n for n in names if n not in MEASURES and n != "invariant_share"]
-    if strange:
-        known = ", ".join((*MEASURES, "invariant_share"))
-        raise OptionError(f"There is no measure {strange[0]!r} of two feature maps; they are {known}.")
+def measures_named(names: Iterable[str]) -> dict[str, Callable[..., float]]:
+    """Return the measures of these names without 'invariant_share', which is not one of a pair of maps.
+
+    Raises:
+        OptionError: a measure that does not exist.
+    """
+    known = (*MEASURES, "invariant_share")
+    unknown = next((n for n in names if n not in known), None)
+    if unknown is not None:
+        raise OptionError(
+            f"There is no measure {unknown!r} of two feature maps; they are {', '.join(known)}."
+        )
+    return {n: MEASURES[n] for n in names if n in MEASURES}
 
 
 def _tokens(first: Tensor, second: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from vispe.evaluate.rotation import keys
 from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
 from vispe.evaluate.rotation.rows import Measurement, RotationResult
 from vispe.report.statistics import FEWEST, summarise
@@ -16,38 +17,39 @@ _AGREE = "labels, 1 = same"
 _TRUTH = "mIoU, 1 = right"
 _AFTER = "classifier trained on all poses"
 
+_ORDER = "for comparison: patches in random order"
+_D4 = "turned by quarters and mirrored"
+_SAME = "mIoU, 0 = same"
+
 HEADLINES = {
-    ("D4", "error", "full"): ("turned by quarters and mirrored", _CHANGE),
-    ("D4 worst", "error", "full"): ("the same, worst pose", _CHANGE),
-    ("D4", "error", "position code"): ("the same, due to the position code alone", _CHANGE),
-    ("D4", "error", "random weights"): ("for comparison: random weights", _CHANGE),
-    ("shuffled", "error", "full"): ("for comparison: patches in random order", _CHANGE),
-    ("all angles", "error", "full"): ("turned by other angles", _CHANGE),
-    ("roll, whole patches", "error", "full"): ("shifted around by whole patches", _CHANGE),
-    ("roll, parts of a patch", "error", "full"): ("shifted around by parts of a patch", _CHANGE),
-    ("crop shift, whole patches", "error", "full"): ("window shifted by whole patches", _CHANGE),
-    ("crop shift, parts of a patch", "error", "full"): ("window shifted by parts of a patch", _CHANGE),
-    ("none", "r2", "full"): (
+    (keys.D4_MEAN, "error", keys.FULL): (_D4, _CHANGE),
+    (keys.D4_WORST, "error", keys.FULL): ("the same, worst pose", _CHANGE),
+    (keys.D4_MEAN, "error", keys.POSITION_CODE): ("the same, due to the position code alone", _CHANGE),
+    (keys.D4_MEAN, "error", keys.RANDOM): ("for comparison: random weights", _CHANGE),
+    (keys.SHUFFLED, "error", keys.FULL): (_ORDER, _CHANGE),
+    (keys.ALL_ANGLES, "error", keys.FULL): ("turned by other angles", _CHANGE),
+    (f"{keys.ROLL}, {keys.WHOLE}", "error", keys.FULL): ("shifted around by whole patches", _CHANGE),
+    (f"{keys.ROLL}, {keys.PARTS}", "error", keys.FULL): ("shifted around by parts of a patch", _CHANGE),
+    (f"{keys.CROP_SHIFT}, {keys.WHOLE}", "error", keys.FULL): ("window shifted by whole patches", _CHANGE),
+    (f"{keys.CROP_SHIFT}, {keys.PARTS}", "error", keys.FULL): ("window shifted by parts of a patch", _CHANGE),
+    (keys.UNMOVED, "r2", keys.FULL): (
         "place in the image, read from the features",
         "R², 0 or less = hidden, 1 = told",
     ),
-    ("shuffled positions", "r2", "full"): ("for comparison: patches in random order", "R², 0 or less"),
-    ("four corners", "quadrant_gap", "full"): (
+    (keys.SHUFFLED_POSITIONS, "r2", keys.FULL): (_ORDER, "R², 0 or less"),
+    (keys.FOUR_CORNERS, "quadrant_gap", keys.FULL): (
         "learnt in one corner, used in the others",
         "mIoU lost, if negative",
     ),
-    ("D4", "miou", "full"): ("turned by quarters and mirrored", f"{_AGREE} (mIoU)"),
-    ("D4", "ari", "full"): ("turned by quarters and mirrored", f"{_AGREE} (adjusted Rand)"),
-    ("D4", "miou", "clusters fitted once"): ("turned by quarters and mirrored", "clusters, 1 = same (mIoU)"),
-    ("all poses", "accuracy_mean", "full"): ("accuracy, mean over angles", _TRUTH),
-    ("all poses", "accuracy_worst", "full"): ("accuracy at the worst angle", _TRUTH),
-    ("all poses", "accuracy_spread", "full"): ("best minus worst angle", "mIoU, 0 = same"),
-    ("all poses", "accuracy_mean", "trained on all poses"): (f"{_AFTER}: mean", _TRUTH),
-    ("all poses", "accuracy_worst", "trained on all poses"): (f"{_AFTER}: worst angle", _TRUTH),
-    ("all poses", "accuracy_spread", "trained on all poses"): (
-        f"{_AFTER}: best minus worst",
-        "mIoU, 0 = same",
-    ),
+    (keys.D4_MEAN, "miou", keys.FULL): (_D4, f"{_AGREE} (mIoU)"),
+    (keys.D4_MEAN, "ari", keys.FULL): (_D4, f"{_AGREE} (adjusted Rand)"),
+    (keys.D4_MEAN, "miou", keys.FITTED_ONCE): (_D4, "clusters, 1 = same (mIoU)"),
+    (keys.ALL_POSES, "accuracy_mean", keys.FULL): ("accuracy, mean over angles", _TRUTH),
+    (keys.ALL_POSES, "accuracy_worst", keys.FULL): ("accuracy at the worst angle", _TRUTH),
+    (keys.ALL_POSES, "accuracy_spread", keys.FULL): ("best minus worst angle", _SAME),
+    (keys.ALL_POSES, "accuracy_mean", keys.EVERY_POSE): (f"{_AFTER}: mean", _TRUTH),
+    (keys.ALL_POSES, "accuracy_worst", keys.EVERY_POSE): (f"{_AFTER}: worst angle", _TRUTH),
+    (keys.ALL_POSES, "accuracy_spread", keys.EVERY_POSE): (f"{_AFTER}: best minus worst", _SAME),
 }
 """The rows that say most, as (transform, metric, part), in the order of the short table; what was done to the sample,
 and what the number is, in plain words."""
@@ -79,25 +81,24 @@ class RotationReport:
     @property
     def verdict(self) -> str:
         """One sentence: on the features, or, for a segmenter, on its labels."""
-        found = [self.result.verdict] if self.result.verdict else []
-        agree = self.result.find("D4", "miou")
+        sentences = [self.result.verdict] if self.result.verdict else []
+        agree = self.result.find(keys.D4_MEAN, "miou")
         if agree is not None:
             share = 100 * agree.summary().mean
-            found.append(
+            sentences.append(
                 f"labels under rotation and mirroring: mIoU {share:.1f} % with those of the sample at rest"
             )
-        spread = self.result.find("all poses", "accuracy_spread")
+        spread = self.result.find(keys.ALL_POSES, "accuracy_spread")
         if spread is not None:
             points = 100 * spread.summary().mean
-            found.append(f"accuracy: {points:.1f} points of mIoU between the best and the worst pose")
-        return "; ".join(found)
+            sentences.append(f"accuracy: {points:.1f} points of mIoU between the best and the worst pose")
+        return "; ".join(sentences)
 
     @property
     def headlines(self) -> tuple[Measurement, ...]:
         """The rows that say most, and the area share of every class over poses."""
-        found = [self.result.find(*key) for key in HEADLINES]
-        areas = [r for r in self.result.rows if r.metric == "phase_spread"]
-        return (*(row for row in found if row is not None), *areas)
+        areas = (r for r in self.result.rows if r.metric == "phase_spread")
+        return (*filter(None, (self.result.find(*key) for key in HEADLINES)), *areas)
 
     def to_markdown(self, seed: int = 0) -> str:
         """Return the short table in plain words, as Markdown; `result.to_markdown` is the full one."""
@@ -136,7 +137,6 @@ class RotationReport:
 def _plain_words(row: Measurement) -> tuple[str, str]:
     """Say what was done, and what the number is."""
     if row.metric == "phase_spread":
-        name, _, training = row.part.partition(", ")
-        where = f"{_AFTER}: " if training else ""
-        return f"{where}area of {name}, largest minus smallest", "percentage points, 0 = same"
+        where = f"{_AFTER}: " if row.key.training else ""
+        return f"{where}area of {row.key.part}, largest minus smallest", "percentage points, 0 = same"
     return HEADLINES[row.transform, row.metric, row.part]

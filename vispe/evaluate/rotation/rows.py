@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import ShapeError, UnknownName
+from vispe.evaluate.rotation.keys import D4_MEAN, FULL, POSITION_CODE, UNMOVED, Key
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
 from vispe.report.statistics import Better, Summary, summarise
 from vispe.report.table import aligned, interval, json_list, number
@@ -56,6 +57,9 @@ METRICS = {
 """Every metric that a `Measurement` may have."""
 
 
+_UNKNOWN = Key("", "")
+
+
 @dataclass(frozen=True, eq=False)
 class Measurement:
     """One row: one metric under one transform, for every image.
@@ -66,17 +70,46 @@ class Measurement:
         values: (n,) float64, one for each image in order; NaN where an image has no such number.
         part: what was measured: 'full', 'position code', 'layer 3', a class name, or a control's name.
         control: whether the row only serves to judge the others.
-        floors: (n,) by name: what resampling alone does; see `vispe.evaluate.rotation.questions.angles`.
+        floors: (n,) by name: what resampling alone does.
+        key: what the row is about, in fields; transform, metric and part print it.
+
+    >>> Measurement("rot90", "error", np.array([0.1, 0.3])).summary().mean
+    0.2
     """
 
     transform: str
     metric: str
     values: np.ndarray
-    part: str = "full"
+    part: str = FULL
     control: bool = False
     floors: dict[str, np.ndarray] = field(default_factory=dict)
+    key: Key = _UNKNOWN
+
+    @classmethod
+    def of(
+        cls,
+        key: Key,
+        values: Sequence[float] | np.ndarray,
+        *,
+        control: bool = False,
+        floors: dict[str, np.ndarray] | None = None,
+    ) -> "Measurement":
+        """Return the row of a key.
+
+        >>> Measurement.of(Key("roll", "error", amount=(0, 8)), [0.5]).transform
+        'roll (0, 8) px'
+        """
+        numbers = np.asarray(values, dtype=np.float64)
+        return cls(key.transform, key.quantity, numbers, key.name, control, floors or {}, key)
+
+    def about(self, **changes: Any) -> "Measurement":
+        """Return the row under a key with some fields changed."""
+        key = replace(self.key, **changes)
+        return replace(self, transform=key.transform, part=key.name, key=key)
 
     def __post_init__(self) -> None:
+        if not self.key.question:  # a row by its printed names
+            object.__setattr__(self, "key", Key(self.transform, self.metric, self.part))
         if self.metric not in METRICS:
             raise UnknownName(f"There is no metric {self.metric!r}; they are {', '.join(METRICS)}.")
         shapes = {k: np.shape(v) for k, v in {"values": self.values, **self.floors}.items()}
@@ -108,7 +141,7 @@ class Measurement:
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
         """Return JSON values with every image's number; NaN becomes None."""
-        found: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "transform": self.transform,
             "metric": self.metric,
             "part": self.part,
@@ -118,10 +151,10 @@ class Measurement:
         }
         if self.floors:
             effect = self.effect(seed)
-            found["floors"] = {name: json_list(v) for name, v in self.floors.items()}
-            found["effect"] = None if effect is None else effect.to_dict()
-            found["ratio"] = self.ratio()
-        return found
+            entry["floors"] = {name: json_list(v) for name, v in self.floors.items()}
+            entry["effect"] = None if effect is None else effect.to_dict()
+            entry["ratio"] = self.ratio()
+        return entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +181,7 @@ class RotationResult:
                 f"{len(self.images)} images; give one name for each image."
             )
 
-    def find(self, transform: str, metric: str, part: str = "full") -> Measurement | None:
+    def find(self, transform: str, metric: str, part: str = FULL) -> Measurement | None:
         """Return the row of that transform, metric and part, or None."""
         wanted = (transform, metric, part)
         return next((r for r in self.rows if (r.transform, r.metric, r.part) == wanted), None)
@@ -156,18 +189,18 @@ class RotationResult:
     @property
     def verdict(self) -> str:
         """One sentence on the features; '' when the error over D4 was not measured."""
-        full, r2 = self.find("D4", "error"), self.find("none", "r2")
-        said = []
+        full, r2 = self.find(D4_MEAN, "error"), self.find(UNMOVED, "r2")
+        sentences = []
         if full is not None:
-            said.append(verdict("features under rotation and mirroring", full.summary().mean, "E"))
+            sentences.append(verdict("features under rotation and mirroring", full.summary().mean, "E"))
         if r2 is not None:
-            said.append(verdict("features against position", r2.summary().median, "held-out R²"))
-        return "; ".join(said)
+            sentences.append(verdict("features against position", r2.summary().median, "held-out R²"))
+        return "; ".join(sentences)
 
     @property
     def remedy(self) -> str:
         """One sentence on what would help; '' when it cannot be said."""
-        full, position = self.find("D4", "error"), self.find("D4", "error", "position code")
+        full, position = self.find(D4_MEAN, "error"), self.find(D4_MEAN, "error", POSITION_CODE)
         if full is None:
             return ""
         return remedy(full.summary().mean, None if position is None else position.summary().mean)
@@ -191,18 +224,19 @@ class RotationResult:
 
 
 def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
-    """Return what has to be said about the errors of features in these rows; see `verdict.scale_notes`."""
+    """Return what has to be said about the errors of features in these rows beyond what a reader would expect."""
     errors = [r for r in rows if r.metric == "error" and not r.control]
-    mean = {r.part: r.summary().mean for r in errors if r.transform == "D4"}
-    whole = [float(v) for r in errors if r.part == "full" for v in r.values]
-    return scale_notes(whole, mean.get("full", math.inf), mean.get("position code"))
+    mean = {r.part: r.summary().mean for r in errors if r.transform == D4_MEAN}
+    whole = [float(v) for r in errors if r.part == FULL for v in r.values]
+    return scale_notes(whole, mean.get(FULL, math.inf), mean.get(POSITION_CODE))
 
 
 def relabelled(
     rows: Iterable[Measurement], part: str, *, control: bool | None = None
 ) -> tuple[Measurement, ...]:
     """Return the rows under the name `part`; `control` marks them as controls, or not."""
-    return tuple(replace(row, part=part, control=row.control if control is None else control) for row in rows)
+    named = (row.about(part=part, layer=None, training="") for row in rows)
+    return tuple(named if control is None else (replace(row, control=control) for row in named))
 
 
 def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:

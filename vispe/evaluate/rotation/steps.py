@@ -1,16 +1,17 @@
-"""What the questions share: segmenters of an image, poses, and rows under fixed names."""
+"""What the questions share: the table that they enter, segmenters of an image, windows, and rows by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from vispe.backbones.batches import FeatureFunction, Segmenter
 from vispe.errors import OptionError
-from vispe.evaluate.rotation.plan import Measured, Plan, Step, canvas_for
+from vispe.evaluate.rotation.keys import EVERY_POSE
+from vispe.evaluate.rotation.plan import Measured, Plan, Step, canvas_for, how_of
 from vispe.evaluate.rotation.processes import Piece
 from vispe.evaluate.rotation.rows import Measurement
 from vispe.evaluate.rotation.trained import TrainedSegmenter
@@ -23,19 +24,32 @@ Rows = tuple[Measurement, ...]
 
 Elements = Sequence[Element] | None
 
-EVERY_POSE = "trained on all poses"
-
 Found = dict[str, list[Piece]]
 """Rows of one step under names that are the same in all steps."""
 
+Answer = Callable[[Measured, Plan, Step], "Rows | Found | None"]
+"""Rows of all images of a step, or in pieces by name; None where these images have no such rows."""
+
+QUESTIONS: dict[str, Answer] = {}
+
+
+def question(name: str) -> Callable[[Answer], Answer]:
+    """Return a decorator that enters the answer to a question into the table."""
+
+    def enter(answer: Answer) -> Answer:
+        QUESTIONS[name] = answer
+        return answer
+
+    return enter
+
 
 def segmenter_for(
-    what: Measured, plan: Plan, step: Step, n: int, elements: Elements, canvas: Canvas | None = None
+    measured: Measured, plan: Plan, step: Step, n: int, elements: Elements, canvas: Canvas | None = None
 ) -> Segmenter | None:
     """Return the segmenter of image n of a step, or one that was trained on its own truth.
 
     Args:
-        what: what is measured.
+        measured: what is measured.
         plan: settings.
         step: images.
         n: number within the step.
@@ -45,8 +59,8 @@ def segmenter_for(
     Returns:
         None when the image shows fewer than two classes.
     """
-    if elements is None or what.f is None:
-        return what.segmenter
+    if elements is None or measured.f is None:
+        return measured.segmenter
     if step.truths is None or step.fitted_truths is None:
         return None
     image, truth = step.fitted[n], step.fitted_truths[n]
@@ -61,53 +75,58 @@ def segmenter_for(
             f"Image {step.first} shows fewer than two classes: no classifier was trained on it."
         )
         return None
-    return TrainedSegmenter.of_image(what.f, image, marks, elements)
+    return TrainedSegmenter.of_image(measured.f, image, marks, elements)
 
 
-def _trainings(what: Measured) -> tuple[tuple[str, Elements], ...]:
-    """Names of rows, and the poses that a segmenter is trained on."""
-    return (("full", None),) if what.segmenter else (("full", (IDENTITY,)), (EVERY_POSE, D4))
+def trainings(measured: Measured) -> tuple[tuple[str, Elements], ...]:
+    """Return how segmenters are trained, as rows name it, and the poses that they learn from."""
+    return (("", None),) if measured.segmenter else (("", (IDENTITY,)), (EVERY_POSE, D4))
 
 
-def _under(rows: Rows, part: str) -> Rows:
-    """Rows of accuracy under the name of the training; rows of a class keep its name."""
-    if part == "full":
-        return rows
-    return tuple(replace(r, part=part if r.part == "full" else f"{r.part}, {part}") for r in rows)
+def under(rows: Rows | None, training: str) -> Rows | None:
+    """Return the rows under the name of a training."""
+    return rows and tuple(row.about(training=training) for row in rows)
 
 
-def _on_canvas(
-    step: Step, part: slice, plan: Plan, measured: Callable[[list[Tensor], Canvas], Rows | None]
-) -> Piece:
-    """Measure images of one size on the window that every angle shows, or say that they are too small."""
-    images = step.whole[part]
-    h, w = images[0].shape[-2:]
-    canvas = canvas_for((h, w), plan)
+def canvas_of(step: Step, image: Tensor, plan: Plan) -> Canvas | None:
+    """Return the window of an image (c, H, W) that every angle shows; None, and a note, when it is too small."""
+    canvas = canvas_for(tuple(image.shape[-2:]), plan)
     if canvas is None:
         step.notes.append(
-            f"{_words(images[0])} are too small to be turned by any angle: they were left out there."
+            f"{size_of(image)} are too small to be turned by any angle: they were left out there."
         )
-        return len(images), None
-    if canvas.invented:
+    elif canvas.invented:
         step.notes.append(
-            f"{_words(images[0])} are too small to be turned without gaps: mirrored pixels fill these, and only the "
+            f"{size_of(image)} are too small to be turned without gaps: mirrored pixels fill these, and only the "
             "inscribed disc counts. For arbitrary angles larger images are better."
         )
-    return len(images), measured(images, canvas)
+    return canvas
 
 
-def _features(what: Measured) -> FeatureFunction:
-    if what.f is None:
+def at_angles(plan: Plan, canvas: Canvas) -> dict[str, Any]:
+    """Return the arguments of a question that is asked at every angle."""
+    return {"angles": plan.angles, "side": canvas.side, "how": how_of(canvas)}
+
+
+def features(measured: Measured) -> FeatureFunction:
+    """Return the feature function, or say that there is none."""
+    if measured.f is None:
         raise OptionError("Features were asked for, but only a segmenter was given.")
-    return what.f
+    return measured.f
 
 
-def _words(image: Tensor) -> str:
+def size_of(image: Tensor) -> str:
+    """Return the size of an image in words."""
     return f"Images of {image.shape[-2]} x {image.shape[-1]} px"
 
 
 def scribbles(truth: np.ndarray, area: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a map (H, W) with `budget` pixels of each class drawn at random inside `area`, else 0."""
+    """Return a map (H, W) with `budget` pixels of each class drawn at random inside `area`, else 0.
+
+    >>> truth = np.array([[1, 1, 2], [1, 2, 2]])
+    >>> int((scribbles(truth, truth > 0, 1, np.random.default_rng(0)) > 0).sum())
+    2
+    """
     marks = np.zeros(truth.size, np.int64)
     inside = np.where(area, truth, 0).ravel()
     for k in np.unique(inside[inside > 0]):

@@ -100,8 +100,8 @@ def test_polar_of_accuracy_is_compared_with_the_pose_at_rest():
 
 
 def test_polar_with_one_image_a_missing_number_and_few_angles():
-    rows = [row("0°", "error", 0.0, 1, blur=0.0), row("30°", "error", NAN, 1, blur=NAN),
-            row("90°", "error", 0.4, 1, blur=0.0), row("350°", "error", 0.1, 1, blur=0.3)]  # fmt: skip
+    values = ((0, 0.0, 0.0), (30, NAN, NAN), (90, 0.4, 0.0), (350, 0.1, 0.3))
+    rows = [row("angle", "error", value, 1, amount=(a,), blur=floor) for a, value, floor in values]
     ax = drawn(plots.plot_polar(result(rows, 1), axes(polar=True)))
     assert len(line(ax, "1 image").get_xdata()) == 3
     assert whiskers(ax) == []
@@ -110,7 +110,9 @@ def test_polar_with_one_image_a_missing_number_and_few_angles():
     np.testing.assert_allclose(height, [0, 0, 0.4, 0])  # below the floor there is no effect to draw
     widths = {round(p.get_width(), 9) for c in ax.containers for p in c.patches}
     assert widths == {round(0.92 * np.deg2rad(10), 9)}  # the gap between 350° and 0° counts too
-    every = drawn(plots.plot_polar(result([row("90°", "error", NAN, 2)], 2), axes(polar=True)))
+    every = drawn(
+        plots.plot_polar(result([row("angle", "error", NAN, 2, amount=(90,))], 2), axes(polar=True))
+    )
     assert "only multiples of 90°, which are exact" in words(every)
 
 
@@ -200,7 +202,7 @@ def test_translation_orders_shifts_and_marks_whole_patches():
     assert [len(x.get_xdata()) for x in dots] == [7, 6]
     assert {"rolled around", "window moved", "whole patches"} == set(labels(ax))
     assert len(whiskers(ax)) == 13
-    bare = drawn(plots.plot_translation(result([row("roll (0, -3) px", "error", NAN, 1)], 1), axes()))
+    bare = drawn(plots.plot_translation(result([row("roll", "error", NAN, 1, amount=(0, -3))], 1), axes()))
     assert [t.get_text() for t in bare.get_xticklabels()] == ["3"]
     assert bare.get_ylim()[0] == 0
     again = plots.plot_translation(result(made.shift_rows()), axes(), patch=3)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from vispe.evaluate.rotation.keys import ALL_PHASES, ANGLE, EVERY_POSE, FULL, OVER_POSES, RANDOM_PHASES
 from vispe.evaluate.rotation.pictures import rows as plots
 from vispe.evaluate.rotation.pictures import sheets as pictures
 from vispe.evaluate.rotation.pictures.parts import NAMES, POSES, drawn, first_image, rows_of, short_table
 from vispe.evaluate.rotation.pictures.polar import angle_rows
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.evaluate.rotation.steps import EVERY_POSE
 from vispe.report.page import Page
 
 
@@ -34,7 +34,7 @@ def labels(page: Page, report: RotationReport) -> None:
         page.figure(pictures.plot_label_poses(report), caption)
     if angle_rows(result, "miou"):
         drawn(page, plots.plot_polar, result, (6.2, 6.2), "Consistency by angle.", True, metric="miou")
-    moved = [r for r in rows if r.transform.startswith("roll")]
+    moved = [r for r in rows if r.key.question in (RANDOM_PHASES, ALL_PHASES)]
     if moved:
         page.text("Shifted by parts of a patch:", soft=True)
         short_table(page, moved)
@@ -43,9 +43,9 @@ def labels(page: Page, report: RotationReport) -> None:
 def accuracy(page: Page, report: RotationReport) -> None:
     """Accuracy and area over poses."""
     result = report.result
-    rows = [r for r in result.rows if r.metric.startswith("accuracy_")]
+    rows = [r for r in result.rows if r.metric in OVER_POSES]
     areas = rows_of(result, "phase_spread") + rows_of(result, "phase_error")
-    parts = [p for p in ("full", EVERY_POSE) if angle_rows(result, "accuracy", p)]
+    parts = [p for p in (FULL, EVERY_POSE) if angle_rows(result, "accuracy", p)]
     if not rows and not areas and not parts:
         return
     page.section("What the orientation of the sample changes")
@@ -56,7 +56,7 @@ def accuracy(page: Page, report: RotationReport) -> None:
            "percentage points." if areas else "")
     )  # fmt: skip
     for part in parts:
-        words = "Accuracy by angle" + (f", {part}." if part != "full" else ".")
+        words = "Accuracy by angle" + (f", {part}." if part != FULL else ".")
         drawn(page, plots.plot_polar, result, (6.2, 6.2), words, True, metric="accuracy", part=part)
     if rows or areas:
         short_table(page, [*rows, *areas])
@@ -81,7 +81,7 @@ def corners(page: Page, report: RotationReport) -> None:
         (8.4, 4.0),
         "Accuracy elsewhere minus accuracy in that corner.",
     )
-    short_table(page, [r for r in report.result.rows if r.metric == "accuracy" and "°" not in r.transform])
+    short_table(page, [r for r in report.result.rows if r.metric == "accuracy" and r.key.question != ANGLE])
 
 
 def scores(page: Page, report: RotationReport) -> None:

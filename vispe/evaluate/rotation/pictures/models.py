@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import InputError
+from vispe.evaluate.rotation.keys import ALL_ANGLES, D4_MEAN, FULL, POSITION_CODE, UNMOVED
 from vispe.evaluate.rotation.pictures.style import LIMITS
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
 from vispe.evaluate.rotation.verdict import MILD
@@ -104,14 +105,14 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
 def _numbers(rows: Sequence[Measurement]) -> dict[str, Summary | None]:
     """Return the summaries that a model is drawn by, None where it was not measured."""
     result = RotationResult(tuple(rows), tuple(map(str, range(len(rows[0].values) if rows else 0))))
-    angles = result.find("all angles", "error")
-    found = {
-        "full": result.find("D4", "error"),
-        "position": result.find("D4", "error", "position code"),
-        "r2": result.find("none", "r2"),
+    angles = result.find(ALL_ANGLES, "error")
+    rows_by_name = {
+        "full": result.find(D4_MEAN, "error"),
+        "position": result.find(D4_MEAN, "error", POSITION_CODE),
+        "r2": result.find(UNMOVED, "r2"),
     }
-    said = {key: None if row is None else row.summary() for key, row in found.items()}
-    return {**said, "effect": None if angles is None else angles.effect()}
+    summaries = {name: row and row.summary() for name, row in rows_by_name.items()}
+    return {**summaries, "effect": angles and angles.effect()}
 
 
 def _measurement(row: Mapping[str, Any]) -> Measurement:
@@ -126,7 +127,7 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
         return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
 
     floors = {name: array(v) for name, v in (row.get("floors") or {}).items()}
-    part, control = row.get("part", "full"), bool(row.get("control", False))
+    part, control = row.get("part", FULL), bool(row.get("control", False))
     return Measurement(row["transform"], row["metric"], array(row["values"]), part, control, floors)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vispe.evaluate.rotation.keys import D4_MEAN, FULL, UNMOVED
 from vispe.evaluate.rotation.pictures.sections import SECTIONS
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.rows import METRICS, Measurement
@@ -109,7 +110,7 @@ def _table(page: Page, rows: Sequence[Measurement], folded: str = "") -> None:
 def _by_image(images: Sequence[str], rows: Sequence[Measurement]) -> list[list[str]]:
     """One line for each image, one column for each row."""
     heads = [
-        f"{r.transform}, {METRICS[r.metric].title}{'' if r.part == 'full' else f', {r.part}'}" for r in rows
+        f"{r.transform}, {METRICS[r.metric].title}{'' if r.part == FULL else f', {r.part}'}" for r in rows
     ]
     return [
         ["image", *heads],
@@ -119,7 +120,7 @@ def _by_image(images: Sequence[str], rows: Sequence[Measurement]) -> list[list[s
 
 def _verdict(report: RotationReport) -> tuple[str, Tone]:
     """Return the sentence that a hurried reader takes away, and its colour: that of the worst of the features."""
-    full, r2 = report.result.find("D4", "error"), report.result.find("none", "r2")
+    full, r2 = report.result.find(D4_MEAN, "error"), report.result.find(UNMOVED, "r2")
     found = [*([full.summary().mean] if full else []), *([r2.summary().median] if r2 else [])]
     worst = max((v for v in found if np.isfinite(v)), default=float("nan"))
     tone: Tone = "plain"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vispe.evaluate.rotation.keys import ANGLE
 from vispe.evaluate.rotation.pictures.style import LIMITS, floor, images_of, mean, title_of
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
 from vispe.report import style as draw
@@ -18,17 +18,12 @@ if TYPE_CHECKING:
 LOST = "#F2B38A"
 """Colour of what turning costs beyond resampling."""
 
-_ANGLE = re.compile(r"^(-?[\d.]+)°$")
-
 
 def angle_rows(result: RotationResult, metric: str, part: str = "full") -> dict[float, Measurement]:
     """Return the rows at angles, by degrees in 0 to 360, in order."""
-    found = {}
-    for row in result.rows:
-        match = _ANGLE.match(row.transform)
-        if match and (row.metric, row.part) == (metric, part):
-            found[float(match[1]) % 360] = row
-    return dict(sorted(found.items()))
+    wanted = (ANGLE, metric, part)
+    rows = {r.key.amount[0] % 360: r for r in result.rows if (r.key.question, r.metric, r.part) == wanted}
+    return dict(sorted(rows.items()))
 
 
 def plot_polar(

@@ -6,16 +6,15 @@ intervals are drawn from five images up.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vispe.evaluate.rotation import keys
 from vispe.evaluate.rotation.pictures.models import plot_models
 from vispe.evaluate.rotation.pictures.polar import plot_polar
 from vispe.evaluate.rotation.pictures.sheets import plot_fingerprint, plot_label_poses, plot_poses
 from vispe.evaluate.rotation.pictures.style import LIMITS, images_of, mean, parts_of, title_of
-from vispe.evaluate.rotation.questions.controls import RANDOM
 from vispe.evaluate.rotation.questions.quadrant import QUADRANTS
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
 from vispe.evaluate.rotation.verdict import EXACT
@@ -38,9 +37,6 @@ __all__ = [
     "plot_translation",
 ]
 
-SHIFT = re.compile(r"^(roll|crop shift) \((-?\d+), (-?\d+)\) px$")
-_LAYER = re.compile(r"^layer (\d+)(, position code)?$")
-
 
 def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "error") -> Axes:
     """Draw a metric at the seven exact poses, the image turned beside its tokens turned, with controls as lines.
@@ -62,7 +58,7 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
         rows = [result.find(g, metric, part) for g in poses]
         x = np.arange(len(poses)) + (k - (len(parts) - 1) / 2) * width
         values = np.array([mean(r) for r in rows])
-        average = mean(result.find("D4", metric, part))
+        average = mean(result.find(keys.D4_MEAN, metric, part))
         label = f"{words}: {draw.short(average)}" if np.isfinite(average) else words
         label += " (exact)" if metric == "error" and average < EXACT else ""
         ax.bar(x, values, 0.92 * width, color=colour, alpha=0.85, linewidth=0, label=label)
@@ -101,17 +97,16 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
     Raises:
         InputError: there are no such rows.
     """
-    series: dict[tuple[str, bool], dict[int, Measurement]] = {}
+    series: dict[tuple[str, str], dict[int, Measurement]] = {}
     for row in result.rows:
-        match = _LAYER.match(row.part)
-        if match and row.metric in ("error", "r2"):
-            series.setdefault((row.metric, match[2] is not None), {})[int(match[1])] = row
+        if row.key.layer is not None and row.metric in ("error", "r2"):
+            series.setdefault((row.metric, row.key.part), {})[row.key.layer] = row
     draw.wanted(list(series), "rows after blocks", "layer_curve")
     ax = draw.axes(ax, 8.4, 4.4)
     styles = {
-        ("error", False): ("error, image turned", BLUE, "o-"),
-        ("error", True): ("error, position code alone", ORANGE, "s-"),
-        ("r2", False): ("R² of row and column", INK, "^--"),
+        ("error", keys.FULL): ("error, image turned", BLUE, "o-"),
+        ("error", keys.POSITION_CODE): ("error, position code alone", ORANGE, "s-"),
+        ("r2", keys.FULL): ("R² of row and column", INK, "^--"),
     }
     top, last = 1.0, 0
     for name, (words, colour, style) in styles.items():
@@ -153,38 +148,37 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
     Raises:
         InputError: there are no such rows.
     """
-    series: dict[str, list[tuple[int, int, Measurement]]] = {}
-    for row in result.rows:
-        match = SHIFT.match(row.transform)
-        if match and (row.metric, row.part) == ("error", "full"):
-            series.setdefault(match[1], []).append((int(match[2]), int(match[3]), row))
+    series: dict[str, list[Measurement]] = {}
+    for row in shift_rows(result):
+        series.setdefault(row.key.question, []).append(row)
     draw.wanted(list(series), "rows of shifts", "roll_equivariance or crop_shift")
     ax = draw.axes(ax, 8.4, 4.4)
     patch = result.settings.get("patch") if patch is None else patch
-    lengths = sorted({max(abs(dy), abs(dx)) for found in series.values() for dy, dx, _ in found})
+    lengths = sorted({_length(row) for rows in series.values() for row in rows})
     whole = [k for k, d in enumerate(lengths) if patch and d % patch == 0]
     ax.bar(whole, [1] * len(whole), 0.9, transform=ax.get_xaxis_transform(), color="#EEF1F3", linewidth=0,
            label="whole patches", zorder=0)  # fmt: skip
-    styles = {"roll": ("rolled around", BLUE, "o"), "crop shift": ("window moved", ORANGE, "s")}
+    styles = {keys.ROLL: ("rolled around", BLUE, "o"), keys.CROP_SHIFT: ("window moved", ORANGE, "s")}
     tops = [LIMITS[1][0]]
-    for k, (name, found) in enumerate(series.items()):
+    for k, (name, rows) in enumerate(series.items()):
         words, colour, marker = styles[name]
-        x = np.array([lengths.index(max(abs(dy), abs(dx))) for dy, dx, _ in found])
-        y = np.array([mean(row) for *_, row in found])
+        x = np.array([lengths.index(_length(row)) for row in rows])
+        y = np.array([mean(row) for row in rows])
+        ends = draw.spans(row.summary() for row in rows)
         place = x + 0.12 * (k - (len(series) - 1) / 2)
         ax.plot(place, y, marker, color=colour, markersize=5, zorder=3)
         ax.plot([], [], f"{marker}-", color=colour, markersize=5, linewidth=1.2, label=words)
-        draw.whiskers(ax, place, draw.spans(row.summary() for *_, row in found), color=colour)
+        draw.whiskers(ax, place, ends, color=colour)
         steps = np.unique(x)
         middle = [float(np.mean(y[x == s])) for s in steps]
         ax.plot(steps, middle, color=colour, linewidth=1.2, alpha=0.6)
-        tops += [*y, *draw.spans(row.summary() for *_, row in found).ravel()]
+        tops += [*y, *ends.ravel()]
     ax.set_ylim(0, 1.1 * np.nanmax(tops))
     ax.set_xlim(-0.6, len(lengths) - 0.4)
     every = 1 + len(lengths) // 25
     ax.set_xticks(range(0, len(lengths), every), [str(d) for d in lengths[::every]])
     ax.set_xlabel("shift, pixels", color=INK)
-    draw.heading(ax, f"{title_of('error')} by shift", images_of(r for s in series.values() for *_, r in s))
+    draw.heading(ax, f"{title_of('error')} by shift", images_of(r for s in series.values() for r in s))
     draw.clean(ax, "y")
     draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
     return ax
@@ -200,8 +194,8 @@ def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
     Raises:
         InputError: there are no such rows.
     """
-    names = ["four corners", *QUADRANTS]
-    parts = [("full", "scribbles in that corner", BLUE), ("spread everywhere", "scribbles everywhere", GREY)]
+    names = [keys.FOUR_CORNERS, *QUADRANTS]
+    parts = [(keys.FULL, "scribbles in that corner", BLUE), (keys.SPREAD, "scribbles everywhere", GREY)]
     found = [[result.find(n, "quadrant_gap", p) for n in names] for p, *_ in parts]
     draw.wanted([r for rows in found for r in rows if r], "rows of the quadrant gap", "quadrant_gap")
     ax = draw.axes(ax, 8.4, 4.0)
@@ -225,13 +219,26 @@ def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def shift_rows(result: RotationResult) -> list[Measurement]:
+    """Return the rows of the centred error at shifts."""
+    return [
+        r
+        for r in result.rows
+        if r.key.question in (keys.ROLL, keys.CROP_SHIFT) and (r.metric, r.part) == ("error", keys.FULL)
+    ]
+
+
+def _length(row: Measurement) -> float:
+    return max(map(abs, row.key.amount))
+
+
 def _control_lines(result: RotationResult, metric: str) -> list[tuple[float, str]]:
     """Return heights and names of the controls that were measured, and what unrelated maps give."""
     if metric != "error":
         return []
     known = [
-        (mean(result.find("identity", metric)), "identity"),
-        (mean(result.find("D4", metric, RANDOM)), "random\nweights"),
+        (mean(result.find(keys.IDENTICAL, metric)), "identity"),
+        (mean(result.find(keys.D4_MEAN, metric, keys.RANDOM)), "random\nweights"),
     ]
     chance = METRICS[metric].chance
     return [(y, w) for y, w in [*known, (chance or float("nan"), "unrelated")] if np.isfinite(y)]

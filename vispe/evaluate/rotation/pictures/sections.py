@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vispe.evaluate.rotation.keys import D4_MEAN, FULL, POSITION_CODE
 from vispe.evaluate.rotation.pictures import rows as plots
 from vispe.evaluate.rotation.pictures import sheets as pictures
 from vispe.evaluate.rotation.pictures.label_sections import accuracy, corners, labels, scores
@@ -20,7 +21,7 @@ from vispe.report.page import Page
 def turned(page: Page, report: RotationReport) -> None:
     """Quarter turns and mirror images of features."""
     result = report.result
-    poses = [r for r in result.rows if (r.metric, r.part) == ("error", "full") and r.transform in POSES]
+    poses = [r for r in result.rows if (r.metric, r.part) == ("error", FULL) and r.transform in POSES]
     if not poses and not report.poses:
         return
     page.section("Turned by quarters and mirrored")
@@ -29,7 +30,7 @@ def turned(page: Page, report: RotationReport) -> None:
         "model. The error is the size of the difference against how much the features vary over the image. "
         f"{SCALE}"
     )
-    if result.find("D4", "error", "position code") is not None:
+    if result.find(D4_MEAN, "error", POSITION_CODE) is not None:
         page.text(
             "A model cuts the image into patches. Orange: patches were rearranged but not turned "
             "themselves, so what changes is due to the way the model encodes positions. Blue turns the "
@@ -70,7 +71,7 @@ def angles(page: Page, report: RotationReport) -> None:
 
 def layers(page: Page, report: RotationReport) -> None:
     """After every block."""
-    if not any(r.part.startswith("layer ") for r in report.result.rows):
+    if all(r.key.layer is None for r in report.result.rows):
         return
     page.section("Block by block")
     page.text(
@@ -86,8 +87,7 @@ def layers(page: Page, report: RotationReport) -> None:
 
 def shifted(page: Page, report: RotationReport) -> None:
     """Shifts of the image."""
-    found = [r for r in report.result.rows if plots.SHIFT.match(r.transform) and r.metric == "error"]
-    if not found:
+    if not plots.shift_rows(report.result):
         return
     page.section("Shifted")
     page.text(
@@ -104,7 +104,7 @@ def shifted(page: Page, report: RotationReport) -> None:
 
 def position(page: Page, report: RotationReport) -> None:
     """Readable position and fingerprint."""
-    rows = rows_of(report.result, "r2", lambda r: not r.part.startswith("layer "))
+    rows = rows_of(report.result, "r2", lambda r: r.key.layer is None)
     if not rows and report.fingerprint is None:
         return
     page.section("Position in the frame")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vispe.evaluate.rotation.keys import EVERY_POSE, FITTED_ONCE, FULL, POSITION_CODE
 from vispe.evaluate.rotation.rows import METRICS, Measurement
-from vispe.evaluate.rotation.steps import EVERY_POSE
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
 from vispe.report.statistics import summarise
 from vispe.report.style import BLUE, GREY, ORANGE
@@ -41,9 +41,9 @@ def title_of(metric: str) -> str:
 def parts_of(metric: str) -> tuple[tuple[str, str, str], ...]:
     """Return the parts of a metric that are drawn side by side: (part, words, colour)."""
     if metric == "error":
-        return (("full", "image turned", BLUE), ("position code", "position code alone", ORANGE))
+        return ((FULL, "image turned", BLUE), (POSITION_CODE, "position code alone", ORANGE))
     return (
-        ("full", "labels", BLUE),
+        (FULL, "labels", BLUE),
         (EVERY_POSE, f"labels, {EVERY_POSE}", ORANGE),
-        ("clusters fitted once", "clusters of features", GREY),
+        (FITTED_ONCE, "clusters of features", GREY),
     )

@@ -1,36 +1,34 @@
-"""The questions of `vispe rotate`, one file each, and which file answers which."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
+"""The questions of `vispe rotate`, one file each; each enters its answer into the table when it is imported."""
 
 from vispe.evaluate.rotation.plan import Measured, Plan, Step
-from vispe.evaluate.rotation.questions.accuracy import _poses
-from vispe.evaluate.rotation.questions.angles import _angles
-from vispe.evaluate.rotation.questions.clusters import _clusters
-from vispe.evaluate.rotation.questions.d4 import _d4
-from vispe.evaluate.rotation.questions.layers import _curve, _position
-from vispe.evaluate.rotation.questions.lie import _lie
-from vispe.evaluate.rotation.questions.quadrant import _quadrant
-from vispe.evaluate.rotation.questions.segmentation import _segmentation
-from vispe.evaluate.rotation.questions.shifts import _shift
-from vispe.evaluate.rotation.steps import Found
+from vispe.evaluate.rotation.questions import (
+    accuracy,
+    angles,
+    clusters,
+    d4,
+    layers,
+    lie,
+    quadrant,
+    segmentation,
+    shifts,
+)
+from vispe.evaluate.rotation.steps import QUESTIONS, Found
+
+__all__ = [
+    "accuracy",
+    "angles",
+    "clusters",
+    "d4",
+    "layers",
+    "lie",
+    "measure_step",
+    "quadrant",
+    "segmentation",
+    "shifts",
+]
 
 
-def measure_step(what: Measured, plan: Plan, step: Step, group: str) -> Found:
-    """Measure one group on one step; what could not be measured is said in `step.notes`."""
-    return _GROUPS[group](what, plan, step)
-
-
-_GROUPS: dict[str, Callable[[Measured, Plan, Step], Found]] = {
-    "d4": _d4,
-    "angles": _angles,
-    "shift": _shift,
-    "lie": _lie,
-    "position": _position,
-    "layers": _curve,
-    "clusters": _clusters,
-    "quadrant": _quadrant,
-    "segmentation": _segmentation,
-    "poses": _poses,
-}
+def measure_step(measured: Measured, plan: Plan, step: Step, name: str) -> Found:
+    """Answer one question on one step; what could not be measured is said in `step.notes`."""
+    answer = QUESTIONS[name](measured, plan, step)
+    return answer if isinstance(answer, dict) else {name: [(len(step.whole), answer)]}

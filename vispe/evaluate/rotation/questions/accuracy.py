@@ -4,17 +4,28 @@ The same disc of the sample is scored at every pose. The segmenter is used as it
 only or on all poses is part of what is measured, so report both.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
-from vispe.backbones.batches import Segmenter, batches, labels_of
+from vispe.backbones.batches import Segmenter, labels_of
 from vispe.errors import OptionError
-from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step, how_of, truths_of
+from vispe.evaluate.rotation.compare import Pair, compared
+from vispe.evaluate.rotation.keys import ALL_POSES, ANGLE, FULL, Key
+from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step, truths_of
 from vispe.evaluate.rotation.rows import Measurement
-from vispe.evaluate.rotation.steps import Elements, Found, Rows, _on_canvas, _trainings, _under, segmenter_for
+from vispe.evaluate.rotation.steps import (
+    Found,
+    at_angles,
+    canvas_of,
+    question,
+    segmenter_for,
+    trainings,
+    under,
+)
 from vispe.segment.metrics import mean_iou, shares, without_borders
 from vispe.symmetry.labels import posed_labels, round_trip_labels
 from vispe.symmetry.warp import Canvas
@@ -32,7 +43,7 @@ def across_poses(
     how: Literal["crop", "disc"] = "crop",
     border: int = 1,
     names: Sequence[str] | None = None,
-    part: str = "full",
+    part: str = FULL,
 ) -> tuple[Measurement, ...]:
     """Measure accuracy and phase fractions over poses, always on the same disc of the sample.
 
@@ -61,46 +72,50 @@ def across_poses(
             f"{len(names)} names and {len(angles)} angles were given for n_classes={n_classes}; give a name for each "
             "class and at least one angle."
         )
-    accuracy: list[list[float]] = []
-    floors: list[list[float]] = []
     area: list[np.ndarray] = []
     true_area: list[np.ndarray] = []
-    for number, batch in enumerate(batches(images)):
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
         canvas = Canvas.fit(tuple(batch.shape[-2:]), margin, side, how)
         disc = canvas.pixels().numpy()
-        given = None if truths is None else truths_of(truths, number, batch)
-        if given is not None:
-            given = given[: canvas.source[0], : canvas.source[1]]
-            true_area.append(shares(np.where(disc, posed_labels(canvas, given, 0), 0), n_classes))
-            accuracy.append([])
-            floors.append([])
+        truth = None if truths is None else truths_of(truths, len(area), batch)
+        if truth is not None:
+            truth = truth[: canvas.source[0], : canvas.source[1]]
+            still = posed_labels(canvas, truth, 0)
+            true_area.append(shares(np.where(disc, still, 0), n_classes))
         area.append(np.empty((len(angles), n_classes)))
         for k, angle in enumerate(angles):
-            found = np.where(disc, labels_of(s, canvas.pose(batch, angle)[0]), 0)
-            area[-1][k] = shares(found, n_classes)
-            if given is not None:
-                wanted = without_borders(posed_labels(canvas, given, angle), border)
-                still = without_borders(posed_labels(canvas, given, 0), border)
-                trip = np.where(disc, round_trip_labels(canvas, given, angle), 0)
-                accuracy[-1].append(mean_iou(wanted, found, n_classes))
-                floors[-1].append(mean_iou(still, trip, n_classes))
-    rows = _accuracy_rows(np.array(accuracy), np.array(floors), angles, part) if truths is not None else []
+            labels = np.where(disc, labels_of(s, canvas.pose(batch, angle)[0]), 0)
+            area[-1][k] = shares(labels, n_classes)
+            if truth is not None:
+                yield (k, "value"), [without_borders(posed_labels(canvas, truth, angle), border)], [labels]
+                trip = np.where(disc, round_trip_labels(canvas, truth, angle), 0)
+                yield (k, "floor"), [without_borders(still, border)], [trip]
+
+    values = compared(images, pairs, {"accuracy": partial(mean_iou, n_classes=n_classes)})
+    rows = [] if truths is None else _accuracy_rows(values, angles, part)
     return (*rows, *_area_rows(np.array(area), np.array(true_area) if truths is not None else None, names))
 
 
 def _accuracy_rows(
-    accuracy: np.ndarray, floors: np.ndarray, angles: Sequence[float], part: str
+    values: Mapping[tuple[Any, str], np.ndarray], angles: Sequence[float], part: str
 ) -> list[Measurement]:
-    """Rows of accuracy (n, angles) and of what it does over poses."""
+    """Rows of accuracy at each angle, and of what it does over poses."""
+    accuracy, floors = (
+        np.stack([values[(k, name), "accuracy"] for k in range(len(angles))], 1)
+        for name in ("value", "floor")
+    )
     over = {
         "accuracy_mean": accuracy.mean(1),
         "accuracy_worst": accuracy.min(1),
         "accuracy_spread": np.ptp(accuracy, axis=1),
         "accuracy_std": accuracy.std(1),
     }
-    rows = [Measurement("all poses", m, v, part) for m, v in over.items()]
+    rows = [Measurement.of(Key(ALL_POSES, m, part), v) for m, v in over.items()]
     return rows + [
-        Measurement(f"{a:g}°", "accuracy", accuracy[:, k], part, floors={"truth turned": floors[:, k]})
+        Measurement.of(
+            Key(ANGLE, "accuracy", part, (a,)), accuracy[:, k], floors={"truth turned": floors[:, k]}
+        )
         for k, a in enumerate(angles)
     ]
 
@@ -109,36 +124,26 @@ def _area_rows(area: np.ndarray, truth: np.ndarray | None, names: Sequence[str])
     """Rows of area shares (n, angles, K) in per cent."""
     rows = []
     for k, name in enumerate(names):
-        rows.append(Measurement("all poses", "phase_spread", np.ptp(area[:, :, k], axis=1), name))
+        rows.append(Measurement.of(Key(ALL_POSES, "phase_spread", name), np.ptp(area[:, :, k], axis=1)))
         if truth is not None:
             away = area[:, :, k] - truth[:, None, k]
             worst = np.take_along_axis(away, np.abs(away).argmax(1)[:, None], 1)[:, 0]
-            rows.append(Measurement("all poses", "phase_error", worst, name))
+            rows.append(Measurement.of(Key(ALL_POSES, "phase_error", name), worst))
     return rows
 
 
-def _poses(what: Measured, plan: Plan, step: Step) -> Found:
-    found: Found = {}
-    for part, elements in _trainings(what):
-        pieces = found.setdefault(part, [])
-        for n in range(len(step.whole)):
-
-            def measured(
-                images: list[Tensor], canvas: Canvas, n: int = n, elements: Elements = elements
-            ) -> Rows | None:
-                s = segmenter_for(what, plan, step, n, elements, canvas)
-                return s and across_poses(
-                    s,
-                    images,
-                    plan.n_classes or 1,
-                    None if step.truths is None else [step.truths[n]],
-                    angles=plan.angles,
-                    margin=plan.step,
-                    side=canvas.side,
-                    how=how_of(canvas),
-                    names=plan.names,
-                )
-
-            count, rows = _on_canvas(step, slice(n, n + 1), plan, measured)
-            pieces.append((count, rows and _under(rows, part)))
-    return found
+@question("poses")
+def poses(measured: Measured, plan: Plan, step: Step) -> Found:
+    """Score each image at all angles of the plan, with every training of its segmenter."""
+    pieces: Found = {}
+    for training, elements in trainings(measured):
+        for n, image in enumerate(step.whole):
+            rows = None
+            canvas = canvas_of(step, image, plan)
+            s = canvas and segmenter_for(measured, plan, step, n, elements, canvas)
+            if s is not None:
+                truths = None if step.truths is None else [step.truths[n]]
+                options = {"margin": plan.step, "names": plan.names, **at_angles(plan, canvas)}
+                rows = across_poses(s, [image], plan.n_classes or 1, truths, **options)
+            pieces.setdefault(training, []).append((1, under(rows, training)))
+    return pieces

@@ -11,20 +11,22 @@ The floor is the largest of them: the first two hold two resamplings each where 
 are bounds from above; the effect is the error minus the floor. The gap between 90 and 85 degrees shows the confound.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
-from vispe.backbones.batches import FeatureFunction, batches, features_of, patch_of
+from vispe.backbones.batches import FeatureFunction, features_of, patch_of
 from vispe.errors import ShapeError
-from vispe.evaluate.rotation.compare import error
-from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step, how_of
+from vispe.evaluate.rotation.compare import Pair, compared, error
+from vispe.evaluate.rotation.keys import ALL_ANGLES, ANGLE, FULL, Key
+from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step
 from vispe.evaluate.rotation.rows import Measurement
-from vispe.evaluate.rotation.steps import Found, Rows, _features, _on_canvas
+from vispe.evaluate.rotation.steps import Found, at_angles, canvas_of, features, question
 from vispe.symmetry.warp import Canvas, blurred_as, rotate
 
+VALUE = "value"
 FLOORS = ("round trip", "features", "blur")
 
 
@@ -37,7 +39,7 @@ def angle_equivariance(
     side: int | None = None,
     how: Literal["crop", "disc"] = "crop",
     batch_size: int = 1,
-    part: str = "full",
+    part: str = FULL,
 ) -> tuple[Measurement, ...]:
     """Measure the centred equivariance error of f at any angles.
 
@@ -60,8 +62,8 @@ def angle_equivariance(
         A row for each angle, named as '15°', with its floors; and 'all angles', their mean without multiples of 90.
     """
     size = patch_of(f, patch)
-    found: dict[float, list[list[float]]] = {float(a): [] for a in angles}
-    for batch in batches(images, batch_size):
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
         canvas = Canvas.fit(tuple(batch.shape[-2:]), size, side, how)
         still = canvas.pose(batch, 0)
         first = features_of(f, still)
@@ -70,51 +72,58 @@ def angle_equivariance(
                 f"A window of {canvas.side} px gave a map of {tuple(first.shape[-2:])} tokens, expected {canvas.grid} "
                 f"a side for patch={size}; check patch=."
             )
-        for angle, rows in found.items():
-            rows += _one_angle(f, batch, canvas, still, first, angle)
-    made = {a: np.array(v) for a, v in found.items()}
-    rows = [_row(f"{a:g}°", v, part) for a, v in made.items()]
-    tilted = [v for a, v in made.items() if a % 90]
-    return (*([_row("all angles", np.mean(tilted, 0), part)] if tilted else []), *rows)
+        valid = canvas.tokens()
+        still_tokens = _inside(first, valid)
+        for angle in turns:
+            for name, maps in _turned(f, batch, canvas, still, first, angle):
+                yield (angle, name), still_tokens, _inside(maps, valid)
+
+    turns = list(dict.fromkeys(map(float, angles)))
+    numbers = compared(images, pairs, {"error": error}, batch_size)
+
+    def column(angle: float, name: str) -> np.ndarray:
+        # nothing is resampled at multiples of 90: their floors are 0
+        return numbers.get(((angle, name), "error"), np.zeros_like(numbers[(angle, VALUE), "error"]))
+
+    table = {a: np.stack([column(a, name) for name in (VALUE, *FLOORS)], 1) for a in turns}
+    rows = [_row(Key(ANGLE, "error", part, (a,)), values) for a, values in table.items()]
+    tilted = [values for a, values in table.items() if a % 90]
+    return (*([_row(Key(ALL_ANGLES, "error", part), np.mean(tilted, 0))] if tilted else []), *rows)
 
 
-def _one_angle(
+def _turned(
     f: FeatureFunction, batch: Tensor, canvas: Canvas, still: Tensor, first: Tensor, angle: float
-) -> list[list[float]]:
-    """For each image of a batch the error and the floors at one angle."""
-    valid = canvas.tokens()
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the maps of a batch that was turned, turned back, and those behind the floors."""
     posed = canvas.pose(batch, angle)
-    back = _turn(features_of(f, posed), -angle)
-    if angle % 90 == 0:  # nothing was resampled
-        return [[error(a, b, valid), 0.0, 0.0, 0.0] for a, b in zip(first, back, strict=True)]
-    trip = features_of(f, canvas.round_trip(batch, angle))
-    maps = _turn(_turn(first, angle), -angle)
-    blur = features_of(f, blurred_as(still, posed))
-    return [
-        [error(a, other, valid) for other in others]
-        for a, *others in zip(first, back, trip, maps, blur, strict=True)
-    ]
+    yield VALUE, _turn(features_of(f, posed), -angle)
+    if angle % 90:
+        yield "round trip", features_of(f, canvas.round_trip(batch, angle))
+        yield "features", _turn(_turn(first, angle), -angle)
+        yield "blur", features_of(f, blurred_as(still, posed))
 
 
 def _turn(maps: Tensor, degrees: float) -> Tensor:
     return rotate(maps, degrees, mode="bilinear", padding="border")
 
 
-def _row(transform: str, values: np.ndarray, part: str) -> Measurement:
-    floors = {name: values[:, k + 1] for k, name in enumerate(FLOORS)}
-    return Measurement(transform, "error", values[:, 0], part, floors=floors)
+def _inside(maps: Tensor, valid: Tensor) -> Tensor:
+    """Return the tokens (b, d, n, 1) that every angle shows."""
+    return maps[..., valid.to(maps.device)][..., None]
 
 
-def _angles(what: Measured, plan: Plan, step: Step) -> Found:
-    def measured(images: list[Tensor], canvas: Canvas) -> Rows:
-        return angle_equivariance(
-            _features(what),
-            images,
-            angles=plan.angles,
-            patch=plan.step,
-            side=canvas.side,
-            how=how_of(canvas),
-            batch_size=plan.batch_size,
-        )
+def _row(key: Key, values: np.ndarray) -> Measurement:
+    return Measurement.of(key, values[:, 0], floors=dict(zip(FLOORS, values[:, 1:].T, strict=True)))
 
-    return {"angles": [_on_canvas(step, part, plan, measured) for part in step.shapes()]}
+
+@question("angles")
+def angles(measured: Measured, plan: Plan, step: Step) -> Found:
+    """Compare features at all angles of the plan, images of one size at a time."""
+    f, pieces = features(measured), []
+    for part in step.shapes():
+        images = step.whole[part]
+        canvas = canvas_of(step, images[0], plan)
+        options = {"patch": plan.step, "batch_size": plan.batch_size}
+        rows = canvas and angle_equivariance(f, images, **options, **at_angles(plan, canvas))
+        pieces.append((len(images), rows))
+    return {"angles": pieces}

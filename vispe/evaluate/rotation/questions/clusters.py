@@ -5,22 +5,25 @@ features. Fitting again at every pose adds the noise of k-means itself and is gi
 one by the Hungarian method.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 from torch import Tensor
 
-from vispe.backbones.batches import FeatureFunction, batches, features_of
+from vispe.backbones.batches import FeatureFunction, features_of
 from vispe.errors import OptionError
+from vispe.evaluate.rotation.compare import Pair, compared, poses_of
+from vispe.evaluate.rotation.keys import FITTED_ONCE, REFITTED
 from vispe.evaluate.rotation.plan import Measured, Plan, Step
 from vispe.evaluate.rotation.processes import Piece
-from vispe.evaluate.rotation.questions.features import label_of
+from vispe.evaluate.rotation.questions.segmentation import agreement, pose_rows
 from vispe.evaluate.rotation.rows import Measurement
-from vispe.evaluate.rotation.steps import Found, _features
-from vispe.segment.metrics import mean_iou, rand_index
-from vispe.symmetry.d4 import D4, IDENTITY, Element
+from vispe.evaluate.rotation.steps import Found, features, question
+from vispe.segment.metrics import apply_mapping, match_clusters
+from vispe.symmetry.d4 import D4, Element
 
-PARTS = ("clusters fitted once", "clusters refitted")
+PARTS = (FITTED_ONCE, REFITTED)
 
 
 def cluster_consistency(
@@ -47,39 +50,35 @@ def cluster_consistency(
     Returns:
         mIoU and adjusted Rand index for each pose and on average, under both names of `PARTS`.
     """
-    poses = [g for g in dict.fromkeys(elements) if g != IDENTITY]
-    if clusters < 2 or not poses:
-        raise OptionError(
-            f"Consistency of clusters needs 2 or more of them and a pose besides the identity, got {clusters=} and "
-            f"{len(poses)} poses."
-        )
-    parts = PARTS[: 1 + refit]
-    found: dict[tuple[str, str, str], list[float]] = {}
-    for batch in batches(images, batch_size):
-        first = features_of(f, batch)
-        fitted = [_fit(_tokens(one), clusters, seed) for one in first]
-        still = [m.predict(_tokens(one)).astype(np.int64) + 1 for m, one in zip(fitted, first, strict=True)]
+    poses = poses_of(elements, "Consistency of clusters")
+    if clusters < 2:
+        raise OptionError(f"Consistency of clusters needs 2 or more of them, got {clusters=}.")
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        tokens = [_tokens(one) for one in features_of(f, batch)]
+        models = [_fit(one, clusters, seed) for one in tokens]
+        still = [model.predict(one).astype(np.int64) + 1 for model, one in zip(models, tokens, strict=True)]
         for g in poses:
             moved = features_of(f, g.apply(batch))
-            grid = tuple(moved.shape[-2:])
-            for one, model, own in zip(moved, fitted, still, strict=True):
-                tokens = _tokens(one)
-                labels = {PARTS[0]: model.predict(tokens)}
-                if refit:
-                    labels[PARTS[1]] = _fit(tokens, clusters, seed).labels_
-                for part, numbers in labels.items():
-                    back = g.undo(numbers.astype(np.int64).reshape(grid) + 1).reshape(-1)
-                    if part == PARTS[1]:
-                        back = _matched(back, own, clusters)
-                    found.setdefault((g.name, "miou", part), []).append(mean_iou(own, back, clusters))
-                    found.setdefault((g.name, "ari", part), []).append(rand_index(own, back))
-    rows = []
-    for part in parts:
-        for m in ("miou", "ari"):
-            over = np.array([found[g.name, m, part] for g in poses])
-            rows.append(Measurement(label_of(poses), m, over.mean(0), part))
-            rows += [Measurement(g.name, m, np.array(found[g.name, m, part]), part) for g in poses]
-    return tuple(rows)
+
+            def back(
+                labels: np.ndarray, g: Element = g, grid: tuple[int, ...] = tuple(moved.shape[-2:])
+            ) -> np.ndarray:
+                return g.undo(labels.astype(np.int64).reshape(grid) + 1).reshape(-1)
+
+            tokens = [_tokens(one) for one in moved]
+            yield (
+                (g, FITTED_ONCE),
+                still,
+                [back(m.predict(one)) for m, one in zip(models, tokens, strict=True)],
+            )
+            if refit:
+                again = [back(_fit(one, clusters, seed).labels_) for one in tokens]
+                yield (g, REFITTED), still, [_matched(*ab, clusters) for ab in zip(again, still, strict=True)]
+
+    values = compared(images, pairs, agreement(clusters), batch_size)
+    rows = [pose_rows(values, poses, m, part) for part in PARTS[: 1 + refit] for m in agreement(clusters)]
+    return tuple(chain.from_iterable(rows))
 
 
 def _tokens(one: Tensor) -> np.ndarray:
@@ -100,15 +99,15 @@ def _fit(tokens: np.ndarray, clusters: int, seed: int):
 
 def _matched(labels: np.ndarray, own: np.ndarray, clusters: int) -> np.ndarray:
     """Give clusters the numbers that agree best with `own`."""
-    from vispe.segment.metrics import apply_mapping, match_clusters
-
     return apply_mapping(labels[None], match_clusters(labels[None], own[None], clusters))[0].astype(np.int64)
 
 
-def _clusters(what: Measured, plan: Plan, step: Step) -> Found:
-    f, images = _features(what), step.fitted
+@question("clusters")
+def clusters(measured: Measured, plan: Plan, step: Step) -> Found:
+    """Compare clusters of each image; one with too few different tokens is left out."""
+    f = features(measured)
     pieces: list[Piece] = []
-    for image in images:
+    for image in step.fitted:
         try:
             pieces.append((1, cluster_consistency(f, [image], plan.clusters, seed=plan.seed)))
         except OptionError as error:

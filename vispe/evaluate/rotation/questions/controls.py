@@ -6,11 +6,10 @@ from torch import Tensor, nn
 
 from vispe.backbones.batches import FeatureFunction
 from vispe.backbones.maps import ModelFeatures, patch_projection, random_twin
+from vispe.evaluate.rotation.keys import POSITION_CODE, RANDOM, RAW
 from vispe.evaluate.rotation.questions.features import equivariance, position_equivariance, raw_intensity
 from vispe.evaluate.rotation.rows import Measurement, relabelled
 from vispe.symmetry.d4 import D4, Element
-
-RAW, RANDOM = "raw intensity", "random weights"
 
 
 def control_rows(
@@ -31,15 +30,19 @@ def control_rows(
         f: what is measured; a `ModelFeatures` gets the control of random weights, for other functions it is not known
             what a random one would be.
         images: (c, H, W) each, gone through once for each control; what is not a sequence is read into memory.
-        elements: see `equivariance`.
-        measures: see `equivariance`.
-        batch_size: see `equivariance`.
+        elements: poses; the identity is left out.
+        measures: of `vispe.evaluate.rotation.compare.MEASURES`, and 'invariant_share'.
+        batch_size: images of equal size that f sees at once.
         seed: of the random weights.
         twin: what `random_twin` gave for f's model, if it was made before.
 
     Returns:
         Rows marked as controls: 'raw intensity' (0 exactly), 'random weights' and, where the patch embedding is known,
         'random weights, position code'; and notes on what was left as it is.
+
+    >>> rows, notes = control_rows(raw_intensity, Tensor([[[[0.0, 1.0], [2.0, 3.0]]]]))
+    >>> rows[0].part, rows[0].values.tolist(), notes
+    ('raw intensity', [0.0], ('There is no control of random weights: they are known of models only.',))
     """
     options = {"elements": elements, "measures": measures, "batch_size": batch_size}
     images = list(images) if not isinstance(images, Sequence | Tensor) else images
@@ -50,7 +53,7 @@ def control_rows(
     same = ModelFeatures(net, layer=f.layer, norm=f.norm)
     rows += relabelled(equivariance(same, images, controls=False, **options), RANDOM, control=True)
     if patch_projection(net) is not None:
-        found = position_equivariance(same, images, **options)
-        rows += relabelled(found, f"{RANDOM}, position code", control=True)
+        moved = position_equivariance(same, images, **options)
+        rows += relabelled(moved, f"{RANDOM}, {POSITION_CODE}", control=True)
     notes = (f"The control of random weights keeps {', '.join(kept)}.",) if kept else ()
     return rows, notes

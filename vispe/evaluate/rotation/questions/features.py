@@ -7,18 +7,28 @@ patch embedding and so measures the position code alone.
 Memory: one batch of images, its maps at the identity and at one pose, and one sum of maps; results are numbers only.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.backbones.batches import FeatureFunction, batches, checked_maps, features_of
+from vispe.backbones.batches import FeatureFunction, checked_maps, features_of
 from vispe.backbones.maps import ModelFeatures
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation.compare import MEASURES, InvariantShare, check_measures
+from vispe.evaluate.rotation.compare import (
+    MEASURES,
+    InvariantShare,
+    Pair,
+    compared,
+    label_of,
+    measures_named,
+    poses_of,
+    shuffled,
+)
+from vispe.evaluate.rotation.keys import FULL, IDENTICAL, POSITION_CODE, SHUFFLED, Key
 from vispe.evaluate.rotation.rows import Measurement
-from vispe.symmetry.d4 import D4, IDENTITY, Element
+from vispe.symmetry.d4 import D4, Element
 
 ALL = (*MEASURES, "invariant_share")
 
@@ -32,7 +42,7 @@ def equivariance(
     batch_size: int = 1,
     controls: bool = True,
     margin: int = 0,
-    part: str = "full",
+    part: str = FULL,
     seed: int = 0,
     first: int = 0,
 ) -> tuple[Measurement, ...]:
@@ -59,7 +69,8 @@ def equivariance(
     def posed(batch: Tensor, g: Element) -> Tensor:
         return features_of(f, g.apply(batch))
 
-    return _measured(f, posed, images, elements, measures, batch_size, controls, margin, part, [seed, first])
+    known = (seed, first) if controls else None
+    return _measured(f, posed, images, elements, measures, batch_size, margin, part, known)
 
 
 def position_equivariance(
@@ -70,7 +81,7 @@ def position_equivariance(
     measures: Sequence[str] = ("error", "error_uncentred"),
     batch_size: int = 1,
     margin: int = 0,
-    part: str = "position code",
+    part: str = POSITION_CODE,
 ) -> tuple[Measurement, ...]:
     """Measure what the position code does, by moving the tokens after the patch embedding.
 
@@ -89,11 +100,15 @@ def position_equivariance(
         with torch.no_grad():
             return checked_maps(f.permuted(batch, g), len(batch))
 
-    return _measured(f, posed, images, elements, measures, batch_size, False, margin, part, [0, 0])
+    return _measured(f, posed, images, elements, measures, batch_size, margin, part)
 
 
 def raw_intensity(images: Tensor) -> Tensor:
-    """Return the images themselves, the feature function that is equivariant exactly: (b, c, H, W) -> same."""
+    """Return the images themselves, the feature function that is equivariant exactly: (b, c, H, W) -> same.
+
+    >>> raw_intensity(torch.ones(1, 1, 2, 2)).shape
+    torch.Size([1, 1, 2, 2])
+    """
     return images
 
 
@@ -103,24 +118,19 @@ def orbit_average(f: FeatureFunction, elements: Sequence[Element] = D4) -> Featu
     Args:
         f: feature function.
         elements: poses; all of D4 makes the mean equivariant under D4.
+
+    >>> averaged = orbit_average(lambda images: images * torch.arange(3.0))
+    >>> averaged(torch.ones(1, 1, 3, 3))[0, 0, 0]
+    tensor([1., 1., 1.])
     """
 
     def averaged(images: Tensor) -> Tensor:
-        total = elements[0].undo(f(elements[0].apply(images)))
-        for g in elements[1:]:
-            total = total + g.undo(f(g.apply(images)))
-        return total / len(elements)
+        return sum(g.undo(f(g.apply(images))) for g in elements) / len(elements)
 
     patch = getattr(f, "patch", None)
     if patch is not None:
         averaged.patch = patch
     return averaged
-
-
-def label_of(elements: Sequence[Element]) -> str:
-    """Return the name of the mean over poses: 'D4' for all of them."""
-    kept = set(elements) - {IDENTITY}
-    return "D4" if kept == set(D4) - {IDENTITY} else f"mean of {len(kept)} poses"
 
 
 def _measured(
@@ -130,42 +140,49 @@ def _measured(
     elements: Sequence[Element],
     measures: Sequence[str],
     batch_size: int,
-    controls: bool,
     margin: int,
     part: str,
-    seed: list[int],
+    controls: tuple[int, int] | None = None,
 ) -> tuple[Measurement, ...]:
-    check_measures(measures)
-    poses = [g for g in dict.fromkeys(elements) if g != IDENTITY]
-    if not poses:
-        raise OptionError("Equivariance needs a pose besides the identity; give elements=D4.")
-    number = seed[1]
-    pairs = [m for m in measures if m in MEASURES]
-    names = [*(g.name for g in poses), *(("identity", "shuffled") if controls else ())]
-    found: dict[tuple[str, str], list[float]] = {(n, m): [] for n in names for m in pairs}
+    """Compare maps of posed images, brought back, with those at rest; `controls` are seed and number of the first."""
+    scores = measures_named(measures)
+    poses = poses_of(elements, "Equivariance")
     shares: list[float] = []
-    for batch in batches(images, batch_size):
+    number = 0
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        nonlocal number
         first = _inner(features_of(f, batch), margin)
         sums = [InvariantShare(one) for one in first] if "invariant_share" in measures else []
         for g in poses:
             back = _inner(g.undo(posed(batch, g)), margin)
-            for k in range(len(batch)):
-                for m in pairs:
-                    found[g.name, m].append(MEASURES[m](first[k], back[k]))
-                if sums:
-                    sums[k].add(back[k])
-        shares += [s.value() for s in sums]
-        if controls:
-            again = _inner(features_of(f, batch), margin)
-            for k, one in enumerate(first):
-                rng = np.random.default_rng([seed[0], number + k])
-                order = torch.from_numpy(rng.permutation(one[0].numel())).to(one.device)
-                mixed = one.flatten(1)[:, order].reshape(one.shape)
-                for m in pairs:
-                    found["identity", m].append(MEASURES[m](one, again[k]))
-                    found["shuffled", m].append(MEASURES[m](one, mixed))
+            yield g.name, first, back
+            for total, one in zip(sums, back, strict=False):
+                total.add(one)
+        shares.extend(total.value() for total in sums)
+        if controls is not None:
+            yield IDENTICAL, first, _inner(features_of(f, batch), margin)
+            # every image has its own draw, whatever the batches
+            draws = (
+                np.random.default_rng([controls[0], controls[1] + number + k]) for k in range(len(batch))
+            )
+            yield SHUFFLED, first, (shuffled(one, rng) for one, rng in zip(first, draws, strict=True))
         number += len(batch)
-    return _rows(found, [g.name for g in poses], pairs, shares, label_of(poses), part, controls)
+
+    values = compared(images, pairs, scores, batch_size)
+    names, label = [g.name for g in poses], label_of(poses)
+    rows = []
+    for m in scores:
+        over = np.array([values[name, m] for name in names])
+        rows.append(Measurement.of(Key(label, m, part), over.mean(0)))
+        if m == "error":
+            rows.append(Measurement.of(Key(f"{label} worst", m, part), over.max(0)))
+    if shares:
+        rows.append(Measurement.of(Key(label, "invariant_share", part), shares))
+    rows += [Measurement.of(Key(name, m, part), values[name, m]) for m in scores for name in names]
+    known = (IDENTICAL, SHUFFLED) if controls is not None else ()
+    rows += [Measurement.of(Key(c, m, part), values[c, m], control=True) for m in scores for c in known]
+    return tuple(rows)
 
 
 def _inner(maps: Tensor, margin: int) -> Tensor:
@@ -176,31 +193,3 @@ def _inner(maps: Tensor, margin: int) -> Tensor:
             f"margin={margin} must be 0 or more tokens and leave some of a map of {h}x{w} tokens; choose another."
         )
     return maps[..., margin : h - margin, margin : w - margin]
-
-
-def _rows(
-    found: dict[tuple[str, str], list[float]],
-    poses: list[str],
-    pairs: list[str],
-    shares: list[float],
-    label: str,
-    part: str,
-    controls: bool,
-) -> tuple[Measurement, ...]:
-    """Rows of means over poses first, then of each pose, then controls."""
-    rows = []
-    for m in pairs:
-        over = np.array([found[name, m] for name in poses])
-        rows.append(Measurement(label, m, over.mean(0), part))
-        if m == "error":
-            rows.append(Measurement(f"{label} worst", m, over.max(0), part))
-    if shares:
-        rows.append(Measurement(label, "invariant_share", np.array(shares), part))
-    rows += [Measurement(name, m, np.array(found[name, m]), part) for m in pairs for name in poses]
-    if controls:
-        rows += [
-            Measurement(name, m, np.array(found[name, m]), part, control=True)
-            for m in pairs
-            for name in ("identity", "shuffled")
-        ]
-    return tuple(rows)

@@ -1,7 +1,6 @@
 """Where in the network position enters: equivariance error and readable position after every block, and at the end."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,12 +11,12 @@ from vispe.backbones.maps import ModelFeatures, patch_projection
 from vispe.errors import OptionError
 from vispe.evaluate.probe.fit import fit_probe
 from vispe.evaluate.probe.ramps import ramp
-from vispe.evaluate.rotation.compare import error
+from vispe.evaluate.rotation.compare import Pair, compared, error, label_of, poses_of, shuffled
+from vispe.evaluate.rotation.keys import POSITION_CODE, SHUFFLED_POSITIONS, UNMOVED, Key
 from vispe.evaluate.rotation.plan import Measured, Plan, Step
-from vispe.evaluate.rotation.questions.features import label_of
 from vispe.evaluate.rotation.rows import Measurement
-from vispe.evaluate.rotation.steps import Found, _features
-from vispe.symmetry.d4 import D4, IDENTITY, Element
+from vispe.evaluate.rotation.steps import Rows, features, question
+from vispe.symmetry.d4 import D4, Element
 
 
 def layer_curve(
@@ -51,32 +50,29 @@ def layer_curve(
     Returns:
         For each block k, from 0, the rows ('D4', 'error') and ('none', 'r2') under the part 'layer k'.
     """
-    poses = [g for g in dict.fromkeys(elements) if g != IDENTITY]
-    if not poses or masks < 1:
-        raise OptionError(
-            f"A layer curve needs a pose besides the identity and at least one mask, got {len(poses)} and {masks}."
-        )
-    errors: list[list[float]] = [[] for _ in range(f.depth)]
+    poses = poses_of(elements, "A layer curve")
+    if masks < 1:
+        raise OptionError(f"A layer curve needs at least one mask, got {masks=}.")
     scores: list[list[float]] = [[] for _ in range(f.depth)]
-    for batch in batches(images, batch_size):
-        still = _layers(f, batch)
-        sums = np.zeros((f.depth, len(batch)))
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        still = _maps(f.layers, batch)
         for g in poses:
-            moved = _permuted_layers(f, batch, g) if position_only else _layers(f, g.apply(batch))
-            for k, (a, b) in enumerate(zip(still, moved, strict=True)):
-                sums[k] += [error(x, y) for x, y in zip(a, g.undo(b), strict=True)]
-        for k in range(f.depth):
-            errors[k] += list(sums[k] / len(poses))
-        if probe:
-            for n in range(len(batch)):
-                rng = np.random.default_rng([seed, first + len(scores[0])])
-                drawn = [_mask(tuple(still[0].shape[-2:]), rng) for _ in range(masks)]
-                for k in range(f.depth):
-                    scores[k].append(float(np.mean([_r2(still[k][n], mask) for mask in drawn])))
-    label = label_of(poses)
-    rows = [Measurement(label, "error", np.array(v), f"layer {k}") for k, v in enumerate(errors)]
+            moved = _maps(f.permuted_layers, batch, g) if position_only else _maps(f.layers, g.apply(batch))
+            yield from (((k, g), a, g.undo(b)) for k, (a, b) in enumerate(zip(still, moved, strict=True)))
+        for n in range(len(batch) if probe else 0):
+            rng = np.random.default_rng([seed, first + len(scores[0])])
+            drawn = [_mask(tuple(still[0].shape[-2:]), rng) for _ in range(masks)]
+            for k in range(f.depth):
+                scores[k].append(_r2(still[k][n], drawn))
+
+    values = compared(images, pairs, {"error": error}, batch_size)
+    rows = []
+    for k in range(f.depth):
+        each = [values[(k, g), "error"] for g in poses]
+        rows.append(Measurement.of(Key(label_of(poses), "error", layer=k), sum(each) / len(poses)))
     if probe:
-        rows += [Measurement("none", "r2", np.array(v), f"layer {k}") for k, v in enumerate(scores)]
+        rows += [Measurement.of(Key(UNMOVED, "r2", layer=k), v) for k, v in enumerate(scores)]
     return tuple(rows)
 
 
@@ -107,29 +103,23 @@ def position_r2(
     """
     if masks < 1:
         raise OptionError(f"position_r2 needs at least one mask, got masks={masks}.")
-    found: tuple[list[float], list[float]] = ([], [])
+    own: list[float] = []
+    control: list[float] = []
     for batch in batches(images, batch_size):
         for one in features_of(f, batch):
-            rng = np.random.default_rng([seed, first + len(found[0])])
+            rng = np.random.default_rng([seed, first + len(own)])
             drawn = [_mask(tuple(one.shape[-2:]), rng) for _ in range(masks)]
-            order = torch.from_numpy(rng.permutation(one[0].numel())).to(one.device)
-            mixed = one.flatten(1)[:, order].reshape(one.shape)
-            for values, features in zip(found, (one, mixed), strict=True):
-                values.append(float(np.mean([_r2(features, mask) for mask in drawn])))
+            own.append(_r2(one, drawn))
+            control.append(_r2(shuffled(one, rng), drawn))
     return (
-        Measurement("none", "r2", np.array(found[0])),
-        Measurement("shuffled positions", "r2", np.array(found[1]), control=True),
+        Measurement.of(Key(UNMOVED, "r2"), own),
+        Measurement.of(Key(SHUFFLED_POSITIONS, "r2"), control, control=True),
     )
 
 
-def _layers(f: ModelFeatures, images: Tensor) -> list[Tensor]:
-    with torch.no_grad():
-        return [checked_maps(m, len(images)) for m in f.layers(images)]
-
-
-def _permuted_layers(f: ModelFeatures, images: Tensor, g: Element) -> list[Tensor]:
-    with torch.no_grad():
-        return [checked_maps(m, len(images)) for m in f.permuted_layers(images, g)]
+@torch.no_grad()
+def _maps(run: Callable[..., Iterable[Tensor]], images: Tensor, *pose: Element) -> list[Tensor]:
+    return [checked_maps(m, len(images)) for m in run(images, *pose)]
 
 
 def _mask(shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
@@ -140,32 +130,32 @@ def _mask(shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     return mask
 
 
-def _r2(features: Tensor, mask: np.ndarray) -> float:
+def _r2(features: Tensor, masks: Sequence[np.ndarray]) -> float:
+    """Held-out R² of row and column, mean over the masks."""
     table = features.permute(1, 2, 0)
-    return fit_probe(table, mask, {"lr+ud": ramp("lr+ud", mask.shape)})["lr+ud"].r2_heldout
+    target = {"lr+ud": ramp("lr+ud", masks[0].shape)}
+    return float(np.mean([fit_probe(table, mask, target)["lr+ud"].r2_heldout for mask in masks]))
 
 
-def _position(what: Measured, plan: Plan, step: Step) -> Found:
-    rows = position_r2(
-        _features(what),
-        step.fitted,
-        masks=plan.probe_masks,
-        batch_size=plan.batch_size,
-        seed=plan.seed,
-        first=step.first,
-    )
-    return {"position": [(len(step.fitted), rows)]}
+@question("position")
+def position(measured: Measured, plan: Plan, step: Step) -> Rows:
+    """Read the position of each token from its features."""
+    return position_r2(features(measured), step.fitted, masks=plan.probe_masks, **_draws(plan, step))
 
 
-def _curve(what: Measured, plan: Plan, step: Step) -> Found:
-    f, images = _features(what), step.fitted
+@question("layers")
+def layers(measured: Measured, plan: Plan, step: Step) -> Rows | None:
+    """Follow error and readable position through the blocks of a model."""
+    f, images = features(measured), step.fitted
     if not isinstance(f, ModelFeatures):
         step.notes.append("There is no curve over layers: the layers are known of models only.")
-        return {"layers": [(len(images), None)]}
-    rows = layer_curve(
-        f, images, masks=plan.probe_masks, batch_size=plan.batch_size, seed=plan.seed, first=step.first
-    )
+        return None
+    rows = layer_curve(f, images, masks=plan.probe_masks, **_draws(plan, step))
     if patch_projection(f.model) is not None:
-        found = layer_curve(f, images, position_only=True, probe=False, batch_size=plan.batch_size)
-        rows += tuple(replace(r, part=f"{r.part}, position code") for r in found)
-    return {"layers": [(len(images), rows)]}
+        moved = layer_curve(f, images, position_only=True, probe=False, batch_size=plan.batch_size)
+        rows += tuple(row.about(part=POSITION_CODE) for row in moved)
+    return rows
+
+
+def _draws(plan: Plan, step: Step) -> dict[str, int]:
+    return {"batch_size": plan.batch_size, "seed": plan.seed, "first": step.first}

@@ -23,9 +23,10 @@ from torch.nn.functional import grid_sample
 from vispe.backbones.batches import FeatureFunction, batches, checked_maps
 from vispe.backbones.maps import ModelFeatures
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.evaluate.rotation.keys import FULL, Key
 from vispe.evaluate.rotation.plan import Measured, Plan, Step
 from vispe.evaluate.rotation.rows import Measurement
-from vispe.evaluate.rotation.steps import Found, _features
+from vispe.evaluate.rotation.steps import Rows, features, question
 
 Motion = Literal["rotation", "down", "right"]
 Method = Literal["forward", "double backward", "difference"]
@@ -41,7 +42,7 @@ def lie_derivatives(
     motions: Sequence[Motion] = MOTIONS,
     method: Method = "forward",
     batch_size: int = 1,
-    part: str = "full",
+    part: str = FULL,
 ) -> tuple[Measurement, ...]:
     """Measure |L f| relative to the spread of f over positions, for each motion.
 
@@ -58,7 +59,7 @@ def lie_derivatives(
         A row 'Lie rotation', 'Lie down', 'Lie right' with sqrt(Σ|Lf|²/Σ|Z|²); Z is f minus its mean over positions.
         NaN for an image with a map that does not vary.
     """
-    found: dict[str, list[float]] = {m: [] for m in motions}
+    values: dict[str, list[float]] = {m: [] for m in motions}
     for batch in batches(images, batch_size):
         for motion in motions:
             value, derivative = lie_derivative(f, batch, motion, method=method)
@@ -66,8 +67,8 @@ def lie_derivatives(
             power, signal = (t.square().sum((1, 2, 3)) for t in (derivative, spread))
             noise = value.square().sum((1, 2, 3)) * (8 * torch.finfo(torch.float64).eps) ** 2
             ratio = torch.where(signal > noise, power / signal, torch.nan).sqrt()
-            found[motion] += ratio.tolist()
-    return tuple(Measurement(f"Lie {m}", "lie", np.array(v), part) for m, v in found.items())
+            values[motion] += ratio.tolist()
+    return tuple(Measurement.of(Key(f"Lie {m}", "lie", part), v) for m, v in values.items())
 
 
 def lie_derivative(
@@ -76,10 +77,10 @@ def lie_derivative(
     """Return f and its Lie derivative, both (b, d, h, w) float64.
 
     Args:
-        f: see `lie_derivatives`.
+        f: images (b, c, H, W) -> maps (b, d, h, w).
         images: (b, c, H, W).
-        motion: see `lie_derivatives`.
-        method: see `lie_derivatives`.
+        motion: 'rotation', 'down' or 'right'.
+        method: 'forward', 'double backward' or 'difference'.
 
     Raises:
         OptionError: an unknown motion or method.
@@ -131,7 +132,7 @@ def along(values: Tensor, motion: Motion, stride: tuple[float, float] = (1.0, 1.
 
 
 def moved(values: Tensor, motion: Motion, t: float, stride: tuple[float, float] = (1.0, 1.0)) -> Tensor:
-    """Return values (b, d, h, w) carried along a motion by t, bilinearly, mirrored at the frame; see `along`."""
+    """Return values (b, d, h, w) carried along a motion by t, bilinearly, mirrored at the frame."""
     v, u = _offsets(values, stride)
     v, u = v + 0 * u, u + 0 * v
     if motion == "rotation":
@@ -189,15 +190,17 @@ def _stride(images: Tensor, value: Tensor) -> tuple[float, float]:
     return images.shape[-2] / value.shape[-2], images.shape[-1] / value.shape[-1]
 
 
-def _lie(what: Measured, plan: Plan, step: Step) -> Found:
-    f, images = _features(what), step.fitted
+@question("lie")
+def lie(measured: Measured, plan: Plan, step: Step) -> Rows | None:
+    """Measure the Lie derivatives of features that have one."""
+    f, images = features(measured), step.fitted
     try:
         if not isinstance(f, ModelFeatures):
             _check_differentiable(f, images[0])
-        return {"lie": [(len(images), lie_derivatives(f, images, batch_size=plan.batch_size))]}
+        return lie_derivatives(f, images, batch_size=plan.batch_size)
     except (UnsupportedCombination, TypeError, ValueError) as error:
         step.notes.append(f"The Lie derivative was not measured: {str(error).partition(';')[0].rstrip('.')}.")
-        return {"lie": [(len(images), None)]}
+        return None
 
 
 def _check_differentiable(f: FeatureFunction, image: Tensor) -> None:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from vispe.backbones.batches import FeatureFunction, batches, checked_labels, features_of
 from vispe.errors import OptionError
+from vispe.evaluate.rotation.keys import FOUR_CORNERS, SPREAD, Key
 from vispe.evaluate.rotation.plan import Measured, Plan, Step, truths_of
 from vispe.evaluate.rotation.rows import Measurement
-from vispe.evaluate.rotation.steps import Found, _features, scribbles
+from vispe.evaluate.rotation.steps import Rows, features, question, scribbles
 from vispe.evaluate.rotation.trained import TrainedSegmenter
 from vispe.segment.metrics import mean_iou, without_borders
 
@@ -56,30 +57,23 @@ def quadrant_gap(
     """
     if budget < 1:
         raise OptionError(f"The scribbles need at least one pixel of each class, got budget={budget}.")
-    corner: list[np.ndarray] = []
-    spread: list[np.ndarray] = []
+    scores: list[list[list[float]]] = []
     for number, batch in enumerate(batches(images)):
         truth = without_borders(truths_of(truths, number, batch), border)
-        areas = quadrants(truth.shape)
-        scored = [
-            _scores(
-                train,
-                batch[0],
-                truth,
-                area,
-                budget,
-                np.random.default_rng([seed, first + number, k]),
-                n_classes,
-            )
-            for k, area in enumerate([*areas, np.ones(truth.shape, bool)])
-        ]
-        corner.append(np.array(scored[:4]))
-        spread.append(np.array(scored[4]))
-    return _rows(np.array(corner), np.array(spread))
+        rngs = (np.random.default_rng([seed, first + number, k]) for k in range(5))
+        areas = [*quadrants(truth.shape), np.ones(truth.shape, bool)]
+        drawn = [scribbles(truth, area, budget, rng) for area, rng in zip(areas, rngs, strict=True)]
+        scores.append([_scores(train, batch[0], truth, marks, n_classes) for marks in drawn])
+    every = np.array(scores)
+    return _rows(every[:, :4], every[:, 4])
 
 
 def quadrants(shape: tuple[int, ...]) -> list[np.ndarray]:
-    """Return masks (H, W) of the four quadrants, as `QUADRANTS`; the middle row or column of odd sides is in none."""
+    """Return masks (H, W) of the four quadrants, as `QUADRANTS`; the middle row or column of odd sides is in none.
+
+    >>> quadrants((2, 3))[0].tolist()
+    [[True, False, False], [False, False, False]]
+    """
     h, w = shape
     row, col = np.arange(h)[:, None], np.arange(w)[None, :]
     top, bottom, left, right = row < h // 2, row >= h - h // 2, col < w // 2, col >= w - w // 2
@@ -90,7 +84,7 @@ def scribble_classifier(f: FeatureFunction) -> ScribbleSegmenter:
     """Return a segmenter by logistic regression on f's features, which knows nothing but what f gives.
 
     The map is enlarged to pixels bilinearly, standardised over the scribbled pixels, and classified with
-    scikit-learn's balanced logistic regression; see `vispe.evaluate.rotation.trained`.
+    scikit-learn's balanced logistic regression.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
@@ -104,16 +98,9 @@ def scribble_classifier(f: FeatureFunction) -> ScribbleSegmenter:
 
 
 def _scores(
-    train: ScribbleSegmenter,
-    image: Tensor,
-    truth: np.ndarray,
-    area: np.ndarray,
-    budget: int,
-    rng: np.random.Generator,
-    n_classes: int,
+    train: ScribbleSegmenter, image: Tensor, truth: np.ndarray, marks: np.ndarray, n_classes: int
 ) -> list[float]:
-    """Return mIoU by quadrant after scribbling in `area`; NaN when that shows fewer than two classes."""
-    marks = scribbles(truth, area, budget, rng)
+    """Return mIoU by quadrant after learning from scribbles; NaN when these show fewer than two classes."""
     if len(np.unique(marks[marks > 0])) < 2:
         return [float("nan")] * 4
     labels = checked_labels(train(image, marks), truth.shape, "The scribble segmenter returned")
@@ -127,17 +114,17 @@ def _rows(corner: np.ndarray, spread: np.ndarray) -> tuple[Measurement, ...]:
     others = (corner.sum(2) - own) / 3
     even = (spread.sum(1, keepdims=True) - spread) / 3 - spread
     gap = others - own
-    words = "spread everywhere"
+    rows = [Measurement.of(Key(FOUR_CORNERS, "quadrant_gap"), _mean_known(gap))]
+    rows += [Measurement.of(Key(name, "quadrant_gap"), gap[:, k]) for k, name in enumerate(QUADRANTS)]
+    rows += [
+        Measurement.of(Key(name, "quadrant_gap", SPREAD), even[:, k], control=True)
+        for k, name in enumerate(QUADRANTS)
+    ]
     return (
-        Measurement("four corners", "quadrant_gap", _mean_known(gap)),
-        *(Measurement(name, "quadrant_gap", gap[:, k]) for k, name in enumerate(QUADRANTS)),
-        *(
-            Measurement(name, "quadrant_gap", even[:, k], words, control=True)
-            for k, name in enumerate(QUADRANTS)
-        ),
-        Measurement("four corners", "accuracy", _mean_known(own), "quadrant of the scribbles"),
-        Measurement("four corners", "accuracy", _mean_known(others), "other quadrants"),
-        Measurement(words, "accuracy", spread.mean(1), words, control=True),
+        *rows,
+        Measurement.of(Key(FOUR_CORNERS, "accuracy", "quadrant of the scribbles"), _mean_known(own)),
+        Measurement.of(Key(FOUR_CORNERS, "accuracy", "other quadrants"), _mean_known(others)),
+        Measurement.of(Key(SPREAD, "accuracy", SPREAD), spread.mean(1), control=True),
     )
 
 
@@ -148,16 +135,11 @@ def _mean_known(values: np.ndarray) -> np.ndarray:
     return np.where(count > 0, np.where(known, values, 0).sum(-1) / np.maximum(count, 1), np.nan)
 
 
-def _quadrant(what: Measured, plan: Plan, step: Step) -> Found:
+@question("quadrant")
+def quadrant(measured: Measured, plan: Plan, step: Step) -> Rows | None:
+    """Train on each corner of images with a mask and score the others."""
     if step.fitted_truths is None or plan.n_classes is None:
-        return {}
-    rows = quadrant_gap(
-        scribble_classifier(_features(what)),
-        step.fitted,
-        step.fitted_truths,
-        plan.n_classes,
-        budget=plan.budget,
-        seed=plan.seed,
-        first=step.first,
-    )
-    return {"quadrant": [(len(step.fitted), rows)]}
+        return None
+    train = scribble_classifier(features(measured))
+    options = {"budget": plan.budget, "seed": plan.seed, "first": step.first}
+    return quadrant_gap(train, step.fitted, step.fitted_truths, plan.n_classes, **options)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vispe.backbones.batches import batches
 from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.rotation.keys import Key
 from vispe.evaluate.rotation.questions.lie import moved
 from vispe.evaluate.rotation.rows import Measurement
 from vispe.symmetry.warp import rotate
@@ -46,7 +47,7 @@ def argmax_consistency(
             (_logits(classifier, torch.roll(batch, s, (-2, -1))).argmax(1) == still).double() for s in shifts
         )
         values += (torch.as_tensor(same) / len(shifts)).tolist()
-    return (Measurement("rolls", "argmax", np.array(values)),)
+    return (Measurement.of(Key("rolls", "argmax"), values),)
 
 
 def score_changes(
@@ -81,7 +82,7 @@ def score_changes(
             f"{share=}, {degrees=}."
         )
     drawn = np.random.default_rng(seed).uniform(-1, 1, (draws, 5))
-    found: dict[str, list[float]] = {name: [] for name in CHANGES}
+    values: dict[str, list[float]] = {name: [] for name in CHANGES}
     for batch in batches(images, batch_size):
         h, w = batch.shape[-2:]
         still = _logits(classifier, batch).softmax(1)
@@ -97,8 +98,8 @@ def score_changes(
                 away = _logits(classifier, image).softmax(1) - still
                 totals[name] += away.square().mean(1).cpu()
         for name, total in totals.items():
-            found[name] += (total / draws).tolist()
-    return tuple(Measurement(name, "score_change", np.array(v)) for name, v in found.items())
+            values[name] += (total / draws).tolist()
+    return tuple(Measurement.of(Key(name, "score_change"), v) for name, v in values.items())
 
 
 def _logits(classifier: Classifier, images: Tensor) -> Tensor:

@@ -4,19 +4,29 @@ A segmenter takes one image (c, H, W) and returns labels (H, W): 1..K are classe
 used at every pose; nothing is fitted again. Memory: one image and its labels at two poses.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.backbones.batches import Segmenter, batches, labels_of
+from vispe.backbones.batches import Segmenter, labels_of
 from vispe.errors import OptionError
-from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step, how_of
-from vispe.evaluate.rotation.questions.features import label_of
+from vispe.evaluate.rotation.compare import Pair, compared, label_of, poses_of
+from vispe.evaluate.rotation.keys import ALL_PHASES, ANGLE, FULL, IDENTICAL, RANDOM_PHASES, Key
+from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step
 from vispe.evaluate.rotation.rows import Measurement
-from vispe.evaluate.rotation.steps import Found, Rows, _on_canvas, _trainings, segmenter_for
+from vispe.evaluate.rotation.steps import (
+    Found,
+    at_angles,
+    canvas_of,
+    question,
+    segmenter_for,
+    trainings,
+    under,
+)
 from vispe.segment.metrics import mean_iou, rand_index
 from vispe.symmetry.d4 import D4, IDENTITY, Element
 from vispe.symmetry.labels import resampled_labels, turned_labels
@@ -29,7 +39,7 @@ def consistency(
     n_classes: int,
     *,
     elements: Sequence[Element] = D4,
-    part: str = "full",
+    part: str = FULL,
 ) -> tuple[Measurement, ...]:
     """Compare the labels of turned and mirrored images, brought back, with those of the image: exact, no resampling.
 
@@ -43,24 +53,33 @@ def consistency(
     Returns:
         mIoU over the classes in either map and adjusted Rand index, for each pose and on average ('D4').
     """
-    poses = [g for g in dict.fromkeys(elements) if g != IDENTITY]
-    if not poses:
-        raise OptionError("Consistency needs a pose besides the identity; give elements=D4.")
-    found: dict[tuple[str, str], list[float]] = {}
-    for batch in batches(images):
-        image = batch[0]
-        still = labels_of(s, image)
+    poses = poses_of(elements, "Consistency")
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        still = labels_of(s, batch[0])
         for g in (IDENTITY, *poses):
-            back = g.undo(labels_of(s, g.apply(image)))
-            found.setdefault((g.name, "miou"), []).append(mean_iou(still, back, n_classes))
-            found.setdefault((g.name, "ari"), []).append(rand_index(still, back))
-    rows = []
-    for m in ("miou", "ari"):
-        over = np.array([found[g.name, m] for g in poses])
-        rows.append(Measurement(label_of(poses), m, over.mean(0), part))
-        rows += [Measurement(g.name, m, np.array(found[g.name, m]), part) for g in poses]
-        rows.append(Measurement("identity", m, np.array(found["identity", m]), part, control=True))
+            yield (g, part), [still], [g.undo(labels_of(s, g.apply(batch[0])))]
+
+    values = compared(images, pairs, agreement(n_classes))
+    rows: list[Measurement] = []
+    for m in agreement(n_classes):
+        again = Measurement.of(Key(IDENTICAL, m, part), values[(IDENTITY, part), m], control=True)
+        rows += [*pose_rows(values, poses, m, part), again]
     return tuple(rows)
+
+
+def agreement(n_classes: int) -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
+    """Return the measures of two label maps: mIoU over the classes in either, and adjusted Rand index."""
+    return {"miou": partial(mean_iou, n_classes=n_classes), "ari": rand_index}
+
+
+def pose_rows(
+    values: Mapping[tuple[Any, str], np.ndarray], poses: Sequence[Element], metric: str, part: str
+) -> list[Measurement]:
+    """Return the rows of a metric: the mean over poses, and each of them; values are by (pose, part) and metric."""
+    each = [values[(g, part), metric] for g in poses]
+    mean = Measurement.of(Key(label_of(poses), metric, part), np.mean(each, 0))
+    return [mean, *(Measurement.of(Key(g.name, metric, part), v) for g, v in zip(poses, each, strict=True))]
 
 
 def angle_consistency(
@@ -72,7 +91,7 @@ def angle_consistency(
     margin: int = 8,
     side: int | None = None,
     how: Literal["crop", "disc"] = "crop",
-    part: str = "full",
+    part: str = FULL,
 ) -> tuple[Measurement, ...]:
     """Compare the labels at any angles, turned back by nearest neighbour, with those at 0 on the same disc.
 
@@ -90,24 +109,30 @@ def angle_consistency(
         mIoU and adjusted Rand index at each angle, with two floors: 'labels turned', what resampling does to the labels
         of the image, below 1 for thin phases; and 'round trip', the labels of the image turned there and back.
     """
-    found: dict[tuple[float, str], list[list[float]]] = {}
-    for batch in batches(images):
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
         canvas = Canvas.fit(tuple(batch.shape[-2:]), margin, side, how)
         disc = canvas.pixels().numpy()
         whole = labels_of(s, canvas.pose(batch, 0)[0])
-        still = np.where(disc, whole, 0)
+        still = [np.where(disc, whole, 0)]
         for angle in angles:
             back = turned_labels(labels_of(s, canvas.pose(batch, angle)[0]), -angle)
             trip = whole if angle % 90 == 0 else labels_of(s, canvas.round_trip(batch, angle)[0])
-            maps = (back, resampled_labels(whole, angle), trip)
-            found.setdefault((angle, "miou"), []).append([mean_iou(still, m, n_classes) for m in maps])
-            found.setdefault((angle, "ari"), []).append([rand_index(still, m) for m in maps])
-    rows = []
-    for (angle, m), v in sorted(found.items(), key=lambda item: (item[0][1] != "miou", item[0][0])):
-        values, turned, trip = np.array(v).T
-        floors = {"labels turned": turned, "round trip": trip}
-        rows.append(Measurement(f"{angle:g}°", m, values, part, floors=floors))
-    return tuple(rows)
+            yield (angle, ""), still, [back]
+            yield (angle, "labels turned"), still, [resampled_labels(whole, angle)]
+            yield (angle, "round trip"), still, [trip]
+
+    scores = agreement(n_classes)
+    values = compared(images, pairs, scores)
+    return tuple(
+        Measurement.of(
+            Key(ANGLE, m, part, (angle,)),
+            values[(angle, ""), m],
+            floors={name: values[(angle, name), m] for name in ("labels turned", "round trip")},
+        )
+        for m in scores
+        for angle in sorted(set(angles))
+    )
 
 
 def phase_consistency(
@@ -118,7 +143,7 @@ def phase_consistency(
     *,
     phases: int | None = 8,
     seed: int = 0,
-    part: str = "full",
+    part: str = FULL,
 ) -> tuple[Measurement, ...]:
     """Compare the labels of images rolled by part of a patch, rolled back pixel by pixel, with those of the image.
 
@@ -143,39 +168,45 @@ def phase_consistency(
     drawn = (
         every if phases is None or phases >= len(every) else np.sort(rng.choice(every, phases, replace=False))
     )
-    found: dict[str, list[float]] = {"miou": [], "ari": []}
-    for batch in batches(images):
-        still = labels_of(s, batch[0])
-        values = []
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        still = [labels_of(s, batch[0])]
         for phase in drawn:
             dy, dx = divmod(int(phase), patch)
-            back = np.roll(labels_of(s, torch.roll(batch[0], (dy, dx), (-2, -1))), (-dy, -dx), (0, 1))
-            values.append((mean_iou(still, back, n_classes), rand_index(still, back)))
-        for m, value in zip(found, np.mean(values, 0), strict=True):
-            found[m].append(float(value))
-    word = "roll, all phases" if len(drawn) == len(every) else "roll, random phases"
-    return tuple(Measurement(word, m, np.array(v), part) for m, v in found.items())
+            moved = labels_of(s, torch.roll(batch[0], (dy, dx), (-2, -1)))
+            yield phase, still, [np.roll(moved, (-dy, -dx), (0, 1))]
+
+    scores = agreement(n_classes)
+    values = compared(images, pairs, scores)
+    kind = ALL_PHASES if len(drawn) == len(every) else RANDOM_PHASES
+    return tuple(
+        Measurement.of(Key(kind, m, part), sum(values[p, m] for p in drawn) / len(drawn)) for m in scores
+    )
 
 
-def _segmentation(what: Measured, plan: Plan, step: Step) -> Found:
+@question("segmentation")
+def segmentation(measured: Measured, plan: Plan, step: Step) -> Found:
+    """Compare labels in the eight poses, and, for segmenters that were not trained on these, at angles and phases."""
     k = plan.n_classes or 1
-    found: Found = {}
-    for part, elements in _trainings(what):
-        turned, angled, shifted = (found.setdefault(f"{n} {part}", []) for n in ("D4", "angles", "phases"))
+    pieces: Found = {}
+    for training, elements in trainings(measured):
+        turned, angled, shifted = (
+            pieces.setdefault(f"{n} {training}", []) for n in ("D4", "angles", "phases")
+        )
         for n, image in enumerate(step.fitted):
-            s = segmenter_for(what, plan, step, n, elements)
-            turned.append((1, None if s is None else consistency(s, [image], k, part=part)))
-            if elements is not None and len(elements) > 1:
+            s = segmenter_for(measured, plan, step, n, elements)
+            turned.append((1, None if s is None else under(consistency(s, [image], k), training)))
+            if training:
                 continue
-
-            def measured(images: list[Tensor], canvas: Canvas, n: int = n) -> Rows | None:
-                own = segmenter_for(what, plan, step, n, (IDENTITY,), canvas)
-                options = {"angles": plan.angles, "side": canvas.side, "how": how_of(canvas)}
-                return own and angle_consistency(own, images, k, margin=plan.step, **options)
-
-            angled.append(_on_canvas(step, slice(n, n + 1), plan, measured))
+            canvas = canvas_of(step, step.whole[n], plan)
+            own = canvas and segmenter_for(measured, plan, step, n, (IDENTITY,), canvas)
+            rows = None
+            if own is not None:
+                options = at_angles(plan, canvas)
+                rows = angle_consistency(own, step.whole[n : n + 1], k, margin=plan.step, **options)
+            angled.append((1, rows))
             rows = None
             if s is not None and plan.step > 1:
                 rows = phase_consistency(s, [image], k, plan.step, phases=plan.phases, seed=plan.seed)
             shifted.append((1, rows))
-    return found
+    return pieces

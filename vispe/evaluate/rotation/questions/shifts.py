@@ -6,25 +6,29 @@ patch then shows something else: it measures the phase of the patch grid. A roll
 Features are brought back by the nearest whole number of tokens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.backbones.batches import FeatureFunction, batches, features_of, patch_of
+from vispe.backbones.batches import FeatureFunction, features_of, patch_of
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation.compare import MEASURES, check_measures
+from vispe.evaluate.rotation.compare import Pair, compared, measures_named
+from vispe.evaluate.rotation.keys import CROP_SHIFT, FULL, PARTS, ROLL, WHOLE, Key
 from vispe.evaluate.rotation.plan import Measured, Plan, Shift, Step
 from vispe.evaluate.rotation.processes import Piece
 from vispe.evaluate.rotation.rows import Measurement
-from vispe.evaluate.rotation.steps import Found, _features, _words
+from vispe.evaluate.rotation.steps import Found, features, question, size_of
 
 
 def default_shifts(patch: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
     """Return the shifts (dy, dx) in pixels that are measured by default.
 
     One patch down, right and both; half the grid; and every part of a patch along the diagonal.
+
+    >>> default_shifts(2, (6, 6))
+    ((2, 0), (0, 2), (2, 2), (6, 6), (1, 1))
     """
     far = (grid[0] // 2 * patch, grid[1] // 2 * patch)
     whole = [(patch, 0), (0, patch), (patch, patch), far]
@@ -32,7 +36,11 @@ def default_shifts(patch: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
 
 
 def tokens_of(pixels: int, patch: int) -> int:
-    """Return the whole number of tokens nearest to a shift in pixels; a half goes towards 0."""
+    """Return the whole number of tokens nearest to a shift in pixels; a half goes towards 0.
+
+    >>> [tokens_of(d, 4) for d in (2, 3, 5, -7)]
+    [0, 1, 1, -2]
+    """
     whole, rest = divmod(abs(pixels), patch)
     return (whole + (2 * rest > patch)) * (1 if pixels >= 0 else -1)
 
@@ -45,7 +53,7 @@ def roll_equivariance(
     patch: int | None = None,
     measures: Sequence[str] = ("error", "error_uncentred"),
     batch_size: int = 1,
-    part: str = "full",
+    part: str = FULL,
 ) -> tuple[Measurement, ...]:
     """Measure f on images that were rolled around by (dy, dx) pixels, features rolled back.
 
@@ -54,7 +62,7 @@ def roll_equivariance(
         images: (c, H, W) each, both sides multiples of the patch.
         shifts: (dy, dx) in pixels; default `default_shifts` of the first image.
         patch: side of a patch in pixels; default `f.patch`.
-        measures: see `vispe.evaluate.rotation.compare.MEASURES`.
+        measures: of `vispe.evaluate.rotation.compare.MEASURES`.
         batch_size: images of equal size that f sees at once.
         part: name of the rows.
 
@@ -62,20 +70,18 @@ def roll_equivariance(
         A row 'roll (dy, dx) px' for each shift and measure, and the means 'roll, whole patches' and 'roll, parts of a
         patch'.
     """
-    size = patch_of(f, patch)
-    pairs = _pairs(measures)
-    found: dict[tuple[Shift, str], list[float]] = {}
-    for batch in batches(images, batch_size):
+    size, scores = patch_of(f, patch), _scores(measures)
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        nonlocal shifts
         first = features_of(f, batch)
         _check_grid(batch, first, size)
         shifts = shifts or default_shifts(size, tuple(first.shape[-2:]))
         for dy, dx in shifts:
             moved = features_of(f, torch.roll(batch, (dy, dx), (-2, -1)))
-            back = torch.roll(moved, (-tokens_of(dy, size), -tokens_of(dx, size)), (-2, -1))
-            for m in pairs:
-                values = found.setdefault(((dy, dx), m), [])
-                values += [MEASURES[m](a, b) for a, b in zip(first, back, strict=True)]
-    return _rows(found, size, "roll", part)
+            yield (dy, dx), first, torch.roll(moved, (-tokens_of(dy, size), -tokens_of(dx, size)), (-2, -1))
+
+    return _rows(compared(images, pairs, scores, batch_size), size, ROLL, part)
 
 
 def crop_shift(
@@ -88,7 +94,7 @@ def crop_shift(
     measures: Sequence[str] = ("error", "error_uncentred"),
     batch_size: int = 1,
     margin: int = 0,
-    part: str = "full",
+    part: str = FULL,
 ) -> tuple[Measurement, ...]:
     """Measure f on two windows of a larger image, where both look.
 
@@ -100,7 +106,7 @@ def crop_shift(
         size: window (height, width) in pixels, multiples of the patch.
         shifts: (dy, dx) in pixels; default `default_shifts` without the half grid.
         patch: side of a patch in pixels; default `f.patch`.
-        measures: see `vispe.evaluate.rotation.compare.MEASURES`.
+        measures: of `vispe.evaluate.rotation.compare.MEASURES`.
         batch_size: images of equal size that f sees at once.
         margin: tokens along the frame of either window that are left out, for what happens at borders.
         part: name of the rows.
@@ -108,32 +114,28 @@ def crop_shift(
     Raises:
         ShapeError: the image is too small, or the windows have no common area.
     """
-    p = patch_of(f, patch)
-    pairs = _pairs(measures)
+    p, scores = patch_of(f, patch), _scores(measures)
     if shifts is None:
         shifts = [s for s in default_shifts(p, (2, 2)) if max(s) <= p]
-    found: dict[tuple[Shift, str], list[float]] = {}
-    for batch in batches(images, batch_size):
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
         for dy, dx in shifts:
             first, second = _windows(batch, size, (dy, dx))
             here, there = features_of(f, first), features_of(f, second)
             _check_grid(first, here, p)
             ty, tx = tokens_of(dy, p), tokens_of(dx, p)
-            a = _common(here, ty, tx, margin)
-            b = _common(there, -ty, -tx, margin)
-            for m in pairs:
-                values = found.setdefault(((dy, dx), m), [])
-                values += [MEASURES[m](one, other) for one, other in zip(a, b, strict=True)]
-    return _rows(found, p, "crop shift", part)
+            yield (dy, dx), _common(here, ty, tx, margin), _common(there, -ty, -tx, margin)
+
+    return _rows(compared(images, pairs, scores, batch_size), p, CROP_SHIFT, part)
 
 
-def _pairs(measures: Sequence[str]) -> list[str]:
-    check_measures(measures)
+def _scores(measures: Sequence[str]) -> dict[str, Callable[..., float]]:
+    scores = measures_named(measures)
     if "invariant_share" in measures:
         raise OptionError(
             "The invariant share is defined over a group of poses, not over shifts; leave it out."
         )
-    return list(measures)
+    return scores
 
 
 def _windows(batch: Tensor, size: tuple[int, int], shift: Shift) -> tuple[Tensor, Tensor]:
@@ -175,34 +177,39 @@ def _check_grid(images: Tensor, maps: Tensor, patch: int) -> None:
 
 
 def _rows(
-    found: dict[tuple[Shift, str], list[float]], patch: int, word: str, part: str
+    values: Mapping[tuple[Shift, str], np.ndarray], patch: int, word: str, part: str
 ) -> tuple[Measurement, ...]:
-    rows, groups = [], {}
-    for (shift, m), values in found.items():
-        whole = all(d % patch == 0 for d in shift)
-        name = f"{word}, {'whole patches' if whole else 'parts of a patch'}"
-        groups.setdefault((name, m), []).append(values)
-        rows.append(Measurement(f"{word} ({shift[0]}, {shift[1]}) px", m, np.array(values), part))
-    means = [Measurement(name, m, np.array(v).mean(0), part) for (name, m), v in groups.items()]
+    """Return the means over whole patches and over parts of a patch, and a row for each shift."""
+    groups: dict[tuple[str, str], list[np.ndarray]] = {}
+    for (shift, m), numbers in values.items():
+        kind = WHOLE if all(d % patch == 0 for d in shift) else PARTS
+        groups.setdefault((kind, m), []).append(numbers)
+    means = [
+        Measurement.of(Key(f"{word}, {kind}", m, part), np.mean(v, 0)) for (kind, m), v in groups.items()
+    ]
+    rows = [Measurement.of(Key(word, m, part, shift), numbers) for (shift, m), numbers in values.items()]
     return (*means, *rows)
 
 
-def _shift(what: Measured, plan: Plan, step: Step) -> Found:
-    f, patch = _features(what), plan.step
-    rolls = roll_equivariance(f, step.fitted, shifts=plan.shifts, patch=patch, batch_size=plan.batch_size)
+@question("shift")
+def shifts(measured: Measured, plan: Plan, step: Step) -> Found:
+    """Compare features of images rolled around, and of two windows of each image where there is room for them."""
+    f, patch = features(measured), plan.step
+    options = {"patch": patch, "batch_size": plan.batch_size}
     near = [s for s in plan.shifts if max(map(abs, s)) <= patch]
     crops: list[Piece] = []
     for part in step.shapes():
         images = step.whole[part]
-        room = [have - patch for have in images[0].shape[-2:]]  # a window is up to a patch further
-        h, w = (min(n, plan.size or n) // patch * patch for n in room)
+        # a window is up to a patch further
+        h, w = (min(side - patch, plan.size or side) // patch * patch for side in images[0].shape[-2:])
+        rows = None
         if min(h, w) < 3 * patch or (plan.exact and {h, w} != {plan.size}):
             step.notes.append(
-                f"{_words(images[0])} are too small for two windows that lie up to {patch} px apart: their error under "
-                "a shift of the window was not measured."
+                f"{size_of(images[0])} are too small for two windows that lie up to {patch} px apart: their error "
+                "under a shift of the window was not measured."
             )
-            crops.append((len(images), None))
         else:
-            rows = crop_shift(f, images, (h, w), shifts=near, patch=patch, batch_size=plan.batch_size)
-            crops.append((len(images), rows))
-    return {"roll": [(len(step.fitted), rolls)], "crop shift": crops}
+            rows = crop_shift(f, images, (h, w), shifts=near, **options)
+        crops.append((len(images), rows))
+    rolls = roll_equivariance(f, step.fitted, shifts=plan.shifts, **options)
+    return {ROLL: [(len(step.fitted), rolls)], CROP_SHIFT: crops}
