@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#8A949E", "#22282E"
-FAINT, PALE, SOFT = "#E3E6E8", "#C3CAD1", "#5D6771"
-"""Grid lines, areas in the background, and remarks."""
+FAINT, SHADE, PALE, SOFT = "#E3E6E8", "#EEF1F3", "#C3CAD1", "#5D6771"
+"""Grid lines, areas in the background, quiet bars, and remarks."""
 
 DASHED = (0, (4, 3))
 
@@ -117,6 +117,13 @@ def key(ax: Axes, **place: Any) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         ax.legend(handles, labels, frameon=False, fontsize=9.5, labelcolor=INK, **place)
+
+
+def finish(ax: Axes, words: str, under: str = "", *, low: float = -0.08, columns: int = 2) -> None:
+    """Write the heading of a plot with upright values, clean its axes, and draw its legend `low` below them."""
+    heading(ax, words, under)
+    clean(ax, "y")
+    key(ax, loc="upper center", bbox_to_anchor=(0.5, low), ncols=columns)
 
 
 def scale(image: Any, axes: Sequence[Axes], words: str, **place: Any) -> None:

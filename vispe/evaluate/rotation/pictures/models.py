@@ -63,7 +63,7 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     found = {key: [tables[name][key] for name in order] for key in ("full", "position", "effect", "r2")}
     both = np.array([[_mean(a), _mean(b)] for a, b in zip(found["position"], found["full"], strict=True)])
     left.hlines(
-        y, both[:, 0], both[:, 1], color="#C3CAD1", linewidth=5, zorder=1, label="added by the patch kernel"
+        y, both[:, 0], both[:, 1], color=draw.PALE, linewidth=5, zorder=1, label="added by the patch kernel"
     )
     _dots(left, y + 0.1, found["position"], ORANGE, "s", "position code alone")
     _dots(left, y - 0.1, found["full"], BLUE, "o", "image turned")
@@ -78,8 +78,8 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     right.set_xlim(0, 1)
     for ax in (left, right):
         _zones(ax)
-    left.annotate("unrelated", (chance, 0), (-3, 4), xycoords=("data", "axes fraction"), textcoords="offset points",
-                  rotation=90, ha="right", va="bottom", size=8.5, color="#5D6771")  # fmt: skip
+    at = {"coords": ("data", "axes fraction"), "size": 8.5, "ha": "right", "va": "bottom"}
+    draw.remark(left, "unrelated", (chance, 0), (-3, 4), rotation=90, **at)
     titles = ("Error, turned by quarters and mirrored", "Effect at other angles", "Position that can be read")
     words = (
         "centred equivariance error over D4",
@@ -160,9 +160,7 @@ def _dots(
     if (x < lowest).any():
         ax.plot(np.full((x < lowest).sum(), lowest), y[x < lowest], marker, markerfacecolor="white", **style)
     for height in y[~np.isfinite(x)] if not words else ():
-        ax.annotate(
-            "not measured", (0, height), (6, 0), textcoords="offset points", size=8.5, va="center", color=GREY
-        )
+        draw.remark(ax, "not measured", (0, height), (6, 0), size=8.5, va="center", color=GREY)
 
 
 def _zones(ax: Axes) -> None:
@@ -170,8 +168,7 @@ def _zones(ax: Axes) -> None:
     low = 0.0
     for end, word in LIMITS:
         if np.isfinite(end):
-            ax.axvline(end, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-        place, side = (end, "right") if low == 0 else (low, "left")
-        ax.annotate(word, (place, 1), (-3 if side == "right" else 4, 5), xycoords=("data", "axes fraction"),
-                    textcoords="offset points", size=8.5, color="#5D6771", ha=side)  # fmt: skip
+            ax.axvline(end, color=GREY, linewidth=1, linestyle=draw.DASHED, zorder=0)
+        place, away, side = (end, -3, "right") if low == 0 else (low, 4, "left")
+        draw.remark(ax, word, (place, 1), (away, 5), ("data", "axes fraction"), size=8.5, ha=side)
         low = end

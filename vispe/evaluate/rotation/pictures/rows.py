@@ -65,22 +65,17 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
         draw.whiskers(ax, x, draw.spans(None if r is None else r.summary() for r in rows))
     lines = _control_lines(result, metric)
     for y, words in lines:
-        ax.axhline(y, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-        ax.annotate(words, (1, y), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                    size=9, color="#5D6771", va="center")  # fmt: skip
-    high = METRICS[metric].better == "high"
-    tops = [p.get_height() for p in ax.patches] + [y for y, _ in lines]
-    ax.set_ylim(0, 1.05 if high else 1.08 * max(LIMITS[1][0], np.nanmax(tops)))
+        ax.axhline(y, color=GREY, linewidth=1, linestyle=draw.DASHED, zorder=0)
+        draw.remark(ax, words, (1, y), (6, 0), ("axes fraction", "data"), va="center")
+    heights = [bar.get_height() for bar in ax.patches]
+    top = np.nanmax([LIMITS[1][0], *heights, *(y for y, _ in lines)])
+    ax.set_ylim(0, 1.05 if METRICS[metric].better == "high" else 1.08 * top)
     ax.set_xticks(range(len(poses)), poses)
-    if (
-        metric == "error"
-        and max((h for h in tops[: len(tops) - len(lines)] if np.isfinite(h)), default=1) < EXACT
-    ):
+    known = [h for h in heights if np.isfinite(h)]
+    if metric == "error" and known and max(known) < EXACT:
         ax.text(3, 0.1 * ax.get_ylim()[1], "exact at every pose", size=11, color=INK, ha="center")
     rows = [r for p in parts for g in poses if (r := result.find(g, metric, p[0]))]
-    draw.heading(ax, f"{title_of(metric)} by pose", images_of(rows))
-    draw.clean(ax, "y")
-    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    draw.finish(ax, f"{title_of(metric)} by pose", images_of(rows))
     return ax
 
 
@@ -128,9 +123,7 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("after block", color=INK)
     ax.tick_params(axis="x", pad=8)  # below the marks at 0
     under = images_of(r for rows in series.values() for r in rows.values()).replace("lines", "shaded")
-    draw.heading(ax, "What every block does", under)
-    draw.clean(ax, "y")
-    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
+    draw.finish(ax, "What every block does", under, low=-0.14, columns=3)
     return ax
 
 
@@ -156,7 +149,7 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
     patch = result.settings.get("patch") if patch is None else patch
     lengths = sorted({_length(row) for rows in series.values() for row in rows})
     whole = [k for k, d in enumerate(lengths) if patch and d % patch == 0]
-    ax.bar(whole, [1] * len(whole), 0.9, transform=ax.get_xaxis_transform(), color="#EEF1F3", linewidth=0,
+    ax.bar(whole, [1] * len(whole), 0.9, transform=ax.get_xaxis_transform(), color=draw.SHADE, linewidth=0,
            label="whole patches", zorder=0)  # fmt: skip
     styles = {keys.ROLL: ("rolled around", BLUE, "o"), keys.CROP_SHIFT: ("window moved", ORANGE, "s")}
     tops = [LIMITS[1][0]]
@@ -178,9 +171,8 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
     every = 1 + len(lengths) // 25
     ax.set_xticks(range(0, len(lengths), every), [str(d) for d in lengths[::every]])
     ax.set_xlabel("shift, pixels", color=INK)
-    draw.heading(ax, f"{title_of('error')} by shift", images_of(r for s in series.values() for r in s))
-    draw.clean(ax, "y")
-    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3)
+    under = images_of(row for rows in series.values() for row in rows)
+    draw.finish(ax, f"{title_of('error')} by shift", under, low=-0.14, columns=3)
     return ax
 
 
@@ -212,10 +204,8 @@ def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
     ax.set_ylim(-top, top)
     ax.set_xticks([0, *(1.4 + np.arange(4))], ["mean of four", *QUADRANTS])
     ax.set_ylabel("mIoU elsewhere - there", color=INK)
-    draw.heading(ax, "Quadrant gap: worse elsewhere (below 0) where position leaks",
-                 images_of(r for rows in found for r in rows if r))  # fmt: skip
-    draw.clean(ax, "y")
-    draw.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    words = "Quadrant gap: worse elsewhere (below 0) where position leaks"
+    draw.finish(ax, words, images_of(r for rows in found for r in rows if r))
     return ax
 
 
@@ -249,8 +239,7 @@ def _limits(ax: Axes) -> None:
     low = 0.0
     for end, word in LIMITS:
         if np.isfinite(end):
-            ax.axhline(end, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
-        place = (low + end) / 2 if np.isfinite(end) else 1.5 * low
-        ax.annotate(word, (1, place), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", size=9,
-                    color="#5D6771", va="center")  # fmt: skip
+            ax.axhline(end, color=GREY, linewidth=0.9, linestyle=draw.DASHED, zorder=0)
+        middle = (low + end) / 2 if np.isfinite(end) else 1.5 * low
+        draw.remark(ax, word, (1, middle), (4, 0), ("axes fraction", "data"), va="center")
         low = end

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 FAINT_SNR, CLEAR_SNR = 1.5, 3.0
 """SNR from which a fingerprint is called faint, and clear; 1 is chance. They are our choice."""
 
-_CHANGED = "#D55E00"
-
 
 def fingerprint_words(fingerprint: Fingerprint) -> str:
     """Return what the SNR of a fingerprint says, in one sentence."""
@@ -54,7 +52,7 @@ def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
     figure = draw.new_figure(11.5, 3.6 + 0.2 * bool(fingerprint.notes))
     figure.suptitle(fingerprint_words(fingerprint), x=0.008, ha="left", size=12.5, color=INK)
     if fingerprint.notes:
-        figure.supxlabel("  ".join(fingerprint.notes), x=0.008, ha="left", size=9.5, color="#5D6771")
+        figure.supxlabel("  ".join(fingerprint.notes), x=0.008, ha="left", size=9.5, color=draw.SOFT)
     all_axes = figure.subplots(1, count + 1, width_ratios=[1.0] * count + [1.5])
     reach = float(np.abs(fingerprint.components).max(initial=0)) or 1.0
     image: Any = None
@@ -62,14 +60,9 @@ def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
         image = ax.imshow(part, cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
         share = 100 * float(fingerprint.explained[k])
         draw.heading(ax, f"Component {k + 1}: {share:.0f} %")
-        _bare(ax)
+        draw.bare(ax)
     if image is not None:
-        bar = figure.colorbar(
-            image, ax=all_axes[:count].tolist(), location="bottom", fraction=0.05, aspect=50, pad=0.03
-        )
-        bar.set_label("score of the component", size=9.5, color=INK)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, labelsize=9, colors=INK)
+        draw.scale(image, all_axes[:count], "score of the component", fraction=0.05, aspect=50)
     _channels(all_axes[-1], fingerprint, channels)
     return figure
 
@@ -88,17 +81,15 @@ def plot_poses(report: RotationReport) -> Figure:
     off = {name: np.sqrt(np.square(m - first).mean(-1)) for name, m in others.items()}
     top = max(0.1, max((float(d.max()) for d in off.values()), default=0.0))
     figure, left, right = _sheet(report.picture, len(others), first.shape)
-    _show(left[-1], first, "its features", interpolation="nearest")
+    _show(left[-1], first, "its features")
     image: Any = None
     for (upper, lower), (name, found) in zip(right, others.items(), strict=True):
-        _show(upper, found, name, interpolation="nearest")
-        image = _show(lower, off[name], f"off by {draw.short(float(np.sqrt(np.square(off[name]).mean())))}",
-                      cmap="cividis", vmin=0, vmax=top, interpolation="nearest")  # fmt: skip
+        _show(upper, found, name)
+        words = f"off by {draw.short(float(np.sqrt(np.square(off[name]).mean())))}"
+        image = _show(lower, off[name], words, cmap="cividis", vmin=0, vmax=top)
     if image is not None:
-        bar = figure.colorbar(image, ax=figure.axes, location="bottom", fraction=0.03, aspect=80, pad=0.03)  # fmt: skip
-        bar.set_label("difference from the features at rest, in colour (0 to 1)", size=9.5, color=INK)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(length=0, labelsize=9, colors=INK)
+        words = "difference from the features at rest, in colour (0 to 1)"
+        draw.scale(image, figure.axes, words, fraction=0.03, aspect=80)
     return figure
 
 
@@ -113,12 +104,12 @@ def plot_label_poses(report: RotationReport) -> Figure:
     figure, left, right = _sheet(report.picture, len(others), first.shape)
     highest = max(int(m.max(initial=0)) for m in report.labels.values())
     names = [*report.names, *(f"class {k + 1}" for k in range(len(report.names), highest))]
-    _show(left[-1], _coloured(first), "its labels", interpolation="nearest")
+    _show(left[-1], _coloured(first), "its labels")
     for (upper, lower), (name, found) in zip(right, others.items(), strict=True):
         changed = found != first
-        _show(upper, _coloured(found), name, interpolation="nearest")
-        shown = np.where(changed[..., None], _rgb(_CHANGED), _rgb("#EEF1F3"))
-        _show(lower, shown, f"{100 * changed.mean():.1f} % changed", interpolation="nearest")
+        _show(upper, _coloured(found), name)
+        shown = np.where(changed[..., None], _rgb(draw.ORANGE), _rgb(draw.SHADE))
+        _show(lower, shown, f"{100 * changed.mean():.1f} % changed")
     _class_key(figure, names)
     return figure
 
@@ -140,22 +131,16 @@ def _sheet(
     grid = figure.add_gridspec(2, count + 1, width_ratios=[1.0] + [1.0] * count)
     left = [figure.add_subplot(grid[k, 0]) for k in range(2 - (stacked == 1))]
     if picture is not None:
-        _show(left[0], np.clip(picture, 0, 1), "the image")
+        _show(left[0], np.clip(picture, 0, 1), "the image", interpolation=None)
     right = [(figure.add_subplot(grid[0, k + 1]), figure.add_subplot(grid[1, k + 1])) for k in range(count)]
     return figure, left, right
 
 
 def _show(ax: Axes, values: np.ndarray, title: str, **how: Any) -> Any:
-    image = ax.imshow(values, **how)
+    image = ax.imshow(values, **{"interpolation": "nearest", **how})
     ax.set_title(title, size=10, color=INK, loc="left", pad=4, parse_math=False)
-    _bare(ax)
+    draw.bare(ax)
     return image
-
-
-def _bare(ax: Axes) -> None:
-    ax.set_xticks([])
-    ax.set_yticks([])
-    ax.spines[:].set_visible(False)
 
 
 def _coloured(labels: np.ndarray) -> np.ndarray:
@@ -171,11 +156,10 @@ def _class_key(figure: Figure, names: Sequence[str]) -> None:
     handles = [
         Patch(facecolor=np.array(PALETTE[k % len(PALETTE)]) / 255, label=str(k)) for k in range(len(names))
     ]
-    found = figure.legend(handles=handles, loc="outside lower left", ncols=min(6, max(len(names), 1)), frameon=False,
-                          fontsize=10, labelcolor=INK)  # fmt: skip
-    for text, name in zip(
-        found.get_texts(), names, strict=True
-    ):  # set later: a leading _ would drop the entry
+    place = {"loc": "outside lower left", "ncols": min(6, max(len(names), 1))}
+    legend = figure.legend(handles=handles, frameon=False, fontsize=10, labelcolor=INK, **place)
+    # set later: a leading _ would drop the entry
+    for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_text(name)
         text.set_parse_math(False)
 
