@@ -14,7 +14,11 @@ from vispe.images.sequences import FileImages, FileMasks, TextureImages
 
 
 class Joined(Sequence):
-    """One sequence after another, without reading them."""
+    """One sequence after another, without reading them.
+
+    >>> Joined("ab", [1, 2])[2]
+    1
+    """
 
     def __init__(self, *parts: Sequence) -> None:
         self._parts = parts
@@ -40,7 +44,7 @@ class Sources:
         images: tensors (c, H, W).
         truths: labels (H, W) of each image, or None.
         names: of the images.
-        class_names: or None where nobody named them.
+        class_names: or None where they have no names.
         n_classes: K, or None where it is not known.
         notes: what was noticed; it grows while images are read.
     """
@@ -68,8 +72,8 @@ def load_sources(
     Args:
         subject: what is measured.
         paths: image files.
-        masks: their masks, see `FileMasks`.
-        zero: see `FileMasks`.
+        masks: their masks, matched by name or else by order.
+        zero: whether 0 in a mask is the first 'class', or is left out ('ignore').
         names: of the classes.
         textures: number of synthetic images beside them.
         seed: of these.
@@ -87,36 +91,21 @@ def load_sources(
     n_classes = None if class_names is None else len(class_names)
     files = FileImages(paths, subject.tensor, subject.normalize, subject.clip)
     truths = FileMasks(files, masks, zero, n_classes) if masks else None
-    said: list[str] = []
-    made = TextureImages(textures, subject.tensor, seed=seed) if textures else None
-    if truths is not None:
-        n_classes = truths.n_classes
-    if made is None:
-        return Sources(
-            files,
-            truths,
-            files.names,
-            class_names,
-            n_classes,
-            chain(files.notes, truths.notes if truths else ()),
-        )
+    remarks: list[str] = []
+    notes = chain(files.notes, truths.notes if truths else (), remarks)
+    n_classes = n_classes if truths is None else truths.n_classes
+    if not textures:
+        return Sources(files, truths, files.names, class_names, n_classes, notes)
+    made = TextureImages(textures, subject.tensor, seed=seed)
     known: Sequence[np.ndarray] | None = None
     if subject.segmenter is not None:
-        said.append(
+        remarks.append(
             "The masks of the textures were not used: their phases are not the classes of the segmenter."
         )
-    elif not paths:
-        known, n_classes = made.masks, max(n_classes or 2, 2)
-        class_names = class_names or made.classes
-    elif truths is not None:
-        known, n_classes = Joined(truths, made.masks), max(n_classes or 2, 2)
+    elif paths and truths is None:
+        remarks.append("The images have no masks, so those of the textures were not used either.")
     else:
-        said.append("The images have no masks, so those of the textures were not used either.")
-    return Sources(
-        Joined(files, made),
-        known,
-        (*files.names, *made.names),
-        class_names,
-        n_classes,
-        chain(files.notes, truths.notes if truths else (), said),
-    )
+        known, n_classes = Joined(*([truths] if paths else []), made.masks), max(n_classes or 2, 2)
+        class_names = class_names or (None if paths else made.classes)
+    names = (*files.names, *made.names)
+    return Sources(Joined(files, made), known, names, class_names, n_classes, notes)

@@ -33,7 +33,7 @@ MOST_WINDOWS = 64
 """Images that the fingerprint looks at, at most."""
 
 Progress = Callable[[str, float], None]
-"""Is told what is being measured, and the share of the work of this process that is done."""
+"""Called with what is being measured, and the share of the work of this process that is done."""
 
 
 def measure(
@@ -95,7 +95,7 @@ def measure(
         settings: kept with the results, JSON-able.
         notes: kept with the results; read at the end, when they may have grown.
         processes: which process this is; default the only one.
-        progress: hears what is done.
+        progress: called with what is being measured, and how much of the work is done.
 
     Raises:
         OptionError: nothing to measure, an unknown metric, or one that cannot be measured on what was given.
@@ -105,10 +105,10 @@ def measure(
     if len(images) == 0:
         raise InputError("There are no images to measure; give at least one.")
     image_names = [f"image {k}" for k in range(len(images))] if image_names is None else list(image_names)
-    for what, given in (("names", image_names), ("truths", truths)):
+    for word, given in (("names", image_names), ("truths", truths)):
         if given is not None and len(given) != len(images):
             raise InputError(
-                f"There are {len(given)} {what} for {len(images)} images; give one for each, in order."
+                f"There are {len(given)} {word} for {len(images)} images; give one for each, in order."
             )
     groups, left_out = _groups(metrics, quick, f, segmenter, truths)
     if f is not None:
@@ -132,36 +132,36 @@ def measure(
         seed=seed,
     )
     twin = random_twin(f.model, seed + 1) if isinstance(f, ModelFeatures) and "d4" in groups else None
-    what = Measured(f, segmenter, twin)
-    pieces, said, print_, examples, error = {}, [], None, None, None
+    measured = Measured(f, segmenter, twin)
+    pieces, said, pattern, examples, error = {}, [], None, None, None
     try:
-        pieces, said = _steps(what, plan, images, truths, processes, progress)
+        pieces, said = _steps(measured, plan, images, truths, processes, progress)
+        # by the process with the smallest share
         if f is not None and "fingerprint" in groups and processes.rank == processes.count - 1:
-            print_, found = _fingerprint(f, plan, images)
-            said += found  # by the process with the smallest share
+            pattern, more = _fingerprint(f, plan, images)
+            said += more
         if processes.rank == 0:
-            examples = _examples(what, plan, images, truths, show or shown_in_range)
-    except Exception as found:  # told to all processes, which would wait for ever
-        error = found
-    parts = processes.joined((pieces, said, print_, examples, list(notes)), error)
+            examples = _examples(measured, plan, images, truths, show or shown_in_range)
+    except Exception as raised:  # raised by all processes, which would wait for ever
+        error = raised
+    shares = processes.joined((pieces, said, pattern, examples, list(notes)), error)
     together: dict[str, list[Piece]] = {}
-    for part, *_ in parts:
-        for key, more in part.items():
+    for share, *_ in shares:
+        for key, more in share.items():
             together.setdefault(key, []).extend(more)
-    rows = tuple(row for key in together for row in filled(together[key]))
-    every_note = [*left_out, *(n for p in parts for n in p[4]), *(n for p in parts for n in p[1])]
+    rows = tuple(row for joined in together.values() for row in filled(joined))
+    every_note = [*left_out, *(n for s in shares for n in s[4]), *(n for s in shares for n in s[1])]
     result = RotationResult(
         rows,
         tuple(image_names),
         {**(settings or {}), **plan.to_dict(), "quick": quick},
         tuple(dict.fromkeys([*every_note, *notes_on_scale(rows)])),
     )
-    picture, poses, labels = parts[0][3]
-    return RotationReport(subject, result, parts[-1][2], picture, poses, labels, tuple(names))
+    return RotationReport(subject, result, shares[-1][2], *shares[0][3], tuple(names))
 
 
 def _steps(
-    what: Measured,
+    measured: Measured,
     plan: Plan,
     images: Sequence[Tensor],
     truths: Sequence[Any] | None,
@@ -172,19 +172,18 @@ def _steps(
     starts = range(0, len(images), plan.batch_size)
     own = processes.share(len(starts))
     groups = [g for g in plan.groups if g != "fingerprint"]
-    found: dict[str, list[Piece]] = {}
+    progress = progress or (lambda word, share: None)
+    answers: dict[str, list[Piece]] = {}
     notes: list[str] = []
     for done, start in enumerate(starts[k] for k in own):
         step = Step.of(images, truths, range(start, min(start + plan.batch_size, len(images))), plan)
         for k, group in enumerate(groups):
-            if progress is not None:
-                progress(GROUPS[group], (done + k / len(groups)) / len(own))
-            for key, pieces in measure_step(what, plan, step, group).items():
-                found.setdefault(f"{group}: {key}", []).extend(pieces)
+            progress(GROUPS[group], (done + k / len(groups)) / len(own))
+            for key, pieces in measure_step(measured, plan, step, group).items():
+                answers.setdefault(f"{group}: {key}", []).extend(pieces)
         notes += step.notes
-    if progress is not None:
-        progress("", 1.0)
-    return found, notes
+    progress("", 1.0)
+    return answers, notes
 
 
 def _fingerprint(
@@ -198,7 +197,8 @@ def _fingerprint(
     low = shapes.min(0)
     if plan.size is not None:
         low = np.minimum(low, plan.size)
-    if each > 1 and not plan.exact:  # room to draw from
+    if each > 1 and not plan.exact:
+        # leaves room to draw windows from
         low = np.minimum(low, np.maximum(3 * low // 4, 3 * patch))
     h, w = (int(n) // patch * patch for n in low)
     if min(h, w) < patch or (plan.exact and {h, w} != {plan.size}):
@@ -207,30 +207,29 @@ def _fingerprint(
         each = 1
     if len(numbers) * each < 2:
         return None, ["A fingerprint needs several images, or one that is larger than the model's window."]
-    chosen = (images[int(n)] for n in numbers)
-    windows = random_crops(chosen, (h, w), each, seed=plan.seed)
-    found = fingerprint(f, windows, batch_size=plan.batch_size)
-    return found, [f"The fingerprint is the mean of {len(numbers) * each} windows of {h} x {w} px."]
+    windows = random_crops((images[int(n)] for n in numbers), (h, w), each, seed=plan.seed)
+    pattern = fingerprint(f, windows, batch_size=plan.batch_size)
+    return pattern, [f"The fingerprint is the mean of {len(numbers) * each} windows of {h} x {w} px."]
 
 
 def _examples(
-    what: Measured, plan: Plan, images: Sequence[Tensor], truths: Sequence[Any] | None, show: Shown
+    measured: Measured, plan: Plan, images: Sequence[Tensor], truths: Sequence[Any] | None, show: Shown
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Pictures of the first image."""
     step = Step.of(images, truths, range(1), plan)
     image = step.fitted[0]
-    poses = {} if what.f is None else example_maps(what.f, image)
-    wanted = any(g in plan.groups for g in OF_LABELS)
-    return show(image), poses, example_labels(what, plan, step) if wanted else {}
+    poses = {} if measured.f is None else example_maps(measured.f, image)
+    labels = {} if set(plan.groups).isdisjoint(OF_LABELS) else example_labels(measured, plan, step)
+    return show(image), poses, labels
 
 
 def check_metrics(metrics: Sequence[str] | None) -> None:
     """Raise `UnknownName` for a metric that is none of `GROUPS`."""
-    strange = next((m for m in metrics or () if m not in GROUPS), None)
-    if strange is not None:
-        raise UnknownName(
-            f"There is no metric {strange!r}.{did_you_mean(strange, GROUPS)} They are {', '.join(GROUPS)}."
-        )
+    for name in metrics or ():
+        if name not in GROUPS:
+            raise UnknownName(
+                f"There is no metric {name!r}.{did_you_mean(name, GROUPS)} They are {', '.join(GROUPS)}."
+            )
 
 
 def _groups(

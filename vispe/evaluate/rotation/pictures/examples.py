@@ -51,9 +51,9 @@ def example_maps(f: FeatureFunction, image: Tensor) -> dict[str, np.ndarray]:
     return colours
 
 
-def example_labels(what: Measured, plan: Plan, step: Step) -> dict[str, np.ndarray]:
+def example_labels(measured: Measured, plan: Plan, step: Step) -> dict[str, np.ndarray]:
     """Return the labels (H, W) of the first image of a step in every pose, brought back; {} without a segmenter."""
-    s = segmenter_for(what, plan, step, 0, None if what.segmenter else (IDENTITY,))
+    s = segmenter_for(measured, plan, step, 0, None if measured.segmenter else (IDENTITY,))
     if s is None:
         return {}
     return {g.name: g.undo(labels_of(s, g.apply(step.fitted[0]))) for g in D4}
