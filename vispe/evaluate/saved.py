@@ -68,4 +68,4 @@ class SavedSegmenter:
 
 
 def _quiet(share: float) -> None:
-    """Hear of progress and say nothing."""
+    """Show no progress."""

@@ -11,20 +11,20 @@ import numpy as np
 Table = Sequence[Sequence[str]]
 
 
-def number(value: float, decimals: int | None = None) -> str:
-    """Return a number as text: three significant digits, or fixed decimals; '-' for what is not finite.
+def number(value: float | None, decimals: int | None = None) -> str:
+    """Return a number as text: three significant digits, or fixed decimals; '-' for NaN, '' for None.
 
     Args:
-        value: the number.
+        value: the number; infinities count as NaN.
         decimals: digits after the point, 2 or more; a number that they would show as 0 gets a power of ten.
 
-    >>> [number(v) for v in (0.12345, 1234.5, float("nan"))]
-    ['0.123', '1.23e+03', '-']
+    >>> [number(v) for v in (0.12345, 1234.5, float("nan"), None)]
+    ['0.123', '1.23e+03', '-', '']
     >>> number(-168.87234, 3), number(9.12e-7, 3)
     ('-168.872', '9.1e-07')
     """
-    if not math.isfinite(value):
-        return "-"
+    if value is None or not math.isfinite(value):
+        return "" if value is None else "-"
     if decimals is None:
         return f"{value:.3g}"
     tiny = 0 < abs(value) < 0.5 * 10**-decimals

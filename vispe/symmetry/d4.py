@@ -24,6 +24,11 @@ class Element:
     Attributes:
         turns: quarter turns counter-clockwise, 0 to 3.
         flip: whether left and right are swapped first.
+
+    >>> Element(1).apply(np.array([[1, 2], [3, 4]])).tolist()
+    [[2, 4], [1, 3]]
+    >>> Element(1).after(Element(0, flip=True)).name
+    'transpose'
     """
 
     turns: int
@@ -88,14 +93,16 @@ def element(name: str) -> Element:
 
     Raises:
         UnknownName: there is no such element.
+
+    >>> element("rot90").inverse.name
+    'rot270'
     """
-    for found in D4:
-        if found.name == name:
-            return found
-    known = [e.name for e in D4]
-    raise UnknownName(
-        f"There is no element {name!r} of D4.{did_you_mean(name, known)} They are {', '.join(known)}."
-    )
+    known = {g.name: g for g in D4}
+    if name not in known:
+        raise UnknownName(
+            f"There is no element {name!r} of D4.{did_you_mean(name, known)} They are {', '.join(known)}."
+        )
+    return known[name]
 
 
 def fit_to_patches(
@@ -120,6 +127,10 @@ def fit_to_patches(
     Raises:
         OptionError: an unknown `how`, or a remainder that it cannot treat symmetrically.
         ShapeError: the image is smaller than a patch, or too small to be mirrored.
+
+    >>> image, words = fit_to_patches(torch.zeros(3, 18, 16), 8)
+    >>> tuple(image.shape), words
+    ((3, 16, 16), 'The height was cropped from 18 to 16 px by equal margins.')
     """
     if how not in ("auto", "crop", "pad"):
         raise OptionError(f"how={how!r} is not 'auto', 'crop' or 'pad'.")
@@ -128,11 +139,11 @@ def fit_to_patches(
             f"fit_to_patches needs an image (..., H, W) and a patch of 1 or more pixels, got {tuple(image.shape)} "
             f"and patch={patch}."
         )
-    told = []
+    remarks = []
     for axis, word in ((-2, "height"), (-1, "width")):
         image, done = _fit_axis(image, axis, patch, how, resample)
-        told += [f"the {word} was {done}"] if done else []
-    return image, (", ".join(told) + ".").capitalize() if told else ""
+        remarks += [f"the {word} was {done}"] if done else []
+    return image, (", ".join(remarks) + ".").capitalize() if remarks else ""
 
 
 def _fit_axis(image: Tensor, axis: int, patch: int, how: str, resample: bool) -> tuple[Tensor, str]:
@@ -159,9 +170,9 @@ def _fit_axis(image: Tensor, axis: int, patch: int, how: str, resample: bool) ->
         index = torch.arange(-half, side + half, device=image.device).abs()
         index = side - 1 - (side - 1 - index).abs()
         return image.index_select(axis, index), f"{said}mirrored from {side} to {side + missing} px"
-    found = f"a side of {side} px and patches of {patch} px (remainder {rest}, {missing} missing)"
+    sizes = f"a side of {side} px and patches of {patch} px (remainder {rest}, {missing} missing)"
     if rest % 2 and missing % 2:
         raise OptionError(
-            f"{found} cannot be centred by whole pixels; allow resample=True or cut the image to an even side."
+            f"{sizes} cannot be centred by whole pixels; allow resample=True or cut the image to an even side."
         )
-    raise OptionError(f"{found} cannot be fitted with how={how!r} about the same centre; use how='auto'.")
+    raise OptionError(f"{sizes} cannot be fitted with how={how!r} about the same centre; use how='auto'.")

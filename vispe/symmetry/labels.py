@@ -20,7 +20,11 @@ def round_trip_labels(canvas: Canvas, labels: np.ndarray, degrees: float) -> np.
 
 
 def turned_labels(labels: np.ndarray, degrees: float) -> np.ndarray:
-    """Return a square label map turned about its centre, by nearest neighbour."""
+    """Return a square label map turned about its centre, by nearest neighbour.
+
+    >>> turned_labels(np.array([[1, 2], [3, 4]]), 90).tolist()
+    [[2, 4], [1, 3]]
+    """
     return _back(rotate(_as_image(labels), degrees, mode="nearest"))
 
 

@@ -19,6 +19,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from torch import Tensor, nn
 
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.symmetry.d4 import D4, fit_to_patches
 
 M = TypeVar("M", bound=nn.Module)
 Features = Callable[[Tensor], Tensor]
@@ -67,11 +68,15 @@ def symmetrize(model: M) -> M:
     Returns:
         the same model.
 
+    >>> model = symmetrize(VisionTransformer(img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=2))
+    >>> patch_kernel(model).asymmetry < 1e-12
+    True
+
     Raises:
         UnsupportedHost: no patch projection was found, or several, or one by overlapping or not by square patches.
         ShapeError: patches are not square.
     """
-    path, tensors = _found(model)
+    path, tensors = _projection(model)
     before = patch_kernel(model).asymmetry
     for tensor, layout in tensors:
         tensor.copy_(layout.flat(_average(layout.square(tensor))))
@@ -84,12 +89,12 @@ def patch_kernel(model: nn.Module) -> PatchKernel:
     """Return where the patch projection of a model is, and how far it is from symmetric.
 
     Args:
-        model: see `symmetrize`; it is not changed.
+        model: one that `symmetrize` takes; it is not changed.
 
     Raises:
-        UnsupportedHost, ShapeError: see `symmetrize`.
+        UnsupportedHost, ShapeError: `symmetrize` would refuse the model.
     """
-    path, tensors = _found(model)
+    path, tensors = _projection(model)
     tensor, layout = tensors[0]
     kernel = layout.square(tensor.detach()).double()
     energy = float(kernel.square().sum())
@@ -113,14 +118,16 @@ def d4_average(
         patch: side of the patches in pixels, by which sizes are checked; `features.patch` by default, and where that
             is missing too, `features` must treat any remainder alike on opposite sides by itself.
         fit: what happens to images that are no multiple of the patch: refused (None), or cropped or padded about
-            their centre, see `vispe.symmetry.d4.fit_to_patches`; maps lie on the fitted image.
+            their centre as `fit_to_patches` does; maps lie on the fitted image.
 
     Raises:
         ShapeError: the images have a remainder, or the maps do not have one cell for each patch in every pose.
         OptionError: `fit` without a patch, or a remainder that it cannot treat alike on opposite sides.
-    """
-    from vispe.symmetry.d4 import D4, fit_to_patches  # the package measures much else
 
+    >>> columns = lambda images: images * torch.arange(4.0)
+    >>> d4_average(columns, torch.ones(1, 1, 4, 4))[0, 0, 0]
+    tensor([1.5000, 1.5000, 1.5000, 1.5000])
+    """
     if images.ndim != 4:
         raise ShapeError(f"Images (b, c, H, W) are needed, got {tuple(images.shape)}.")
     patch = _patch_of(features, patch)
@@ -137,30 +144,33 @@ def d4_average(
     cells = None if patch is None else (size[0] // patch, size[1] // patch)
     total, dtype = None, images.dtype
     for pose in D4:
-        found = features(pose.apply(images))
-        if found.ndim != 4:
-            raise ShapeError(f"Features must be maps (b, c, h, w), got {tuple(found.shape)}.")
-        dtype, found = found.dtype, pose.undo(found)
-        cells = cells or tuple(found.shape[-2:])
-        if tuple(found.shape[-2:]) != cells:
+        maps = features(pose.apply(images))
+        if maps.ndim != 4:
+            raise ShapeError(f"Features must be maps (b, c, h, w), got {tuple(maps.shape)}.")
+        dtype, maps = maps.dtype, pose.undo(maps)
+        cells = cells or tuple(maps.shape[-2:])
+        if tuple(maps.shape[-2:]) != cells:
             raise ShapeError(
-                f"The features of images of {tuple(size)} pixels have {tuple(found.shape[-2:])} cells in the pose "
+                f"The features of images of {tuple(size)} pixels have {tuple(maps.shape[-2:])} cells in the pose "
                 f"{pose.name}, where {cells} were expected; give features with one cell for each patch that take "
                 "images of any orientation, and the side of the patches."
             )
-        share = found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+        share = maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
         total = share / len(D4) if total is None else total.add_(share, alpha=1 / len(D4))
-        del found, share  # before the next pose is computed
+        del maps, share  # before the next pose is computed
     return total.to(dtype)
 
 
 class D4Features(nn.Module):
-    """Features averaged over the eight poses of a square, see `d4_average`.
+    """Features averaged over the eight poses of a square, which turn exactly with the image.
 
     Args:
         features: gives maps (b, c, h, w) of images; if it is a module, its parameters are those of this one.
         patch: side of the patches in pixels; `features.patch` by default.
         fit: what happens to images that are no multiple of the patch.
+
+    >>> D4Features(torch.nn.AvgPool2d(8), patch=8, fit="crop")(torch.ones(1, 3, 18, 18)).shape
+    torch.Size([1, 3, 2, 2])
     """
 
     def __init__(self, features: Features, patch: int | None = None, fit: Fit | None = None) -> None:
@@ -174,10 +184,10 @@ class D4Features(nn.Module):
 
 def _patch_of(features: Features, patch: int | None) -> int | None:
     """Return the side of patches that was given, or that a feature function knows by itself."""
-    found = getattr(features, "patch", None) if patch is None else patch
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
-        raise OptionError(f"patch must be a whole number of pixels, at least 1, got {found!r}.")
-    return found
+    side = getattr(features, "patch", None) if patch is None else patch
+    if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 1):
+        raise OptionError(f"patch must be a whole number of pixels, at least 1, got {side!r}.")
+    return side
 
 
 @dataclass(frozen=True)
@@ -209,13 +219,13 @@ def _average(kernel: Tensor) -> Tensor:
     return mean.to(kernel.dtype)
 
 
-def _found(model: nn.Module) -> tuple[str, list[tuple[Tensor, _Layout]]]:
+def _projection(model: nn.Module) -> tuple[str, list[tuple[Tensor, _Layout]]]:
     """Return path of the patch projection, and what of it holds a patch; all checks are made here."""
     places = dict(_projections(model))
     if len(places) != 1:
-        what = f"{len(places)} of them ({', '.join(places)})" if places else "none that vispe knows"
+        n = f"{len(places)} of them ({', '.join(places)})" if places else "none that vispe knows"
         raise UnsupportedHost(
-            f"The patch projection of a {type(model).__name__} was asked for, and there is {what}; give a vision tower "
+            f"The patch projection of a {type(model).__name__} was asked for, and there is {n}; give a vision tower "
             "alone, of timm (VisionTransformer, Eva, NaFlexVit), open_clip or transformers, or use D4Features."
         )
     ((path, (owner, projection)),) = places.items()
@@ -252,11 +262,11 @@ def _projections(model: nn.Module) -> Iterator[tuple[str, tuple[Any, Any]]]:
     for name, host in model.named_modules():
         for path in _paths(host):
             try:
-                owner, found = host.get_submodule(path.rpartition(".")[0]), host.get_submodule(path)
+                owner, module = host.get_submodule(path.rpartition(".")[0]), host.get_submodule(path)
             except AttributeError:
                 continue
-            if isinstance(found, nn.Conv2d | nn.Conv3d) or isinstance(owner, NaFlexEmbeds):
-                yield f"{name}.{path}" if name else path, (owner, found)
+            if isinstance(module, nn.Conv2d | nn.Conv3d) or isinstance(owner, NaFlexEmbeds):
+                yield f"{name}.{path}" if name else path, (owner, module)
 
 
 def _paths(host: nn.Module) -> tuple[str, ...]:
@@ -265,7 +275,7 @@ def _paths(host: nn.Module) -> tuple[str, ...]:
         return ("embeds.proj",)
     if isinstance(host, VisionTransformer | Eva):
         return ("patch_embed.proj",) if isinstance(host.patch_embed, PatchEmbed) else ()
-    made = {(c.__module__, c.__name__) for c in type(host).__mro__}
-    if ("open_clip.transformer", "VisionTransformer") in made:
+    classes = {(c.__module__, c.__name__) for c in type(host).__mro__}
+    if ("open_clip.transformer", "VisionTransformer") in classes:
         return ("conv1",)
-    return _TRANSFORMERS if any(module.startswith("transformers.models.") for module, _ in made) else ()
+    return _TRANSFORMERS if any(module.startswith("transformers.models.") for module, _ in classes) else ()

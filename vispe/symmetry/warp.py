@@ -42,6 +42,9 @@ def rotate(
     Raises:
         ShapeError: the images are not (b, c, H, W) with at least 2 pixels a side.
         OptionError: an unknown mode.
+
+    >>> rotate(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90)[0, 0].tolist()
+    [[2.0, 4.0], [1.0, 3.0]]
     """
     if images.ndim != 4 or not images.is_floating_point() or min(images.shape[-2:]) < 2:
         raise ShapeError(
@@ -75,9 +78,8 @@ def sampling_grid(source: tuple[int, int], degrees: float, size: tuple[int, int]
     """
     angle = math.radians(degrees)
     cos, sin = _EXACT[int(degrees // 90) % 4] if degrees % 90 == 0 else (math.cos(angle), math.sin(angle))
-    v, u = (
-        torch.arange(n, dtype=torch.float64, device=like.device) - (n - 1) / 2 for n in size
-    )  # offsets from the centre, down and right
+    # offsets from the centre, down and right
+    v, u = (torch.arange(n, dtype=torch.float64, device=like.device) - (n - 1) / 2 for n in size)
     v, u = v[:, None], u[None, :]
     x = (cos * u - sin * v) * (2 / (source[1] - 1))
     y = (sin * u + cos * v) * (2 / (source[0] - 1))
@@ -94,6 +96,10 @@ class Canvas:
         side: of the window in pixels, a multiple of the patch.
         patch: side of a patch in pixels.
         invented: whether some pixels of the window lie outside the image at some angle and are mirrored.
+
+    >>> canvas = Canvas.fit((100, 120), patch=8)
+    >>> canvas.side, canvas.pose(torch.zeros(1, 3, 100, 120), 30).shape
+    (64, torch.Size([1, 3, 64, 64]))
     """
 
     source: tuple[int, int]
@@ -124,7 +130,8 @@ class Canvas:
         """
         if how not in ("crop", "disc"):
             raise OptionError(f"how={how!r} is not 'crop' or 'disc'.")
-        short = min(shape) - 1  # after a row or column is dropped, in the worst case
+        # after a row or column is dropped, in the worst case
+        short = min(shape) - 1
         most = short + 1 if how == "disc" else int((short - 1 - 4) / math.sqrt(2)) + 1
         if side is None:
             side = most // patch * patch
@@ -134,7 +141,8 @@ class Canvas:
                 f"(image {tuple(shape)} px, how={how!r}); give a larger image, or how='disc'."
             )
         source = tuple(s - (s - side) % 2 for s in shape)
-        reach = (side - 1) * math.sqrt(2) + 4  # bicubic reads two more pixels on either side
+        # bicubic reads two more pixels on either side
+        reach = (side - 1) * math.sqrt(2) + 4
         if min(source) < side or (how == "crop" and reach > min(source) - 1):
             raise ShapeError(
                 f"An image of {tuple(shape)} px cannot show a window of {side} px at every angle with how={how!r}; "
@@ -193,18 +201,22 @@ def blurred_as(image: Tensor, posed: Tensor) -> Tensor:
         MissingExtra: scikit-learn, which makes the isotonic fit, is not installed.
     """
     require("sklearn", "cli", "the blur control of arbitrary angles")
+    # the round window shows the same sample in both
     n = image.shape[-1]
     offset = torch.arange(n, dtype=torch.float64, device=image.device) - (n - 1) / 2
     radius = torch.hypot(offset[:, None], offset[None, :]) * (2 / n)
     window = torch.where(radius < 1, (1 + torch.cos(torch.pi * radius)) / 2, torch.zeros_like(radius))
+    # the gain is the falling ratio of amplitudes, one value a ring of equal frequency
     frequency = torch.fft.fftfreq(n, dtype=torch.float64, device=image.device)
     ring = (torch.hypot(frequency[:, None], frequency[None, :]) * 2 * _RINGS).long()
     before, after = (_ring_power(x.double(), window, ring) for x in (image, posed))
     gain = torch.stack([_falling(b, a) for b, a in zip(before, after, strict=True)]).to(image.device)
+    # mirrored at the frame, the periodic image of the transform has no seam
     mirrored = torch.cat([image, image.flip(-1)], -1)
     mirrored = torch.cat([mirrored, mirrored.flip(-2)], -2)
+    # rings are known at their middle, between which the gain is interpolated
     fine = torch.fft.fftfreq(2 * n, dtype=torch.float64, device=image.device)
-    at = torch.hypot(fine[:, None], fine[None, :]) * 2 * _RINGS - 0.5  # rings are known at their middle
+    at = torch.hypot(fine[:, None], fine[None, :]) * 2 * _RINGS - 0.5
     low = at.floor().long().clamp(0, gain.shape[-1] - 1)
     high = (at.floor().long() + 1).clamp(0, gain.shape[-1] - 1)
     share = (at - at.floor()).clamp(0, 1)

@@ -133,18 +133,18 @@ def measure(
     )
     twin = random_twin(f.model, seed + 1) if isinstance(f, ModelFeatures) and "d4" in groups else None
     measured = Measured(f, segmenter, twin)
-    pieces, said, pattern, examples, error = {}, [], None, None, None
+    pieces, remarks, pattern, examples, error = {}, [], None, None, None
     try:
-        pieces, said = _steps(measured, plan, images, truths, processes, progress)
+        pieces, remarks = _steps(measured, plan, images, truths, processes, progress)
         # by the process with the smallest share
         if f is not None and "fingerprint" in groups and processes.rank == processes.count - 1:
             pattern, more = _fingerprint(f, plan, images)
-            said += more
+            remarks += more
         if processes.rank == 0:
             examples = _examples(measured, plan, images, truths, show or shown_in_range)
     except Exception as raised:  # raised by all processes, which would wait for ever
         error = raised
-    shares = processes.joined((pieces, said, pattern, examples, list(notes)), error)
+    shares = processes.joined((pieces, remarks, pattern, examples, list(notes)), error)
     together: dict[str, list[Piece]] = {}
     for share, *_ in shares:
         for key, more in share.items():

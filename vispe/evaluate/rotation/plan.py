@@ -34,7 +34,6 @@ GROUPS = {
 }
 """What can be measured, by name, in the order of the results."""
 
-OF_FEATURES = ("d4", "angles", "shift", "lie", "position", "layers", "fingerprint", "clusters", "quadrant")
 OF_LABELS = ("segmentation", "poses")
 QUICK = ("d4", "angles", "position", "fingerprint", "clusters", "segmentation", "poses")
 QUICK_ANGLES = (0.0, 45.0, 90.0, 180.0, 270.0)
@@ -162,22 +161,22 @@ def fitted_image(image: Tensor, patch: int | None, size: int | None) -> tuple[Te
             f"Images of {shape} px, of which {size or 'all'} px a side are used, are smaller than one patch of {patch} "
             "px; give larger ones."
         )
-    told = []
+    remarks = []
     for axis in (-2, -1):
         side = image.shape[axis]
         wanted = side if size is None else min(side, size)
         image = image.narrow(axis, (side - wanted) // 2, wanted)
     if tuple(image.shape[-2:]) != shape:
-        told.append(f"the middle {image.shape[-2]} x {image.shape[-1]} px were used.")
+        remarks.append(f"the middle {image.shape[-2]} x {image.shape[-1]} px were used.")
     if patch is None:
-        return image, " ".join(told)
+        return image, " ".join(remarks)
     for axis, word in ((-2, "row"), (-1, "column")):
         side = image.shape[axis]
         if side % patch % 2:
             image = image.narrow(axis, 0, side - 1)
-            told.append(f"the last {word} was left out.")
+            remarks.append(f"the last {word} was left out.")
     image, done = fit_to_patches(image, patch, "crop")
-    return image, " ".join([*told, *([done[0].lower() + done[1:]] if done else [])])
+    return image, " ".join([*remarks, *([done[0].lower() + done[1:]] if done else [])])
 
 
 def canvas_for(shape: tuple[int, int], plan: Plan) -> Canvas | None:

@@ -9,7 +9,7 @@ import numpy as np
 from vispe.evaluate.rotation import keys
 from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
 from vispe.evaluate.rotation.rows import Measurement, RotationResult
-from vispe.report.statistics import FEWEST, summarise
+from vispe.report.statistics import FEWEST
 from vispe.report.table import aligned, interval, number
 
 _CHANGE = "features, 0 = same, 1.41 = unrelated, no upper limit"
@@ -34,7 +34,7 @@ HEADLINES = {
     (f"{keys.CROP_SHIFT}, {keys.PARTS}", "error", keys.FULL): ("window shifted by parts of a patch", _CHANGE),
     (keys.UNMOVED, "r2", keys.FULL): (
         "place in the image, read from the features",
-        "R², 0 or less = hidden, 1 = told",
+        "R², 0 or less = not readable, 1 = exact",
     ),
     (keys.SHUFFLED_POSITIONS, "r2", keys.FULL): (_ORDER, "R², 0 or less"),
     (keys.FOUR_CORNERS, "quadrant_gap", keys.FULL): (
@@ -106,11 +106,11 @@ class RotationReport:
         head = ["what was done to the sample", "what is compared", "mean", "worst image"]
         table = [[*head, *(["95 % interval"] if intervals else []), "resampling alone"]]
         for row in self.headlines:
-            found = row.summary(seed)
-            cells = [*_plain_words(row), number(found.mean, 3), number(found.worst, 3)]
+            summary = row.summary(seed)
+            cells = [*_plain_words(row), number(summary.mean, 3), number(summary.worst, 3)]
             if intervals:
-                cells.append(interval(found.interval, 3))
-            table.append([*cells, "" if row.floor is None else number(summarise(row.floor).mean, 3)])
+                cells.append(interval(summary.interval, 3))
+            table.append([*cells, number(row.floor_mean, 3)])
         return aligned(table, left=range(len(table[0])))
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:

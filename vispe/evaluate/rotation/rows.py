@@ -124,6 +124,11 @@ class Measurement:
         stacked = np.stack(list(self.floors.values()))
         return stacked.min(0) if METRICS[self.metric].better == "high" else stacked.max(0)
 
+    @property
+    def floor_mean(self) -> float | None:
+        """The mean of the floor over images; None without floors."""
+        return None if self.floor is None else summarise(self.floor).mean
+
     def summary(self, seed: int = 0) -> Summary:
         """Return mean, median, worst and interval over images."""
         return summarise(self.values, METRICS[self.metric].better, seed=seed)
@@ -136,7 +141,7 @@ class Measurement:
 
     def ratio(self) -> float | None:
         """Return mean value over mean floor; None without a floor or where it is 0."""
-        floor = None if self.floor is None else summarise(self.floor).mean
+        floor = self.floor_mean
         return self.summary().mean / floor if floor and np.isfinite(floor) else None
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
@@ -219,8 +224,7 @@ class RotationResult:
     def to_markdown(self, seed: int = 0) -> str:
         """Return the table as Markdown, its columns aligned."""
         head = ["transform", "metric", "part", "mean", "median", "worst", "95 % interval", "floor", "effect"]
-        table = [head, *(_cells(row, seed) for row in self.rows)]
-        return aligned(table, left=range(len(head)))
+        return aligned([head, *(_cells(row, seed) for row in self.rows)], left=range(len(head)))
 
 
 def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
@@ -244,6 +248,10 @@ def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
 
     Raises:
         ShapeError: the shares do not have the same rows in the same order.
+
+    >>> parts = [[Measurement("D4", "error", np.array([v]))] for v in (0.1, 0.2)]
+    >>> merge(parts)[0].values.tolist()
+    [0.1, 0.2]
     """
     keys = [[(r.transform, r.metric, r.part, r.control, tuple(r.floors)) for r in rows] for rows in parts]
     if not keys or any(key != keys[0] for key in keys):
@@ -261,9 +269,8 @@ def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
 
 
 def _cells(row: Measurement, seed: int) -> list[str]:
-    found, effect = row.summary(seed), row.effect(seed)
-    ends = interval(found.interval) or f"{found.n} images: none"
-    floor = "" if row.floor is None else number(summarise(row.floor).mean)
+    summary, effect = row.summary(seed), row.effect(seed)
+    ends = interval(summary.interval) or f"{summary.n} images: none"
     cells = [row.transform, METRICS[row.metric].title, row.part + (" (control)" if row.control else "")]
-    cells += [number(found.mean), number(found.median), number(found.worst), ends, floor]
-    return [*cells, "" if effect is None else number(effect.mean)]
+    cells += [number(summary.mean), number(summary.median), number(summary.worst), ends]
+    return [*cells, number(row.floor_mean), number(effect and effect.mean)]

@@ -67,9 +67,8 @@ class TrainedSegmenter:
 def at_pixels(maps: Tensor, chosen: np.ndarray) -> np.ndarray:
     """Return the features (n, d) of chosen pixels (H, W) bool, row by row, from a map (d, h, w) enlarged bilinearly."""
     place = np.argwhere(chosen)
-    unit = (place + 0.5) / np.array(
-        chosen.shape
-    ) * 2 - 1  # -1..1 between the outer edges of the corner pixels
+    # -1..1 between the outer edges of the corner pixels
+    unit = (place + 0.5) / np.array(chosen.shape) * 2 - 1
     grid = torch.from_numpy(unit[:, ::-1].copy()).to(maps)[None, None]
-    found = grid_sample(maps[None], grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return found[0, :, 0].T.cpu().numpy()
+    values = grid_sample(maps[None], grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return values[0, :, 0].T.cpu().numpy()

@@ -25,19 +25,19 @@ def scale_notes(errors: Sequence[float], full: float, position: float | None = N
         full: their mean over D4.
         position: the same, tokens turned after the patch embedding; None if not measured.
     """
-    found: list[str] = []
+    notes: list[str] = []
     largest = max((e for e in errors if math.isfinite(e)), default=0.0)
     if largest > 1.02 * math.sqrt(2):  # unrelated maps scatter around the root
-        found.append(
+        notes.append(
             f"An error of up to {largest:.3g} was found, above 1.41: there features are opposite, or their mean or "
             "spread changes with the pose too. The error has no upper limit."
         )
     if position is not None and position > full:
-        found.append(
+        notes.append(
             f"The error due to the position code alone ({position:.3g}) is above the whole one ({full:.3g}): what "
             "position code and patch kernel change are differences of features, which partly cancel and do not add up."
         )
-    return tuple(found)
+    return tuple(notes)
 
 
 def verdict(what: str, value: float, symbol: str) -> str:

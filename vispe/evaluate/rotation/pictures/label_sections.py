@@ -19,13 +19,13 @@ def labels(page: Page, report: RotationReport) -> None:
         return
     page.section("Labels in every pose")
     page.text(
-        "The moved sample was segmented in the same way, and its labels moved back. mIoU compares them "
-        "with those of the image as it stands: 1 says that every pixel kept its class, and values fall "
-        "with every pixel that did not. No masks are needed for that, and it does not say that labels are "
-        "right. ARI is the same question with 0 for chance."
+        "The moved sample was segmented in the same way, and its labels moved back. mIoU compares them with those of "
+        "the image as it stands: 1 says that every pixel kept its class, and values fall with every pixel that did "
+        "not. No masks are needed for that, and it does not say that labels are right. ARI is the same question with 0 "
+        "for chance."
     )
     if any(r.transform in POSES and r.metric == "miou" for r in rows):
-        drawn(page, plots.plot_d4, result, (8.4, 4.4), f"Consistency by pose. {NAMES}", metric="miou")
+        drawn(page, plots.plot_d4, report.result, f"Consistency by pose. {NAMES}", metric="miou")
     if report.labels:
         caption = (
             f"Labels of {first_image(result)} in all poses, moved back, and the pixels that changed their "
@@ -33,7 +33,7 @@ def labels(page: Page, report: RotationReport) -> None:
         )
         page.figure(pictures.plot_label_poses(report), caption)
     if angle_rows(result, "miou"):
-        drawn(page, plots.plot_polar, result, (6.2, 6.2), "Consistency by angle.", True, metric="miou")
+        drawn(page, plots.plot_polar, report.result, "Consistency by angle.", metric="miou")
     moved = [r for r in rows if r.key.question in (RANDOM_PHASES, ALL_PHASES)]
     if moved:
         page.text("Shifted by parts of a patch:", soft=True)
@@ -51,13 +51,13 @@ def accuracy(page: Page, report: RotationReport) -> None:
     page.section("What the orientation of the sample changes")
     page.text(
         "The same disc of the sample was segmented at every angle. "
-        + ("Against the masks, the worst pose is what somebody meets by bad luck. " if rows else "")
+        + ("Against the masks, the worst pose is the accuracy that an unlucky orientation gives. " if rows else "")
         + ("Area fractions should not depend on how the sample lay: spread is largest minus smallest over angles, in "
            "percentage points." if areas else "")
     )  # fmt: skip
     for part in parts:
         words = "Accuracy by angle" + (f", {part}." if part != FULL else ".")
-        drawn(page, plots.plot_polar, result, (6.2, 6.2), words, True, metric="accuracy", part=part)
+        drawn(page, plots.plot_polar, report.result, words, metric="accuracy", part=part)
     if rows or areas:
         short_table(page, [*rows, *areas])
 
@@ -69,17 +69,16 @@ def corners(page: Page, report: RotationReport) -> None:
         return
     page.section("Scribbles in one corner")
     page.text(
-        "A classifier learnt from scribbles in one corner, in each of the four in turn, and was scored "
-        "everywhere. Where it works worse in the other corners (below 0), it may have learnt where it is "
-        "instead of what it sees. Scribbles all over the image are the control: their gaps are differences "
-        "of the sample."
+        "A classifier learnt from scribbles in one corner, in each of the four in turn, and was scored everywhere. "
+        "Where it works worse in the other corners (below 0), it may have learnt where it is instead of what it sees. "
+        "Scribbles all over the image are the control: their gaps are differences of the sample."
     )
     drawn(
         page,
         plots.plot_quadrants,
         report.result,
-        (8.4, 4.0),
         "Accuracy elsewhere minus accuracy in that corner.",
+        (8.4, 4.0),
     )
     short_table(page, [r for r in report.result.rows if r.metric == "accuracy" and r.key.question != ANGLE])
 

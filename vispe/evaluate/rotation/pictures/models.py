@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 Rows = RotationResult | Mapping[str, Any] | Sequence[Measurement | Mapping[str, Any]]
 
 
-def measurements(found: Rows) -> tuple[Measurement, ...]:
+def measurements(given: Rows) -> tuple[Measurement, ...]:
     """Return rows as measurements: of a result, or as its JSON holds them.
 
     Args:
-        found: a result, what its `to_dict` returned, or rows of either.
+        given: a result, what its `to_dict` returned, or rows of either.
 
     Raises:
         InputError: a row lacks what makes it one.
     """
-    if isinstance(found, RotationResult):
-        return found.rows
-    rows = found.get("rows") if isinstance(found, Mapping) else found
+    if isinstance(given, RotationResult):
+        return given.rows
+    rows = given.get("rows") if isinstance(given, Mapping) else given
     if rows is None:
         raise InputError("The results of a model were asked for, and what was given has no 'rows'.")
     return tuple(row if isinstance(row, Measurement) else _measurement(row) for row in rows)
@@ -54,26 +54,26 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     Raises:
         InputError: no model, or none with an error over D4.
     """
-    tables = {name: _numbers(measurements(found)) for name, found in models.items()}
+    tables = {name: _numbers(measurements(rows)) for name, rows in models.items()}
     draw.wanted([t for t in tables.values() if t["full"] is not None], "error over D4", "equivariance")
     order = sorted(tables, key=lambda name: _mean(tables[name]["full"], last=True))
     figure = draw.new_figure(11.5, 1.75 + 0.36 * len(order))
     left, middle, right = figure.subplots(1, 3, sharey=True, width_ratios=(1.7, 1, 1))
     y = np.arange(len(order))
-    found = {key: [tables[name][key] for name in order] for key in ("full", "position", "effect", "r2")}
-    both = np.array([[_mean(a), _mean(b)] for a, b in zip(found["position"], found["full"], strict=True)])
+    columns = {key: [tables[name][key] for name in order] for key in ("full", "position", "effect", "r2")}
+    both = np.array([[_mean(a), _mean(b)] for a, b in zip(columns["position"], columns["full"], strict=True)])
     left.hlines(
         y, both[:, 0], both[:, 1], color=draw.PALE, linewidth=5, zorder=1, label="added by the patch kernel"
     )
-    _dots(left, y + 0.1, found["position"], ORANGE, "s", "position code alone")
-    _dots(left, y - 0.1, found["full"], BLUE, "o", "image turned")
-    _dots(middle, y, found["effect"], BLUE, "o", "")
-    _dots(right, y, found["r2"], BLUE, "o", "", lowest=0)
+    _dots(left, y + 0.1, columns["position"], ORANGE, "s", "position code alone")
+    _dots(left, y - 0.1, columns["full"], BLUE, "o", "image turned")
+    _dots(middle, y, columns["effect"], BLUE, "o", "")
+    _dots(right, y, columns["r2"], BLUE, "o", "", lowest=0)
     chance = METRICS["error"].chance or 0.0
     left.axvline(chance, color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=0)
-    left.set_xlim(0, 1.06 * max(chance, _furthest(found["full"] + found["position"])))
+    left.set_xlim(0, 1.06 * max(chance, _furthest(columns["full"] + columns["position"])))
     middle.set_xlim(
-        min(0, 1.1 * _furthest(found["effect"], low=True)), 1.1 * max(MILD, _furthest(found["effect"]))
+        min(0, 1.1 * _furthest(columns["effect"], low=True)), 1.1 * max(MILD, _furthest(columns["effect"]))
     )
     right.set_xlim(0, 1)
     for ax in (left, right):
@@ -131,14 +131,14 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
     return Measurement(row["transform"], row["metric"], array(row["values"]), part, control, floors)
 
 
-def _mean(found: Summary | None, last: bool = False) -> float:
-    value = float("nan") if found is None else found.mean
+def _mean(summary: Summary | None, last: bool = False) -> float:
+    value = float("nan") if summary is None else summary.mean
     return float("inf") if last and not np.isfinite(value) else value
 
 
-def _furthest(found: Sequence[Summary | None], low: bool = False) -> float:
+def _furthest(summaries: Sequence[Summary | None], low: bool = False) -> float:
     """Return the largest mean or end of an interval, or the smallest; 0 without any."""
-    values = np.array([v for s in found if s is not None for v in (s.mean, *(s.interval or ()))])
+    values = np.array([v for s in summaries if s is not None for v in (s.mean, *(s.interval or ()))])
     values = values[np.isfinite(values)]
     return float(values.min(initial=0) if low else values.max(initial=0))
 
@@ -146,15 +146,15 @@ def _furthest(found: Sequence[Summary | None], low: bool = False) -> float:
 def _dots(
     ax: Axes,
     y: np.ndarray,
-    found: Sequence[Summary | None],
+    summaries: Sequence[Summary | None],
     color: str,
     marker: str,
     words: str,
     lowest: float = -np.inf,
 ) -> None:
     """Draw means and intervals; what lies below `lowest` is drawn hollow there."""
-    x = np.array([_mean(s) for s in found])
-    draw.whiskers(ax, y, np.maximum(draw.spans(found), lowest), across=True, color=color)
+    x = np.array([_mean(s) for s in summaries])
+    draw.whiskers(ax, y, np.maximum(draw.spans(summaries), lowest), across=True, color=color)
     style = {"color": color, "markersize": 6, "zorder": 5, "clip_on": False}
     ax.plot(np.maximum(x, lowest), y, marker, label=words, **style)
     if (x < lowest).any():

@@ -14,15 +14,14 @@ from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.rows import METRICS, Measurement
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
 from vispe.report.page import Page, Tone
-from vispe.report.statistics import FEWEST, summarise
+from vispe.report.statistics import FEWEST
 from vispe.report.table import interval, number
 
 HEAD = ("transform", "metric", "of", "mean", "95 % interval", "worst image", "floor", "effect", "images")
 
 _INTRO = (
-    "A sample under a microscope mostly has no up: a model should see the same in it however it lies. So "
-    "the images were turned, mirrored and shifted, what the model made of them was moved back, and both "
-    "were compared."
+    "A sample under a microscope mostly has no up: a model should see the same in it however it lies. So the images "
+    "were turned, mirrored and shifted, what the model made of them was moved back, and both were compared."
 )
 _CONTROLS = "Grey rows are controls: they show what a number means, and that the measurement works."
 _FLOOR = (
@@ -46,17 +45,13 @@ def rotation_page(report: RotationReport) -> Page:
     page.text(result.remedy)
     page.text(_INTRO)
     n = len(result.images)
-    page.text(
-        f"{n} image{'s' * (n != 1)}. "
-        + (
-            f"Intervals say how far the mean would move with other images of the kind; they need {FEWEST} "
-            "images."
-            if n < FEWEST
-            else "Intervals (95 %, bootstrap over images) say how far the mean would move with other "
-            "images of the kind."
-        ),
-        soft=True,
+    intervals = "say how far the mean would move with other images of the kind"
+    words = (
+        f"Intervals {intervals}; they need {FEWEST} images."
+        if n < FEWEST
+        else f"Intervals (95 %, bootstrap over images) {intervals}."
     )
+    page.text(f"{n} image{'s' * (n != 1)}. {words}", soft=True)
     headlines = report.headlines
     if headlines:
         page.section("In short")
@@ -77,9 +72,8 @@ def rotation_page(report: RotationReport) -> Page:
         page.table([["setting", "value"], *([k, _value(v)] for k, v in result.settings.items())], left=(0, 1))
     page.text(
         f"In words, an error or an R² below {INVARIANT:g} is called invariant, below {MILD:g} mild, else "
-        "strong; these limits are our choice. The error of a pose g is sqrt(Σ|F_g - F|² / Σ|F - mean of "
-        "F|²), F being the features of the image and F_g those of the moved image, moved back; sums run "
-        "over places and channels.",
+        "strong; these limits are our choice. The error of a pose g is sqrt(Σ|F_g - F|² / Σ|F - mean of F|²), F being "
+        "the features of the image and F_g those of the moved image, moved back; sums run over places and channels.",
         soft=True,
     )
     return page
@@ -87,18 +81,17 @@ def rotation_page(report: RotationReport) -> Page:
 
 def cells(row: Measurement) -> list[str]:
     """Return a row as the columns `HEAD`."""
-    found, effect = row.summary(), row.effect()
-    floor = "" if row.floor is None else number(summarise(row.floor).mean)
+    summary, effect = row.summary(), row.effect()
     return [
         row.transform,
         METRICS[row.metric].title,
         row.part,
-        number(found.mean),
-        interval(found.interval),
-        number(found.worst),
-        floor,
-        "" if effect is None else number(effect.mean),
-        str(found.n) + (f" of {found.n + found.missing}" if found.missing else ""),
+        number(summary.mean),
+        interval(summary.interval),
+        number(summary.worst),
+        number(row.floor_mean),
+        number(effect and effect.mean),
+        str(summary.n) + (f" of {summary.n + summary.missing}" if summary.missing else ""),
     ]
 
 
@@ -112,17 +105,15 @@ def _by_image(images: Sequence[str], rows: Sequence[Measurement]) -> list[list[s
     heads = [
         f"{r.transform}, {METRICS[r.metric].title}{'' if r.part == FULL else f', {r.part}'}" for r in rows
     ]
-    return [
-        ["image", *heads],
-        *([name, *(number(r.values[k]) for r in rows)] for k, name in enumerate(images)),
-    ]
+    lines = ([name, *(number(r.values[k]) for r in rows)] for k, name in enumerate(images))
+    return [["image", *heads], *lines]
 
 
 def _verdict(report: RotationReport) -> tuple[str, Tone]:
     """Return the sentence that a hurried reader takes away, and its colour: that of the worst of the features."""
     full, r2 = report.result.find(D4_MEAN, "error"), report.result.find(UNMOVED, "r2")
-    found = [*([full.summary().mean] if full else []), *([r2.summary().median] if r2 else [])]
-    worst = max((v for v in found if np.isfinite(v)), default=float("nan"))
+    values = [*([full.summary().mean] if full else []), *([r2.summary().median] if r2 else [])]
+    worst = max(filter(np.isfinite, values), default=float("nan"))
     tone: Tone = "plain"
     if np.isfinite(worst):
         tone = "good" if worst < INVARIANT else "mild" if worst < MILD else "bad"

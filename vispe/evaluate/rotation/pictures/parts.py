@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from vispe.evaluate.rotation.pictures.polar import plot_polar
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
 from vispe.report import style as draw
 from vispe.report.page import Page
@@ -12,8 +13,8 @@ from vispe.symmetry.d4 import D4
 
 POSES = tuple(g.name for g in D4[1:])
 NAMES = (
-    "rot90, rot180 and rot270 are turns counter-clockwise; hflip swaps left and right, vflip top and "
-    "bottom; transpose and antitranspose mirror at the diagonals."
+    "rot90, rot180 and rot270 are turns counter-clockwise; hflip swaps left and right, vflip top and bottom; transpose "
+    "and antitranspose mirror at the diagonals."
 )
 """What the names of poses mean."""
 
@@ -29,13 +30,13 @@ def drawn(
     page: Page,
     plot: Callable[..., Any],
     result: RotationResult,
-    size: tuple[float, float],
     caption: str,
-    polar: bool = False,
+    size: tuple[float, float] = (8.4, 4.4),
     **options: Any,
 ) -> None:
     """Draw one picture on a figure of its own and put it on the page."""
-    figure = draw.new_figure(*size)
+    polar = plot is plot_polar
+    figure = draw.new_figure(*((6.2, 6.2) if polar else size))
     plot(result, figure.add_subplot(projection="polar" if polar else None), **options)
     page.figure(figure, caption)
 
@@ -47,9 +48,9 @@ def short_table(page: Page, rows: Iterable[Measurement]) -> None:
         return
     table = [["", "metric", "of", "mean", "95 % interval"]]
     for row in rows:
-        found = row.summary()
-        ends = "" if found.interval is None else " to ".join(map(draw.short, found.interval))
-        table.append([row.transform, METRICS[row.metric].title, row.part, draw.short(found.mean), ends])
+        summary = row.summary()
+        ends = "" if summary.interval is None else " to ".join(map(draw.short, summary.interval))
+        table.append([row.transform, METRICS[row.metric].title, row.part, draw.short(summary.mean), ends])
     page.table(table, left=(0, 1, 2), quiet=[k for k, row in enumerate(rows) if row.control])
 
 

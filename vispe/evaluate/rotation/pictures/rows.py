@@ -188,11 +188,11 @@ def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
     """
     names = [keys.FOUR_CORNERS, *QUADRANTS]
     parts = [(keys.FULL, "scribbles in that corner", BLUE), (keys.SPREAD, "scribbles everywhere", GREY)]
-    found = [[result.find(n, "quadrant_gap", p) for n in names] for p, *_ in parts]
-    draw.wanted([r for rows in found for r in rows if r], "rows of the quadrant gap", "quadrant_gap")
+    table = [[result.find(n, "quadrant_gap", p) for n in names] for p, *_ in parts]
+    draw.wanted([r for rows in table for r in rows if r], "rows of the quadrant gap", "quadrant_gap")
     ax = draw.axes(ax, 8.4, 4.0)
     reach = [0.1]
-    for k, ((_, words, colour), rows) in enumerate(zip(parts, found, strict=True)):
+    for k, ((_, words, colour), rows) in enumerate(zip(parts, table, strict=True)):
         x = np.array([0.0, *(1.4 + np.arange(4))]) + 0.4 * (k - 0.5) + 0.2 * (np.arange(5) == 0) * (1 - 2 * k)
         values = np.array([mean(r) for r in rows])
         bands = draw.spans(None if r is None else r.summary() for r in rows)
@@ -205,7 +205,7 @@ def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
     ax.set_xticks([0, *(1.4 + np.arange(4))], ["mean of four", *QUADRANTS])
     ax.set_ylabel("mIoU elsewhere - there", color=INK)
     words = "Quadrant gap: worse elsewhere (below 0) where position leaks"
-    draw.finish(ax, words, images_of(r for rows in found for r in rows if r))
+    draw.finish(ax, words, images_of(r for rows in table for r in rows if r))
     return ax
 
 

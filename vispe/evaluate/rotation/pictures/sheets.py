@@ -83,8 +83,8 @@ def plot_poses(report: RotationReport) -> Figure:
     figure, left, right = _sheet(report.picture, len(others), first.shape)
     _show(left[-1], first, "its features")
     image: Any = None
-    for (upper, lower), (name, found) in zip(right, others.items(), strict=True):
-        _show(upper, found, name)
+    for (upper, lower), (name, moved) in zip(right, others.items(), strict=True):
+        _show(upper, moved, name)
         words = f"off by {draw.short(float(np.sqrt(np.square(off[name]).mean())))}"
         image = _show(lower, off[name], words, cmap="cividis", vmin=0, vmax=top)
     if image is not None:
@@ -105,9 +105,9 @@ def plot_label_poses(report: RotationReport) -> Figure:
     highest = max(int(m.max(initial=0)) for m in report.labels.values())
     names = [*report.names, *(f"class {k + 1}" for k in range(len(report.names), highest))]
     _show(left[-1], _coloured(first), "its labels")
-    for (upper, lower), (name, found) in zip(right, others.items(), strict=True):
-        changed = found != first
-        _show(upper, _coloured(found), name)
+    for (upper, lower), (name, moved) in zip(right, others.items(), strict=True):
+        changed = moved != first
+        _show(upper, _coloured(moved), name)
         shown = np.where(changed[..., None], _rgb(draw.ORANGE), _rgb(draw.SHADE))
         _show(lower, shown, f"{100 * changed.mean():.1f} % changed")
     _class_key(figure, names)

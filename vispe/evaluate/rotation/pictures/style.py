@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from vispe.evaluate.rotation.keys import EVERY_POSE, FITTED_ONCE, FULL, POSITION_CODE
 from vispe.evaluate.rotation.rows import METRICS, Measurement
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
-from vispe.report.statistics import summarise
 from vispe.report.style import BLUE, GREY, ORANGE
 
 LIMITS = ((INVARIANT, "invariant"), (MILD, "mild"), (float("inf"), "strong"))
@@ -21,7 +20,7 @@ def mean(row: Measurement | None) -> float:
 
 def floor(row: Measurement) -> float:
     """Return the mean floor over images; NaN without one."""
-    return float("nan") if row.floor is None else summarise(row.floor).mean
+    return float("nan") if row.floor_mean is None else row.floor_mean
 
 
 def images_of(rows: Iterable[Measurement]) -> str:

@@ -54,8 +54,8 @@ def across_poses(
         truths: labels (H, W) of each image; None measures phase fractions alone.
         angles: degrees.
         margin: pixels off the rim of the disc, and what the window's side is a multiple of: the patch of the model.
-        side: see `Canvas.fit`.
-        how: see `Canvas.fit`.
+        side: of the window in pixels; default the largest.
+        how: 'crop': only pixels of the image are shown; 'disc': pixels outside the image are mirrored.
         border: pixels along class borders of the turned truth that do not count.
         names: of the classes; default 'class 1' ...
         part: name of the rows of accuracy.

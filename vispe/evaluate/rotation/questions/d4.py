@@ -16,7 +16,7 @@ def d4(measured: Measured, plan: Plan, step: Step) -> Rows:
         rows += position_equivariance(f, images, batch_size=size)
     else:
         step.notes.append(
-            "The share of the position code is not known: it is told apart in a vision transformer only, where "
+            "The share of the position code is not known: it is measured in a vision transformer only, where "
             "tokens can be moved after the patches were embedded."
         )
     controls, notes = control_rows(f, images, batch_size=size, twin=measured.twin)

@@ -89,11 +89,11 @@ def position_equivariance(
     `equivariance`.
 
     Raises:
-        UnsupportedHost: the model's patch embedding cannot be told apart.
+        UnsupportedHost: the model's patch embedding is not known.
     """
     if not isinstance(f, ModelFeatures):
         raise OptionError(
-            f"The position code can be told apart in a model only, got {type(f).__name__}; give ModelFeatures(model)."
+            f"The position code can be measured in a model only, got {type(f).__name__}; give ModelFeatures(model)."
         )
 
     def posed(batch: Tensor, g: Element) -> Tensor:

@@ -86,6 +86,11 @@ def fingerprint(
     Raises:
         ShapeError: the maps differ in size.
         InputError: fewer than 2 images.
+
+    >>> ramp = torch.linspace(0, 9, 6)
+    >>> pattern = fingerprint(lambda images: images + ramp, torch.rand(40, 1, 6, 6))
+    >>> pattern.snr > 100, pattern.n_images
+    (True, 40)
     """
     count, mean, raw = 0, None, None
     for batch in batches(images, batch_size):
@@ -132,6 +137,9 @@ def random_crops(
         size: window (height, width) in pixels.
         per_image: windows of each image.
         seed: of the places.
+
+    >>> [tuple(crop.shape) for crop in random_crops(torch.rand(1, 3, 9, 9), (4, 6), 2)]
+    [(3, 4, 6), (3, 4, 6)]
     """
     if per_image < 1:
         raise OptionError(f"random_crops needs at least one window of each image, got per_image={per_image}.")

@@ -100,6 +100,11 @@ def position_r2(
 
     Returns:
         The row ('none', 'r2'), and the control 'shuffled positions', where a sound probe finds 0 or less.
+
+    >>> ramps = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"))
+    >>> own, shuffled_places = position_r2(lambda images: images, [ramps])
+    >>> own.summary().mean > 0.99, shuffled_places.control
+    (True, True)
     """
     if masks < 1:
         raise OptionError(f"position_r2 needs at least one mask, got masks={masks}.")

@@ -58,6 +58,10 @@ def lie_derivatives(
     Returns:
         A row 'Lie rotation', 'Lie down', 'Lie right' with sqrt(Σ|Lf|²/Σ|Z|²); Z is f minus its mean over positions.
         NaN for an image with a map that does not vary.
+
+    >>> rows = lie_derivatives(lambda images: images**2, torch.rand(1, 1, 8, 8, dtype=torch.float64))
+    >>> [row.transform for row in rows]
+    ['Lie rotation', 'Lie down', 'Lie right']
     """
     values: dict[str, list[float]] = {m: [] for m in motions}
     for batch in batches(images, batch_size):

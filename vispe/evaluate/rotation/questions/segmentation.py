@@ -52,6 +52,10 @@ def consistency(
 
     Returns:
         mIoU over the classes in either map and adjusted Rand index, for each pose and on average ('D4').
+
+    >>> bright = lambda image: 1 + (image[0] > 0.5).long()
+    >>> consistency(bright, torch.rand(1, 3, 8, 8), 2)[0].values.tolist()
+    [1.0]
     """
     poses = poses_of(elements, "Consistency")
 
@@ -101,8 +105,8 @@ def angle_consistency(
         n_classes: K.
         angles: degrees.
         margin: pixels off the rim of the disc, and what the window's side is a multiple of: the patch of the model.
-        side: see `Canvas.fit`.
-        how: see `Canvas.fit`.
+        side: of the window in pixels; default the largest.
+        how: 'crop': only pixels of the image are shown; 'disc': pixels outside the image are mirrored.
         part: name of the rows.
 
     Returns:
@@ -158,6 +162,10 @@ def phase_consistency(
 
     Returns:
         The mean over phases 'roll, random phases' of mIoU and adjusted Rand index.
+
+    >>> bright = lambda image: 1 + (image[0] > 0.5).long()
+    >>> [row.summary().mean for row in phase_consistency(bright, torch.rand(1, 3, 8, 8), 2, 4)]
+    [1.0, 1.0]
     """
     if patch < 2 or (phases is not None and phases < 1):
         raise OptionError(

@@ -69,6 +69,10 @@ def roll_equivariance(
     Returns:
         A row 'roll (dy, dx) px' for each shift and measure, and the means 'roll, whole patches' and 'roll, parts of a
         patch'.
+
+    >>> rows = roll_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 16, 16), shifts=[(4, 0)], patch=4)
+    >>> [(row.transform, row.summary().mean) for row in rows if row.metric == "error"]
+    [('roll, whole patches', 0.0), ('roll (4, 0) px', 0.0)]
     """
     size, scores = patch_of(f, patch), _scores(measures)
 
