@@ -14,18 +14,8 @@ from vispe.evaluate.rotation.questions import (
 )
 from vispe.evaluate.rotation.steps import QUESTIONS, Found
 
-__all__ = [
-    "accuracy",
-    "angles",
-    "clusters",
-    "d4",
-    "layers",
-    "lie",
-    "measure_step",
-    "quadrant",
-    "segmentation",
-    "shifts",
-]
+FILES = (d4, angles, shifts, lie, layers, clusters, quadrant, segmentation, accuracy)
+"""The files in the order of the results."""
 
 
 def measure_step(measured: Measured, plan: Plan, step: Step, name: str) -> Found:
