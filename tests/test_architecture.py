@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "vispe"
 FLOORS = (  # from the ground up; what shares a floor may import each other, files never in a circle
-    ("errors", "version", "_lazy", "_moved"),
+    ("errors", "options", "version", "_lazy", "_moved"),
     ("files", "grid"),
     ("symmetry", "report", "images"),
     ("attention",),

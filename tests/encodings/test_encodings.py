@@ -223,7 +223,7 @@ def test_learned_needs_a_grid():
     made = create_encoding("learned", dim=8, grid=(3, 3))
     assert made.weight.std().item() == pytest.approx(0.02, rel=0.3)
     with pytest.raises(
-        ShapeError, match=r"learned needs the tokens of a 2-axis grid, got Positions.*; use sincos2d"
+        ShapeError, match=r"learned needs the tokens of a 2-axis grid, got 2 axes .*; use sincos2d"
     ):
         made.table(Positions(torch.zeros(1, 4, 2)))
 

@@ -1,15 +1,15 @@
 """What an encoding is: four small interfaces, and `Compose`, the only combinator.
 
 An encoding is a final class that implements one or more of `Additive`, `Rotary`, `Biased` and `Mixing`.
-Options are keyword-only constructor arguments, JSON-able, and kept as attributes of the same name, so that
-`Encoding.config` rebuilds an equal module.
+Options are annotated attributes of the class, JSON-able, checked by their annotations, and keyword-only arguments of
+the constructor, so that `Encoding.config` rebuilds an equal module.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, dataclass_transform
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,36 @@ from vispe.attention.bias.base import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.values import ValueTerm
 from vispe.attention.transform.base import Transform
+from vispe.encodings.parts.kept import Kept
 from vispe.encodings.saved import keep, refuse_other, saved_grid
-from vispe.errors import UnsupportedCombination
-from vispe.grid import Positions
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.grid import Grid, Positions
+from vispe.options import check_options, option_signature
 
 HOST_FACTS = ("dim", "num_heads", "depth", "grid")
+_FIRST = (*HOST_FACTS, "axes")  # options that a base declares come first of all
 
 
+@dataclass_transform(kw_only_default=True)
 class Encoding(nn.Module):
     """Base of every positional encoding.
 
     Class attributes state facts: `name`, `paper` (title and link), `year`, `ndim` (accepted numbers of axes),
     `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has
     a form, such as a table of offsets, that needs no n x n mask).
+
+    Annotated attributes are options, as in a dataclass: the constructor takes them as keywords, checks them by their
+    annotations (`vispe.options`), and calls `__post_init__`, which makes the parameters. `axes` and what the host
+    supplies (`HOST_FACTS`) come first, then the options of the class, then the others of its bases. A bare assignment
+    changes the default of an option of a base, a `ClassVar` fixes it. A class with a constructor of its own has its
+    arguments as options.
+
+    Example:
+        >>> class Tilt(Biased):
+        ...     num_heads: int
+        ...     strength: float = 0.1
+        >>> Tilt(num_heads=2).config
+        {'name': '', 'num_heads': 2, 'strength': 0.1}
     """
 
     name: ClassVar[str] = ""
@@ -41,8 +58,55 @@ class Encoding(nn.Module):
     extrapolates: ClassVar[bool] = True
     fused: ClassVar[bool] = False
 
-    def __init__(self) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__init__ is Encoding.__init__:
+            cls.__signature__ = option_signature(cls, Encoding, _FIRST)
+        else:
+            own = inspect.signature(cls.__init__)
+            cls.__signature__ = own.replace(parameters=[*own.parameters.values()][1:])
+
+    def __init__(self, **options: Any) -> None:
         super().__init__()
+        self._kept = Kept()
+        bound = option_signature(type(self), Encoding, _FIRST).bind(**options)
+        bound.apply_defaults()
+        vars(self).update(bound.arguments)
+        check_options(self, tuple(bound.arguments))
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check what options say together, and make the parameters; called by the constructor."""
+
+    def _accept(self, *axes: int) -> None:
+        """Keep which numbers of axes this instance accepts, among those of its class."""
+        vars(self)["ndim"] = axes
+
+    def _head_width(self) -> int:
+        """Return the channels of a head, checked."""
+        dim, heads = getattr(self, "dim", 0), getattr(self, "num_heads", 0)
+        if dim % heads:
+            raise OptionError(
+                f"{self.name} needs dim to be a multiple of num_heads, got dim={dim}, num_heads={heads}."
+            )
+        return dim // heads
+
+    def _need_axes(self, pos: Positions) -> None:
+        """Raise `ShapeError` unless positions have a number of axes that is accepted."""
+        if pos.axes not in self.ndim:
+            wanted = " or ".join(map(str, self.ndim))
+            hint = f"; say {self.name}(axes={pos.axes})" if "axes" in self.config else ""
+            raise ShapeError(f"{self.name} needs {wanted}-axis positions, got {pos.axes} axes ({pos}){hint}.")
+
+    def _need_grid(self, pos: Positions, hint: str = "") -> Grid:
+        """Return the grid that the tokens come from, or raise `ShapeError`, with a hint at its end."""
+        if pos.grid is None or pos.axes not in self.ndim:
+            wanted = " or ".join(map(str, self.ndim))
+            raise ShapeError(
+                f"{self.name} needs the tokens of a {wanted}-axis grid, got {pos.axes} axes ({pos})"
+                f"{'; ' * bool(hint)}{hint}."
+            )
+        return pos.grid
 
     @property
     def per_layer(self) -> bool:

@@ -179,7 +179,7 @@ def test_a_layer_of_spder_behind_another_one():
     close(last.encode(first.encode(x)), whole.encode(x))
     last.encode(first.encode(x)).sum().backward()
     assert all(p.grad.abs().sum() > 0 for p in (x, *first.parameters(), *last.parameters()))
-    with pytest.raises(ShapeError, match="spder needs 5 axes, got 2"):
+    with pytest.raises(ShapeError, match="spder needs 5-axis positions, got 2 axes"):
         last.table(Grid((2, 3)).positions())
     with pytest.raises(ShapeError, match=r"coordinates \(..., 5\), got \(7, 4\)"):
         last.encode(torch.rand(7, 4))
@@ -195,31 +195,43 @@ def test_half_precision_parameters_are_computed_in_float32():
 @pytest.mark.parametrize(
     ("spec", "facts", "message"),
     [
-        ("spder", {"dim": 0}, "spder needs a width of 1 or more, got dim=0"),
-        ("spder(axes=4097)", {}, "spder reads 1 to 4096 coordinates, got axes=4097"),
-        ("shifted_gaussian(axes=4)", {}, "shifted_gaussian reads 1 to 3 coordinates, got axes=4"),
+        ("spder", {"dim": 0}, "dim needs a whole number above 0, got dim=0"),
+        ("spder(axes=4097)", {}, "axes needs a whole number from 1 to 4096, got axes=4097"),
+        ("shifted_gaussian(axes=4)", {}, "axes needs a whole number from 1 to 3, got axes=4"),
         ("spder(axes=3)", {"grid": (2, 3)}, r"axes=3, but the grid of the model is \(2, 3\)"),
-        ("spder(layers=0)", {}, "at least one layer of width above 0, got layers=0"),
-        ("spder(hidden=0)", {}, "at least one layer of width above 0, got layers=1, hidden=0"),
-        ("spder(omega=-1)", {}, "spder needs a positive omega, got omega=-1"),
+        ("spder(layers=0)", {}, "layers needs a whole number above 0, got layers=0"),
+        ("spder(hidden=0)", {}, "hidden needs a whole number above 0, got hidden=0"),
+        ("spder(omega=-1)", {}, "omega needs a number above 0, got omega=-1"),
         ("spder(project=1)", {}, "project is true or false, got project=1"),
         ("spder(project=false,hidden=3)", {}, "hidden=3 has no effect on one layer with project=False"),
         ("spder(normalize=max)", {}, "normalize is true or false, got normalize='max'"),
-        ("shifted_gaussian(sigma=0)", {}, "shifted_gaussian needs a positive sigma, got sigma=0"),
+        ("shifted_gaussian(sigma=0)", {}, "sigma needs a number above 0, got sigma=0"),
         ("shifted_gaussian(divisor=max)", {}, "divisor must be one of constant, batch, none, got 'max'"),
         ("shifted_gaussian(centres=7)", {}, "7 centres on each of 2 axes, which do not fit into dim=12"),
         (
             "shifted_gaussian(centres=0)",
             {},
-            "whole number above 0 or a list of finite numbers, got centres=0",
+            "centres needs a whole number above 0, or a list of 1 or more finite numbers, got centres=0",
         ),
-        ("shifted_gaussian(centres=[a])", {}, "list of finite numbers"),
-        ("shifted_gaussian(centres=[])", {}, "list of finite numbers"),
+        (
+            "shifted_gaussian(centres=[a])",
+            {},
+            "centres needs a whole number above 0, or a list of 1 or more finite numbers, got centres=",
+        ),
+        (
+            "shifted_gaussian(centres=[])",
+            {},
+            "centres needs a whole number above 0, or a list of 1 or more finite numbers, got centres=",
+        ),
         ("shifted_gaussian(project=2)", {}, "project is true or false, got project=2"),
-        ("sincos3d_points", {"dim": 5}, "sincos3d_points needs a width of 6 or more, got dim=5"),
-        ("sincos3d_points(features=3)", {}, "even number of features, got features=3"),
+        ("sincos3d_points", {"dim": 5}, "dim needs a whole number of 6 or more, got dim=5"),
+        (
+            "sincos3d_points(features=3)",
+            {},
+            "features needs a whole number divisible by 2 above 0, got features=3",
+        ),
         ("sincos3d_points(features=6,mlp=false)", {}, "3 x 6 features, which do not fit into dim=12"),
-        ("sincos3d_points(temperature=0)", {}, "positive temperature, got temperature=0"),
+        ("sincos3d_points(temperature=0)", {}, "temperature needs a number above 0, got temperature=0"),
         ("sincos3d_points(mlp=2)", {}, "mlp is true or false, got mlp=2"),
     ],
 )
@@ -230,7 +242,7 @@ def test_option_errors(spec, facts, message):
 
 def test_shape_errors():
     made = create_encoding("shifted_gaussian", dim=12)
-    with pytest.raises(ShapeError, match="shifted_gaussian needs 2 axes, got 3"):
+    with pytest.raises(ShapeError, match="shifted_gaussian needs 2-axis positions, got 3 axes"):
         made.table(Grid((2, 2, 2)).positions())
     with pytest.raises(ShapeError, match=r"coordinates \(\.\.\., 2\), got \(4, 3\) torch.float32"):
         made.encode(torch.rand(4, 3))

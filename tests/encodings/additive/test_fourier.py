@@ -166,8 +166,8 @@ def test_half_precision_parameters():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 0}, "fourier needs a width above 0, got dim=0"),
-        ({"axes": 4}, "fourier reads 1 to 3 coordinates, got axes=4"),
+        ({"dim": 0}, "dim needs a whole number above 0, got dim=0"),
+        ({"axes": 4}, "axes needs a whole number from 1 to 3, got axes=4"),
         ({"axes": 3, "grid": (2, 2)}, r"asked for axes=3, but the grid of the model is \(2, 2\)"),
         (
             {"normalize": "unit"},
@@ -177,7 +177,7 @@ def test_half_precision_parameters():
         ({"two_pi": 1}, "two_pi is true or false, got two_pi=1"),
         ({"learned": 1}, "learned is true or false, got learned=1"),
         ({"project": "yes"}, "project is true or false, got project='yes'"),
-        ({"scale": 0}, "positive scale, got scale=0"),
+        ({"scale": 0}, "scale needs a number above 0, got scale=0"),
         ({"basis": "identity", "scale": 2}, "scale=2 has no effect with basis='identity'"),
         ({"basis": "none", "learned": True}, "learned and two_pi have no effect with basis='none'"),
         ({"features": 7}, "even number of features, got features=7"),
@@ -198,5 +198,5 @@ def test_options_are_checked(options, message):
 def test_shapes_are_checked():
     with pytest.raises(ShapeError, match=r"floating-point coordinates \(..., 2\), got \(3, 3\)"):
         fourier().encode(torch.zeros(3, 3))
-    with pytest.raises(ShapeError, match=r"fourier needs 2 axes, got 1"):
+    with pytest.raises(ShapeError, match="fourier needs 2-axis positions, got 1 axes"):
         fourier().table(Grid((3,)).positions())

@@ -160,20 +160,20 @@ def test_half_precision_parameters():
     ("options", "message"),
     [
         ({"init": "port"}, "init must be one of paper, willguimont, jhlew, got 'port'"),
-        ({"gamma": 0}, "positive gamma, got gamma=0"),
-        ({"freq_std": -1}, "positive freq_std, got freq_std=-1"),
+        ({"gamma": 0}, "gamma needs a number above 0, got gamma=0"),
+        ({"freq_std": -1}, "freq_std needs a number above 0, got freq_std=-1"),
         (
             {"freq_std": 1.0, "gamma": 2.0},
-            "freq_std=1.0 says the standard deviation .* leave init and gamma out",
+            "freq_std=1 says the standard deviation of the frequencies itself; leave init and gamma out",
         ),
         ({"freq_std": 1.0, "init": "jhlew"}, "leave init and gamma out"),
-        ({"features": 5}, "even number of features, got features=5"),
-        ({"hidden": 0}, "an MLP of one unit or more, got hidden=0"),
+        ({"features": 5}, "features needs a whole number divisible by 2 above 0, got features=5"),
+        ({"hidden": 0}, "hidden needs a whole number above 0, got hidden=0"),
         ({"groups": 3}, "groups must divide the 2 coordinates and dim=12, got groups=3"),
         ({"groups": 5, "axes": 5}, "groups must divide the 5 coordinates and dim=12, got groups=5"),
         ({"groups": 0}, "got groups=0"),
         ({"class_vector": 1}, "class_vector is true or false, got class_vector=1"),
-        ({"axes": 0}, "reads 1 to 64 coordinates, got axes=0"),
+        ({"axes": 0}, "axes needs a whole number from 1 to 64, got axes=0"),
     ],
 )
 def test_options_are_checked(options, message):
@@ -183,7 +183,7 @@ def test_options_are_checked(options, message):
 
 def test_shapes_are_checked():
     made = lff(axes=4, groups=2)
-    with pytest.raises(ShapeError, match=r"fourier_learned needs 4 axes, got 2"):
+    with pytest.raises(ShapeError, match="fourier_learned needs 4-axis positions, got 2 axes"):
         made.table(Grid((3, 3)).positions())
     with pytest.raises(ShapeError, match=r"coordinates \(..., 4\), got \(3, 2\)"):
         made.encode(torch.zeros(3, 2))

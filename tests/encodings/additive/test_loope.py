@@ -266,17 +266,17 @@ def test_dropped_tokens_with_images():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 7}, "loope needs an even width, got dim=7"),
+        ({"dim": 7}, "dim needs a whole number divisible by 2 above 0, got dim=7"),
         ({"order": "hilbert"}, "order must be one of gilbert, raster, got 'hilbert'"),
         ({"start": "height"}, "start must be one of width, longer, even, got 'height'"),
         ({"context": "cnn"}, "context must be one of image, released, cells, none, got 'cnn'"),
         ({"class_token": "first"}, "class_token must be one of learned, origin, zero, got 'first'"),
         ({"order": "raster", "start": "even"}, "start='even' has no effect with order='raster'"),
         ({"rescale": 1}, "rescale is true or false, got rescale=1"),
-        ({"temperature": 0}, "positive temperature, got temperature=0"),
-        ({"in_chans": 0}, "one channel or more, got in_chans=0"),
+        ({"temperature": 0}, "temperature needs a number above 0, got temperature=0"),
+        ({"in_chans": 0}, "in_chans needs a whole number above 0, got in_chans=0"),
         ({"in_chans": 1, "context": "none"}, "in_chans=1 has no effect with context='none'"),
-        ({"grid": (3,)}, r"loope is for grids \(h, w\), got grid=\(3,\)"),
+        ({"grid": (3,)}, r"grid needs a list of 2 whole numbers above 0, got grid=\(3,\)"),
         ({"grid": None, "context": "cells"}, r"context='cells' needs grid=\(h, w\)"),
         ({"grid": None, "context": "released"}, r"context='released' needs grid=\(h, w\)"),
     ],
@@ -298,7 +298,7 @@ def test_what_it_needs():
     assert loope(in_chans=1).table(pos, torch.zeros(1, 1, 8, 8)).shape == (1, 12, 8)
     for free in (Positions(torch.zeros(1, 4, 2)), Grid((4,)).positions()):
         with pytest.raises(
-            ShapeError, match=r"loope needs the tokens of a grid with 2 axes, got .*orders cells"
+            ShapeError, match=r"loope needs the tokens of a 2-axis grid, got [12] axes .*; it orders cells"
         ):
             made.table(free)
 

@@ -86,15 +86,18 @@ def test_spacing_std_and_free_coordinates():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 7}, "even width of 6 or more, got dim=7"),
-        ({"dim": 4}, "even width of 6 or more, got dim=4"),
-        ({"dim": 12, "temperature": 0}, "positive numbers, got temperature=0"),
-        ({"dim": 12, "std": -1}, "positive numbers, got .*std=-1"),
-        ({"dim": 12, "split": (1, 1)}, r"positive share for each of 3 axes, got split=\(1, 1\)"),
-        ({"dim": 12, "split": 2}, "positive share for each of 3 axes, got split=2"),
-        ({"dim": 12, "split": (1, 0, 1)}, "positive share"),
-        ({"dim": 12, "split": (1, True, 1)}, "positive share"),
-        ({"dim": 12, "spacing": (1, 2)}, "one positive number for each of 3 axes"),
+        ({"dim": 7}, "dim needs a whole number divisible by 2 of 6 or more, got dim=7"),
+        ({"dim": 4}, "dim needs a whole number divisible by 2 of 6 or more, got dim=4"),
+        ({"dim": 12, "temperature": 0}, "temperature needs a number above 0, got temperature=0"),
+        ({"dim": 12, "std": -1}, "std needs a number above 0, got std=-1"),
+        ({"dim": 12, "split": (1, 1)}, r"split needs a list of 3 numbers above 0, got split=\(1, 1\)"),
+        ({"dim": 12, "split": 2}, "split needs a list of 3 numbers above 0, got split=2"),
+        ({"dim": 12, "split": (1, 0, 1)}, "split needs a list of 3 numbers above 0, got split="),
+        ({"dim": 12, "split": (1, True, 1)}, "split needs a list of 3 numbers above 0, got split="),
+        (
+            {"dim": 12, "spacing": (1, 2)},
+            r"spacing needs one number for each of 3 axes, got spacing=\[1.0, 2.0\]",
+        ),
     ],
 )
 def test_option_errors(options, message):
@@ -103,5 +106,5 @@ def test_option_errors(options, message):
 
 
 def test_other_axes_are_refused():
-    with pytest.raises(ShapeError, match="sincos3d needs 3 axes, got 2"):
+    with pytest.raises(ShapeError, match="sincos3d needs 3-axis positions, got 2 axes"):
         create_encoding("sincos3d", dim=12).table(Grid((2, 3)).positions())

@@ -124,8 +124,11 @@ def test_learned_slopes_get_the_gradient_of_their_distances():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("alibi3d(spacing=[1,2])", "one positive number for each of 3 axes"),
-        ("alibi3d(normalize=reference,reference=[4,4])", "one number above 0 for each of 3 axes"),
+        ("alibi3d(spacing=[1,2])", r"spacing needs one number for each of 3 axes, got spacing=\[1.0, 2.0\]"),
+        (
+            "alibi3d(normalize=reference,reference=[4,4])",
+            r"reference needs one number for each of 3 axes, got reference=\[4, 4\]",
+        ),
         ("alibi3d(reference=[4,4,4])", "has no effect with normalize='none'"),
         ("alibi3d(slopes=steep)", "slopes must be one of"),
         ("alibi3d(wrap=3)", "wrap is true or false"),

@@ -292,8 +292,8 @@ def test_distances_do_not_see_turns_of_a_square(n, method, turns, flip):
         ("shared=1", "shared is true or false, got shared=1"),
         ("ratio=0", "ratio needs a number above 0, got ratio=0"),
         ("ratio=big", "got ratio='big'"),
-        ("prefix_buckets=2", "prefix_buckets must be 0, 1 or 3, got prefix_buckets=2"),
-        ("prefix_buckets=true", "got prefix_buckets=True"),
+        ("prefix_buckets=2", "prefix_buckets must be one of 0, 1, 3, got 2"),
+        ("prefix_buckets=true", "prefix_buckets must be one of 0, 1, 3, got True"),
     ],
 )
 def test_option_errors(options, message):

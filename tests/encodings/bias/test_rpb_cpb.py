@@ -181,20 +181,20 @@ def test_dropped_tokens():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 0}, "rpb_cpb needs at least one head, got num_heads=0"),
-        ({"grid": ()}, r"1 to 3 whole numbers above 0 as grid, got grid=\(\)"),
+        ({"num_heads": 0}, "num_heads needs a whole number above 0, got num_heads=0"),
+        ({"grid": ()}, r"rpb_cpb: grid needs a list of 1 to 3 whole numbers above 0, got grid=\(\)"),
         ({"coords": "log"}, "coords must be one of swin, cr, got 'log'"),
-        ({"hidden": 0}, r"whole numbers above 0 as hidden, got hidden=\[0\]"),
-        ({"hidden": 1.5}, r"got hidden=\[1\.5\]"),
-        ({"pretrained": [3]}, r"needs 2 whole numbers above 0 as pretrained, got pretrained=\[3\]"),
+        ({"hidden": 0}, "hidden needs a whole number above 0, got hidden=0"),
+        ({"hidden": 1.5}, "hidden needs a whole number above 0, got hidden=1.5"),
+        ({"pretrained": [3]}, r"pretrained needs one number for each of 2 axes, got pretrained=\[3\]"),
         (
             {"coords": "cr", "pretrained": [3, 3]},
-            r"belong to coords='swin', got centre=False, pretrained=\[3, 3\]",
+            r"centre and pretrained belong to coords='swin', got centre=False, pretrained=\(3, 3\) with coords='cr'",
         ),
         ({"coords": "cr", "centre": True}, "belong to coords='swin', got centre=True"),
         ({"centre": 1}, "centre is true or false, got centre=1"),
         ({"share_layers": 0}, "share_layers is true or false, got share_layers=0"),
-        ({"dropout": 1.0}, r"dropout is a share of 0 or more and below 1, got dropout=1\.0"),
+        ({"dropout": 1.0}, "dropout needs a number of 0 or more and below 1, got dropout=1.0"),
         ({"dropout": "some"}, "got dropout='some'"),
     ],
 )

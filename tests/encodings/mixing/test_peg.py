@@ -292,17 +292,17 @@ def test_compiles():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 0}, "peg needs a width above 0, got dim=0"),
+        ({"dim": 0}, "dim needs a whole number above 0, got dim=0"),
         ({"kernel_size": 4}, "odd kernel_size of 3 or more, got kernel_size=4"),
         ({"kernel_size": 1}, "got kernel_size=1"),
         ({"kernel_size": 3.0}, "got kernel_size=3.0"),
         ({"init": "zeros"}, "init must be one of reference, zero, got 'zeros'"),
         ({"padding": "zero"}, "padding must be one of zeros, circular, reflect, got 'zero'"),
         ({"symmetric": 1}, "symmetric is true or false, got symmetric=1"),
-        ({"first": 0}, "at least one block that it follows, got first=0"),
+        ({"first": 0}, "first needs a whole number above 0, got first=0"),
         ({"first": 1.5}, "got first=1.5"),
         ({"first": 2, "after": [0]}, r"first=2 has no effect beside after=\[0\]"),
-        ({"after": []}, r"after needs a list of whole numbers, got after=\[\]"),
+        ({"after": []}, r"after needs different block indices of 0 or more, got after=\[\]"),
         ({"after": 1}, "after needs a list of whole numbers, got after=1"),
         ({"after": [0.5]}, "list of whole numbers"),
         ({"after": [0, 0]}, "different block indices of 0 or more, got"),
@@ -318,10 +318,10 @@ def test_options_are_checked(options, message):
 def test_it_needs_a_grid():
     made = create_encoding("peg", dim=6)
     with pytest.raises(
-        ShapeError, match=r"peg needs the tokens of a grid with 2 axes, got .*reads neighbours"
+        ShapeError, match=r"peg needs the tokens of a 2-axis grid, got 2 axes .*; it reads neighbours"
     ):
         made.mix(torch.zeros(1, 3, 6), Positions(torch.zeros(1, 3, 2)), 0)
-    with pytest.raises(ShapeError, match="2 axes"):
+    with pytest.raises(ShapeError, match="peg needs the tokens of a 2-axis grid, got 1 axes"):
         made.mix(torch.zeros(1, 3, 6), Grid((3,)).positions(), 0)
     with pytest.raises(UnsupportedCombination, match="peg, which works on the tokens outside of attention"):
         Attention(8, 2, "peg")

@@ -314,22 +314,22 @@ def test_axes_and_forms_are_checked(spec):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("comrope_ap(axes=4)", "is for 1 to 3 axes, got axes=4"),
+        ("comrope_ap(axes=4)", "axes needs a whole number from 1 to 3, got axes=4"),
         (
             "comrope_ap(block=9)",
             r"needs a block of 2 to 8 channels for 16 channels per head and 2 part\(s\), got block=9",
         ),
-        ("comrope_ld(block=1)", "needs a block of 2 to 16 channels"),
+        ("comrope_ld(block=1)", "block needs a whole number of 2 or more, got block=1"),
         ("comrope_ld(block=2.5)", r"got block=2\.5"),
         ("comrope_ld(form=fold)", "form must be one of matrix, folded, got 'fold'"),
         ("comrope_ap(partition=mixed)", "partition must be one of interleaved, contiguous, got 'mixed'"),
         ("comrope_ap(share_heads=1)", "share_heads is true or false, got share_heads=1"),
         ("comrope_ld(normalize=max)", "normalize must be one of axis, common, none, got 'max'"),
         ("comrope_ld(init=zero)", "init must be one of normal, geometric, got 'zero'"),
-        ("comrope_ld(init_std=-1)", "init_std needs a number of at least 0, got init_std=-1"),
-        ("comrope_ld(jitter=much)", "jitter needs a number of at least 0, got jitter='much'"),
-        ("comrope_ld(jitter_offset=-1)", "jitter_offset needs a number of at least 0"),
-        ("comrope_ld(cls_position=left)", "cls_position needs a number"),
+        ("comrope_ld(init_std=-1)", "init_std needs a number of 0 or more, got init_std=-1"),
+        ("comrope_ld(jitter=much)", "jitter needs a number of 0 or more, got jitter='much'"),
+        ("comrope_ld(jitter_offset=-1)", "jitter_offset needs a number of 0 or more, got jitter_offset=-1"),
+        ("comrope_ld(cls_position=left)", "cls_position needs a finite number, got cls_position='left'"),
         ("comrope_ld(base=0.5)", "base=0.5 has no effect with init='normal'; say init=geometric"),
         ("comrope_ld(init=geometric,base=0)", "base needs a number above 0, got base=0"),
     ],
@@ -340,7 +340,9 @@ def test_option_errors(spec, message):
 
 
 def test_the_width_must_fit():
-    with pytest.raises(OptionError, match="needs a width that its heads divide, got dim=10, num_heads=3"):
+    with pytest.raises(
+        OptionError, match="comrope_ld needs dim to be a multiple of num_heads, got dim=10, num_heads=3"
+    ):
         create_encoding(LD, dim=10, num_heads=3)
     with pytest.raises(OptionError, match="needs a block of 2 to 1 channels"):
         create_encoding(AP, dim=6, num_heads=3)

@@ -152,13 +152,17 @@ def test_paths_by_hand():
 @pytest.mark.parametrize(
     ("spec", "facts", "message"),
     [
-        ("grape", {"num_heads": 5}, "grape needs dim=24 to be a multiple of num_heads=5"),
+        ("grape", {"num_heads": 5}, "grape needs dim to be a multiple of num_heads, got dim=24, num_heads=5"),
         ("grape", {"num_heads": 8}, "grape needs an even head width, got dim / num_heads = 3"),
         ("grape(planes=free)", {}, "planes must be one of canonical, rank2, got 'free'"),
-        ("grape(base=0)", {}, "positive numbers, got base=0"),
+        ("grape(base=0)", {}, "base needs a number above 0, got base=0"),
         ("grape(shared=2)", {}, "shared is true or false, got shared=2"),
         ("grape(planes=rank2,scale=1)", {}, "which planes='rank2' does not have"),
-        ("grape_alibi", {"num_heads": 5}, "grape_alibi needs dim=24 to be a multiple of num_heads=5"),
+        (
+            "grape_alibi",
+            {"num_heads": 5},
+            "grape_alibi needs dim to be a multiple of num_heads, got dim=24, num_heads=5",
+        ),
         ("grape_alibi(gates=both)", {}, "gates must be one of none, key, query, query_key, got 'both'"),
         (
             "grape_alibi(slopes=learned)",
@@ -170,9 +174,13 @@ def test_paths_by_hand():
         ("grape_alibi(wrap=1)", {}, "wrap is true or false, got wrap=1"),
         ("grape_alibi(causal=true,wrap=true)", {}, "causal=True counts steps back"),
         ("grape_alibi(gates=none,l2_norm=false)", {}, "which gates='none' does not have"),
-        ("grape_alibi(spacing=[1,-1])", {}, "one positive number for each of 2 axes"),
-        ("grape_path(p_dim=3)", {}, "even p_dim above 0 and a positive base, got p_dim=3"),
-        ("grape_path", {"num_heads": 0}, "at least one head, got num_heads=0"),
+        (
+            "grape_alibi(spacing=[1,-1])",
+            {},
+            r"spacing needs a list of numbers above 0, got spacing=\[1, -1\]",
+        ),
+        ("grape_path(p_dim=3)", {}, "p_dim needs a whole number divisible by 2 above 0, got p_dim=3"),
+        ("grape_path", {"num_heads": 0}, "num_heads needs a whole number above 0, got num_heads=0"),
     ],
 )
 def test_option_errors(spec, facts, message):

@@ -221,15 +221,15 @@ def test_another_size():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("gta(axes=5)", "is for 1 to 3 axes, got axes=5"),
-        ("gta(se3=6)", "se3 needs a multiple of 4 channels, got se3=6"),
+        ("gta(axes=5)", "axes needs a whole number from 1 to 3, got axes=5"),
+        ("gta(se3=6)", "se3 needs a whole number divisible by 4 of 0 or more, got se3=6"),
         ("gta(so3=3)", "so3 needs a multiple of 8 channels, got so3=3"),
-        ("gta(so3=8,so3_degree=3)", "so3_degree must be 1 or 2, got so3_degree=3"),
+        ("gta(so3=8,so3_degree=3)", "so3_degree must be one of 1, 2, got 3"),
         ("gta(so3_degree=1)", "so3_degree=1 has no effect without so3 channels"),
         ("gta(so2=6)", "so2 needs a multiple of 4 channels, got so2=6"),
-        ("gta(so2=half)", "so2 needs a multiple of 4 channels, got so2='half'"),
-        ("gta(se3=half)", "se3 needs a multiple of 4 channels, got se3='half'"),
-        ("gta(t2=4)", "t2 needs a multiple of 3 channels, got t2=4"),
+        ("gta(so2=half)", "so2 needs a whole number of 0 or more, got so2='half'"),
+        ("gta(se3=half)", "se3 needs a whole number divisible by 4 of 0 or more, got se3='half'"),
+        ("gta(t2=4)", "t2 needs a whole number divisible by 3 of 0 or more, got t2=4"),
         ("gta(t2=3,axes=1)", "t2 shifts in the plane, so it needs axes=2, got axes=1"),
         ("gta(so2=16,se3=4)", "gta has 16 channels per head, but its groups use 20"),
         ("gta(so2=0)", "its groups use 0"),
@@ -237,12 +237,24 @@ def test_another_size():
         ("gta(share_freqs=no)", "share_freqs is true or false"),
         ("gta(normalize=max)", "normalize must be one of axis, train, none, got 'max'"),
         ("gta(reference=[3,3])", r"reference=\[3, 3\] has no effect with normalize='axis'"),
-        ("gta(normalize=train,reference=[3])", "one whole number above 0 for each of 2 axes"),
-        ("gta(max_freq=[1,2,3])", r"max_freq needs one number or one for each of 2 axes, got \[1, 2, 3\]"),
-        ("gta(max_freq=-1)", "max_freq needs a number of at least 0, got max_freq=-1"),
-        ("gta(max_freq=fast)", "max_freq needs a number of at least 0, got max_freq='fast'"),
-        ("gta(trans_coeff=1)", "trans_coeff=1 has no effect without se3 channels"),
-        ("gta(se3=4,trans_coeff=small)", "trans_coeff needs a number"),
+        (
+            "gta(normalize=train,reference=[3])",
+            r"reference needs one number for each of 2 axes, got reference=\[3\]",
+        ),
+        (
+            "gta(max_freq=[1,2,3])",
+            r"max_freq needs one number for each of 2 axes, got max_freq=\[1.0, 2.0, 3.0\]",
+        ),
+        (
+            "gta(max_freq=-1)",
+            "max_freq needs a number of 0 or more, or a list of numbers of 0 or more, got max_freq=-1",
+        ),
+        (
+            "gta(max_freq=fast)",
+            "max_freq needs a number of 0 or more, or a list of numbers of 0 or more, got max_freq='fast'",
+        ),
+        ("gta(trans_coeff=1)", "trans_coeff=1.0 has no effect without se3 channels; say se3="),
+        ("gta(se3=4,trans_coeff=small)", "trans_coeff needs a finite number, got trans_coeff='small'"),
     ],
 )
 def test_option_errors(spec, message):

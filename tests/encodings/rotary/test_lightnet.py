@@ -120,7 +120,7 @@ def test_dropped_tokens_and_another_grid(form):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("lightnet(axes=4)", "is for 1 to 3 axes, got axes=4"),
+        ("lightnet(axes=4)", "axes needs a whole number from 1 to 3, got axes=4"),
         ("lightnet(form=sine)", "form must be one of cosine, rotate, got 'sine'"),
         ("lightnet(spectrum=all)", "spectrum must be one of shared, heads, got 'all'"),
         ("lightnet(base=0)", "base needs a number above 0, got base=0"),
@@ -135,7 +135,9 @@ def test_dropped_tokens_and_another_grid(form):
 def test_option_errors(spec, message):
     with pytest.raises(OptionError, match=message):
         create_encoding(spec, dim=8, num_heads=2)
-    with pytest.raises(OptionError, match="needs a width that its heads divide, got dim=8, num_heads=3"):
+    with pytest.raises(
+        OptionError, match="lightnet needs dim to be a multiple of num_heads, got dim=8, num_heads=3"
+    ):
         create_encoding("lightnet", dim=8, num_heads=3)
     with pytest.raises(ShapeError, match=r"lightnet needs 2-axis positions, got 1 axes"):
         create_encoding("lightnet", dim=8, num_heads=2).transform(Grid((3,)).positions(), 0)

@@ -538,32 +538,44 @@ ERRORS = [
     (
         "rope_axial",
         {"dim": 36},
-        r"rope_axial needs a head width divisible by 4, got head width 18 with rotated=1.0",
+        r"rope_axial needs a head width divisible by 4, got head width 18 with rotated=1 \(dim=36, num_heads=2\)",
     ),
     ("rope_axial", {"dim": 33}, "dim to be a multiple of num_heads, got dim=33, num_heads=2"),
-    ("rope_axial", {"heads": 0}, "whole numbers above 0, got num_heads=0"),
-    ("rope_axial(rotated=0)", {}, "share of the channels that turn, above 0 up to 1, got 0"),
+    ("rope_axial", {"heads": 0}, "num_heads needs a whole number above 0, got num_heads=0"),
+    ("rope_axial(rotated=0)", {}, "rotated needs a number above 0 and up to 1, got rotated=0"),
     ("rope_axial(rotated=0.3)", {}, "divisible by 4, got head width 16 with rotated=0.3"),
-    ("rope_axial(layout=halves)", {}, "layout must be half or interleaved, got 'halves'"),
-    ("rope_axial(indexing=yx)", {}, "indexing must be xy or ij, got 'yx'"),
-    ("rope_axial(temperature=0)", {}, "positive temperature, got temperature=0"),
+    ("rope_axial(layout=halves)", {}, "layout must be one of half, interleaved, got 'halves'"),
+    ("rope_axial(indexing=yx)", {}, "indexing must be one of xy, ij, got 'yx'"),
+    ("rope_axial(temperature=0)", {}, "temperature needs a number above 0, got temperature=0"),
     (
         "rope_axial(offset=inf)",
         {"offset": float("inf")},
-        "offset must be a number of patches, got offset=inf",
+        "offset needs a finite number, got offset=inf",
     ),
     ("rope_axial(split=[5,5])", {}, r"at most 8 in all for rope_axial, got split=\[5, 5\]"),
-    ("rope_axial(split=[0,4])", {}, r"above 0 for each axis.* got split=\[0, 4\]"),
+    (
+        "rope_axial(split=[0,4])",
+        {},
+        r"rope_axial: split needs a list of 1 to 3 whole numbers above 0, got split=\[0, 4\]",
+    ),
     ("rope_axial(split=4)", {}, "got split=4"),
-    ("rope_axial(spacing=2)", {}, "one positive number for each of 1 to 3 axes, got spacing=2"),
-    ("rope_axial(spacing=[1,-1])", {}, "one positive number"),
+    (
+        "rope_axial(spacing=2)",
+        {},
+        "rope_axial: spacing needs a list of 1 to 3 numbers above 0, got spacing=2",
+    ),
+    (
+        "rope_axial(spacing=[1,-1])",
+        {},
+        r"rope_axial: spacing needs a list of 1 to 3 numbers above 0, got spacing=\[1, -1\]",
+    ),
     ("rope_axial(schedule=linear)", {}, "schedule must be one of none, rescale, pi, ntk, yarn, got 'linear'"),
     ("rope_axial(reference=[4,4])", {}, r"reference=\[4, 4\] has no effect with schedule='none'"),
     ("rope_dinov3(reference=[4,4])", {}, r"reference=\[4, 4\] has no effect with schedule='rescale'"),
     (
         "rope_axial(schedule=pi,reference=[4,0])",
         {},
-        r"whole number above 0 for each axis, got reference=\[4, 0\]",
+        r"rope_axial: reference needs a list of 1 to 3 whole numbers above 0, got reference=\[4, 0\]",
     ),
     ("rope_axial(schedule=pi,reference=4)", {}, "got reference=4"),
     ("rope_axial(logit_scale=tau)", {}, "logit_scale must be one of none, yarn, entropy, got 'tau'"),
@@ -572,26 +584,38 @@ ERRORS = [
         {},
         "must reach all channels, but rotated=0.5 with layout='half'",
     ),
-    ("rope_axial(shift_coords=-1)", {}, "shift_coords is None or a number of 0 or more, got shift_coords=-1"),
+    ("rope_axial(shift_coords=-1)", {}, "shift_coords needs a number of 0 or more, got shift_coords=-1"),
     (
         "rope_axial(jitter_coords=0.5)",
         {},
-        "jitter_coords is None or a number of 1 or more, got jitter_coords=0.5",
+        "jitter_coords needs a number of 1 or more, got jitter_coords=0.5",
     ),
-    ("rope_axial(rescale_coords=true)", {}, "rescale_coords is None or a number of 1 or more, got .*True"),
+    (
+        "rope_axial(rescale_coords=true)",
+        {},
+        "rescale_coords needs a number of 1 or more, got rescale_coords=True",
+    ),
     ("rope_axial(per_block=true)", {}, "per_block=True has no effect without shift_coords"),
     ("rope_axial(per_block=1)", {}, "per_block is true or false, got per_block=1"),
     ("rope_axial(per_block=true,shift_coords=1)", {}, "say how many by depth"),
-    ("rope_mixed(axes=4)", {}, "axes must be 1, 2 or 3, got axes=4"),
+    ("rope_mixed(axes=4)", {}, "axes needs a whole number from 1 to 3, got axes=4"),
     ("rope_mixed(axes=3)", {"dim": 8}, "a pair of channels per axis, got 2 pairs for axes=3"),
-    ("rope_mixed(temperature=-1)", {}, "positive temperature, got temperature=-1"),
+    ("rope_mixed(temperature=-1)", {}, "temperature needs a number above 0, got temperature=-1"),
     ("rope_mixed(rotate=1)", {}, "rotate is true or false, got rotate=1"),
     ("rope_mixed(trainable=1)", {}, "trainable is true or false, got trainable=1"),
     ("rope_mixed(schedule=ntk)", {}, "schedule='ntk' needs frequencies in order"),
-    ("rope_dinov3(temperature=0)", {}, "positive temperature, got temperature=0"),
-    ("rope_dinov3(min_period=1)", {}, "go together, got min_period=1, max_period=None"),
+    ("rope_dinov3(temperature=0)", {}, "temperature needs a number above 0, got temperature=0"),
+    (
+        "rope_dinov3(min_period=1)",
+        {},
+        "min_period and max_period go together, got min_period=1.0, max_period=None",
+    ),
     ("rope_dinov3(min_period=3,max_period=1)", {}, "0 < min_period <= max_period, got 3 and 1"),
-    ("rope_dinov3(normalize_coords=mean)", {}, "normalize_coords must be separate, max or min, got 'mean'"),
+    (
+        "rope_dinov3(normalize_coords=mean)",
+        {},
+        "normalize_coords must be one of separate, max, min, got 'mean'",
+    ),
 ]
 
 
@@ -605,7 +629,7 @@ def test_option_errors(spec, facts, message):
 
 def test_shape_errors():
     flat, cube = Grid((3, 4)).positions(), Grid((2, 3, 4)).positions()
-    with pytest.raises(ShapeError, match="rope_mixed needs positions of 2 axes, got 3"):
+    with pytest.raises(ShapeError, match="rope_mixed needs 2-axis positions, got 3 axes"):
         build("rope_mixed").transform(cube, 0)
     with pytest.raises(ShapeError, match=r"rope_axial needs spacing for 3 axes, got spacing=\(1.0, 2.0\)"):
         build("rope_axial(spacing=[1,2])").transform(cube, 0)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import exact_product
 from vispe.encodings.parts.coords import affine, padded, small_init
-from vispe.encodings.parts.fourier import FourierEncoding, Normalize, check_features
+from vispe.encodings.parts.fourier import FourierEncoding
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, check_flag, is_positive
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.options import Positive, Whole
 
 Basis = Literal["gaussian", "identity", "octaves", "none"]
 
@@ -56,68 +57,52 @@ class Fourier(FourierEncoding):
     name = "fourier"
     paper = "Fourier Features Let Networks Learn High Frequency Functions, https://arxiv.org/abs/2006.10739"
     year = 2020
-    ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "tancik": {"scale": 10.0},
         "basic": {"basis": "identity"},
         "nerf": {"basis": "octaves"},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        grid: Sequence[int] | None = None,
-        axes: int | None = None,
-        basis: Basis = "gaussian",
-        features: int | None = None,
-        scale: float = 1.0,
-        two_pi: bool = True,
-        learned: bool = False,
-        project: bool = False,
-        normalize: Normalize = "field",
-        reference: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__(dim, axes, grid, normalize, reference)
-        if basis not in get_args(Basis):
-            raise OptionError(f"basis must be one of {', '.join(get_args(Basis))}, got {basis!r}.")
-        for option, value in (("two_pi", two_pi), ("learned", learned), ("project", project)):
-            check_flag(option, value)
-        if not is_positive(scale):
-            raise OptionError(f"fourier needs a positive scale, got scale={scale!r}.")
-        if basis != "gaussian" and scale != 1:
+    basis: Basis = "gaussian"
+    features: Whole | None = None
+    scale: Positive = 1.0
+    two_pi: bool = True
+    learned: bool = False
+    project: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.basis != "gaussian" and self.scale != 1:
             raise OptionError(
-                f"scale={scale} has no effect with basis={basis!r}, whose frequencies are fixed."
+                f"scale={self.scale:g} has no effect with basis={self.basis!r}, whose frequencies are fixed."
             )
-        if basis == "none" and (learned or not two_pi):
+        if self.basis == "none" and (self.learned or not self.two_pi):
             raise OptionError(
                 "learned and two_pi have no effect with basis='none', which has no frequencies."
             )
-        self.basis, self.features, self.scale = basis, features, float(scale)
-        self.two_pi, self.learned, self.project = two_pi, learned, project
-        self.count = self._count(basis, features, dim)
-        if not project and self.count > dim:
+        self.count = self._count()
+        if not self.project and self.count > self.dim:
             raise OptionError(
-                f"fourier has {self.count} features, which do not fit into dim={dim}; take fewer, or project=true."
+                f"fourier has {self.count} features, which do not fit into dim={self.dim}; take fewer, or project=true."
             )
-        kept = basis == "gaussian" or (learned and basis != "none")
+        kept = self.basis == "gaussian" or (self.learned and self.basis != "none")
         frequency = torch.empty(self.count // 2, self.coordinates) if kept else None
-        if learned:
+        if self.learned:
             self.frequency: Tensor | None = None if frequency is None else nn.Parameter(frequency)
         else:
             self.register_buffer("frequency", frequency)
-        self.head = nn.Linear(self.count, dim) if project else None
+        self.head = nn.Linear(self.count, self.dim) if self.project else None
         self.reset_parameters()
 
-    def _count(self, basis: str, features: int | None, dim: int) -> int:
+    def _count(self) -> int:
         """Return the number of features, checked against the basis."""
-        a = self.coordinates
+        a, basis, features = self.coordinates, self.basis, self.features
         step = {"gaussian": 2, "octaves": 2 * a, "identity": 2 * a, "none": a}[basis]
-        count = (max(dim // step, 1) if basis in ("gaussian", "octaves") else 1) * step
+        count = (max(self.dim // step, 1) if basis in ("gaussian", "octaves") else 1) * step
         if features is None:
             return count
-        if basis != "none":
-            check_features("fourier", features)
+        if basis != "none" and features % 2:
+            raise OptionError(f"fourier needs an even number of features, got features={features}.")
         if features % step or (basis in ("identity", "none") and features != count):
             rule = "a multiple of" if basis == "octaves" else "exactly"
             raise OptionError(
@@ -145,7 +130,7 @@ class Fourier(FourierEncoding):
         axes = torch.eye(a, device=like.device)
         return (axes[:, None] * powers[None, :, None]).flatten(0, 1).to(like.dtype)
 
-    def _encode(self, coords: Tensor) -> Tensor:
+    def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
         if self.basis == "none":
             return self._joined(coords)
         frequency = self._fixed(coords) if self.frequency is None else self.frequency

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +11,11 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import exact_product
 from vispe.encodings.parts.coords import affine
-from vispe.encodings.parts.fourier import FourierEncoding, Normalize, check_features, with_first
+from vispe.encodings.parts.fourier import FourierEncoding, Normalize, with_first
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, check_flag, is_positive, is_whole
+from vispe.errors import OptionError
 from vispe.grid import Positions
+from vispe.options import Even, Limits, Positive, Whole
 
 Init = Literal["paper", "willguimont", "jhlew"]
 
@@ -65,7 +65,6 @@ class FourierLearned(FourierEncoding):
         "https://arxiv.org/abs/2106.02795"
     )
     year = 2021
-    ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"init": "paper"},
         "willguimont": {"init": "willguimont", "gamma": 10.0},
@@ -73,47 +72,33 @@ class FourierLearned(FourierEncoding):
         "loope": {"freq_std": 1.0, "features": 768, "normalize": "corners", "class_vector": True},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        grid: Sequence[int] | None = None,
-        axes: int | None = None,
-        groups: int = 1,
-        features: int | None = None,
-        hidden: int = 32,
-        init: Init = "paper",
-        gamma: float | None = None,
-        freq_std: float | None = None,
-        normalize: Normalize = "field",
-        reference: Sequence[int] | None = None,
-        class_vector: bool = False,
-    ) -> None:
-        super().__init__(dim, axes, grid, normalize, reference, most=64)
-        if init not in get_args(Init):
-            raise OptionError(f"init must be one of {', '.join(get_args(Init))}, got {init!r}.")
-        for option, value in (("gamma", gamma), ("freq_std", freq_std)):
-            if value is not None and not is_positive(value):
-                raise OptionError(f"fourier_learned needs a positive {option}, got {option}={value!r}.")
-        if freq_std is not None and (gamma is not None or init != "paper"):
+    axes: Annotated[int, Limits(least=1, most=64)] | None = None
+    groups: Whole = 1
+    features: Even | None = None
+    hidden: Whole = 32
+    init: Init = "paper"
+    gamma: Positive | None = None
+    freq_std: Positive | None = None
+    normalize: Normalize = "field"
+    reference: tuple[Whole, ...] | None = None
+    class_vector: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dim, groups = self.dim, self.groups
+        if self.freq_std is not None and (self.gamma is not None or self.init != "paper"):
             raise OptionError(
-                f"freq_std={freq_std} says the standard deviation of the frequencies itself; leave init and gamma out."
+                f"freq_std={self.freq_std:g} says the standard deviation of the frequencies itself; leave init and "
+                "gamma out."
             )
-        check_features("fourier_learned", features)
-        if not is_whole(hidden) or hidden < 1:
-            raise OptionError(f"fourier_learned needs an MLP of one unit or more, got hidden={hidden!r}.")
-        if not is_whole(groups) or groups < 1 or self.coordinates % groups or dim % groups:
+        if self.coordinates % groups or dim % groups:
             raise OptionError(
-                f"groups must divide the {self.coordinates} coordinates and dim={dim}, got groups={groups!r}."
+                f"groups must divide the {self.coordinates} coordinates and dim={dim}, got groups={groups}."
             )
-        check_flag("class_vector", class_vector)
-        self.groups, self.features, self.hidden = groups, features, hidden
-        self.init, self.gamma, self.freq_std = init, gamma, freq_std
-        self.class_vector = class_vector
-        count = features or dim + dim % 2
+        count = self.features or dim + dim % 2
         self.frequency = nn.Linear(self.coordinates // groups, count // 2, bias=False)
-        self.mlp = nn.ModuleList([nn.Linear(count, hidden), nn.Linear(hidden, dim // groups)])
-        self.vector = nn.Parameter(torch.empty(1, dim)) if class_vector else None
+        self.mlp = nn.ModuleList([nn.Linear(count, self.hidden), nn.Linear(self.hidden, dim // groups)])
+        self.vector = nn.Parameter(torch.empty(1, dim)) if self.class_vector else None
         self.reset_parameters()
 
     @property
@@ -145,7 +130,7 @@ class FourierLearned(FourierEncoding):
         table = super()._table(pos)
         return table if self.vector is None else with_first(table, self.vector, pos)
 
-    def _encode(self, coords: Tensor) -> Tensor:
+    def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
         grouped = coords.reshape(*coords.shape[:-1], self.groups, -1)
         angle = exact_product(grouped, self.frequency.weight.t())
         waves = torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * angle.shape[-1])

@@ -13,8 +13,8 @@ from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.regrid import trained_grid
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
+from vispe.options import NotNegative, Whole
 
 
 @register
@@ -41,14 +41,12 @@ class Learned(Additive):
     year = 2020
     extrapolates = False
 
-    def __init__(self, *, dim: int, grid: tuple[int, int], std: float = 0.02) -> None:
-        super().__init__()
-        if len(grid) != 2 or not all(isinstance(n, int) and n > 0 for n in grid):
-            raise OptionError(f"learned needs a grid of two whole numbers above 0, got grid={grid}.")
-        if dim < 1 or not 0 <= std < float("inf"):
-            raise OptionError(f"learned needs dim above 0 and std of 0 or more, got dim={dim}, std={std}.")
-        self.dim, self.grid, self.std = dim, (grid[0], grid[1]), std
-        self.weight = nn.Parameter(torch.empty(1, grid[0] * grid[1], dim))
+    dim: Whole
+    grid: tuple[Whole, Whole]
+    std: NotNegative = 0.02
+
+    def __post_init__(self) -> None:
+        self.weight = nn.Parameter(torch.empty(1, math.prod(self.grid), self.dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -68,16 +66,13 @@ class Learned(Additive):
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the table for the grid of `pos`, (1 or b, n, d), 0 for prefix tokens."""
-        if pos.grid is None or pos.axes != 2:
-            raise ShapeError(
-                f"learned needs the tokens of a 2-axis grid, got {pos}; use sincos2d for free coordinates."
-            )
-        table = at_least_float32(resample(self.weight, self.grid, pos.grid.shape))
-        prefix = table.new_zeros(1, pos.grid.prefix, self.dim)
+        grid = self._need_grid(pos, "use sincos2d for free coordinates")
+        table = at_least_float32(resample(self.weight, self.grid, grid.shape))
+        prefix = table.new_zeros(1, grid.prefix, self.dim)
         table = torch.cat([prefix, table], 1)
         if pos.regular:
             return table
-        token = (pos.numbers() + pos.grid.prefix).clamp(min=0)  # tokens without a place are masked below
+        token = (pos.numbers() + grid.prefix).clamp(min=0)  # tokens without a place are masked below
         kept = table[0].index_select(0, token.flatten()).unflatten(0, token.shape)
         return kept * pos.spatial[..., None]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +12,14 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.curves import START, ImageShift, ReleasedShift, curve_order, curve_places
+from vispe.encodings.parts.coords import exact_device
+from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_order, curve_places
 from vispe.encodings.parts.fourier import with_first
 from vispe.encodings.parts.regrid import training_grid
 from vispe.encodings.registry import register
-from vispe.errors import EncodingMismatch, OptionError, ShapeError, check_flag, is_positive, is_whole
+from vispe.errors import EncodingMismatch, OptionError, ShapeError
 from vispe.grid import Positions
+from vispe.options import Even, Positive, Whole
 
 _logger = logging.getLogger(__name__)
 Order = Literal["gilbert", "raster"]
@@ -80,63 +81,43 @@ class Loope(Additive):
         "released": {"context": "released"},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        grid: Sequence[int] | None = None,
-        order: Order = "gilbert",
-        start: Start = "width",
-        context: Context = "image",
-        class_token: First = "learned",
-        rescale: bool = False,
-        reference: Sequence[int] | None = None,
-        temperature: float = 10000.0,
-        exact: bool = True,
-        in_chans: int = 3,
-    ) -> None:
-        super().__init__()
-        if not is_whole(dim) or dim < 2 or dim % 2:
-            raise OptionError(f"loope needs an even width, got dim={dim!r}.")
-        for option, value, known in (
-            ("order", order, get_args(Order)),
-            ("start", start, START),
-            ("context", context, get_args(Context)),
-            ("class_token", class_token, get_args(First)),
-        ):
-            if value not in known:
-                raise OptionError(f"{option} must be one of {', '.join(known)}, got {value!r}.")
-        if order == "raster" and start != "width":
-            raise OptionError(f"start={start!r} has no effect with order='raster'; leave it out.")
-        check_flag("rescale", rescale)
-        check_flag("exact", exact)
-        self.reference = training_grid(reference, 2, rescale, "rescale=false")
-        if not is_positive(temperature):
-            raise OptionError(f"loope needs a positive temperature, got temperature={temperature!r}.")
-        if not is_whole(in_chans) or in_chans < 1:
-            raise OptionError(f"loope needs images of one channel or more, got in_chans={in_chans!r}.")
-        if context in ("none", "cells") and in_chans != 3:
+    dim: Even
+    grid: tuple[Whole, Whole] | None = None
+    order: Order = "gilbert"
+    start: Start = "width"
+    context: Context = "image"
+    class_token: First = "learned"
+    rescale: bool = False
+    reference: tuple[Whole, ...] | None = None
+    temperature: Positive = 10000.0
+    exact: bool = True
+    in_chans: Whole = 3
+
+    def __post_init__(self) -> None:
+        self.reference = training_grid(self.reference, 2, self.rescale, "rescale=false")
+        self._check_together()
+        self.network = None
+        if self.context == "image":
+            self.network = ImageShift(self.in_chans)
+        elif self.context == "released" and self.grid is not None:
+            self.network = ReleasedShift(self.in_chans, self.grid)
+        cells = self.context == "cells" and self.grid is not None
+        self.offset = nn.Parameter(torch.empty(self.grid)) if cells else None
+        self.vector = nn.Parameter(torch.empty(1, self.dim)) if self.class_token == "learned" else None
+        self.reset_parameters()
+
+    def _check_together(self) -> None:
+        context = self.context
+        if self.order == "raster" and self.start != "width":
+            raise OptionError(f"start={self.start!r} has no effect with order='raster'; leave it out.")
+        if context in ("none", "cells") and self.in_chans != 3:
             raise OptionError(
-                f"in_chans={in_chans} has no effect with context={context!r}, which reads no image."
+                f"in_chans={self.in_chans} has no effect with context={context!r}, which reads no image."
             )
-        if grid is not None and len(grid) != 2:
-            raise OptionError(f"loope is for grids (h, w), got grid={tuple(grid)}.")
-        if context in ("released", "cells") and grid is None:
+        if context in ("released", "cells") and self.grid is None:
             raise OptionError(
                 f"loope with context={context!r} needs grid=(h, w), the grid of the training images."
             )
-        self.dim, self.order, self.start, self.context = dim, order, start, context
-        self.grid = None if grid is None else (grid[0], grid[1])
-        self.class_token, self.rescale, self.temperature = class_token, rescale, float(temperature)
-        self.exact, self.in_chans = exact, in_chans
-        self.network = None
-        if context == "image":
-            self.network = ImageShift(in_chans)
-        elif context == "released" and self.grid is not None:
-            self.network = ReleasedShift(in_chans, self.grid)
-        self.offset = nn.Parameter(torch.empty(self.grid)) if context == "cells" and self.grid else None
-        self.vector = nn.Parameter(torch.empty(1, dim)) if class_token == "learned" else None
-        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise the network; the shifts of cells and the class token's vector are 0."""
@@ -184,7 +165,7 @@ class Loope(Additive):
         h, w = self._shape(pos)
 
         def make() -> Tensor:
-            device = torch.device("cpu") if pos.coords.device.type == "mps" else pos.coords.device
+            device = exact_device(pos.coords)
             if self.order == "raster":
                 return torch.arange(1, h * w + 1, dtype=torch.float64, device=device)
             return self._along_curve(h, w, device)
@@ -265,9 +246,8 @@ class Loope(Additive):
         return self.temperature**-powers
 
     def _shape(self, pos: Positions) -> tuple[int, int]:
-        if pos.grid is None or pos.axes != 2:
-            raise ShapeError(f"loope needs the tokens of a grid with 2 axes, got {pos}; it orders cells.")
-        return pos.grid.shape[0], pos.grid.shape[1]
+        rows, columns = self._need_grid(pos, "it orders cells").shape
+        return rows, columns
 
 
 def _waves(angle: Tensor) -> Tensor:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.digit_tokens import SeqPEBase
-from vispe.encodings.parts.digits import Direction
+from vispe.encodings.parts.digit_tokens import DigitEncoding
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 
 
 @register
-class SeqPEInput(SeqPEBase, Additive):
+class SeqPEInput(DigitEncoding, Additive):
     """Adds to the tokens vectors that a small transformer makes of each position's digits.
 
     x + encoder(digits of (row, column))          arXiv 2506.13277, there 'input_add'
@@ -47,43 +44,9 @@ class SeqPEInput(SeqPEBase, Additive):
     name = "seqpe_input"
     paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
     year = 2025
-    ndim = (1, 2, 3)
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        grid: Sequence[int] | None = None,
-        axes: int | None = None,
-        embed_dim: int | None = None,
-        layers: int = 2,
-        max_digits: int | None = None,
-        direction: Direction = "causal",
-        mask_padding: bool = True,
-        final_norm: bool = True,
-        class_token: bool = True,
-        class_vector: bool = False,
-        temperature: float = 1.0,
-        dropout: float = 0.0,
-        shift: float = 0.0,
-    ) -> None:
-        options = {
-            "axes": axes,
-            "embed_dim": embed_dim,
-            "out_dim": dim,
-            "layers": layers,
-            "max_digits": max_digits,
-            "direction": direction,
-            "mask_padding": mask_padding,
-            "final_norm": final_norm,
-            "class_token": class_token,
-            "class_vector": class_vector,
-            "temperature": temperature,
-            "dropout": dropout,
-            "shift": shift,
-        }
-        super().__init__(dim, num_heads, grid, options)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.reset_parameters()
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:

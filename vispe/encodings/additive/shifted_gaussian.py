@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from vispe.encodings.parts.coords import CoordinateEncoder, affine, padded, small_init
+from vispe.encodings.parts.coords import FieldEncoder, affine, padded, small_init
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, check_flag, is_positive, is_whole
+from vispe.errors import OptionError
 from vispe.grid import Positions
+from vispe.options import Limits, Number, Positive, Whole
 
 Divisor = Literal["constant", "batch", "none"]
 
 
 @register
-class ShiftedGaussian(CoordinateEncoder):
+class ShiftedGaussian(FieldEncoder):
     """Adds to every token how near its coordinates are to evenly spaced centres on each axis.
 
     exp(-(x - c_k)^2 / (2 sigma^2)), c_k = k / m, k = 0 .. m - 1, per axis; axes concatenated          arXiv 2107.02561
@@ -50,39 +50,27 @@ class ShiftedGaussian(CoordinateEncoder):
     name = "shifted_gaussian"
     paper = "Rethinking Positional Encoding, https://arxiv.org/abs/2107.02561"
     year = 2021
-    ndim = (1, 2, 3)
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        grid: Sequence[int] | None = None,
-        axes: int | None = None,
-        centres: int | Sequence[float] | None = None,
-        sigma: float = 0.07,
-        divisor: Divisor = "constant",
-        project: bool = False,
-        normalize: bool = True,
-    ) -> None:
-        super().__init__(dim, axes, grid, normalize)
-        if not is_positive(sigma):
-            raise OptionError(f"shifted_gaussian needs a positive sigma, got sigma={sigma!r}.")
-        if divisor not in get_args(Divisor):
-            raise OptionError(f"divisor must be one of {', '.join(get_args(Divisor))}, got {divisor!r}.")
-        check_flag("project", project)
-        self.centres = centres if centres is None or isinstance(centres, int) else tuple(centres)
-        self.sigma, self.divisor, self.project = sigma, divisor, project
-        self._points = _checked(centres, max(dim // self.coordinates, 1))
+    centres: Whole | Annotated[tuple[Number, ...], Limits(least=1)] | None = None
+    sigma: Positive = 0.07
+    divisor: Divisor = "constant"
+    project: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        centres = max(self.dim // self.coordinates, 1) if self.centres is None else self.centres
+        self._points = tuple(k / centres for k in range(centres)) if isinstance(centres, int) else centres
+        # the norm of the encoding of a point on the middle centre of every axis
         middle = self._points[len(self._points) // 2]
-        bumps = [math.exp(-(((middle - c) / sigma) ** 2)) for c in self._points]
+        bumps = [math.exp(-(((middle - c) / self.sigma) ** 2)) for c in self._points]
         self._norm = math.sqrt(self.coordinates * math.fsum(bumps))
         features = len(self._points) * self.coordinates
-        if features > dim and not project:
+        if features > self.dim and not self.project:
             raise OptionError(
                 f"shifted_gaussian has {len(self._points)} centres on each of {self.coordinates} axes, which do not "
-                f"fit into dim={dim}; take fewer, or project=true."
+                f"fit into dim={self.dim}; take fewer, or project=true."
             )
-        self.head = nn.Linear(features, dim) if project else None
+        self.head = nn.Linear(features, self.dim) if self.project else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -115,20 +103,3 @@ class ShiftedGaussian(CoordinateEncoder):
         norms = features.square().sum(-1).sqrt()
         norms = norms if placed is None else norms.masked_fill(~placed, 0.0)
         return norms.max().clamp(min=torch.finfo(norms.dtype).tiny)
-
-
-def _checked(centres: object, default: int) -> tuple[float, ...]:
-    if centres is None:
-        centres = default
-    if is_whole(centres):
-        count = cast("int", centres)
-        if count > 0:
-            return tuple(k / count for k in range(count))
-    elif isinstance(centres, list | tuple) and centres:
-        given = cast("Sequence[object]", centres)
-        points = [float(c) for c in given if isinstance(c, int | float) and not isinstance(c, bool)]
-        if len(points) == len(given) and all(math.isfinite(c) for c in points):
-            return tuple(points)
-    raise OptionError(
-        f"centres is a whole number above 0 or a list of finite numbers, got centres={centres!r}."
-    )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from vispe.encodings.parts.coords import CoordinateEncoder, affine, padded
+from vispe.encodings.parts.coords import FieldEncoder, affine, exact_device, padded
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, check_flag, is_positive, is_whole
+from vispe.errors import OptionError
 from vispe.grid import Positions
+from vispe.options import Even, Limits, Positive
 
 
 @register
-class SinCos3DPoints(CoordinateEncoder):
+class SinCos3DPoints(FieldEncoder):
     """Adds an MLP of the sines and cosines of every token's 3D point to the tokens.
 
     per axis and i = 0 .. F - 1: a_i = 2 pi p / T^(2 floor(i / 2) / F), sin for even i, cos for odd i; axes in the
@@ -43,32 +45,24 @@ class SinCos3DPoints(CoordinateEncoder):
     year = 2022
     ndim = (3,)
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        features: int | None = None,
-        temperature: float = 10000.0,
-        mlp: bool = True,
-        normalize: bool = True,
-    ) -> None:
-        super().__init__(dim, 3, None, normalize, least=6)
-        check_flag("mlp", mlp)
-        if not is_positive(temperature):
+    axes: ClassVar[int] = 3
+    grid: ClassVar[None] = None
+
+    dim: Annotated[int, Limits(least=6)]
+    features: Even | None = None
+    temperature: Positive = 10000.0
+    mlp: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.per_axis = self.features or (128 if self.mlp else self.dim // 6 * 2)
+        if not self.mlp and 3 * self.per_axis > self.dim:
             raise OptionError(
-                f"sincos3d_points needs a positive temperature, got temperature={temperature!r}."
+                f"sincos3d_points has 3 x {self.per_axis} features, which do not fit into dim={self.dim} without an "
+                "MLP; take fewer, or mlp=true."
             )
-        if features is not None and not (is_whole(features) and features > 0 and features % 2 == 0):
-            raise OptionError(f"sincos3d_points needs an even number of features, got features={features!r}.")
-        self.features, self.temperature, self.mlp = features, temperature, mlp
-        self.per_axis = features or (128 if mlp else dim // 6 * 2)
-        if not mlp and 3 * self.per_axis > dim:
-            raise OptionError(
-                f"sincos3d_points has 3 x {self.per_axis} features, which do not fit into dim={dim} without an MLP; "
-                "take fewer, or mlp=true."
-            )
-        self.first = nn.Linear(3 * self.per_axis, dim) if mlp else None
-        self.second = nn.Linear(dim, dim) if mlp else None
+        self.first = nn.Linear(3 * self.per_axis, self.dim) if self.mlp else None
+        self.second = nn.Linear(self.dim, self.dim) if self.mlp else None
 
     def reset_parameters(self) -> None:
         """Initialise both layers as torch does."""
@@ -85,8 +79,7 @@ class SinCos3DPoints(CoordinateEncoder):
 
     def _waves(self, points: Tensor) -> Tensor:
         pairs = self.per_axis // 2
-        place = "cpu" if points.device.type == "mps" else points.device
-        powers = torch.arange(pairs, dtype=torch.float64, device=place) / pairs
+        powers = torch.arange(pairs, dtype=torch.float64, device=exact_device(points)) / pairs
         rates = (2 * math.pi * self.temperature**-powers).to(points)
         y_x_z = torch.cat([points[..., 1:2], points[..., 0:1], points[..., 2:]], -1)
         angle = y_x_z[..., None] * rates

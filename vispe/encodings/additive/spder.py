@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.encodings.parts.coords import CoordinateEncoder, affine, small_init
+from vispe.encodings.parts.coords import FieldEncoder, affine, small_init
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, check_flag, is_positive, is_whole
+from vispe.errors import OptionError
 from vispe.grid import Positions
+from vispe.options import Limits, Positive, Whole
 
 MOST = 4096  # inputs of a layer
 
 
 @register
-class Spder(CoordinateEncoder):
+class Spder(FieldEncoder):
     """Adds a small network of the coordinates to the tokens, with a sine damped by the root of its argument.
 
     layer: u = omega (W x + b), y = sin(u) sqrt(|u|)          arXiv 2306.15242
@@ -50,37 +51,23 @@ class Spder(CoordinateEncoder):
     name = "spder"
     paper = "SPDER: Semiperiodic Damping-Enabled Object Representation, https://arxiv.org/abs/2306.15242"
     year = 2023
-    ndim = (1, 2, 3)
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        grid: Sequence[int] | None = None,
-        axes: int | None = None,
-        hidden: int | None = None,
-        layers: int = 1,
-        omega: float = 30.0,
-        project: bool = True,
-        normalize: bool = True,
-    ) -> None:
-        super().__init__(dim, axes, grid, normalize, most=MOST)
-        if not is_whole(layers) or layers < 1 or not (hidden is None or (is_whole(hidden) and hidden > 0)):
+    axes: Annotated[int, Limits(least=1, most=MOST)] | None = None
+    hidden: Whole | None = None
+    layers: Whole = 1
+    omega: Positive = 30.0
+    project: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden is not None and self.layers == 1 and not self.project:
             raise OptionError(
-                f"spder needs at least one layer of width above 0, got layers={layers!r}, hidden={hidden!r}."
+                f"hidden={self.hidden} has no effect on one layer with project=False: its width is dim={self.dim}."
             )
-        if not is_positive(omega):
-            raise OptionError(f"spder needs a positive omega, got omega={omega!r}.")
-        check_flag("project", project)
-        if hidden is not None and layers == 1 and not project:
-            raise OptionError(
-                f"hidden={hidden} has no effect on one layer with project=False: its width is dim={dim}."
-            )
-        self.hidden, self.layers, self.omega, self.project = hidden, layers, omega, project
-        inner = dim if hidden is None else hidden
-        widths = [self.coordinates, *[inner] * (layers - 1), inner if project else dim]
+        inner = self.hidden or self.dim
+        widths = [self.coordinates, *[inner] * (self.layers - 1), inner if self.project else self.dim]
         self.sines = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
-        self.head = nn.Linear(inner, dim) if project else None
+        self.head = nn.Linear(inner, self.dim) if self.project else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

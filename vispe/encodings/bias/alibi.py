@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from vispe.encodings.parts.slopes import AlibiBase, Slopes
+from vispe.encodings.parts.slopes import AlibiBase
 from vispe.encodings.registry import register
 
 
@@ -34,18 +32,3 @@ class Alibi(AlibiBase):
     paper = "Train Short, Test Long, https://arxiv.org/abs/2108.12409"
     year = 2021
     ndim = (1,)
-    fused = True
-
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        depth: int | None = None,
-        slopes: Slopes = "alibi",
-        softplus: bool = False,
-        layers: Sequence[int] | None = None,
-        biased_heads: int | None = None,
-    ) -> None:
-        super().__init__(
-            num_heads, slopes, softplus, {"layers": layers, "biased_heads": biased_heads, "depth": depth}
-        )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from vispe.attention.bias.distances import Metric, Normalize
-from vispe.encodings.parts.slopes import AlibiBase, Slopes
+from vispe.encodings.parts.slopes import GridAlibi
 from vispe.encodings.registry import register
 
 
 @register
-class Alibi2D(AlibiBase):
+class Alibi2D(GridAlibi):
     """Attention falls off linearly with the distance between patches.
 
     bias[h, i, j] = -slope[h] * |p_i - p_j| / divisor          arXiv 2603.16840
@@ -57,37 +55,7 @@ class Alibi2D(AlibiBase):
         "geometric": {"slopes": "geometric"},
         "local": {"normalize": "none", "wrap": False},
     }
-    fused = True
 
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        depth: int | None = None,
-        slopes: Slopes = "constant",
-        softplus: bool = False,
-        metric: Metric = "euclidean",
-        wrap: bool = True,
-        normalize: Normalize = "max",
-        reference: Sequence[int] | None = None,
-        spacing: Sequence[float] | None = None,
-        layers: Sequence[int] | None = None,
-        jitter: float = 0.0,
-        biased_heads: int | None = None,
-    ) -> None:
-        super().__init__(
-            num_heads,
-            slopes,
-            softplus,
-            {
-                "metric": metric,
-                "wrap": wrap,
-                "normalize": normalize,
-                "reference": reference,
-                "spacing": spacing,
-                "layers": layers,
-                "jitter": jitter,
-                "biased_heads": biased_heads,
-                "depth": depth,
-            },
-        )
+    slopes = "constant"
+    wrap = True
+    normalize = "max"

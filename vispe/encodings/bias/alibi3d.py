@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from vispe.attention.bias.distances import Metric, Normalize
-from vispe.encodings.parts.slopes import AlibiBase, Slopes
+from vispe.encodings.parts.slopes import GridAlibi
 from vispe.encodings.registry import register
 
 
 @register
-class Alibi3D(AlibiBase):
+class Alibi3D(GridAlibi):
     """Attention falls off linearly with the distance between the patches of a volume, or the tubelets of a video.
 
     bias[h, i, j] = -slope[h] * |p_i - p_j| / divisor          arXiv 2603.16840, with a third axis
@@ -54,37 +52,3 @@ class Alibi3D(AlibiBase):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "dinosaw": {"slopes": "constant", "metric": "euclidean", "normalize": "max", "wrap": True},
     }
-    fused = True
-
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        depth: int | None = None,
-        slopes: Slopes = "geometric",
-        softplus: bool = False,
-        metric: Metric = "euclidean",
-        wrap: bool = False,
-        normalize: Normalize = "none",
-        reference: Sequence[int] | None = None,
-        spacing: Sequence[float] | None = None,
-        layers: Sequence[int] | None = None,
-        jitter: float = 0.0,
-        biased_heads: int | None = None,
-    ) -> None:
-        super().__init__(
-            num_heads,
-            slopes,
-            softplus,
-            {
-                "metric": metric,
-                "wrap": wrap,
-                "normalize": normalize,
-                "reference": reference,
-                "spacing": spacing,
-                "layers": layers,
-                "jitter": jitter,
-                "biased_heads": biased_heads,
-                "depth": depth,
-            },
-        )

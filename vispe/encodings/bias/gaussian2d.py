@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from vispe.attention.bias.base import Bias, Request
 from vispe.attention.bias.distances import Metric, distances, offsets
 from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError
-from vispe.grid import Grid, Positions, as_spacing
+from vispe.errors import OptionError
+from vispe.grid import Grid, Positions
+from vispe.options import Integer, Number, Positive, Whole, check_per_axis
 
 
 class GaussianBias(Bias):
@@ -108,24 +109,23 @@ class Gaussian2D(Biased):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"naclip": {"sigma": 5.0, "layers": [-1]}}
     fused = True
 
-    def __init__(
-        self,
-        *,
-        sigma: float = 5.0,
-        amplitude: float = 1.0,
-        wrap: bool = False,
-        spacing: Sequence[float] | None = None,
-        layers: Sequence[int] | None = None,
-        depth: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.sigma = _number("sigma", sigma, above=0.0)
-        self.amplitude = _number("amplitude", amplitude)
-        if type(wrap) is not bool:
-            raise OptionError(f"wrap is true or false, got wrap={wrap!r}.")
-        self.wrap, self.depth = wrap, depth
-        self.spacing = None if spacing is None else as_spacing(spacing, 2)
-        self.layers = None if layers is None else _indices(layers, depth)
+    sigma: Positive = 5.0
+    amplitude: Number = 1.0
+    wrap: bool = False
+    spacing: tuple[Positive, ...] | None = None
+    layers: tuple[Integer, ...] | None = None
+    depth: Whole | None = None
+
+    def __post_init__(self) -> None:
+        check_per_axis("spacing", self.spacing, 2)
+        depth, layers = self.depth, self.layers or ()
+        if depth is None and any(i < 0 for i in layers):
+            raise OptionError(
+                f"layers={list(layers)} counts from the last block; say depth, the number of blocks."
+            )
+        outside = [i for i in layers if depth is not None and not -depth <= i < depth]
+        if outside:
+            raise OptionError(f"layers must be block indices below depth={depth}, got {outside}.")
 
     def active(self, layer: int) -> bool:
         """Whether block `layer` has the bias."""
@@ -133,28 +133,7 @@ class Gaussian2D(Biased):
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias of block `layer`; None where `layers` leaves it out."""
-        if pos.axes != 2:
-            raise ShapeError(f"gaussian2d needs 2-axis positions, got {pos.axes} axes ({pos}).")
+        self._need_axes(pos)
         if not self.active(layer):
             return None
         return GaussianBias(self.sigma, self.amplitude, self.wrap, self.spacing, pos)
-
-
-def _number(option: str, value: object, above: float = float("-inf")) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < float("inf"):
-        wanted = "above 0" if above == 0 else "that is finite"
-        raise OptionError(f"{option} needs a number {wanted}, got {option}={value!r}.")
-    return float(value)
-
-
-def _indices(layers: object, depth: int | None) -> tuple[int, ...]:
-    given = cast("Sequence[object]", layers) if isinstance(layers, list | tuple) else (None,)
-    whole = tuple(i for i in given if isinstance(i, int) and not isinstance(i, bool))
-    if len(whole) != len(given):
-        raise OptionError(f"layers needs a list of whole numbers, got layers={layers!r}.")
-    if depth is None and any(i < 0 for i in whole):
-        raise OptionError(f"layers={layers} counts from the last block; say depth, the number of blocks.")
-    outside = [i for i in whole if depth is not None and not -depth <= i < depth]
-    if outside:
-        raise OptionError(f"layers must be block indices below depth={depth}, got {outside}.")
-    return whole

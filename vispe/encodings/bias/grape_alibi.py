@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +11,15 @@ from torch.nn import functional as F
 
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.distance import DistanceBias
-from vispe.attention.bias.distances import Metric, Normalize, check_rule
+from vispe.attention.bias.distances import Metric
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.rank2 import ContentGateBias, OneSidedBias
 from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError, check_flag, is_whole
-from vispe.grid import Positions, as_spacing
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.options import Positive, Whole
 
 Gates = Literal["none", "key", "query", "query_key"]
 FixedSlopes = Literal["alibi", "geometric", "constant"]
@@ -67,52 +67,34 @@ class GrapeAlibi(Biased):
         "query_key": {"gates": "query_key"},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        gates: Gates = "query_key",
-        slopes: FixedSlopes = "alibi",
-        metric: Metric = "euclidean",
-        wrap: bool = False,
-        normalize: Normalize = "none",
-        causal: bool = False,
-        l2_norm: bool = True,
-        spacing: Sequence[float] | None = None,
-    ) -> None:
-        super().__init__()
-        if not is_whole(num_heads) or num_heads < 1 or dim % num_heads:
-            raise OptionError(f"grape_alibi needs dim={dim} to be a multiple of num_heads={num_heads}.")
-        for name, value, known in (
-            ("gates", gates, get_args(Gates)),
-            ("slopes", slopes, get_args(FixedSlopes)),
-            ("normalize", normalize, ("max", "none")),
-        ):
-            if value not in known:
-                raise OptionError(f"{name} must be one of {', '.join(known)}, got {value!r}.")
-        check_rule(metric, normalize)
-        for name, flag in (("wrap", wrap), ("causal", causal), ("l2_norm", l2_norm)):
-            check_flag(name, flag)
-        if causal and (wrap or normalize != "none" or metric != "euclidean" or spacing is not None):
+    dim: Whole
+    num_heads: Whole
+    gates: Gates = "query_key"
+    slopes: FixedSlopes = "alibi"
+    metric: Metric = "euclidean"
+    wrap: bool = False
+    normalize: Literal["max", "none"] = "none"
+    causal: bool = False
+    l2_norm: bool = True
+    spacing: tuple[Positive, ...] | None = None
+
+    def __post_init__(self) -> None:
+        width = self._head_width()
+        measured = (
+            self.wrap or self.normalize != "none" or self.metric != "euclidean" or self.spacing is not None
+        )
+        if self.causal and measured:
             raise OptionError(
                 "causal=True counts steps back along one axis; metric, wrap, normalize and spacing do nothing then."
             )
-        if gates == "none" and not l2_norm:
+        if self.gates == "none" and not self.l2_norm:
             raise OptionError("l2_norm is about the gates, which gates='none' does not have.")
-        self.dim, self.num_heads, self.wrap, self.causal, self.l2_norm = dim, num_heads, wrap, causal, l2_norm
-        self.gates: Gates = gates
-        self.slopes: FixedSlopes = slopes
-        self.metric: Metric = metric
-        self.normalize: Normalize = normalize
-        axes = len(spacing) if isinstance(spacing, list | tuple) else 1
-        self.spacing = None if spacing is None else as_spacing(spacing, axes)
-        if causal or self.spacing is not None:
-            self.ndim = (1 if self.spacing is None else axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of the class's
-        width = dim // num_heads
-        self.omega = None if gates == "none" else nn.Parameter(torch.empty(num_heads))
-        self.u = nn.Parameter(torch.empty(num_heads, width)) if "key" in gates else None
-        self.v = nn.Parameter(torch.empty(num_heads, width)) if "query" in gates else None
+        if self.causal or self.spacing is not None:
+            self._accept(1 if self.spacing is None else len(self.spacing))
+        gates = self.gates
+        self.omega = None if gates == "none" else nn.Parameter(torch.empty(self.num_heads))
+        self.u = nn.Parameter(torch.empty(self.num_heads, width)) if "key" in gates else None
+        self.v = nn.Parameter(torch.empty(self.num_heads, width)) if "query" in gates else None
         self.reset_parameters()
 
     @property
@@ -134,11 +116,10 @@ class GrapeAlibi(Biased):
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias; what `dense` gives of it depends on queries and keys unless there are no gates."""
-        if self.causal and pos.axes != 1:
-            raise ShapeError(f"grape_alibi needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
-        if self.spacing is not None and len(self.spacing) != pos.axes:
+        if pos.axes not in self.ndim:  # fewer than those of the class
+            option = "causal=True" if self.causal else f"spacing={self.spacing}"
             raise ShapeError(
-                f"grape_alibi needs {len(self.spacing)} axes for spacing={self.spacing}, got {pos.axes} ({pos})."
+                f"grape_alibi needs {self.ndim[0]} axis with {option}, got {pos.axes} axes ({pos})."
             )
         if self.causal:
             profile: Bias = OneSidedBias(self.head_slopes(), pos)

@@ -13,8 +13,9 @@ from vispe.encodings.parts.coords import affine_weight
 from vispe.encodings.parts.rank2 import path_bias
 from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError, is_positive, is_whole
+from vispe.errors import ShapeError
 from vispe.grid import Positions
+from vispe.options import Even, Positive, Whole
 
 
 @register
@@ -45,16 +46,13 @@ class GrapePath(Biased):
     year = 2025
     ndim = (1,)
 
-    def __init__(self, *, dim: int, num_heads: int, p_dim: int = 8, base: float = 1.0) -> None:
-        super().__init__()
-        if not is_whole(num_heads) or num_heads < 1:
-            raise OptionError(f"grape_path needs at least one head, got num_heads={num_heads!r}.")
-        if not is_whole(p_dim) or p_dim < 2 or p_dim % 2 or not is_positive(base):
-            raise OptionError(
-                f"grape_path needs an even p_dim above 0 and a positive base, got p_dim={p_dim!r}, base={base!r}."
-            )
-        self.dim, self.num_heads, self.p_dim, self.base = dim, num_heads, p_dim, base
-        self.c_p = nn.Linear(dim, num_heads * p_dim, bias=False)
+    dim: Whole
+    num_heads: Whole
+    p_dim: Even = 8
+    base: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        self.c_p = nn.Linear(self.dim, self.num_heads * self.p_dim, bias=False)
 
     @property
     def per_layer(self) -> bool:
@@ -67,8 +65,7 @@ class GrapePath(Biased):
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias for the tokens `x` (b, n, d)."""
-        if pos.axes != 1:
-            raise ShapeError(f"grape_path needs 1 axis, got {pos.axes} axes ({pos}).")
+        self._need_axes(pos)
         if x is None:
             raise ShapeError("grape_path reads the tokens; pass x (b, n, d) to bias().")
         if pos.index is not None:

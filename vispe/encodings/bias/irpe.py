@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,31 +15,41 @@ from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.table import TableBias
 from vispe.attention.bias.values import ValueTerm
 from vispe.encodings.base import Biased
-from vispe.encodings.parts import buckets as _irpe
+from vispe.encodings.parts import buckets
 from vispe.encodings.parts.buckets import RATIOS, CrossBias, CrossValue, Method, piecewise_index
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
+from vispe.options import Positive, Whole, checked
 
 __all__ = ["IRPE", "bucket_ids", "num_buckets", "piecewise_index"]
 
 Mode = Literal["bias", "contextual"]
+PrefixBuckets = Literal[0, 1, 3]
 
 
-def num_buckets(method: Method, ratio: float, prefix_buckets: int = 1) -> int:
+@checked
+def num_buckets(method: Method, ratio: Positive, prefix_buckets: PrefixBuckets = 1) -> int:
     """Return how many buckets a table has; 'cross' has two tables of that size.
 
     Args:
         method: 'euclidean', 'quantization', 'product' or 'cross'.
-        ratio: see `IRPE`.
-        prefix_buckets: see `IRPE`.
+        ratio: where buckets begin to be shared, in patches.
+        prefix_buckets: buckets for pairs with a prefix token: 0, 1 or 3.
+
+    Example:
+        >>> num_buckets("product", 1.9)
+        50
     """
-    _check_rule(method, ratio, prefix_buckets)
-    return _irpe.patch_buckets(method, ratio) + prefix_buckets
+    return buckets.patch_buckets(method, ratio) + prefix_buckets
 
 
+@checked
 def bucket_ids(
-    where: Positions | Grid | Sequence[int], method: Method, ratio: float, prefix_buckets: int = 1
+    where: Positions | Grid | Sequence[int],
+    method: Method,
+    ratio: Positive,
+    prefix_buckets: PrefixBuckets = 1,
 ) -> tuple[Tensor, ...]:
     """Return the bucket of every pair of tokens, (b or 1, n, n) int64 with queries along rows.
 
@@ -48,13 +58,17 @@ def bucket_ids(
     Args:
         where: positions, a grid, or the bare shape of one without prefix tokens.
         method: 'euclidean', 'quantization', 'product' or 'cross'.
-        ratio: see `IRPE`.
-        prefix_buckets: see `IRPE`; with 0 the pairs with a prefix token have the number behind the last bucket.
+        ratio: where buckets begin to be shared, in patches.
+        prefix_buckets: buckets for pairs with a prefix token: 0, 1 or 3; with 0 such pairs have the number behind the
+            last bucket.
+
+    Example:
+        >>> bucket_ids((1, 3), "product", 1.9)[0].tolist()
+        [[24, 23, 22], [25, 24, 23], [26, 25, 24]]
     """
-    _check_rule(method, ratio, prefix_buckets)
     if not isinstance(where, Positions):
         where = (where if isinstance(where, Grid) else Grid(tuple(where))).positions()
-    return _irpe.pair_buckets(where, method, ratio, prefix_buckets)
+    return buckets.pair_buckets(where, method, ratio, prefix_buckets)
 
 
 def _published(on: str, method: Method = "product") -> dict[str, Any]:
@@ -112,58 +126,33 @@ class IRPE(Biased):
         "detr_9x9": {**_published("k"), "prefix_buckets": 0, "ratio": 2.0},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        method: Method = "product",
-        mode: Mode = "contextual",
-        on: str = "k",
-        shared: bool = True,
-        ratio: float | None = None,
-        prefix_buckets: int = 1,
-    ) -> None:
-        super().__init__()
-        if method not in get_args(Method):
-            raise OptionError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}.")
-        if mode not in get_args(Mode):
-            raise OptionError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}.")
+    dim: Whole
+    num_heads: Whole
+    method: Method = "product"
+    mode: Mode = "contextual"
+    on: str = "k"
+    shared: bool = True
+    ratio: Positive | None = None
+    prefix_buckets: PrefixBuckets = 1
+
+    def __post_init__(self) -> None:
+        on, width = self.on, self._head_width()
         if type(on) is not str or not on or len(set(on)) != len(on) or set(on) - set("qkv"):
             raise OptionError(f"on must be some of the letters q, k, v, each once, got on={on!r}.")
-        if mode == "bias" and "v" in on:
+        if self.mode == "bias" and "v" in on:
             raise OptionError(
                 f"A bias is added to the logits, so mode='bias' cannot be on v, got on={on!r}; "
                 "leave v out or say mode=contextual."
             )
-        if type(shared) is not bool:
-            raise OptionError(f"shared is true or false, got shared={shared!r}.")
-        if num_heads < 1 or dim < 1 or dim % num_heads:
-            raise OptionError(
-                f"irpe needs dim to be a multiple of num_heads, got dim={dim}, num_heads={num_heads}."
-            )
-        ratio = RATIOS[method] if ratio is None else ratio
-        _check_rule(method, ratio, prefix_buckets)
-        self.dim, self.num_heads, self.on, self.shared, self.ratio = dim, num_heads, on, shared, float(ratio)
-        self.method: Method = method
-        self.mode: Mode = mode
-        self.prefix_buckets = prefix_buckets
-        buckets, heads, width = num_buckets(method, ratio, prefix_buckets), self._heads, dim // num_heads
+        self.ratio: float = RATIOS[self.method] if self.ratio is None else self.ratio
+        heads = 1 if self.shared else self.num_heads
+        count = num_buckets(self.method, self.ratio, self.prefix_buckets)
+        made = _Cross if self.method == "cross" else _Table
         for letter in "qkv":
-            shape = (heads, buckets, width) if letter == "v" else (heads, width, buckets)
-            shape = (heads, buckets) if mode == "bias" else shape
-            made = (
-                None
-                if letter not in on
-                else _Cross(mode, shape)
-                if method == "cross"
-                else _Table(mode, shape)
-            )
-            setattr(self, f"rpe_{letter}", made)  # a registered None would swallow entries of checkpoints
-
-    @property
-    def _heads(self) -> int:
-        return 1 if self.shared else self.num_heads
+            shape = (heads, count, width) if letter == "v" else (heads, width, count)
+            shape = (heads, count) if self.mode == "bias" else shape
+            # a registered None would swallow entries of checkpoints
+            setattr(self, f"rpe_{letter}", made(self.mode, shape) if letter in on else None)
 
     @property
     def per_layer(self) -> bool:
@@ -182,7 +171,7 @@ class IRPE(Biased):
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the terms on k and q; None when there is only one on v."""
-        _irpe.grid_of(pos)
+        self._need_grid(pos)
         term = self._fixed if self.mode == "bias" else self._contextual
         terms = [term(pos, letter) for letter in "kq" if letter in self.on]
         return SumBias(terms) if len(terms) > 1 else terms[0] if terms else None
@@ -191,11 +180,11 @@ class IRPE(Biased):
         """Return the term on v, or None."""
         if "v" not in self.on:
             return None
-        _irpe.grid_of(pos)
+        self._need_grid(pos)
         tables = self._tables("v")
         if self.method == "cross":
             return CrossValue(
-                tables[0], tables[1], _irpe.grid_lines(pos, self.ratio, self.prefix_buckets), pos
+                tables[0], tables[1], buckets.grid_lines(pos, self.ratio, self.prefix_buckets), pos
             )
         return ValueTerm(tables[0], self._pairs(pos)[0])
 
@@ -203,16 +192,16 @@ class IRPE(Biased):
         tables = self._tables(letter)
         dot = "query" if letter == "k" else "key"
         if self.method == "cross":
-            lines = _irpe.grid_lines(pos, self.ratio, self.prefix_buckets)
+            lines = buckets.grid_lines(pos, self.ratio, self.prefix_buckets)
             return CrossBias((tables[0], tables[1]), lines, dot, pos)
-        buckets = self._pairs(pos)[0]
+        pairs = self._pairs(pos)[0]
         if dot == "key":  # the table on q is read by the offset seen from the key
-            buckets = buckets.transpose(-1, -2)
-        return ContextBias(tables[0], buckets, dot, True, pos)
+            pairs = pairs.transpose(-1, -2)
+        return ContextBias(tables[0], pairs, dot, True, pos)
 
     def _fixed(self, pos: Positions, letter: str) -> Bias:
         tables = list(self.get_submodule(f"rpe_{letter}").parameters())
-        offsets = _irpe.offset_buckets(pos, self.method, self.ratio)
+        offsets = buckets.offset_buckets(pos, self.method, self.ratio)
         read = [
             table.index_select(1, ids.flatten()).reshape(-1, *ids.shape)
             for table, ids in zip(tables, offsets, strict=True)
@@ -225,7 +214,7 @@ class IRPE(Biased):
         return TableBias(values, pos, edge if letter == "k" else edge[:, [1, 0, 2]], one_grid=False)
 
     def _pairs(self, pos: Positions) -> tuple[Tensor, ...]:
-        return _irpe.pair_buckets(pos, self.method, self.ratio, self.prefix_buckets)
+        return buckets.pair_buckets(pos, self.method, self.ratio, self.prefix_buckets)
 
     def _tables(self, letter: str) -> Sequence[Tensor]:
         """Return the tables of vectors, (h or 1, buckets, d_h); zeros stand in for an absent prefix bucket."""
@@ -249,12 +238,3 @@ class _Cross(nn.Module):
     def __init__(self, mode: Mode, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.rp_rows, self.rp_cols = _Table(mode, shape), _Table(mode, shape)
-
-
-def _check_rule(method: str, ratio: object, prefix_buckets: object) -> None:
-    if method not in RATIOS:
-        raise OptionError(f"method must be one of {', '.join(RATIOS)}, got {method!r}.")
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < float("inf"):
-        raise OptionError(f"ratio needs a number above 0, got ratio={ratio!r}.")
-    if isinstance(prefix_buckets, bool) or prefix_buckets not in (0, 1, 3):
-        raise OptionError(f"prefix_buckets must be 0, 1 or 3, got prefix_buckets={prefix_buckets!r}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +12,15 @@ from torch import Tensor, nn
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
-from vispe.encodings.parts import tables as _rpb
 from vispe.encodings.parts.regrid import trained_grid
-from vispe.encodings.parts.tables import Resample
+from vispe.encodings.parts.tables import Resample, drop_index, resample_table, take
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
 from vispe.grid import Positions
+from vispe.options import NotNegative, Shape, Whole, check_per_axis
 
 TABLE = "relative_position_bias_table"
-HOLDERS = (
-    "",
-    "rel_pos.",
-    "rel_pos_bias.",
-    "shared_rel_pos.",
-)  # on the attention layer, or at the root for all
+# on the attention layer, or at the root for all
+HOLDERS = ("", "rel_pos.", "rel_pos_bias.", "shared_rel_pos.")
 
 
 @register
@@ -69,30 +64,19 @@ class TableOfOffsets(Biased):
     extrapolates = False
     fused = True
 
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        grid: Sequence[int],
-        window: Sequence[int] | None = None,
-        prefix_values: bool = False,
-        std: float = 0.02,
-        resample: Resample = "geometric",
-        share_layers: bool = False,
-    ) -> None:
-        super().__init__()
-        _rpb.check_heads(self.name, num_heads)
-        _rpb.check_flags({"prefix_values": prefix_values, "share_layers": share_layers})
-        if resample not in get_args(Resample):
-            raise OptionError(f"resample must be one of {', '.join(get_args(Resample))}, got {resample!r}.")
-        self.grid = _rpb.sizes(self.name, "grid", grid)
-        self.window = None if window is None else _rpb.sizes(self.name, "window", window, len(self.grid))
-        self.num_heads, self.prefix_values, self.share_layers = num_heads, prefix_values, share_layers
-        self.std = _rpb.check_number("std", std, 0.0, float("inf"), "a standard deviation of 0 or more")
-        self.resample: Resample = resample
-        self.__dict__["ndim"] = (len(self.grid),)  # what this instance accepts
-        rows = _offsets(self.table_grid)
-        self.relative_position_bias_table = nn.Parameter(torch.empty(rows + 3 * prefix_values, num_heads))
+    num_heads: Whole
+    grid: Shape
+    window: tuple[Whole, ...] | None = None
+    prefix_values: bool = False
+    std: NotNegative = 0.02
+    resample: Resample = "geometric"
+    share_layers: bool = False
+
+    def __post_init__(self) -> None:
+        self._accept(len(self.grid))
+        check_per_axis("window", self.window, len(self.grid))
+        rows = _offsets(self.table_grid) + 3 * self.prefix_values
+        self.relative_position_bias_table = nn.Parameter(torch.empty(rows, self.num_heads))
         self.reset_parameters()
 
     @property
@@ -114,8 +98,8 @@ class TableOfOffsets(Biased):
 
     def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
         """Take the table that released checkpoints keep on the attention layer, or at the root for all layers."""
-        _rpb.take(state_dict, beside, own, {holder + TABLE: TABLE for holder in HOLDERS})
-        _rpb.drop_index(state_dict, beside, HOLDERS)
+        take(state_dict, beside, own, {holder + TABLE: TABLE for holder in HOLDERS})
+        drop_index(state_dict, beside, HOLDERS)
 
     def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
         """Resample a table of another grid as `bias` would read it; without a known grid it must be square."""
@@ -127,17 +111,17 @@ class TableOfOffsets(Biased):
         if old == self.grid:
             return
         values = table[:rows].t().reshape(table.shape[1], *(2 * n - 1 for n in old))
-        made = _rpb.resample_table(values, old, self.grid, self.resample).flatten(1).t().to(table.dtype)
+        made = resample_table(values, old, self.grid, self.resample).flatten(1).t().to(table.dtype)
         state_dict[own + TABLE] = torch.cat([made, table[rows:]])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias, the same for every block that has this table."""
-        grid = _rpb.grid_of(self.name, self.ndim[0], pos)
+        grid = self._need_grid(pos)
         table = self.relative_position_bias_table.t()
         prefix = table[:, -3:] if self.prefix_values else None
         table = table[:, :-3] if self.prefix_values else table
         values = table.reshape(self.num_heads, *(2 * n - 1 for n in self.table_grid))
-        return TableBias(_rpb.resample_table(values, self.table_grid, grid.shape, self.resample), pos, prefix)
+        return TableBias(resample_table(values, self.table_grid, grid.shape, self.resample), pos, prefix)
 
 
 def _offsets(grid: Sequence[int]) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,16 @@ from vispe.attention.bias.base import Bias
 from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
-from vispe.encodings.parts import tables as _rpb
-from vispe.encodings.parts.kept import Kept
+from vispe.encodings.parts.tables import drop_index, take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
+from vispe.options import Chance, Shape, Whole, check_per_axis
 
 Coords = Literal["swin", "cr"]
 DRAW = "rpb_cpb_dropout"
-HOLDERS = ("", "rel_pos.", "shared_rel_pos.")  # on the attention layer, or at the root for all
+# on the attention layer, or at the root for all
+HOLDERS = ("", "rel_pos.", "shared_rel_pos.")
 
 
 @register
@@ -67,42 +67,27 @@ class ContinuousBias(Biased):
     }
     fused = True
 
-    def __init__(
-        self,
-        *,
-        num_heads: int,
-        grid: Sequence[int],
-        coords: Coords = "swin",
-        hidden: int = 512,
-        pretrained: Sequence[int] | None = None,
-        centre: bool | None = None,
-        dropout: float = 0.0,
-        share_layers: bool = False,
-    ) -> None:
-        super().__init__()
-        self._kept = Kept()
-        _rpb.check_heads(self.name, num_heads)
-        if coords not in get_args(Coords):
-            raise OptionError(f"coords must be one of {', '.join(get_args(Coords))}, got {coords!r}.")
-        centre = coords == "swin" if centre is None else centre
-        _rpb.check_flags({"centre": centre, "share_layers": share_layers})
-        if coords == "cr" and (centre or pretrained is not None):
+    num_heads: Whole
+    grid: Shape
+    coords: Coords = "swin"
+    hidden: Whole = 512
+    pretrained: tuple[Whole, ...] | None = None
+    centre: bool | None = None
+    dropout: Chance = 0.0
+    share_layers: bool = False
+
+    def __post_init__(self) -> None:
+        axes, swin = len(self.grid), self.coords == "swin"
+        self._accept(axes)
+        self.centre: bool = swin if self.centre is None else self.centre
+        if not swin and (self.centre or self.pretrained is not None):
             raise OptionError(
-                f"centre and pretrained belong to coords='swin', got centre={centre}, pretrained={pretrained} with "
-                "coords='cr'; leave them out."
+                f"centre and pretrained belong to coords='swin', got centre={self.centre}, "
+                f"pretrained={self.pretrained} with coords='cr'; leave them out."
             )
-        self.grid = _rpb.sizes(self.name, "grid", grid)
-        axes = len(self.grid)
-        self.pretrained = (
-            None if pretrained is None else _rpb.sizes(self.name, "pretrained", pretrained, axes)
-        )
-        self.hidden = _rpb.sizes(self.name, "hidden", [hidden], 1)[0]
-        self.num_heads, self.centre, self.share_layers = num_heads, centre, share_layers
-        self.dropout = _rpb.check_number("dropout", dropout, 0.0, 1.0, "a share of 0 or more and below 1")
-        self.coords: Coords = coords
-        self.__dict__["ndim"] = (axes,)  # what this instance accepts
-        out = nn.Linear(hidden, num_heads, bias=coords == "cr")
-        self.cpb_mlp = nn.Sequential(nn.Linear(axes, hidden), nn.ReLU(), out)
+        check_per_axis("pretrained", self.pretrained, axes)
+        out = nn.Linear(self.hidden, self.num_heads, bias=not swin)
+        self.cpb_mlp = nn.Sequential(nn.Linear(axes, self.hidden), nn.ReLU(), out)
         self.reset_parameters()
 
     @property
@@ -125,8 +110,8 @@ class ContinuousBias(Biased):
             for ours in self.state_dict():
                 theirs = ours.replace("cpb_mlp.0", "mlp.fc1").replace("cpb_mlp.2", "mlp.fc2")
                 names[holder + theirs] = ours
-        _rpb.take(state_dict, beside, own, names)
-        _rpb.drop_index(state_dict, beside, HOLDERS)
+        take(state_dict, beside, own, names)
+        drop_index(state_dict, beside, HOLDERS)
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
@@ -135,7 +120,7 @@ class ContinuousBias(Biased):
         given = (draws or {}).get(DRAW)
         if not self.dropout or (given is None and (not self.training or DRAW in pos.attrs)):
             return pos
-        count = math.prod(2 * n - 1 for n in _rpb.grid_of(self.name, self.ndim[0], pos).shape)
+        count = math.prod(2 * n - 1 for n in self._need_grid(pos).shape)
         if given is None:
             chance = torch.rand(count, self.hidden, generator=generator, device=pos.coords.device)
             given = (chance >= self.dropout) / (1.0 - self.dropout)
@@ -147,7 +132,7 @@ class ContinuousBias(Biased):
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias, the same for every block that has this network."""
-        grid = _rpb.grid_of(self.name, self.ndim[0], pos)
+        grid = self._need_grid(pos)
         return TableBias(self._kept(self, pos, lambda: self._table(pos, grid)), pos)
 
     def _table(self, pos: Positions, grid: Grid) -> Tensor:

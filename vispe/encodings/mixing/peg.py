@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from vispe.encodings.base import Mixing
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid import Grid, Positions
+from vispe.options import Integer, Limits, Whole
 
 Padding = Literal["zeros", "circular", "reflect"]
 Init = Literal["reference", "zero"]
@@ -57,36 +57,41 @@ class Peg(Mixing):
     year = 2021
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cpvt": {"first": 5}, "retrofit": {"init": "zero"}}
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        depth: int | None = None,
-        first: int = 1,
-        after: Sequence[int] | None = None,
-        kernel_size: int = 3,
-        init: Init = "reference",
-        padding: Padding = "zeros",
-        symmetric: bool = False,
-    ) -> None:
-        super().__init__()
-        if not is_whole(dim) or dim < 1:
-            raise OptionError(f"peg needs a width above 0, got dim={dim!r}.")
-        if not is_whole(kernel_size) or kernel_size < 3 or kernel_size % 2 == 0:
-            raise OptionError(f"peg needs an odd kernel_size of 3 or more, got kernel_size={kernel_size!r}.")
-        for option, value, known in (("init", init, get_args(Init)), ("padding", padding, get_args(Padding))):
-            if value not in known:
-                raise OptionError(f"{option} must be one of {', '.join(known)}, got {value!r}.")
-        if type(symmetric) is not bool:
-            raise OptionError(f"symmetric is true or false, got symmetric={symmetric!r}.")
-        self.dim, self.depth, self.kernel_size = dim, depth, kernel_size
-        self.init, self.padding, self.symmetric = init, padding, symmetric
-        self.first, self.blocks = first, _blocks(first, after, depth)
-        self.after = None if after is None else self.blocks
+    dim: Whole
+    depth: Whole | None = None
+    first: Whole = 1
+    after: tuple[Integer, ...] | None = None
+    kernel_size: Annotated[int, Limits(least=3)] = 3
+    init: Init = "reference"
+    padding: Padding = "zeros"
+    symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        dim, size = self.dim, self.kernel_size
+        if size % 2 == 0:
+            raise OptionError(f"peg needs an odd kernel_size of 3 or more, got kernel_size={size}.")
+        self.blocks = self._blocks()
         self.proj = nn.ModuleList(
-            nn.Conv2d(dim, dim, kernel_size, padding=kernel_size // 2, groups=dim) for _ in self.blocks
+            nn.Conv2d(dim, dim, size, padding=size // 2, groups=dim) for _ in self.blocks
         )
         self.reset_parameters()
+
+    def _blocks(self) -> list[int]:
+        """Return the blocks that a convolution follows, checked."""
+        after, depth = self.after, self.depth
+        if after is None:
+            return list(range(min(self.first, depth or self.first)))
+        if self.first != 1:
+            raise OptionError(
+                f"first={self.first} has no effect beside after={list(after)}; leave one of them out."
+            )
+        fits = after and min(after) >= 0 and len(set(after)) == len(after)
+        if not fits or (depth is not None and max(after) >= depth):
+            limit = "" if depth is None else f" below depth={depth}"
+            raise OptionError(
+                f"after needs different block indices of 0 or more{limit}, got after={list(after)}."
+            )
+        return list(after)
 
     def reset_parameters(self) -> None:
         """Initialise every kernel and bias, see `init`."""
@@ -173,9 +178,8 @@ class Peg(Mixing):
         return cast("nn.Conv2d", self.proj[self.blocks.index(layer)])
 
     def _grid(self, pos: Positions) -> tuple[tuple[int, ...], int]:
-        if pos.grid is None or pos.axes != 2:
-            raise ShapeError(f"peg needs the tokens of a grid with 2 axes, got {pos}; it reads neighbours.")
-        return pos.grid.shape, pos.grid.prefix
+        grid = self._need_grid(pos, "it reads neighbours")
+        return grid.shape, grid.prefix
 
     def _conv(self, patches: Tensor, shape: tuple[int, ...], layer: int, stride: int = 1) -> Tensor:
         """Return the convolution of patch tokens (b, h w, d), without the identity, in their dtype."""
@@ -209,20 +213,3 @@ def _around(n: int, reach: int, padding: str, like: Tensor) -> Tensor:
     period = max(2 * (n - 1), 1)
     cell = cell % period
     return torch.minimum(cell, period - cell) % n
-
-
-def _blocks(first: object, after: object, depth: int | None) -> list[int]:
-    """Return the blocks that a convolution follows, checked."""
-    if not is_whole(first) or cast("int", first) < 1:
-        raise OptionError(f"peg needs at least one block that it follows, got first={first!r}.")
-    if after is None:
-        return list(range(min(cast("int", first), depth or cast("int", first))))
-    if first != 1:
-        raise OptionError(f"first={first} has no effect beside after={after}; leave one of them out.")
-    blocks = list(cast("Sequence[Any]", after)) if isinstance(after, list | tuple) else []
-    if not blocks or not all(is_whole(i) for i in blocks):
-        raise OptionError(f"after needs a list of whole numbers, got after={after!r}.")
-    if min(blocks) < 0 or len(set(blocks)) < len(blocks) or (depth is not None and max(blocks) >= depth):
-        limit = "" if depth is None else f" below depth={depth}"
-        raise OptionError(f"after needs different block indices of 0 or more{limit}, got after={after}.")
-    return blocks

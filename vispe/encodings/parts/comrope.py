@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +12,16 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.base import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.parts.skew import (
+    Block,
     SkewRotary,
-    check_axes,
-    check_block,
-    check_number,
     eigh,
-    head_width,
-    need_axes,
     plane_entries,
     promoted,
     skew_matrix,
 )
-from vispe.errors import OptionError, ShapeError, check_choice
+from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
+from vispe.options import NotNegative, Number, Positive
 
 Form = Literal["matrix", "folded"]
 Normalize = Literal["axis", "common", "none"]
@@ -35,46 +31,36 @@ Init = Literal["normal", "geometric"]
 class ComRoPE(SkewRotary):
     """Commuting rotations; `comrope_ap` and `comrope_ld` are its final classes."""
 
-    def __init__(
-        self, dim: int, num_heads: int, options: dict[str, Any], *, by_axis: bool, shared: bool
-    ) -> None:
-        super().__init__()
-        self.dim, self.num_heads = dim, num_heads
-        self.axes: int = options["axes"]
-        self.block: int | None = options["block"]
-        self.form: Form = options["form"]
-        self.normalize: Normalize = options["normalize"]
-        self.cls_position: float | None = options["cls_position"]
-        self.init: Init = options["init"]
-        self.init_std: float = options["init_std"]
-        self.base: float | None = options["base"]
-        self.jitter: float = options["jitter"]
-        self.jitter_offset: float = options["jitter_offset"]
-        check_axes(self.name, self.axes)
-        self.ndim = (self.axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
-        self.head = head_width(self.name, dim, num_heads)
-        parts = self.axes if by_axis else 1
-        self.width = check_block(self.name, self.block, self.head, parts)
-        self.blocks = self.head // (parts * self.width) * parts
-        check_choice("form", self.form, get_args(Form))
-        check_choice("normalize", self.normalize, get_args(Normalize))
-        check_choice("init", self.init, get_args(Init))
-        check_number("init_std", self.init_std)
-        check_number("jitter", self.jitter)
-        check_number("jitter_offset", self.jitter_offset)
-        if self.cls_position is not None:
-            check_number("cls_position", self.cls_position, -math.inf)
-        if self.base is not None:
-            check_number("base", self.base, open_=True)
-            if self.init != "geometric":
-                raise OptionError(
-                    f"base={self.base} has no effect with init={self.init!r}; say init=geometric."
-                )
-        heads, planes = 1 if shared else num_heads, self.width // 2
+    block: Block | None = None
+    form: Form = "matrix"
+    normalize: Normalize = "axis"
+    cls_position: Number | None = None
+    init: Init = "normal"
+    init_std: NotNegative = 1.0
+    base: Positive | None = None
+    jitter: NotNegative = 0.0
+    jitter_offset: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base is not None and self.init != "geometric":
+            raise OptionError(f"base={self.base} has no effect with init={self.init!r}; say init=geometric.")
+        self._set_blocks(self.block, self._parts)
+        heads = 1 if self._shared else self.num_heads
         if self.form == "matrix":
-            self.skew = nn.Parameter(torch.empty(heads, 1, self.blocks, self.width * (self.width - 1) // 2))
+            self._set_skew(heads, 1)
         else:
-            self.rate = nn.Parameter(torch.empty(heads, self.blocks, planes))
+            self.rate = nn.Parameter(torch.empty(heads, self.blocks, self.width // 2))
+
+    @property
+    def _parts(self) -> int:
+        """How many runs of blocks have a generator of their own."""
+        return 1
+
+    @property
+    def _shared(self) -> bool:
+        """Whether heads share the generators."""
+        return False
 
     @property
     def per_layer(self) -> bool:
@@ -184,7 +170,7 @@ class ComRoPE(SkewRotary):
         """Return the rotation of queries and keys."""
         if self.form == "matrix":
             return super().transform(pos, layer, x)
-        need_axes(self.name, self.axes, pos)
+        self._need_axes(pos)
         return PairRotation(*self._kept(self, pos, lambda: self._tables(pos)), "interleaved")
 
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from vispe.attention.precision import at_least_float32, no_autocast
 
 Cells = NDArray[np.int64]
-START = ("width", "longer", "even")
 
 
 def curve_order(shape: tuple[int, int], start: str = "width") -> Cells:

@@ -1,14 +1,14 @@
-"""What the two classes of SeqPE share: options, draws, the encoder's vectors of every token, auxiliary losses."""
+"""A vector for every token, read from the digits of its position: the base of `seqpe` and `seqpe_input`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from vispe.encodings.base import Encoding
+from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.digit_losses import (
     contrastive_loss,
     contrastive_positions,
@@ -16,86 +16,65 @@ from vispe.encodings.parts.digit_losses import (
     transfer_positions,
 )
 from vispe.encodings.parts.digits import DigitEncoder, Direction
-from vispe.encodings.parts.kept import Kept
-from vispe.errors import OptionError, ShapeError, check_flag, is_positive, is_whole
+from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
+from vispe.options import Axes, Chance, Count, Positive, Whole
 
 
-class SeqPEBase(Encoding):
-    """Holds the encoder; `SeqPE` and `SeqPEInput` say where its vectors go."""
+class DigitEncoding(Encoding):
+    """Holds the encoder of digits; `seqpe` and `seqpe_input` say where its vectors go."""
 
-    def __init__(self, dim: int, num_heads: int, grid: Sequence[int] | None, options: dict[str, Any]) -> None:
-        super().__init__()
-        self._kept = Kept()
-        if not is_whole(num_heads) or num_heads < 1 or dim % num_heads:
-            raise OptionError(f"{self.name} needs dim={dim} to be a multiple of num_heads={num_heads}.")
-        self.dim, self.num_heads = dim, num_heads
-        self.grid = None if grid is None else tuple(grid)
-        self.axes: int | None = options["axes"]
-        if self.axes is not None and not (is_whole(self.axes) and 1 <= self.axes <= 3):
-            raise OptionError(f"{self.name} reads 1 to 3 coordinates, got axes={self.axes!r}.")
-        if self.axes is not None and grid is not None and len(grid) != self.axes:
+    ndim = (1, 2, 3)
+
+    dim: Whole
+    num_heads: Whole
+    grid: tuple[Whole, ...] | None = None
+    axes: Axes | None = None
+    embed_dim: Whole | None = None
+    layers: Count = 2
+    max_digits: Whole | None = None
+    direction: Direction = "causal"
+    mask_padding: bool = True
+    final_norm: bool = True
+    class_token: bool = True
+    class_vector: bool = False
+    temperature: Positive = 1.0
+    dropout: Chance = 0.0
+    shift: Chance = 0.0
+
+    def __post_init__(self) -> None:
+        self._head_width()
+        self.coordinates = coordinate_count(self.name, self.axes, self.grid)
+        self._accept(self.coordinates)
+        self.width = self.embed_dim or self.dim
+        if self.width % self.num_heads:
             raise OptionError(
-                f"{self.name} was asked for axes={self.axes}, but the grid of the model is {tuple(grid)}; "
-                "leave axes out."
+                f"{self.name} needs embed_dim={self.embed_dim} to be a multiple of num_heads={self.num_heads}."
             )
-        self.coordinates: int = self.axes or (2 if grid is None else len(grid))
-        self.ndim = (self.coordinates,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
-        self._read_options(options)
-        out = self.out_dim or self.embed_dim or dim
+        if self.direction == "bi" and not self.class_token:
+            raise OptionError(
+                f"{self.name} with direction='bi' reads its result from the class vector; say class_token=true."
+            )
+        self.digits = self.max_digits or (4 if self.coordinates == 1 else 2)
         self.encoder = DigitEncoder(
-            self.embed_dim or dim,
-            num_heads,
+            self.width,
+            self.num_heads,
             self.layers,
             self.coordinates,
             self.digits,
-            out,
+            self._out,
             direction=self.direction,
             final_norm=self.final_norm,
             mask_padding=self.mask_padding,
             class_token=self.class_token,
             temperature=self.temperature,
         )
-        self.prefix_vector = nn.Parameter(torch.empty(out)) if self.class_vector else None
+        self.prefix_vector = nn.Parameter(torch.empty(self._out)) if self.class_vector else None
 
-    def _read_options(self, options: dict[str, Any]) -> None:
-        self.embed_dim: int | None = options["embed_dim"]
-        self.out_dim: int | None = options["out_dim"]
-        self.max_digits: int | None = options["max_digits"]
-        self.layers: int = options["layers"]
-        for name, least in (("embed_dim", 1), ("out_dim", 1), ("max_digits", 1), ("layers", 0)):
-            value = options[name]
-            if value is None and name != "layers":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise OptionError(f"{self.name} needs {name} of {least} or more, got {name}={value!r}.")
-        if self.embed_dim is not None and self.embed_dim % self.num_heads:
-            raise OptionError(
-                f"{self.name} needs embed_dim={self.embed_dim} to be a multiple of num_heads={self.num_heads}."
-            )
-        self.digits: int = self.max_digits or (4 if self.coordinates == 1 else 2)
-        self.direction: Direction = options["direction"]
-        if self.direction not in get_args(Direction):
-            raise OptionError(f"direction must be causal or bi, got {self.direction!r}.")
-        for name in ("final_norm", "mask_padding", "class_token", "class_vector"):
-            check_flag(name, options[name])
-        self.final_norm: bool = options["final_norm"]
-        self.mask_padding: bool = options["mask_padding"]
-        self.class_token: bool = options["class_token"]
-        self.class_vector: bool = options["class_vector"]
-        if self.direction == "bi" and not self.class_token:
-            raise OptionError(
-                f"{self.name} with direction='bi' reads its result from the class vector; say class_token=true."
-            )
-        self.temperature: float = options["temperature"]
-        if not is_positive(self.temperature):
-            raise OptionError(f"{self.name} needs a positive temperature, got {self.temperature!r}.")
-        self.dropout: float = options["dropout"]
-        self.shift: float = options["shift"]
-        for name in ("dropout", "shift"):
-            chance = options[name]
-            if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance < 1:
-                raise OptionError(f"{name} is a probability below 1, got {name}={chance!r}.")
+    @property
+    def _out(self) -> int:
+        """Channels of the encoder's vectors."""
+        return self.dim
 
     def reset_parameters(self) -> None:
         """Initialise the encoder and the vector of prefix tokens, which is drawn as the digits are."""
@@ -123,7 +102,7 @@ class SeqPEBase(Encoding):
                 room = 10**self.digits - torch.tensor(pos.grid.shape, device=device)
                 given["seqpe_shift"] = (chance[1:] * (room + 1)).long() * (chance[0] < self.shift)
             if self.dropout and "seqpe_dropout" not in given:
-                size = (pos.grid.patches, self.encoder.length, self.embed_dim or self.dim)
+                size = (pos.grid.patches, self.encoder.length, self.width)
                 drawn = torch.rand(self.layers, 2, *size, generator=generator, device=device)
                 given["seqpe_dropout"] = (drawn >= self.dropout) / (1 - self.dropout)
         return pos.replace(attrs={**pos.attrs, **given, "seqpe_drawn": True}) if given else pos
@@ -137,8 +116,7 @@ class SeqPEBase(Encoding):
         given = pos.attrs.get("seqpe")
         if isinstance(given, PerToken):
             return given.values
-        if pos.axes not in self.ndim:
-            raise ShapeError(f"{self.name} needs {self.coordinates} axes, got {pos.axes} ({pos}).")
+        self._need_axes(pos)
         if pos.grid is None:
             raise ShapeError(
                 f"{self.name} spells whole-number positions, got free coordinates ({pos}); use grid.positions()."

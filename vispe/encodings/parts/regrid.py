@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, cast
 
-from vispe.errors import EncodingMismatch, OptionError, is_whole
+from vispe.errors import EncodingMismatch, OptionError
+from vispe.options import check_per_axis
 
 _logger = logging.getLogger(__name__)
 
@@ -48,16 +48,11 @@ def trained_grid(
     return old
 
 
-def training_grid(reference: object, axes: int, used: bool, setting: str) -> tuple[int, ...] | None:
-    """Return the option `reference` as whole numbers, one per axis, checked; `setting` is what may make it useless."""
-    if reference is None:
-        return None
-    if not used:
-        raise OptionError(f"reference={reference!r} has no effect with {setting}; leave it out.")
-    given = cast("list[Any]", list(reference)) if isinstance(reference, list | tuple) else []  # pyright: ignore[reportUnknownArgumentType]
-    numbers = [int(n) for n in given if is_whole(n) and n > 0]
-    if len(numbers) != axes or len(given) != axes:
-        raise OptionError(
-            f"reference needs one whole number above 0 for each of {axes} axes, got reference={reference!r}."
-        )
-    return tuple(numbers)
+def training_grid(
+    reference: tuple[int, ...] | None, axes: int, used: bool, setting: str
+) -> tuple[int, ...] | None:
+    """Return the option `reference`, checked: one number per axis, where `setting` does not make it useless."""
+    if reference is not None and not used:
+        raise OptionError(f"reference={list(reference)} has no effect with {setting}; leave it out.")
+    check_per_axis("reference", reference, axes)
+    return reference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from torch import Tensor
 from vispe.attention.transform.base import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.kept import Kept
 from vispe.errors import OptionError, ShapeError
-from vispe.grid import Positions, as_spacing
-from vispe.grid.frequencies import Schedule, check_schedule
+from vispe.grid import Positions
+from vispe.grid.frequencies import Schedule
+from vispe.options import Limits, NotNegative, Shape, Spacing, Whole
 
 LogitScale = Literal["none", "yarn", "entropy"]
 AUGMENTATIONS = ("shift_coords", "jitter_coords", "rescale_coords")
@@ -41,84 +41,50 @@ class Draws(NamedTuple):
 class RopeBase(Rotary):
     """Rotates pairs of channels of queries and keys by angles linear in the coordinates.
 
-    Subclasses give `_angles`; `options` are those that all rotary encodings of grids have.
+    Subclasses give `_angles`. The options are those that all rotary encodings of grids have.
     """
 
     ndim = (1, 2, 3)
 
-    def __init__(self, dim: int, num_heads: int, layout: Layout, options: dict[str, Any]) -> None:
-        super().__init__()
-        self._kept = Kept()
-        self.dim, self.num_heads = dim, num_heads
-        self.layout: Layout = layout
-        for name, number in (("dim", dim), ("num_heads", num_heads)):
-            if not _whole(number):
-                raise OptionError(f"{self.name} needs whole numbers above 0, got {name}={number!r}.")
-        if dim % num_heads:
-            raise OptionError(
-                f"{self.name} needs dim to be a multiple of num_heads, got dim={dim}, num_heads={num_heads}."
-            )
-        if layout not in get_args(Layout):
-            raise OptionError(f"layout must be half or interleaved, got {layout!r}.")
-        self._set_pairs(dim // num_heads, options["rotated"])
-        self._set_augmentation(options)
-        self._set_schedule(options)
-        self.spacing = _spacing(options["spacing"])
-        self._key = ""
+    dim: Whole
+    num_heads: Whole
+    depth: Whole | None = None
+    layout: Layout = "interleaved"
+    rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
+    spacing: Spacing | None = None
+    schedule: Schedule = "none"
+    reference: Shape | None = None
+    logit_scale: LogitScale = "none"
+    shift_coords: NotNegative | None = None
+    jitter_coords: Annotated[float, Limits(least=1)] | None = None
+    rescale_coords: Annotated[float, Limits(least=1)] | None = None
+    per_block: bool = False
 
-    def _seal(self) -> None:
-        """Keep what the tables depend on beside the positions, once all options are set."""
-        self._key = repr(self.config)
-
-    def _set_pairs(self, width: int, rotated: Any) -> None:
-        if isinstance(rotated, bool) or not isinstance(rotated, int | float) or not 0 < rotated <= 1:
+    def __post_init__(self) -> None:
+        self.width = self._head_width()
+        if self.width * self.rotated % 4:
             raise OptionError(
-                f"rotated is the share of the channels that turn, above 0 up to 1, got {rotated!r}."
+                f"{self.name} needs a head width divisible by 4, got head width {self.width} with rotated="
+                f"{self.rotated:g} (dim={self.dim}, num_heads={self.num_heads}); choose another num_heads or share."
             )
-        channels = width * rotated
-        if channels % 4:
-            raise OptionError(
-                f"{self.name} needs a head width divisible by 4, got head width {width} with rotated={rotated} "
-                f"(dim={self.dim}, num_heads={self.num_heads}); choose another num_heads or share."
-            )
-        self.rotated = float(rotated)
-        self.pairs, self.width = int(channels) // 2, width
+        self.pairs = int(self.width * self.rotated) // 2
+        self._check_augmentation()
+        self._check_schedule()
+        self._key = repr(self.config)  # what the tables depend on beside the positions
 
-    def _set_augmentation(self, options: dict[str, Any]) -> None:
-        for name, low in zip(AUGMENTATIONS, (0.0, 1.0, 1.0), strict=True):
-            value = options[name]
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and (not number or not low <= value < math.inf):
-                raise OptionError(f"{name} is None or a number of {low:g} or more, got {name}={value!r}.")
-        self.shift_coords: float | None = options["shift_coords"]
-        self.jitter_coords: float | None = options["jitter_coords"]
-        self.rescale_coords: float | None = options["rescale_coords"]
-        per_block, depth = options["per_block"], options["depth"]
-        if not isinstance(per_block, bool):
-            raise OptionError(f"per_block is true or false, got per_block={per_block!r}.")
-        if per_block and all(options[name] is None for name in AUGMENTATIONS):
+    def _check_augmentation(self) -> None:
+        if self.per_block and all(getattr(self, name) is None for name in AUGMENTATIONS):
             raise OptionError(f"per_block=True has no effect without {', '.join(AUGMENTATIONS)}; set one.")
-        if per_block and depth is None:
+        if self.per_block and self.depth is None:
             raise OptionError("per_block=True draws for every block of the model; say how many by depth.")
-        self.per_block, self.depth = per_block, depth
 
-    def _set_schedule(self, options: dict[str, Any]) -> None:
-        schedule, scale, reference = options["schedule"], options["logit_scale"], options["reference"]
-        check_schedule(schedule)
-        if scale not in get_args(LogitScale):
-            raise OptionError(f"logit_scale must be one of {', '.join(get_args(LogitScale))}, got {scale!r}.")
-        self.schedule: Schedule = schedule
-        self.logit_scale: LogitScale = scale
-        if reference is not None and not self._needs_reference:
+    def _check_schedule(self) -> None:
+        schedule, scale = self.schedule, self.logit_scale
+        if self.reference is not None and not self._needs_reference:
             raise OptionError(
-                f"reference={reference} has no effect with schedule={schedule!r}, logit_scale={scale!r}; choose others."
+                f"reference={list(self.reference)} has no effect with schedule={schedule!r}, logit_scale={scale!r}; "
+                "choose others."
             )
-        numbers = None if reference is None else _numbers(reference)
-        if reference is not None and not numbers:
-            raise OptionError(
-                f"reference needs one whole number above 0 for each axis, got reference={reference!r}."
-            )
-        self.reference: tuple[int, ...] | None = numbers
         if scale != "none" and self.layout == "half" and 2 * self.pairs < self.width:
             raise OptionError(
                 f"logit_scale={scale!r} must reach all channels, but rotated={self.rotated} with layout='half' "
@@ -160,9 +126,7 @@ class RopeBase(Rotary):
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
         """Return the rotation of block `layer`; the identity for tokens without a place."""
-        if pos.axes not in self.ndim:
-            wanted = " or ".join(map(str, self.ndim))
-            raise ShapeError(f"{self.name} needs positions of {wanted} axes, got {pos.axes} ({pos}).")
+        self._need_axes(pos)
         if self.spacing is not None and len(self.spacing) != pos.axes:
             raise ShapeError(
                 f"{self.name} needs spacing for {pos.axes} axes, got spacing={self.spacing}; give one per axis."
@@ -218,52 +182,19 @@ class RopeBase(Rotary):
         return (0.1 * scale.clamp(min=1).log() + 1).square()
 
 
-def exact_device(like: Tensor) -> torch.device:
-    """Return where float64 exists: the tensor's device, or the CPU for devices without it."""
-    return torch.device("cpu") if like.device.type == "mps" else like.device
-
-
-def share_pairs(pairs: int, axes: int) -> list[int]:
-    """Return how many pairs each axis gets: equal whole numbers; the rest does not turn."""
-    return [pairs // axes] * axes
-
-
-def check_split(name: str, split: object, pairs: int) -> tuple[int, ...]:
-    """Return `split` as a tuple: whole numbers of pairs for 1 to 3 axes, not more than there are."""
-    numbers = _numbers(split)
-    if not numbers or sum(numbers) > pairs:
+def check_split(name: str, split: tuple[int, ...] | None, pairs: int) -> None:
+    """Raise `OptionError` if `split` has more pairs than there are."""
+    if split is not None and sum(split) > pairs:
         raise OptionError(
             f"split needs a number of pairs above 0 for each axis, at most {pairs} in all for {name}, "
-            f"got split={split!r}."
+            f"got split={list(split)}."
         )
-    return numbers
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _numbers(given: object) -> tuple[int, ...]:
-    """Return 1 to 3 whole numbers above 0 as a tuple, or () for anything else."""
-    values = cast("Sequence[int]", given) if isinstance(given, list | tuple) else ()
-    return tuple(values) if len(values) <= 3 and all(_whole(n) for n in values) else ()
-
-
-def _spacing(given: object) -> tuple[float, ...] | None:
-    if given is None:
-        return None
-    axes = len(cast("Sequence[object]", given)) if isinstance(given, list | tuple) else 0
-    if not 1 <= axes <= 3:
-        raise OptionError(
-            f"spacing needs one positive number for each of 1 to 3 axes, got spacing={given!r}."
-        )
-    return as_spacing(cast("Sequence[object]", given), axes)
 
 
 def pair_counts(name: str, split: tuple[int, ...] | None, pairs: int, axes: int) -> list[int]:
     """Return the pairs of each axis, in the order of the axes."""
     if split is None:
-        counts = share_pairs(pairs, axes)
+        counts = [pairs // axes] * axes  # the rest does not turn
         if not counts[0]:
             raise ShapeError(f"{name} needs a pair of channels per axis, got {pairs} pairs for {axes} axes.")
         return counts

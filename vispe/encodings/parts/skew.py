@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import cast
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +12,11 @@ from vispe.attention.precision import at_least_float32, exact_product, no_autoca
 from vispe.attention.transform.base import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.kept import Kept
-from vispe.errors import OptionError, ShapeError, is_whole
+from vispe.errors import OptionError
 from vispe.grid import Positions
+from vispe.options import Axes, Limits, Whole
 
+Block = Annotated[int, Limits(least=2)]
 eigh = cast("Callable[[Tensor], tuple[Tensor, Tensor]]", torch.linalg.eigh)  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -26,13 +26,29 @@ class SkewRotary(Rotary):
     The numbers above the diagonal are the parameters: `skew` (heads or 1, axes or 1, blocks, block (block - 1) / 2).
     """
 
-    skew: nn.Parameter
-    width: int  # channels per block
-    blocks: int  # blocks per head
+    ndim = (1, 2, 3)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept = Kept()
+    dim: Whole
+    num_heads: Whole
+    axes: Axes = 2
+
+    def __post_init__(self) -> None:
+        self._accept(self.axes)
+        self.head = self._head_width()
+
+    def _set_blocks(self, block: int | None, parts: int) -> None:
+        """Set the channels per block, as asked, or 8, or what fits, and the blocks per head, in `parts` equal runs."""
+        largest = self.head // parts
+        if largest < 2 or (block is not None and block > largest):
+            raise OptionError(
+                f"{self.name} needs a block of 2 to {largest} channels for {self.head} channels per head and {parts} "
+                f"part(s), got block={block!r}."
+            )
+        self.width = min(8, largest) if block is None else block
+        self.blocks = self.head // (parts * self.width) * parts
+
+    def _set_skew(self, heads: int, axes: int) -> None:
+        self.skew = nn.Parameter(torch.empty(heads, axes, self.blocks, self.width * (self.width - 1) // 2))
 
     def generators(self) -> Tensor:
         """Return the generators (h or 1, axes, blocks, s, s), float32 or better."""
@@ -48,7 +64,7 @@ class SkewRotary(Rotary):
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the rotation of queries and keys by one and the same matrix per token."""
-        need_axes(self.name, self.ndim[0], pos)
+        self._need_axes(pos)
         turn = self._kept(self, pos, lambda: self.rotations(pos))
         return BlockTransform(q=turn, k=turn)
 
@@ -99,49 +115,6 @@ def skew_upper(matrix: Tensor) -> Tensor:
 def plane_entries(size: int) -> list[int]:
     """Return where the entries (0, 1), (2, 3), ... of a matrix are among those above its diagonal."""
     return [2 * k * size - k * (2 * k + 1) for k in range(size // 2)]
-
-
-def head_width(name: str, dim: int, num_heads: int) -> int:
-    """Return the channels per head, checked."""
-    if not is_whole(dim) or not is_whole(num_heads) or num_heads < 1 or dim < num_heads or dim % num_heads:
-        raise OptionError(
-            f"{name} needs a width that its heads divide, got dim={dim!r}, num_heads={num_heads!r}."
-        )
-    return dim // num_heads
-
-
-def check_block(name: str, block: int | None, head: int, parts: int) -> int:
-    """Return the block size: as asked, or 8, or what fits; `parts` blocks must fit into the `head` channels."""
-    largest = head // parts
-    if largest < 2 or (block is not None and not (is_whole(block) and 2 <= block <= largest)):
-        raise OptionError(
-            f"{name} needs a block of 2 to {largest} channels for {head} channels per head and {parts} part(s), got "
-            f"block={block!r}."
-        )
-    return min(8, largest) if block is None else block
-
-
-def check_number(option: str, value: object, low: float = 0.0, *, open_: bool = False) -> None:
-    """Raise `OptionError` unless the value is a finite number of at least (`open_`: above) `low`."""
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not math.isfinite(number) or number < low or (open_ and number == low):
-        raise OptionError(
-            f"{option} needs a number {'above' if open_ else 'of at least'} {low:g}, got {option}={value!r}."
-        )
-
-
-def check_axes(name: str, axes: object) -> None:
-    """Raise `OptionError` unless there are 1 to 3 axes."""
-    if not is_whole(axes) or axes not in (1, 2, 3):
-        raise OptionError(f"{name} is for 1 to 3 axes, got axes={axes!r}.")
-
-
-def need_axes(name: str, axes: int, pos: Positions) -> None:
-    """Raise `ShapeError` unless the positions have the number of axes that the encoding was made for."""
-    if pos.axes != axes:
-        raise ShapeError(
-            f"{name} needs {axes}-axis positions, got {pos.axes} axes ({pos}); say {name}(axes={pos.axes})."
-        )
 
 
 def promoted(places: Tensor, like: Tensor) -> Tensor:

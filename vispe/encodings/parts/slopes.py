@@ -1,8 +1,8 @@
-"""What `alibi` and `alibi2d` share: slopes, options and the bias they amount to."""
+"""Slopes of ALiBi, one per head, and the bias that they make: the base of `alibi`, `alibi2d` and `alibi3d`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,12 @@ from torch.nn import functional as F
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.dense import DenseBias, SumBias
 from vispe.attention.bias.distance import DistanceBias
-from vispe.attention.bias.distances import Metric, Normalize, check_rule
+from vispe.attention.bias.distances import Metric, Normalize
 from vispe.encodings.base import Biased
-from vispe.errors import OptionError, ShapeError, is_whole
-from vispe.grid import PerToken, Positions, as_spacing
+from vispe.encodings.parts.regrid import training_grid
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import PerToken, Positions
+from vispe.options import Integer, NotNegative, Positive, Whole, check_per_axis
 
 Slopes = Literal["constant", "geometric", "alibi", "learned"]
 
@@ -35,54 +37,32 @@ def fixed_slopes(rule: Slopes, heads: int) -> tuple[float, ...]:
 
 
 class AlibiBase(Biased):
-    """A penalty on attention that grows with distance; `alibi` and `alibi2d` are its final classes."""
+    """A penalty on attention that grows with distance: slopes and blocks; `alibi` has no more."""
 
-    def __init__(self, num_heads: int, slopes: Slopes, softplus: bool, options: dict[str, Any]) -> None:
-        super().__init__()
-        self.num_heads, self.slopes, self.softplus = num_heads, slopes, softplus
-        if slopes not in get_args(Slopes):
-            raise OptionError(f"slopes must be one of {', '.join(get_args(Slopes))}, got {slopes!r}.")
-        if not is_whole(num_heads) or num_heads < 1:
-            raise OptionError(f"{self.name} needs at least one head, got num_heads={num_heads}.")
-        for name, flag in (("softplus", softplus), ("wrap", options.get("wrap", False))):
-            if not isinstance(flag, bool):
-                raise OptionError(f"{name} is true or false, got {name}={flag!r}.")
-        if softplus and slopes != "learned":
+    fused = True
+
+    num_heads: Whole
+    depth: Whole | None = None
+    slopes: Slopes = "alibi"
+    softplus: bool = False
+    layers: tuple[Integer, ...] | None = None
+    biased_heads: Whole | None = None
+
+    def __post_init__(self) -> None:
+        if self.softplus and self.slopes != "learned":
             raise OptionError(
-                f"softplus keeps learned slopes positive, but slopes={slopes!r}; say slopes=learned."
+                f"softplus keeps learned slopes positive, but slopes={self.slopes!r}; say slopes=learned."
             )
-        self.metric: Metric = options.get("metric", "euclidean")
-        self.wrap: bool = options.get("wrap", False)
-        self.normalize: Normalize = options.get("normalize", "none")
-        reference = options.get("reference")
-        check_rule(self.metric, self.normalize)
-        if reference is not None and self.normalize != "reference":
-            raise OptionError(
-                f"reference={reference} has no effect with normalize={self.normalize!r}; say 'reference'."
-            )
-        self.reference = None if reference is None else _whole_numbers("reference", reference)
-        if self.reference is not None and (len(self.reference) != self.ndim[0] or min(self.reference) < 1):
-            raise OptionError(
-                f"reference needs one number above 0 for each of {self.ndim[0]} axes, got {reference}."
-            )
-        spacing = options.get("spacing")
-        self.spacing = None if spacing is None else as_spacing(spacing, self.ndim[0])
-        layers = options.get("layers")
-        self.layers = None if layers is None else _whole_numbers("layers", layers)
-        self.depth: int | None = options.get("depth")
         outside = [i for i in self.layers or () if i < 0 or i >= (self.depth or i + 1)]
         if outside:
             raise OptionError(f"layers must be block indices below depth={self.depth}, got {outside}.")
-        jitter = options.get("jitter", 0.0)
-        if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter < float("inf"):
-            raise OptionError(f"jitter is a standard deviation, got jitter={jitter!r}.")
-        self.jitter = float(jitter)
-        biased = options.get("biased_heads")
-        if biased is not None and not (is_whole(biased) and 0 < biased <= num_heads):
-            raise OptionError(f"biased_heads must be between 1 and num_heads={num_heads}, got {biased}.")
-        self.biased_heads = biased
-        if slopes == "learned":
-            self.slope = nn.Parameter(torch.empty(biased or num_heads))
+        biased = self.biased_heads or self.num_heads
+        if biased > self.num_heads:
+            raise OptionError(
+                f"biased_heads must be between 1 and num_heads={self.num_heads}, got {self.biased_heads}."
+            )
+        if self.slopes == "learned":
+            self.slope = nn.Parameter(torch.empty(biased))
             self.reset_parameters()
 
     @property
@@ -123,6 +103,35 @@ class AlibiBase(Biased):
         slope = F.softplus(slope) if self.softplus else slope
         return F.pad(slope, (0, rest)) if rest else slope
 
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the bias of block `layer`; None where `layers` leaves it out."""
+        self._need_axes(pos)
+        return self._distance(pos) if self.active(layer) else None
+
+    def _distance(self, pos: Positions) -> Bias:
+        return DistanceBias(self.head_slopes(), pos)
+
+
+class GridAlibi(AlibiBase):
+    """The penalty on grids of several axes; `alibi2d` and `alibi3d` differ in their axes and defaults."""
+
+    slopes: Slopes = "geometric"
+    softplus: bool = False
+    metric: Metric = "euclidean"
+    wrap: bool = False
+    normalize: Normalize = "none"
+    reference: tuple[Whole, ...] | None = None
+    spacing: tuple[Positive, ...] | None = None
+    layers: tuple[Integer, ...] | None = None
+    jitter: NotNegative = 0.0
+    biased_heads: Whole | None = None
+
+    def __post_init__(self) -> None:
+        used = self.normalize == "reference"
+        self.reference = training_grid(self.reference, self.ndim[0], used, f"normalize={self.normalize!r}")
+        check_per_axis("spacing", self.spacing, self.ndim[0])
+        super().__post_init__()
+
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
@@ -140,13 +149,7 @@ class AlibiBase(Biased):
             )
         return pos.replace(attrs={**pos.attrs, "jitter": PerToken(noise, (2, 3))})
 
-    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the bias of block `layer`; None where `layers` leaves it out."""
-        if pos.axes != self.ndim[0]:
-            raise ShapeError(f"{self.name} needs {self.ndim[0]}-axis positions, got {pos.axes} axes ({pos}).")
-        if not self.active(layer):
-            return None
-        noise = pos.attrs.get("jitter") if self.jitter else None
+    def _distance(self, pos: Positions) -> Bias:
         bias = DistanceBias(
             self.head_slopes(),
             pos,
@@ -156,13 +159,8 @@ class AlibiBase(Biased):
             reference=self.reference,
             spacing=self.spacing,
         )
+        noise = pos.attrs.get("jitter") if self.jitter else None
         return bias if noise is None else SumBias([bias, DenseBias(noise.values, pos)])
-
-
-def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or not all(is_whole(n) for n in value):
-        raise OptionError(f"{name} needs a list of whole numbers, got {name}={value!r}.")
-    return tuple(value)
 
 
 def _inverse_softplus(slope: Tensor) -> Tensor:

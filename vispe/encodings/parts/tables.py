@@ -1,56 +1,18 @@
-"""What `rpb` and `rpb_cpb` share: checks, names in released checkpoints, and tables for other grids."""
+"""Tables of offsets: their names in released checkpoints, and how they are resampled for other grids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.precision import exact_product
-from vispe.errors import OptionError, ShapeError
-from vispe.grid import Grid, Positions
+from vispe.encodings.parts.coords import exact_device
 
 Resample = Literal["geometric", "bicubic"]
-
-
-def sizes(name: str, option: str, given: object, axes: int | None = None) -> tuple[int, ...]:
-    """Return a grid shape that was given as an option, checked."""
-    shape = cast("Sequence[object]", given) if isinstance(given, list | tuple) else ()
-    whole = [n for n in shape if isinstance(n, int) and not isinstance(n, bool) and n > 0]
-    if len(whole) != len(shape) or not 1 <= len(shape) <= 3 or (axes is not None and len(shape) != axes):
-        count = "1 to 3" if axes is None else str(axes)
-        raise OptionError(f"{name} needs {count} whole numbers above 0 as {option}, got {option}={given}.")
-    return tuple(whole)
-
-
-def check_heads(name: str, num_heads: object) -> None:
-    """Raise `OptionError` unless there is at least one head."""
-    if isinstance(num_heads, bool) or not isinstance(num_heads, int) or num_heads < 1:
-        raise OptionError(f"{name} needs at least one head, got num_heads={num_heads!r}.")
-
-
-def check_flags(flags: dict[str, object]) -> None:
-    """Raise `OptionError` for an option that must be true or false and is not."""
-    for option, value in flags.items():
-        if not isinstance(value, bool):
-            raise OptionError(f"{option} is true or false, got {option}={value!r}.")
-
-
-def check_number(option: str, value: object, low: float, below: float, meaning: str) -> float:
-    """Return an option as a float in [low, below), or raise `OptionError`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < below:
-        raise OptionError(f"{option} is {meaning}, got {option}={value!r}.")
-    return float(value)
-
-
-def grid_of(name: str, axes: int, pos: Positions) -> Grid:
-    """Return the grid that the tokens come from, or raise `ShapeError`."""
-    if pos.grid is None or pos.axes != axes:
-        raise ShapeError(f"{name} needs the tokens of a {axes}-axis grid, got {pos.axes} axes ({pos}).")
-    return pos.grid
 
 
 def take(state_dict: dict[str, Any], beside: str, own: str, names: dict[str, str]) -> None:
@@ -100,7 +62,7 @@ def _geometric(old: int, new: int, like: Tensor) -> Tensor:
     dtype = torch.promote_types(like.dtype, torch.float32)
     if old == 1:
         return torch.ones(2 * new - 1, 1, dtype=dtype, device=like.device)
-    steps = growth(old, new) ** torch.arange(old - 1, dtype=torch.float64, device=_exact(like))
+    steps = growth(old, new) ** torch.arange(old - 1, dtype=torch.float64, device=exact_device(like))
     side = steps.cumsum(0)
     points = torch.cat([-side.flip(0), side.new_zeros(1), side])
     offsets = torch.arange(1 - new, new, dtype=torch.float64, device=points.device)
@@ -124,8 +86,3 @@ def growth(old: int, new: int) -> float:
         else:
             low = middle
     return (low + high) / 2.0
-
-
-def _exact(like: Tensor) -> torch.device:
-    """Return where float64 exists: the tensor's device, or the CPU for devices without it."""
-    return torch.device("cpu") if like.device.type == "mps" else like.device

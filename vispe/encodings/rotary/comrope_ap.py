@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
-from vispe.encodings.parts.comrope import ComRoPE, Form, Init, Normalize
-from vispe.encodings.parts.skew import exponential, promoted, skew_matrix, skew_upper
+from vispe.encodings.parts.comrope import ComRoPE, Form
+from vispe.encodings.parts.skew import Block, exponential, promoted, skew_matrix, skew_upper
 from vispe.encodings.registry import register
-from vispe.errors import check_choice, check_flag
 
 Partition = Literal["interleaved", "contiguous"]
 
@@ -67,54 +66,28 @@ class ComRoPEAP(ComRoPE):
         "https://arxiv.org/abs/2506.03737"
     )
     year = 2025
-    ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "reference": {"cls_position": 0.5, "jitter": 1.0},
         "folded": {"form": "folded"},
         "rope": {"block": 2, "partition": "contiguous", "init": "geometric", "share_heads": True},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        axes: int = 2,
-        block: int | None = None,
-        form: Form = "matrix",
-        partition: Partition = "interleaved",
-        share_heads: bool = False,
-        normalize: Normalize = "axis",
-        cls_position: float | None = None,
-        init: Init = "normal",
-        init_std: float = 1.0,
-        base: float | None = None,
-        jitter: float = 0.0,
-        jitter_offset: float = 0.0,
-    ) -> None:
-        check_choice("partition", partition, get_args(Partition))
-        check_flag("share_heads", share_heads)
-        super().__init__(
-            dim,
-            num_heads,
-            {
-                "axes": axes,
-                "block": block,
-                "form": form,
-                "normalize": normalize,
-                "cls_position": cls_position,
-                "init": init,
-                "init_std": init_std,
-                "base": base,
-                "jitter": jitter,
-                "jitter_offset": jitter_offset,
-            },
-            by_axis=True,
-            shared=share_heads,
-        )
-        self.partition: Partition = partition
-        self.share_heads = share_heads
+    block: Block | None = None
+    form: Form = "matrix"
+    partition: Partition = "interleaved"
+    share_heads: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.reset_parameters()
+
+    @property
+    def _parts(self) -> int:
+        return self.axes
+
+    @property
+    def _shared(self) -> bool:
+        return self.share_heads
 
     def _axis_of(self, device: torch.device | None = None) -> Tensor:
         """Return which axis each block belongs to, (blocks,)."""

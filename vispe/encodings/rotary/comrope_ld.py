@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32, exact_product
-from vispe.encodings.parts.comrope import ComRoPE, Form, Init, Normalize
+from vispe.encodings.parts.comrope import ComRoPE
 from vispe.encodings.parts.skew import exponential, promoted, skew_matrix, skew_upper
 from vispe.encodings.registry import register
 
@@ -61,47 +61,14 @@ class ComRoPELD(ComRoPE):
         "https://arxiv.org/abs/2506.03737"
     )
     year = 2025
-    ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "reference": {"cls_position": 0.5, "jitter": 1.0},
         "folded": {"form": "folded"},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        axes: int = 2,
-        block: int | None = None,
-        form: Form = "matrix",
-        normalize: Normalize = "axis",
-        cls_position: float | None = None,
-        init: Init = "normal",
-        init_std: float = 1.0,
-        base: float | None = None,
-        jitter: float = 0.0,
-        jitter_offset: float = 0.0,
-    ) -> None:
-        super().__init__(
-            dim,
-            num_heads,
-            {
-                "axes": axes,
-                "block": block,
-                "form": form,
-                "normalize": normalize,
-                "cls_position": cls_position,
-                "init": init,
-                "init_std": init_std,
-                "base": base,
-                "jitter": jitter,
-                "jitter_offset": jitter_offset,
-            },
-            by_axis=False,
-            shared=False,
-        )
-        self.theta = nn.Parameter(torch.empty(axes, self.blocks))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.theta = nn.Parameter(torch.empty(self.axes, self.blocks))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

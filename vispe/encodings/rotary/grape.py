@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,11 @@ from vispe.attention.transform.base import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.kept import Kept
 from vispe.encodings.parts.rank2 import rank2_rotation
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError, check_flag, is_positive, is_whole
+from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
+from vispe.options import Positive, Whole
 
 Planes = Literal["canonical", "rank2"]
 
@@ -58,39 +58,27 @@ class Grape(Rotary):
     ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        planes: Planes = "canonical",
-        base: float = 100.0,
-        shared: bool = True,
-        scale: float = 16.0,
-    ) -> None:
-        super().__init__()
-        self._kept = Kept()
-        if not is_whole(num_heads) or num_heads < 1 or dim % num_heads:
-            raise OptionError(f"grape needs dim={dim} to be a multiple of num_heads={num_heads}.")
-        if planes not in get_args(Planes):
-            raise OptionError(f"planes must be one of {', '.join(get_args(Planes))}, got {planes!r}.")
-        if not is_positive(base) or not is_positive(scale):
-            raise OptionError(f"grape needs positive numbers, got base={base!r}, scale={scale!r}.")
-        check_flag("shared", shared)
-        if planes == "rank2" and not (shared and scale == 16.0):
+    dim: Whole
+    num_heads: Whole
+    planes: Planes = "canonical"
+    base: Positive = 100.0
+    shared: bool = True
+    scale: Positive = 16.0
+
+    def __post_init__(self) -> None:
+        width, rank2 = self._head_width(), self.planes == "rank2"
+        if rank2 and not (self.shared and self.scale == 16.0):
             raise OptionError("shared and scale are about frequencies, which planes='rank2' does not have.")
-        self.dim, self.num_heads, self.base, self.shared, self.scale = dim, num_heads, base, shared, scale
-        self.planes: Planes = planes
-        width = dim // num_heads
-        fits = [n for n in (1, 2, 3) if (width % n == 0 if planes == "rank2" else True) and width >= 2 * n]
-        self.ndim = tuple(fits)  # pyright: ignore[reportAttributeAccessIssue]  those of the class that it is wide enough for
-        if planes == "canonical":
-            if width % 2:
-                raise OptionError(f"grape needs an even head width, got dim / num_heads = {width}.")
-            self.log_freq = nn.Parameter(torch.empty(*() if shared else (num_heads,), width // 2))
+        # those axes of the class that a head is wide enough for
+        self._accept(*(n for n in (1, 2, 3) if width >= 2 * n and not (rank2 and width % n)))
+        if rank2:
+            self.a = nn.Parameter(torch.empty(self.num_heads, width))
+            self.b = nn.Parameter(torch.empty(self.num_heads, width))
+        elif width % 2:
+            raise OptionError(f"grape needs an even head width, got dim / num_heads = {width}.")
         else:
-            self.a = nn.Parameter(torch.empty(num_heads, width))
-            self.b = nn.Parameter(torch.empty(num_heads, width))
+            heads = () if self.shared else (self.num_heads,)
+            self.log_freq = nn.Parameter(torch.empty(*heads, width // 2))
         self.reset_parameters()
 
     @property

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,10 @@ from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.frames import Group, Matrices, angles_of, circle, joined, poses, rotations, shifts
 from vispe.encodings.parts.regrid import training_grid
-from vispe.encodings.parts.skew import check_axes, check_number, head_width, need_axes
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError, check_choice, check_flag, is_whole
+from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
+from vispe.options import Axes, Count, Limits, NotNegative, Number, Whole, check_per_axis
 
 Normalize = Literal["axis", "train", "none"]
 POSE = "extrinsic"
@@ -70,54 +69,36 @@ class GTA(Rotary):
     year = 2023
     ndim = (1, 2, 3)
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        axes: int = 2,
-        se3: int = 0,
-        so3: int = 0,
-        so2: int | None = None,
-        t2: int = 0,
-        so3_degree: int = 2,
-        values: bool = True,
-        max_freq: float | Sequence[float] = 1.0,
-        share_freqs: bool = False,
-        normalize: Normalize = "axis",
-        reference: Sequence[int] | None = None,
-        trans_coeff: float = 0.01,
-    ) -> None:
-        super().__init__()
-        check_axes(self.name, axes)
-        self.ndim = (axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
-        self.dim, self.num_heads, self.axes = dim, num_heads, axes
-        self.head = head_width(self.name, dim, num_heads)
-        if not is_whole(so3_degree) or so3_degree not in (1, 2):
-            raise OptionError(f"so3_degree must be 1 or 2, got so3_degree={so3_degree!r}.")
-        if so3 == 0 and so3_degree != 2:
-            raise OptionError(f"so3_degree={so3_degree} has no effect without so3 channels; say so3=...")
-        self.se3, self.so3, self.so2, self.t2, self.so3_degree = se3, so3, so2, t2, so3_degree
+    dim: Whole
+    num_heads: Whole
+    axes: Axes = 2
+    se3: Annotated[int, Limits(least=0, step=4)] = 0
+    so3: Count = 0
+    so2: Count | None = None
+    t2: Annotated[int, Limits(least=0, step=3)] = 0
+    so3_degree: Literal[1, 2] = 2
+    values: bool = True
+    max_freq: NotNegative | tuple[NotNegative, ...] = 1.0
+    share_freqs: bool = False
+    normalize: Normalize = "axis"
+    reference: tuple[Whole, ...] | None = None
+    trans_coeff: Number = 0.01
+
+    def __post_init__(self) -> None:
+        self._accept(self.axes)
+        self.head = self._head_width()
+        if self.so3 == 0 and self.so3_degree != 2:
+            raise OptionError(f"so3_degree={self.so3_degree} has no effect without so3 channels; say so3=...")
+        if not self.se3 and self.trans_coeff != 0.01:
+            raise OptionError(
+                f"trans_coeff={self.trans_coeff} has no effect without se3 channels; say se3=..."
+            )
         self.groups = self._groups()
-        check_flag("values", values)
-        check_flag("share_freqs", share_freqs)
-        check_choice("normalize", normalize, get_args(Normalize))
-        self.values, self.share_freqs = values, share_freqs
-        self.normalize: Normalize = normalize
-        self.reference = training_grid(reference, axes, normalize == "train", f"normalize={normalize!r}")
-        several = isinstance(max_freq, Sequence) and not isinstance(max_freq, str)
-        self.max_freq = tuple(cast("Sequence[float]", max_freq)) if several else cast("float", max_freq)
-        each = self.max_freq if isinstance(self.max_freq, tuple) else (self.max_freq,) * axes
-        if len(each) != axes:
-            raise OptionError(f"max_freq needs one number or one for each of {axes} axes, got {max_freq!r}.")
-        for number in each:
-            check_number("max_freq", number)
-        self.top = tuple(float(n) for n in each)
-        check_number("trans_coeff", trans_coeff, -float("inf"))
-        if not se3 and trans_coeff != 0.01:
-            raise OptionError(f"trans_coeff={trans_coeff} has no effect without se3 channels; say se3=...")
-        self.trans_coeff = float(trans_coeff)
-        if se3:
+        used = self.normalize == "train"
+        self.reference = training_grid(self.reference, self.axes, used, f"normalize={self.normalize!r}")
+        self.top = self.max_freq if isinstance(self.max_freq, tuple) else (self.max_freq,) * self.axes
+        check_per_axis("max_freq", self.top, self.axes)
+        if self.se3:
             self.scale = nn.Parameter(torch.empty(1))
             self.reset_parameters()
 
@@ -125,13 +106,14 @@ class GTA(Rotary):
         """Return the groups that have channels, in order; raise `OptionError` when they do not fit."""
         turns = 2 * self.axes
         blocks = {"se3": 4, "so3": 3 if self.so3_degree == 1 else 8, "so2": turns, "t2": 3}
-        sizes: dict[str, Any] = {"se3": self.se3, "so3": self.so3, "so2": self.so2, "t2": self.t2}
-        if self.so2 is None and all(is_whole(n) for n in (self.se3, self.so3, self.t2)):
-            sizes["so2"] = max(0, self.head - self.se3 - self.so3 - self.t2) // turns * turns
-        for name, block in blocks.items():
-            size = sizes[name]
-            if not is_whole(size) or size < 0 or size % block:
-                raise OptionError(f"{name} needs a multiple of {block} channels, got {name}={size!r}.")
+        rest = max(0, self.head - self.se3 - self.so3 - self.t2) // turns * turns
+        so2 = rest if self.so2 is None else self.so2
+        sizes = {"se3": self.se3, "so3": self.so3, "so2": so2, "t2": self.t2}
+        for name in ("so3", "so2"):
+            if sizes[name] % blocks[name]:
+                raise OptionError(
+                    f"{name} needs a multiple of {blocks[name]} channels, got {name}={sizes[name]}."
+                )
         used = sum(sizes.values())
         if not 0 < used <= self.head:
             raise OptionError(
@@ -195,7 +177,7 @@ class GTA(Rotary):
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the transform of queries, keys, values and outputs."""
-        need_axes(self.name, self.axes, pos)
+        self._need_axes(pos)
         names = [g.name for g in self.groups]
         skip = self.groups[0].size if names[0] == "triv" else 0
         if set(names) <= {"triv", "so2"} and skip % 2 == 0:

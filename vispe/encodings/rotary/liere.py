@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.base import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.parts.regrid import training_grid
 from vispe.encodings.parts.skew import (
+    Block,
     SkewRotary,
-    check_axes,
-    check_block,
-    check_number,
-    head_width,
-    need_axes,
     skew_matrix,
     skew_upper,
 )
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, check_choice, check_flag
+from vispe.errors import OptionError
 from vispe.grid import Positions
+from vispe.options import NotNegative, Positive, Whole
 
 Generators = Literal["learned", "inverse_exp", "even"]
 Normalize = Literal["train", "linspace", "none"]
@@ -74,66 +70,42 @@ class LieRE(SkewRotary):
     name = "liere"
     paper = "LieRE: Lie Rotational Positional Encodings, https://arxiv.org/abs/2406.10322"
     year = 2024
-    ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "full": {"block": "head"},
         "reference": {"normalize": "linspace"},
         "comrope": {"init": "normal"},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        axes: int = 2,
-        block: int | Literal["head"] | None = None,
-        kind: Generators = "learned",
-        per_head: bool = True,
-        share_layers: bool = False,
-        normalize: Normalize = "train",
-        reference: Sequence[int] | None = None,
-        init: Init = "uniform",
-        init_std: float = 1.0,
-        scale_factor: float = 1.0,
-    ) -> None:
-        super().__init__()
-        check_axes(self.name, axes)
-        self.ndim = (axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
-        self.dim, self.num_heads, self.axes, self.block = dim, num_heads, axes, block
-        self.head = head_width(self.name, dim, num_heads)
-        self.width = check_block(self.name, self.head if block == "head" else block, self.head, 1)
-        self.blocks = self.head // self.width
-        check_choice("kind", kind, get_args(Generators))
-        check_choice("normalize", normalize, get_args(Normalize))
-        check_choice("init", init, get_args(Init))
-        check_flag("per_head", per_head)
-        check_flag("share_layers", share_layers)
-        check_number("init_std", init_std)
-        check_number("scale_factor", scale_factor, open_=True)
-        self.kind: Generators = kind
-        self.normalize: Normalize = normalize
-        self.init: Init = init
-        self.per_head, self.share_layers = per_head, share_layers
-        self.init_std, self.scale_factor = init_std, scale_factor
-        self.reference = training_grid(
-            reference, axes, normalize in ("train", "linspace"), f"normalize={normalize!r}"
-        )
-        if kind != "learned":
-            self._check_fixed(block, per_head, share_layers, init, init_std, scale_factor)
+    block: Block | Literal["head"] | None = None
+    kind: Generators = "learned"
+    per_head: bool = True
+    share_layers: bool = False
+    normalize: Normalize = "train"
+    reference: tuple[Whole, ...] | None = None
+    init: Init = "uniform"
+    init_std: NotNegative = 1.0
+    scale_factor: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_blocks(self.head if self.block == "head" else self.block, 1)
+        used = self.normalize != "none"
+        self.reference = training_grid(self.reference, self.axes, used, f"normalize={self.normalize!r}")
+        if self.kind != "learned":
+            self._check_fixed()
             return
-        if init != "normal" and init_std != 1.0:
-            raise OptionError(f"init_std={init_std} has no effect with init={init!r}; say init=normal.")
-        heads, entries = num_heads if per_head else 1, self.width * (self.width - 1) // 2
-        self.skew = nn.Parameter(torch.empty(heads, axes, self.blocks, entries))
+        if self.init != "normal" and self.init_std != 1.0:
+            raise OptionError(
+                f"init_std={self.init_std} has no effect with init={self.init!r}; say init=normal."
+            )
+        self._set_skew(self.num_heads if self.per_head else 1, self.axes)
         self.reset_parameters()
 
-    def _check_fixed(self, *given: object) -> None:
-        names = ("block", "per_head", "share_layers", "init", "init_std", "scale_factor")
-        for option, value, default in zip(
-            names, given, (None, True, False, "uniform", 1.0, 1.0), strict=True
-        ):
-            if value != default:
+    def _check_fixed(self) -> None:
+        """Raise where options are given that are about parameters, or a head is too narrow."""
+        for option in ("block", "per_head", "share_layers", "init", "init_std", "scale_factor"):
+            value = getattr(self, option)
+            if value != getattr(LieRE, option):
                 raise OptionError(
                     f"{option}={value!r} has no effect with kind={self.kind!r}, which has no "
                     "parameters; leave it out."
@@ -187,7 +159,7 @@ class LieRE(SkewRotary):
         """Return the rotation of queries and keys."""
         if self.kind == "learned":
             return super().transform(pos, layer, x)
-        need_axes(self.name, self.axes, pos)
+        self._need_axes(pos)
         key = (self.name, "fixed", self.head, self.kind, self.normalize, self.reference)
         cos, sin = pos.remember(key, lambda: self._fixed(pos))
         return PairRotation(cos, sin, "interleaved")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,10 @@ from vispe.attention.transform.affine import Expand
 from vispe.attention.transform.base import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.kept import Kept
-from vispe.encodings.parts.skew import check_axes, check_number, head_width, need_axes
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, check_choice, check_flag
+from vispe.errors import OptionError
 from vispe.grid import Positions
+from vispe.options import Axes, Positive, Whole
 
 Form = Literal["cosine", "rotate"]
 Spectrum = Literal["shared", "heads"]
@@ -64,38 +63,25 @@ class LightNet(Rotary):
         "spectrum": {"spectrum": "heads"},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        axes: int = 2,
-        form: Form = "cosine",
-        spectrum: Spectrum = "shared",
-        base: float = 10000.0,
-        learned: bool = False,
-    ) -> None:
-        super().__init__()
-        self._kept = Kept()
-        check_axes(self.name, axes)
-        self.ndim = (axes,)  # pyright: ignore[reportAttributeAccessIssue]  one of what the class accepts
-        self.dim, self.num_heads, self.axes = dim, num_heads, axes
-        self.head = head_width(self.name, dim, num_heads)
-        check_choice("form", form, get_args(Form))
-        check_choice("spectrum", spectrum, get_args(Spectrum))
-        check_number("base", base, open_=True)
-        check_flag("learned", learned)
-        self.form: Form = form
-        self.spectrum: Spectrum = spectrum
-        self.base, self.learned = float(base), learned
-        self.rates = -(-self.head // axes) if form == "cosine" else self.head // 2 // axes
+    dim: Whole
+    num_heads: Whole
+    axes: Axes = 2
+    form: Form = "cosine"
+    spectrum: Spectrum = "shared"
+    base: Positive = 10000.0
+    learned: bool = False
+
+    def __post_init__(self) -> None:
+        self._accept(self.axes)
+        self.head = self._head_width()
+        self.rates = -(-self.head // self.axes) if self.form == "cosine" else self.head // 2 // self.axes
         if self.rates < 1:
             raise OptionError(
                 f"lightnet with form='rotate' needs a pair of channels per axis, got {self.head} channels per head for "
-                f"{axes} axes; say form=cosine."
+                f"{self.axes} axes; say form=cosine."
             )
-        if learned:
-            self.theta = nn.Parameter(torch.empty(num_heads, self.rates))
+        if self.learned:
+            self.theta = nn.Parameter(torch.empty(self.num_heads, self.rates))
             self.reset_parameters()
 
     @property
@@ -120,7 +106,7 @@ class LightNet(Rotary):
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the map of queries and keys; prefix tokens have phase 0."""
-        need_axes(self.name, self.axes, pos)
+        self._need_axes(pos)
         if self.learned:
             cos, sin = self._kept(self, pos, lambda: self._tables(pos))
         else:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from vispe.attention.transform.base import Layout
+from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rope import (
-    LogitScale,
     RopeBase,
     axial_angles,
     check_split,
-    exact_device,
     pair_counts,
 )
 from vispe.encodings.registry import register
-from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
+from vispe.grid.frequencies import grid_frequencies, inverse_frequencies
+from vispe.options import Limits, Number, Positive, Shape
 
 Indexing = Literal["xy", "ij"]
 
@@ -78,54 +76,16 @@ class RopeAxial(RopeBase):
         "pe": {"temperature": 10000.0, "indexing": "xy", "offset": 1.0, "schedule": "rescale"},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        depth: int | None = None,
-        temperature: float = 100.0,
-        indexing: Indexing = "xy",
-        layout: Layout = "interleaved",
-        offset: float = 0.0,
-        rotated: float = 1.0,
-        split: Sequence[int] | None = None,
-        spacing: Sequence[float] | None = None,
-        schedule: Schedule = "none",
-        reference: Sequence[int] | None = None,
-        logit_scale: LogitScale = "none",
-        shift_coords: float | None = None,
-        jitter_coords: float | None = None,
-        rescale_coords: float | None = None,
-        per_block: bool = False,
-    ) -> None:
-        super().__init__(
-            dim,
-            num_heads,
-            layout,
-            {
-                "depth": depth,
-                "rotated": rotated,
-                "spacing": spacing,
-                "schedule": schedule,
-                "reference": reference,
-                "logit_scale": logit_scale,
-                "shift_coords": shift_coords,
-                "jitter_coords": jitter_coords,
-                "rescale_coords": rescale_coords,
-                "per_block": per_block,
-            },
-        )
-        if not 0 < temperature < float("inf"):
-            raise OptionError(f"rope_axial needs a positive temperature, got temperature={temperature}.")
-        if indexing not in ("xy", "ij"):
-            raise OptionError(f"indexing must be xy or ij, got {indexing!r}.")
-        if not -float("inf") < offset < float("inf"):
-            raise OptionError(f"offset must be a number of patches, got offset={offset}.")
-        self.temperature, self.offset = float(temperature), float(offset)
-        self.indexing: Indexing = indexing
-        self.split = None if split is None else check_split("rope_axial", split, self.pairs)
-        self._seal()
+    temperature: Positive = 100.0
+    indexing: Indexing = "xy"
+    layout: Layout = "interleaved"
+    offset: Number = 0.0
+    rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
+    split: Shape | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_split(self.name, self.split, self.pairs)
 
     def frequencies(self, pos: Positions) -> list[Tensor]:
         """Return radians per unit of the coordinates, per axis (b or 1, pairs of the axis) float64."""

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from vispe.attention.transform.base import Layout
+from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rope import (
-    LogitScale,
     RopeBase,
     axial_angles,
     check_split,
-    exact_device,
     pair_counts,
 )
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
+from vispe.grid.frequencies import grid_frequencies, inverse_frequencies
+from vispe.options import Limits, Positive, Shape
 
 NormalizeCoords = Literal["separate", "max", "min"]
 
@@ -77,62 +76,25 @@ class RopeDinov3(RopeBase):
     year = 2025
     presets: ClassVar[dict[str, dict[str, Any]]] = {"released": {"rescale_coords": 2.0}}
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        depth: int | None = None,
-        temperature: float = 100.0,
-        min_period: float | None = None,
-        max_period: float | None = None,
-        normalize_coords: NormalizeCoords = "separate",
-        layout: Layout = "half",
-        rotated: float = 1.0,
-        split: Sequence[int] | None = None,
-        spacing: Sequence[float] | None = None,
-        schedule: Schedule = "rescale",
-        reference: Sequence[int] | None = None,
-        logit_scale: LogitScale = "none",
-        shift_coords: float | None = None,
-        jitter_coords: float | None = None,
-        rescale_coords: float | None = None,
-        per_block: bool = False,
-    ) -> None:
-        super().__init__(
-            dim,
-            num_heads,
-            layout,
-            {
-                "depth": depth,
-                "rotated": rotated,
-                "spacing": spacing,
-                "schedule": schedule,
-                "reference": reference,
-                "logit_scale": logit_scale,
-                "shift_coords": shift_coords,
-                "jitter_coords": jitter_coords,
-                "rescale_coords": rescale_coords,
-                "per_block": per_block,
-            },
-        )
-        if not 0 < temperature < math.inf:
-            raise OptionError(f"rope_dinov3 needs a positive temperature, got temperature={temperature}.")
-        if (min_period is None) != (max_period is None):
+    temperature: Positive = 100.0
+    min_period: Positive | None = None
+    max_period: Positive | None = None
+    normalize_coords: NormalizeCoords = "separate"
+    layout: Layout = "half"
+    rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
+    split: Shape | None = None
+    schedule = "rescale"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.min_period, self.max_period
+        if (low is None) != (high is None):
             raise OptionError(
-                f"min_period and max_period go together, got min_period={min_period}, max_period={max_period}."
+                f"min_period and max_period go together, got min_period={low}, max_period={high}."
             )
-        if min_period is not None and max_period is not None and not 0 < min_period <= max_period < math.inf:
-            raise OptionError(
-                f"rope_dinov3 needs 0 < min_period <= max_period, got {min_period} and {max_period}."
-            )
-        if normalize_coords not in ("separate", "max", "min"):
-            raise OptionError(f"normalize_coords must be separate, max or min, got {normalize_coords!r}.")
-        self.temperature = float(temperature)
-        self.min_period, self.max_period = min_period, max_period
-        self.normalize_coords: NormalizeCoords = normalize_coords
-        self.split = None if split is None else check_split("rope_dinov3", split, self.pairs)
-        self._seal()
+        if low is not None and high is not None and low > high:
+            raise OptionError(f"rope_dinov3 needs 0 < min_period <= max_period, got {low:g} and {high:g}.")
+        check_split(self.name, self.split, self.pairs)
 
     @property
     def _needs_reference(self) -> bool:

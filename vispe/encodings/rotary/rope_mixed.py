@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.attention.transform.base import Layout
-from vispe.encodings.parts.rope import LogitScale, RopeBase
+from vispe.encodings.parts.rope import RopeBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
+from vispe.grid.frequencies import grid_frequencies, inverse_frequencies
+from vispe.options import Axes, Positive
 
 
 @register
@@ -69,66 +68,25 @@ class RopeMixed(RopeBase):
     ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ropevit": {"temperature": 10.0}}
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        depth: int | None = None,
-        axes: int = 2,
-        temperature: float = 10.0,
-        rotate: bool = True,
-        trainable: bool = True,
-        layout: Layout = "interleaved",
-        rotated: float = 1.0,
-        spacing: Sequence[float] | None = None,
-        schedule: Schedule = "none",
-        reference: Sequence[int] | None = None,
-        logit_scale: LogitScale = "none",
-        shift_coords: float | None = None,
-        jitter_coords: float | None = None,
-        rescale_coords: float | None = None,
-        per_block: bool = False,
-    ) -> None:
-        super().__init__(
-            dim,
-            num_heads,
-            layout,
-            {
-                "depth": depth,
-                "rotated": rotated,
-                "spacing": spacing,
-                "schedule": schedule,
-                "reference": reference,
-                "logit_scale": logit_scale,
-                "shift_coords": shift_coords,
-                "jitter_coords": jitter_coords,
-                "rescale_coords": rescale_coords,
-                "per_block": per_block,
-            },
-        )
-        if isinstance(axes, bool) or axes not in (1, 2, 3):
-            raise OptionError(f"axes must be 1, 2 or 3, got axes={axes!r}.")
-        if not 0 < temperature < math.inf:
-            raise OptionError(f"rope_mixed needs a positive temperature, got temperature={temperature}.")
-        flags: dict[str, object] = {"rotate": rotate, "trainable": trainable}
-        for name, flag in flags.items():
-            if not isinstance(flag, bool):
-                raise OptionError(f"{name} is true or false, got {name}={flag!r}.")
-        if schedule == "ntk":
+    axes: Axes = 2
+    temperature: Positive = 10.0
+    rotate: bool = True
+    trainable: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.schedule == "ntk":
             raise OptionError(
                 "schedule='ntk' needs frequencies in order, but those of rope_mixed are learned; choose 'yarn'."
             )
-        if self.pairs < axes:
+        if self.pairs < self.axes:
             raise OptionError(
-                f"rope_mixed needs a pair of channels per axis, got {self.pairs} pairs for axes={axes}."
+                f"rope_mixed needs a pair of channels per axis, got {self.pairs} pairs for axes={self.axes}."
             )
-        self.axes, self.temperature = axes, float(temperature)
-        self.rotate, self.trainable = rotate, trainable
-        vars(self)["ndim"] = (axes,)  # what this instance accepts, among what the class can be built for
-        self.freqs = nn.Parameter(torch.empty(axes, num_heads, self.pairs), requires_grad=trainable)
+        self._accept(self.axes)
+        freqs = torch.empty(self.axes, self.num_heads, self.pairs)
+        self.freqs = nn.Parameter(freqs, requires_grad=self.trainable)
         self.reset_parameters()
-        self._seal()
 
     @property
     def per_layer(self) -> bool:

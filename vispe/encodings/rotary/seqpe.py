@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +14,18 @@ from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Biased, Rotary
 from vispe.encodings.parts.coords import affine
 from vispe.encodings.parts.digit_losses import contrastive_loss, transfer_loss
-from vispe.encodings.parts.digit_tokens import SeqPEBase
-from vispe.encodings.parts.digits import Direction
+from vispe.encodings.parts.digit_tokens import DigitEncoding
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError, check_flag, is_whole
+from vispe.errors import ShapeError
 from vispe.grid import Positions
+from vispe.options import Axes, Whole
 
 Mode = Literal["attn_mul", "attn_add", "attn_scalar"]
 __all__ = ["SeqPE", "contrastive_loss", "transfer_loss"]
 
 
 @register
-class SeqPE(SeqPEBase, Rotary, Biased):
+class SeqPE(DigitEncoding, Rotary, Biased):
     """Multiplies queries and keys by vectors that a small transformer makes of each position's digits.
 
     e = encoder(digits of (row, column)); [pq, pk] = W_layer e; q * pq, k * pk          arXiv 2506.13277
@@ -72,69 +71,33 @@ class SeqPE(SeqPEBase, Rotary, Biased):
     name = "seqpe"
     paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
     year = 2025
-    ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "vit_s": {"class_vector": True, "dropout": 0.1, "shift": 0.1},
         "vit_b": {"class_vector": True, "dropout": 0.3, "shift": 0.1},
     }
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        depth: int | None = None,
-        grid: Sequence[int] | None = None,
-        axes: int | None = None,
-        mode: Mode = "attn_mul",
-        multi_head: bool = True,
-        projection: Literal["multi", "single"] = "multi",
-        embed_dim: int | None = None,
-        out_dim: int | None = None,
-        layers: int = 2,
-        max_digits: int | None = None,
-        direction: Direction = "causal",
-        mask_padding: bool = True,
-        final_norm: bool = True,
-        class_token: bool = True,
-        class_vector: bool = False,
-        temperature: float = 1.0,
-        dropout: float = 0.0,
-        shift: float = 0.0,
-    ) -> None:
-        options = {
-            "axes": axes,
-            "embed_dim": embed_dim,
-            "out_dim": out_dim,
-            "layers": layers,
-            "max_digits": max_digits,
-            "direction": direction,
-            "mask_padding": mask_padding,
-            "final_norm": final_norm,
-            "class_token": class_token,
-            "class_vector": class_vector,
-            "temperature": temperature,
-            "dropout": dropout,
-            "shift": shift,
-        }
-        super().__init__(dim, num_heads, grid, options)
-        if mode not in get_args(Mode):
-            raise OptionError(
-                f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}; to add it to the tokens take "
-                "seqpe_input."
-            )
-        if projection not in ("multi", "single"):
-            raise OptionError(f"projection must be multi or single, got {projection!r}.")
-        check_flag("multi_head", multi_head)
-        if depth is not None and not (is_whole(depth) and depth > 0):
-            raise OptionError(f"seqpe needs depth of 1 or more, got depth={depth!r}.")
-        self.depth, self.mode, self.multi_head, self.projection = depth, mode, multi_head, projection
-        channels = dim if multi_head else dim // num_heads
-        count = depth if depth and projection == "multi" else 1
-        out = self.encoder.out_proj.out_features
+    dim: Whole
+    num_heads: Whole
+    depth: Whole | None = None
+    grid: tuple[Whole, ...] | None = None
+    axes: Axes | None = None
+    mode: Mode = "attn_mul"
+    multi_head: bool = True
+    projection: Literal["multi", "single"] = "multi"
+    embed_dim: Whole | None = None
+    out_dim: Whole | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        channels = self.dim if self.multi_head else self.dim // self.num_heads
+        count = self.depth if self.depth and self.projection == "multi" else 1
         self._last = -1  # the layer that asked last
-        self.pe_qk = nn.ModuleList(nn.Linear(out, 2 * channels) for _ in range(count))
+        self.pe_qk = nn.ModuleList(nn.Linear(self._out, 2 * channels) for _ in range(count))
         self.reset_parameters()
+
+    @property
+    def _out(self) -> int:
+        return self.out_dim or self.width
 
     def reset_parameters(self) -> None:
         """Draw matrices from a truncated normal of 0.02; biases are 0."""

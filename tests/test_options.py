@@ -1,0 +1,160 @@
+"""Options that are checked by their annotations, whoever holds them."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+
+import vispe
+from vispe.errors import OptionError
+from vispe.options import (
+    Chance,
+    Count,
+    Even,
+    Integer,
+    Limits,
+    NotNegative,
+    Number,
+    Positive,
+    Shape,
+    Share,
+    Whole,
+    check_options,
+    checked,
+    read_option,
+)
+
+ACCEPTED = [
+    (Whole, 3, 3),
+    (Whole, np.int64(3), 3),
+    (Count, 0, 0),
+    (Integer, -2, -2),
+    (Even, 4, 4),
+    (Number, -1, -1.0),
+    (Positive, np.float32(0.5), 0.5),
+    (Share, 1, 1.0),
+    (bool, False, False),
+    (Literal["a", "b"], "b", "b"),
+    (Positive | None, None, None),
+    (Whole | Literal["head"], "head", "head"),
+    (Whole | tuple[Number, ...], [1, 2.5], (1.0, 2.5)),
+    (Shape, [4, 5], (4, 5)),
+    (tuple[Whole, Whole], (4, 5), (4, 5)),
+    (Any, {"free": 1}, {"free": 1}),
+    (str, 3, 3),
+]
+
+REFUSED = [
+    (Whole, 0, "x needs a whole number above 0, got x=0"),
+    (Whole, True, "x needs a whole number above 0, got x=True"),
+    (Whole, 2.0, "x needs a whole number above 0, got x=2.0"),
+    (Count, -1, "x needs a whole number of 0 or more, got x=-1"),
+    (Integer, 0.5, "x needs a whole number, got x=0.5"),
+    (Even, 3, "x needs a whole number divisible by 2 above 0, got x=3"),
+    (Number, float("nan"), "x needs a finite number, got x=nan"),
+    (Positive, float("inf"), "x needs a number above 0, got x=inf"),
+    (Positive, "1", "x needs a number above 0, got x='1'"),
+    (NotNegative, -0.1, "x needs a number of 0 or more, got x=-0.1"),
+    (Share, 1.5, "x needs a number from 0 to 1, got x=1.5"),
+    (Chance, 1, "x needs a number of 0 or more and below 1, got x=1"),
+    (Annotated[float, Limits(above=0, most=1)], 2, "x needs a number above 0 and up to 1, got x=2"),
+    (bool, 1, "x is true or false, got x=1"),
+    (bool | None, 1, "x is true or false, got x=1"),
+    (Literal["a", "b"], "c", "x must be one of a, b, got 'c'"),
+    (Literal[0, 1], True, "x must be one of 0, 1, got True"),
+    (Positive | None, 0, "x needs a number above 0, got x=0"),
+    (Whole | Literal["head"], "h", "x needs a whole number above 0, or head, got x='h'"),
+    (Shape, (), r"x needs a list of 1 to 3 whole numbers above 0, got x=\(\)"),
+    (Shape, [1, 2, 3, 4], "x needs a list of 1 to 3 whole numbers above 0"),
+    (tuple[Whole, Whole], [1], r"x needs a list of 2 whole numbers above 0, got x=\[1\]"),
+    (tuple[Number, ...], 3, "x needs a list of finite numbers, got x=3"),
+]
+
+
+@pytest.mark.parametrize(("annotation", "given", "wanted"), ACCEPTED)
+def test_values_are_read(annotation, given, wanted):
+    value = read_option("x", given, annotation)
+    assert value == wanted
+    assert type(value) is type(wanted)
+
+
+@pytest.mark.parametrize(("annotation", "given", "message"), REFUSED)
+def test_other_values_are_refused(annotation, given, message):
+    with pytest.raises(OptionError, match=rf"^{message}"):
+        read_option("x", given, annotation)
+
+
+def test_the_fields_of_a_dataclass():
+    @dataclass(frozen=True)
+    class Ring:
+        name: ClassVar[str] = "ring"
+        radius: Positive = 1.0
+        centre: tuple[Number, Number] = (0.0, 0.0)
+
+    ring = Ring(2, [1, 0])
+    check_options(ring, ("radius", "centre"))
+    assert (ring.radius, ring.centre) == (2.0, (1.0, 0.0))
+    with pytest.raises(OptionError, match=r"^ring: radius needs a number above 0, got radius=0\.$"):
+        check_options(Ring(0), ("radius", "centre"))
+
+
+def test_the_arguments_of_a_function():
+    @checked
+    def spiral(turns: Whole, *, pitch: Positive = 2):
+        """Return both."""
+        return turns, pitch
+
+    assert spiral(3) == (3, 2.0)
+    assert spiral.__doc__ == "Return both."
+    assert list(inspect.signature(spiral).parameters) == ["turns", "pitch"]
+    with pytest.raises(OptionError, match="pitch needs a number above 0"):
+        spiral(3, pitch=0)
+    with pytest.raises(TypeError):
+        spiral()
+
+
+class Base(vispe.Encoding):
+    dim: Whole
+    axes: Whole = 2
+    base: Positive = 10.0
+    learned: bool = False
+
+
+class Child(Base):
+    base = 100.0
+    scale: Positive = 1.0
+    learned: ClassVar[bool] = True
+
+
+class Own(Child):
+    def __init__(self, *, dim: int) -> None:
+        super().__init__(dim=dim, scale=3)
+
+
+class Plain(vispe.Encoding):
+    weight: Any  # no option: the constructor is its own
+
+    def __init__(self, *, gain: float = 1.0) -> None:
+        super().__init__()
+        self.gain = gain
+
+
+def test_options_of_encodings():
+    options = {p.name: p.default for p in inspect.signature(Child).parameters.values()}
+    assert list(options) == ["dim", "axes", "scale", "base"]
+    assert options["base"] == 100.0
+    child = Child(dim=4, scale=2)
+    assert child.config == {"name": "", "dim": 4, "axes": 2, "scale": 2.0, "base": 100.0}
+    assert child.learned is True
+    with pytest.raises(TypeError, match="learned"):
+        Child(dim=4, learned=False)
+    with pytest.raises(TypeError, match="dim"):
+        Child()
+
+
+def test_a_constructor_of_its_own():
+    assert list(inspect.signature(Own).parameters) == ["dim"]
+    assert (Own(dim=4).dim, Own(dim=4).scale, Own(dim=4).base) == (4, 3.0, 100.0)
+    assert Plain(gain=2.0).config == {"name": "", "gain": 2.0}

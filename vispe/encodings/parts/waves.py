@@ -1,0 +1,54 @@
+"""Fixed sines and cosines of the coordinates of every axis: the base of `sincos2d` and `sincos3d`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.base import Additive
+from vispe.encodings.parts.coords import exact_device
+from vispe.grid import Positions
+from vispe.options import Positive
+
+
+class SinCos(Additive):
+    """Sines, then cosines, of each axis in a row; classes say by `counts` how many frequencies an axis has."""
+
+    temperature: Positive = 10000.0
+    spacing: tuple[Positive, ...] | None = None
+    std: Positive | None = None
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the number of frequencies of each axis; they sum to half of the width."""
+        raise NotImplementedError
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the table, (1 or b, n, d) float32, 0 for prefix tokens."""
+        self._need_axes(pos)
+        return pos.remember(repr(self.config), lambda: self._table(pos))
+
+    def _table(self, pos: Positions) -> Tensor:
+        table = self._waves(pos)
+        if self.std is None:
+            return table
+        # the scale is that of the whole grid, also when tokens are dropped
+        dropped = pos.grid is not None and pos.index is not None
+        whole = pos.grid.positions(pos.coords.device) if dropped else pos
+        waves = self._waves(whole) if dropped else table
+        # mean and deviation over the tokens that have a place
+        placed = whole.spatial[..., None].expand_as(waves)
+        count = placed.sum((1, 2), keepdim=True)
+        mean = waves.sum((1, 2), keepdim=True) / count
+        spread = (((waves - mean) * placed).square().sum((1, 2), keepdim=True) / (count - 1)).sqrt()
+        return table / spread * self.std
+
+    def _waves(self, pos: Positions) -> Tensor:
+        coords = at_least_float32(pos.coords if self.spacing is None else pos.spaced(self.spacing).coords)
+        parts: list[Tensor] = []
+        for axis, count in enumerate(self.counts()):
+            # powers in float64, so that long wavelengths are exact before they are rounded once
+            powers = torch.arange(count, dtype=torch.float64, device=exact_device(coords)) / max(count, 1)
+            angle = coords[..., axis, None] * (self.temperature**-powers).to(coords)
+            parts += [angle.sin(), angle.cos()]
+        return torch.cat(parts, -1) * pos.spatial[..., None]
