@@ -1,7 +1,7 @@
 """Options that are checked by their annotations: what they accept is said once, where they are declared.
 
 An annotation is a `Literal`, ``bool``, one of the numbers below, a tuple of these (lists become tuples), or a union.
-Other annotations accept everything. Numbers become ``float`` or ``int``, also those of numpy.
+Other annotations accept everything. Numbers of numpy become those of Python.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from functools import cache, wraps
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
+
+import numpy as np
 
 from vispe.errors import OptionError
 
@@ -122,12 +124,11 @@ def _read(annotation: Any, value: Any) -> Any:
 
 
 def _number(value: Any, kind: Callable[[Any], float], limits: Limits) -> float:
-    """Return a number as `kind`, float or int, checked; truth values are no numbers."""
-    if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+    """Return a number, checked, those of numpy as `kind`, float or int; truth values are no numbers."""
+    number = not isinstance(value, bool) and isinstance(value, Integral if kind is int else Real)
+    if not number or not limits.accept(float(value)):
         raise ValueError
-    if not limits.accept(float(value)):
-        raise ValueError
-    return kind(value)
+    return kind(value) if isinstance(value, np.generic) else cast("float", value)
 
 
 def _items(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -172,19 +172,37 @@ WRONG = {
     ),
     "rope1d(stride=2)": (OptionError, "'rope1d' has no option 'stride'.*It has: none"),
     "mrope+vrope": (OptionError, "cannot be added up; 'mrope.vrope' names 2"),
-    "mrope(stride=0)": (OptionError, "stride needs a number above 0, got 0"),
-    "mrope(stride=-1)": (OptionError, "stride needs a number above 0, got -1"),
-    "mrope(stride=x)": (OptionError, "stride needs a number above 0, got 'x'"),
+    "mrope(stride=0)": (OptionError, "mrope: stride needs a number above 0, got stride=0"),
+    "mrope(stride=-1)": (OptionError, "mrope: stride needs a number above 0, got stride=-1"),
+    "mrope(stride=x)": (OptionError, "mrope: stride needs a number above 0, got stride='x'"),
     "mrope(spatial_reset=1)": (OptionError, "spatial_reset is true or false, got spatial_reset=1"),
     "mrope(after=end)": (OptionError, "after must be one of max, side, got 'end'"),
     "mrope(text_axes=none)": (OptionError, "text_axes must be one of all, time, got"),
-    "mrope(tokens_per_second=0)": (OptionError, "tokens_per_second needs a number above 0, got 0"),
-    "mrope(sections=[1,2])": (OptionError, r"sections needs three whole numbers .* got \(1, 2\)"),
-    "mrope(sections=[1,2,-3])": (OptionError, r"sections needs three whole numbers .* got \(1, 2, -3\)"),
-    "mrope(sections=16)": (OptionError, "sections needs three whole numbers .* got 16"),
+    "mrope(tokens_per_second=0)": (
+        OptionError,
+        "mrope: tokens_per_second needs a number above 0, got tokens_per_second=0",
+    ),
+    "mrope(sections=[1,2])": (
+        OptionError,
+        r"mrope: sections needs a list of 3 whole numbers of 0 or more, got sections=\(1, 2\)",
+    ),
+    "mrope(sections=[1,2,-3])": (
+        OptionError,
+        r"mrope: sections needs a list of 3 whole numbers of 0 or more, got sections=\(1, 2, -3\)",
+    ),
+    "mrope(sections=16)": (
+        OptionError,
+        "mrope: sections needs a list of 3 whole numbers of 0 or more, got sections=16",
+    ),
     "mmrope(sections=[4,4,4])": (OptionError, "fixed pattern of axes; leave sections out"),
-    "mmrope(scale=[1,2])": (OptionError, r"scale needs three numbers .* got \(1, 2\)"),
-    "mmrope(scale=[1,2,0])": (OptionError, "scale of columns needs a number above 0, got 0"),
+    "mmrope(scale=[1,2])": (
+        OptionError,
+        r"mmrope: scale needs a list of 3 numbers above 0, got scale=\(1, 2\)",
+    ),
+    "mmrope(scale=[1,2,0])": (
+        OptionError,
+        r"mmrope: scale needs a list of 3 numbers above 0, got scale=\(1, 2, 0\)",
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal.streams.blocks import Blocks
 from vispe.multimodal.streams.stream import Stream
+from vispe.options import check_options
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +106,9 @@ class Coordinates:
 class Scheme:
     """Base of the schemes: a counter runs through the text; blocks of pictures have their own rule.
 
-    A subclass is a frozen dataclass whose fields are its options. It says in `local` where the tokens of a picture are,
-    in `advance` how far the counter moves over the picture, and in `allocation` which pairs of channels see which axis.
+    A subclass is a frozen dataclass whose fields are its options, checked by their annotations. It says in `local`
+    where the tokens of a picture are, in `advance` how far the counter moves over the picture, and in `allocation`
+    which pairs of channels see which axis.
 
     Attributes:
         name: name in the registry.
@@ -121,6 +123,9 @@ class Scheme:
     paper: ClassVar[str] = ""
     text_exact: ClassVar[bool] = True
     step: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        check_options(self, list(self.options()))
 
     @property
     def axes(self) -> int:

@@ -96,7 +96,7 @@ def test_spacing_std_and_free_coordinates():
         ({"dim": 12, "split": (1, True, 1)}, "split needs a list of 3 numbers above 0, got split="),
         (
             {"dim": 12, "spacing": (1, 2)},
-            r"spacing needs one number for each of 3 axes, got spacing=\[1.0, 2.0\]",
+            r"spacing needs one number for each of 3 axes, got spacing=\[1, 2\]",
         ),
     ],
 )

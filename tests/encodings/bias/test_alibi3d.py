@@ -124,7 +124,7 @@ def test_learned_slopes_get_the_gradient_of_their_distances():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("alibi3d(spacing=[1,2])", r"spacing needs one number for each of 3 axes, got spacing=\[1.0, 2.0\]"),
+        ("alibi3d(spacing=[1,2])", r"spacing needs one number for each of 3 axes, got spacing=\[1, 2\]"),
         (
             "alibi3d(normalize=reference,reference=[4,4])",
             r"reference needs one number for each of 3 axes, got reference=\[4, 4\]",

@@ -143,7 +143,7 @@ def test_layers_and_a_vit():
         ("sigma=1e999", "sigma needs a number above 0, got sigma=inf"),
         ("amplitude=true", "amplitude needs a finite number, got amplitude=True"),
         ("wrap=1", "wrap is true or false, got wrap=1"),
-        ("spacing=[1]", r"spacing needs one number for each of 2 axes, got spacing=\[1.0\]"),
+        ("spacing=[1]", r"spacing needs one number for each of 2 axes, got spacing=\[1\]"),
         ("layers=3", "layers needs a list of whole numbers, got layers=3"),
         ("layers=[0.5]", "layers needs a list of whole numbers"),
         ("layers=[4]", r"block indices below depth=4, got \[4\]"),

@@ -608,7 +608,7 @@ ERRORS = [
     (
         "rope_dinov3(min_period=1)",
         {},
-        "min_period and max_period go together, got min_period=1.0, max_period=None",
+        "min_period and max_period go together, got min_period=1, max_period=None",
     ),
     ("rope_dinov3(min_period=3,max_period=1)", {}, "0 < min_period <= max_period, got 3 and 1"),
     (
@@ -631,7 +631,9 @@ def test_shape_errors():
     flat, cube = Grid((3, 4)).positions(), Grid((2, 3, 4)).positions()
     with pytest.raises(ShapeError, match="rope_mixed needs 2-axis positions, got 3 axes"):
         build("rope_mixed").transform(cube, 0)
-    with pytest.raises(ShapeError, match=r"rope_axial needs spacing for 3 axes, got spacing=\(1.0, 2.0\)"):
+    with pytest.raises(
+        ShapeError, match=r"rope_axial needs spacing for 3 axes, got spacing=\(1, 2\); give one per axis"
+    ):
         build("rope_axial(spacing=[1,2])").transform(cube, 0)
     with pytest.raises(ShapeError, match=r"rope_axial needs split for 3 axes, got split=\(4, 4\)"):
         build("rope_axial(split=[4,4])").transform(cube, 0)

@@ -339,16 +339,31 @@ def test_scores_depend_on_distances_only():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("videorope(scale=0)", "scale needs a number above 0, got 0"),
-        ("videorope(sections=[1,2])", "three whole numbers"),
+        ("videorope(scale=0)", "videorope: scale needs a number above 0, got scale=0"),
+        (
+            "videorope(sections=[1,2])",
+            r"videorope: sections needs a list of 3 whole numbers of 0 or more, got sections=\(1, 2\)",
+        ),
         ("videorope(centre=middle)", "centre must be one of floor, exact, got 'middle'"),
         ("videorope(after=side)", "after must be one of time, max, got 'side'"),
         ("videorope(layout=half)", "layout must be one of paper, package, got 'half'"),
-        ("videorope(tokens_per_second=-1)", "tokens_per_second needs a number above 0, got -1"),
+        (
+            "videorope(tokens_per_second=-1)",
+            "videorope: tokens_per_second needs a number above 0, got tokens_per_second=-1",
+        ),
         ("videorope(train_scales=[1])", "'videorope' has no option 'train_scales'"),
-        ("hope_vlm(train_scales=[])", "train_scales needs one or more numbers above 0"),
-        ("hope_vlm(train_scales=[1,-1])", "train_scales needs one or more numbers above 0"),
-        ("hope_vlm(train_scales=2)", "train_scales needs one or more numbers above 0, got 2"),
+        (
+            "hope_vlm(train_scales=[])",
+            "train_scales needs a list of 1 or more numbers above 0, got train_scales=",
+        ),
+        (
+            "hope_vlm(train_scales=[1,-1])",
+            "train_scales needs a list of 1 or more numbers above 0, got train_scales=",
+        ),
+        (
+            "hope_vlm(train_scales=2)",
+            "hope_vlm: train_scales needs a list of 1 or more numbers above 0, got train_scales=2",
+        ),
         ("tad_rope(scale=2)", "'tad_rope' has no option 'scale'"),
     ],
 )

@@ -48,7 +48,10 @@ def test_one_start_for_each_group():
     ):
         create_scheme("group_pe(phi=[5])").coordinates(stream)
     for phi in (-1, True, (), (0, "a"), float("nan"), None):
-        with pytest.raises(OptionError, match="phi needs a number from 0 on"):
+        with pytest.raises(
+            OptionError,
+            match="group_pe: phi needs a number of 0 or more, or a list of 1 or more numbers of 0 or more, got phi=",
+        ):
             create_scheme("group_pe", phi=phi)
     with pytest.raises(UnsupportedCombination, match=r"rope1d has one counter .* use group_pe"):
         create_scheme("rope1d").coordinates(stream)

@@ -56,7 +56,7 @@ def test_frames_may_be_closer():
     near = ids.unflatten(-1, (3, 20))
     assert torch.equal(near[:, 1:] - near[:, :-1], torch.full((4, 2, 20), 2.0).double())
     assert coordinates.next.item() == ids.max() + 1 + 2
-    with pytest.raises(OptionError, match="stride needs a number above 0, got 0"):
+    with pytest.raises(OptionError, match="vrope: stride needs a number above 0, got stride=0"):
         create_scheme("vrope", stride=0)
 
 

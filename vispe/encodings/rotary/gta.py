@@ -96,8 +96,9 @@ class GTA(Rotary):
         self.groups = self._groups()
         used = self.normalize == "train"
         self.reference = training_grid(self.reference, self.axes, used, f"normalize={self.normalize!r}")
-        self.top = self.max_freq if isinstance(self.max_freq, tuple) else (self.max_freq,) * self.axes
-        check_per_axis("max_freq", self.top, self.axes)
+        each = self.max_freq if isinstance(self.max_freq, tuple) else (self.max_freq,) * self.axes
+        self.top = tuple(map(float, each))
+        check_per_axis("max_freq", each, self.axes)
         if self.se3:
             self.scale = nn.Parameter(torch.empty(1))
             self.reset_parameters()

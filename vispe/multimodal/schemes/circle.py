@@ -10,12 +10,13 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, check_flag
+from vispe.errors import OptionError
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.sections import Sections, check_option, check_positive, check_sections, sections_for
+from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.blocks import Blocks
+from vispe.options import Number, Positive, Share
 
 
 @register_scheme
@@ -48,31 +49,21 @@ class CircleRoPE(Scheme):
     paper: ClassVar[str] = "Circle-RoPE, https://arxiv.org/abs/2505.16416"
 
     sections: Sections = None
-    radius: float = 10.0
-    alpha: float = 0.5
-    blend: float = 0.0
+    radius: Number = 10.0
+    alpha: Number = 0.5
+    blend: Share = 0.0
     move_to_origin: bool = True
     relative: bool = False
-    offset: float | None = None
-    stride: float = 1.0
+    offset: Number | None = None
+    stride: Positive = 1.0
     precision: Literal["float64", "float32"] = "float64"
 
     def __post_init__(self) -> None:
-        check_sections(self.sections)
-        check_positive(stride=self.stride)
-        check_flag("move_to_origin", self.move_to_origin)
-        check_flag("relative", self.relative)
-        check_option("precision", self.precision, ("float64", "float32"))
-        for name in ("radius", "alpha", "blend", *(() if self.offset is None else ("offset",))):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise OptionError(f"{name} needs a finite number, got {value!r}.")
+        super().__post_init__()
         if self.radius == 0:
             raise OptionError(
                 "radius=0 puts all patches of a picture on one point; give a radius other than 0."
             )
-        if not 0 <= self.blend <= 1:
-            raise OptionError(f"blend needs a number from 0 to 1, got {self.blend!r}.")
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the largest coordinate inside each block (m)."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, is_positive
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.sections import Sections, check_option, check_positive, check_sections, sections_for
+from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.blocks import Blocks
+from vispe.options import Limits, Positive
 
 
 @register_scheme
@@ -43,20 +43,11 @@ class VideoRoPE(Scheme):
     slowest: ClassVar[int] = allocation.T
 
     sections: Sections = None
-    scale: float = 2.0
+    scale: Positive = 2.0
     centre: Literal["floor", "exact"] = "floor"
     after: Literal["time", "max"] = "time"
     layout: Literal["paper", "package"] = "paper"
-    tokens_per_second: float | None = None
-
-    def __post_init__(self) -> None:
-        check_sections(self.sections)
-        check_positive(scale=self.scale)
-        check_option("centre", self.centre, ("floor", "exact"))
-        check_option("after", self.after, ("time", "max"))
-        check_option("layout", self.layout, ("paper", "package"))
-        if self.tokens_per_second is not None:
-            check_positive(tokens_per_second=self.tokens_per_second)
+    tokens_per_second: Positive | None = None
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the last frame's time, or than the largest coordinate, inside each block (m)."""
@@ -91,12 +82,6 @@ class VideoRoPE(Scheme):
         return allocation.video(sections, self.slowest, lead=self.layout == "package")
 
 
-def _check_scales(scales: object) -> None:
-    numbers = cast("tuple[object, ...]", scales) if isinstance(scales, tuple) else ()
-    if not numbers or not all(map(is_positive, numbers)):
-        raise OptionError(f"train_scales needs one or more numbers above 0, got {scales!r}.")
-
-
 @register_scheme
 @dataclass(frozen=True)
 class HoPE(VideoRoPE):
@@ -119,12 +104,8 @@ class HoPE(VideoRoPE):
     slowest: ClassVar[int] = allocation.ZERO
     text_exact: ClassVar[bool] = False
 
-    scale: float = 1.0
-    train_scales: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_scales(self.train_scales)
+    scale: Positive = 1.0
+    train_scales: Annotated[tuple[Positive, ...], Limits(least=1)] = (0.5, 0.75, 1.0, 1.25, 1.5)
 
     def draw(self, blocks: Blocks, training: bool, generator: torch.Generator | None) -> Tensor | None:
         """Return the steps between frames of each block (m) in training, 1 for text; None otherwise."""

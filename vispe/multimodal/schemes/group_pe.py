@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, UnsupportedCombination, is_whole
+from vispe.errors import UnsupportedCombination
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.schemes.mrope import RoPE1D
 from vispe.multimodal.streams.blocks import Blocks
+from vispe.options import Limits, NotNegative
 
 
 @register_scheme
@@ -32,16 +33,7 @@ class GroupPE(RoPE1D):
     summary: ClassVar[str] = "A counter for each group, such as source and target of streaming translation."
     paper: ClassVar[str] = "LLM as Effective Streaming Processor, https://arxiv.org/abs/2505.16983"
 
-    phi: float | tuple[float, ...] = 0.0
-
-    def __post_init__(self) -> None:
-        given = self.phi if isinstance(self.phi, tuple) else (self.phi,)
-        if not given or not all(
-            (is_whole(p) or isinstance(p, float)) and 0 <= p < float("inf") for p in given
-        ):
-            raise OptionError(
-                f"phi needs a number from 0 on, or one for each group but the first, got {self.phi!r}."
-            )
+    phi: NotNegative | Annotated[tuple[NotNegative, ...], Limits(least=1)] = 0.0
 
     def starts(self, blocks: Blocks) -> Tensor:
         """Return where the counter of each block's group starts (m).

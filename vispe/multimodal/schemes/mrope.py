@@ -8,12 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, check_flag
+from vispe.errors import OptionError
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.sections import Sections, check_option, check_positive, check_sections, sections_for
+from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.blocks import Blocks
+from vispe.options import Positive
 
 
 @register_scheme
@@ -67,20 +68,11 @@ class MRoPE(Scheme):
     share: ClassVar[float] = 3 / 8
 
     sections: Sections = None
-    stride: float = 1.0
+    stride: Positive = 1.0
     spatial_reset: bool = False
     after: Literal["max", "side"] = "max"
-    tokens_per_second: float | None = None
+    tokens_per_second: Positive | None = None
     text_axes: Literal["all", "time"] = "all"
-
-    def __post_init__(self) -> None:
-        check_sections(self.sections)
-        check_positive(stride=self.stride)
-        check_flag("spatial_reset", self.spatial_reset)
-        check_option("after", self.after, ("max", "side"))
-        check_option("text_axes", self.text_axes, ("all", "time"))
-        if self.tokens_per_second is not None:
-            check_positive(tokens_per_second=self.tokens_per_second)
 
     @property
     def follows(self) -> tuple[bool, ...]:
@@ -142,10 +134,6 @@ class MRoPEInterleaved(MRoPE):
 
     clip: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_flag("clip", self.clip)
-
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return time, rows and columns in turn (pairs,)."""
         return allocation.interleaved(sections_for(pairs, self.sections, self.share), self.clip)
@@ -190,17 +178,12 @@ class MMRoPE(MRoPE):
     summary: ClassVar[str] = "MRoPE with stretched axes, in the pattern t t h w h w h w (Lumos-1)."
     paper: ClassVar[str] = "Lumos-1, https://arxiv.org/abs/2507.08801"
 
-    scale: tuple[float, ...] = (1.0, 1.0, 1.0)
+    scale: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sections is not None:
             raise OptionError("mmrope has a fixed pattern of axes; leave sections out.")
-        if len(self.scale) != 3:
-            raise OptionError(f"scale needs three numbers (time, rows, columns), got {self.scale!r}.")
-        check_positive(
-            **dict(zip(("scale of time", "scale of rows", "scale of columns"), self.scale, strict=True))
-        )
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the largest stretched coordinate inside each block (m)."""

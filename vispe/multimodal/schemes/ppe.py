@@ -11,15 +11,16 @@ from torch import Tensor
 
 from vispe.attention.transform.base import Transform
 from vispe.attention.transform.pairs import PairRotation
-from vispe.errors import InputError, OptionError, ShapeError, check_flag, is_whole
+from vispe.errors import InputError, ShapeError
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.rotary import rotation
 from vispe.multimodal.scheme import Coordinates
 from vispe.multimodal.schemes.mrope import MRoPE, MRoPEInterleaved
-from vispe.multimodal.sections import check_option, sections_for
+from vispe.multimodal.sections import sections_for
 from vispe.multimodal.streams.merging import merge_tokens
 from vispe.multimodal.streams.stream import Stream
+from vispe.options import Whole
 
 
 @register_scheme
@@ -46,16 +47,9 @@ class PPE(MRoPE):
     summary: ClassVar[str] = "MRoPE with the positions of several members for each merged token."
     paper: ClassVar[str] = "Positional Preservation Embedding, https://arxiv.org/abs/2510.22936"
 
-    k: int = 8
+    k: Whole = 8
     bands: Literal["chunked", "interleaved"] = "chunked"
     axes_in_turn: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_whole(self.k) or self.k < 1:
-            raise OptionError(f"ppe needs k to be a whole number above 0, got {self.k!r}.")
-        check_option("bands", self.bands, ("chunked", "interleaved"))
-        check_flag("axes_in_turn", self.axes_in_turn)
 
     @property
     def axes(self) -> int:

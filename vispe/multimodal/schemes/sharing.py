@@ -11,7 +11,6 @@ from torch import Tensor
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.sections import check_option
 from vispe.multimodal.streams.blocks import Blocks
 
 
@@ -32,9 +31,6 @@ class Mousi(Scheme):
     paper: ClassVar[str] = "MouSi, https://arxiv.org/abs/2401.17221"
 
     share: Literal["all", "row"] = "row"
-
-    def __post_init__(self) -> None:
-        check_option("share", self.share, ("all", "row"))
 
     @property
     def axes(self) -> int:

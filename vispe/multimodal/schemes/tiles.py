@@ -12,7 +12,6 @@ from vispe.errors import UnsupportedCombination
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
-from vispe.multimodal.sections import check_option
 from vispe.multimodal.streams.blocks import Blocks
 from vispe.multimodal.streams.stream import Stream
 from vispe.multimodal.streams.typed import listed
@@ -45,10 +44,6 @@ class RoPEDHR(Scheme):
 
     tile_order: Literal["row_major", "column_major"] = "row_major"
     sampling: Literal["centre", "corner"] = "centre"
-
-    def __post_init__(self) -> None:
-        check_option("tile_order", self.tile_order, ("row_major", "column_major"))
-        check_option("sampling", self.sampling, ("centre", "corner"))
 
     @property
     def axes(self) -> int:

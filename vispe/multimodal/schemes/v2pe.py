@@ -14,7 +14,6 @@ from vispe.errors import InputError, OptionError
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.sections import check_option
 from vispe.multimodal.streams.blocks import Blocks
 from vispe.multimodal.streams.stream import Stream
 
@@ -55,7 +54,7 @@ class V2PE(Scheme):
     train_strides: tuple[Number, ...] | None = STRIDES
 
     def __post_init__(self) -> None:
-        check_option("per", self.per, ("tile", "picture"))
+        super().__post_init__()
         if self.train_strides is not None and not self.train_strides:
             raise OptionError(
                 "train_strides needs at least one stride, or null for the same as without training."

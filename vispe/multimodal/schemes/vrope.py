@@ -12,8 +12,8 @@ from vispe.errors import OptionError
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.sections import check_positive
 from vispe.multimodal.streams.blocks import Blocks
+from vispe.options import Positive
 
 
 @register_scheme
@@ -40,11 +40,7 @@ class VRoPE(Scheme):
     summary: ClassVar[str] = "Four mirrored diagonals of each frame, in turn over all frequencies."
     paper: ClassVar[str] = "VRoPE, https://arxiv.org/abs/2502.11664"
 
-    stride: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.stride is not None:
-            check_positive(stride=self.stride)
+    stride: Positive | None = None
 
     @property
     def axes(self) -> int:
