@@ -41,6 +41,7 @@ ACCEPTED = [
     (Whole | Literal["head"], "head", "head"),
     (Whole | tuple[Number, ...], [1, 2.5], (1.0, 2.5)),
     (Shape, [4, 5], (4, 5)),
+    (Shape, np.array([4, 5]), (4, 5)),
     (tuple[Whole, Whole], (4, 5), (4, 5)),
     (Any, {"free": 1}, {"free": 1}),
     (str, 3, 3),

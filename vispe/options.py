@@ -133,7 +133,7 @@ def _number(value: Any, kind: Callable[[Any], float], limits: Limits) -> float:
 
 def _items(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the entries of a list or tuple, each as its kind; ``(kind, ...)`` is any number of one kind."""
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple | np.ndarray):
         raise ValueError
     entries = cast("Sequence[Any]", value)
     each = kinds[:1] * len(entries) if kinds[-1] is ... else kinds

@@ -1,15 +1,18 @@
-"""Checks of what a texture is asked."""
+"""What several textures are asked."""
 
-import math
 from collections.abc import Sequence
-from numbers import Integral, Real
+from typing import Annotated
 
 import numpy as np
 
 from vispe.errors import OptionError
+from vispe.options import Limits, Positive, Whole
 
 Seed = int | np.random.Generator
 """What draws a texture: a whole number, or a numpy Generator, which is advanced."""
+Size = Whole | tuple[Whole, Whole]
+"""Pixels (y, x), or one number for both."""
+Fractions = Annotated[tuple[Positive, ...], Limits(least=2)]
 
 
 def frozen(*arrays: np.ndarray) -> None:
@@ -18,50 +21,18 @@ def frozen(*arrays: np.ndarray) -> None:
         array.setflags(write=False)
 
 
-def number(value: float, name: str) -> float:
-    """Return a finite number, checked."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise OptionError(f"{name} must be a finite number, got {value!r}.")
-    return float(value)
+def both(size: Size) -> tuple[int, int]:
+    """Return (y, x); one number stands for both."""
+    return size if isinstance(size, tuple) else (size, size)
 
 
-def positive(value: float, name: str) -> float:
-    """Return a positive number, checked."""
-    if number(value, name) <= 0:
-        raise OptionError(f"{name} must be positive, got {value!r}.")
-    return float(value)
-
-
-def not_negative(value: float, name: str) -> float:
-    """Return a number that is 0 or more, checked."""
-    if number(value, name) < 0:
-        raise OptionError(f"{name} must be 0 or more, got {value!r}.")
-    return float(value)
-
-
-def pair(value: Sequence[float], name: str) -> tuple[float, float]:
-    """Return two values, checked."""
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise OptionError(f"{name} must be two numbers, (y, x), got {value!r}.")
-    return (value[0], value[1])
-
-
-def whole_pair(value: int | tuple[int, int], name: str) -> tuple[int, int]:
-    """Return two positive whole numbers; one stands for both."""
-    both = (value, value) if isinstance(value, Integral) else pair(value, name)
-    if any(isinstance(n, bool) or not isinstance(n, Integral) or n < 1 for n in both):
-        raise OptionError(f"{name} must be whole pixels, at least 1, got {value!r}.")
-    return (int(both[0]), int(both[1]))
-
-
-def shares(fractions: Sequence[float]) -> np.ndarray:
+def cumulated(fractions: Sequence[float]) -> np.ndarray:
     """Return the cumulated shares of two or more classes without the last one, (classes - 1,), checked."""
-    parts = np.array([positive(f, "each of fractions") for f in fractions])
-    if len(parts) < 2 or abs(parts.sum() - 1.0) > 1e-6:
+    if abs(sum(fractions) - 1.0) > 1e-6:
         raise OptionError(
             f"fractions must be those of two or more classes and sum to 1, got {tuple(fractions)}."
         )
-    return np.cumsum(parts)[:-1]
+    return np.cumsum(fractions)[:-1]
 
 
 def smooth(t: np.ndarray) -> np.ndarray:

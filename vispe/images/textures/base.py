@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
-from vispe.images.textures.arguments import number, pair, positive, whole_pair
+from vispe.images.textures.arguments import Size, both
 from vispe.images.textures.waves import Places, Raster, Waves
+from vispe.options import Number, Positive, checked, read_option
 
 SIDE = 256  # pixels; pictures are computed in tiles of this side
 _CHUNK = 1 << 13  # scattered places that are computed at a time
@@ -61,18 +62,20 @@ class Texture(ABC):
         grey, label = zip(*(self._shown(Places(part, self.period)) for part in parts), strict=True)
         return np.concatenate(grey), np.concatenate(label)
 
-    def pixel(self, scale: float = 1.0) -> float:
+    @checked
+    def pixel(self, scale: Positive = 1.0) -> float:
         """Return the length of a pixel of a picture rendered at `scale`, in the unit of `spacing`."""
-        return self.spacing / positive(scale, "scale")
+        return self.spacing / scale
 
+    @checked
     def render(
         self,
         size: int | tuple[int, int],
         *,
-        angle: float = 0.0,
+        angle: Number = 0.0,
         mirror: bool = False,
-        shift: tuple[float, float] = (0.0, 0.0),
-        scale: float = 1.0,
+        shift: tuple[Number, Number] = (0.0, 0.0),
+        scale: Positive = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Return a picture and its classes, computed at the centre of every pixel; nothing is interpolated.
 
@@ -100,15 +103,14 @@ class Texture(ABC):
             OptionError: an angle, shift or scale that is not a finite number, or a scale that is not positive.
         """
         h, w = _size(size)
-        zoom, (down, right) = positive(scale, "scale"), (number(s, "shift") for s in pair(shift, "shift"))
         grey, label = np.empty((3, h, w), np.float32), np.empty((h, w), np.int64)
-        turned = -number(angle, "angle") if mirror else number(angle, "angle")
+        turned = -angle if mirror else angle
         quarters = math.floor((turned + 45.0) / 90.0)
         rest = math.radians(turned - 90.0 * quarters)  # rendered; quarters and mirrors move pixels
         image, classes = (np.rot90(a[..., ::-1] if mirror else a, -quarters, (-2, -1)) for a in (grey, label))
         cos, sin = math.cos(rest), math.sin(rest)
-        matrix = self.unstretched() @ np.array([[cos, sin], [-sin, cos]]) / zoom
-        offset = -self.unstretched() @ np.array([down, right]) / zoom
+        matrix = self.unstretched() @ np.array([[cos, sin], [-sin, cos]]) / scale
+        offset = -self.unstretched() @ np.array(shift) / scale
         rows, cols = (np.arange(n) - (n - 1) / 2 for n in classes.shape)
         for top in range(0, len(rows), SIDE):
             for left in range(0, len(cols), SIDE):
@@ -132,6 +134,6 @@ class Texture(ABC):
 
 def _size(size: int | tuple[int, int]) -> tuple[int, int]:
     try:
-        return whole_pair(size, "size")
+        return both(read_option("size", size, Size))
     except OptionError as error:
         raise ShapeError(str(error)) from None

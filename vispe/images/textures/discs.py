@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.images.textures.arguments import (
-    Seed,
-    frozen,
-    not_negative,
-    number,
-    pair,
-    positive,
-    smooth,
-    whole_pair,
-)
+from vispe.images.textures.arguments import Seed, Size, both, frozen, smooth
 from vispe.images.textures.base import Texture
 from vispe.images.textures.packing import neighbours, packed, shortest
 from vispe.images.textures.waves import Places, fine
+from vispe.options import Limits, NotNegative, Number, Positive, checked
 
 _FEWEST = 16  # discs, so that scaling them to meet the coverage changes them little
 
@@ -44,12 +36,10 @@ class DiscPacking(Texture):
 
     def __post_init__(self) -> None:
         frozen(self.centres, self.radii)
-        grown = (
-            self.radii + self.edge / 2
-        )  # still apart, so a place within one of them is nearest to that one in
-        height = np.sqrt(
-            grown.max() ** 2 - grown**2
-        )  # squared distance less squared radius: a height over the plane
+        # discs with half of the edge around them are still apart: a place within one of them is nearest to that one
+        grown = self.radii + self.edge / 2
+        # nearest in squared distance less squared radius, as if the centres had a height over the plane
+        height = np.sqrt(grown.max() ** 2 - grown**2)
         tree = neighbours(np.column_stack([self.centres, height]), (*self.period, 0))
         object.__setattr__(self, "_tree", tree)
 
@@ -68,19 +58,20 @@ class DiscPacking(Texture):
         return low + (high - low) * share, (inside >= 0).astype(np.int64)
 
 
+@checked
 def disc_packing(
     seed: Seed,
     *,
-    radius: float = 8.0,
-    spread: float = 0.25,
-    coverage: float = 0.4,
-    period: int | tuple[int, int] = 512,
-    levels: tuple[float, float] = (0.3, 0.7),
-    edge: float = 2.0,
-    detail: float = 0.03,
-    stretch: float = 1.0,
-    direction: float = 0.0,
-    spacing: float = 1.0,
+    radius: Positive = 8.0,
+    spread: NotNegative = 0.25,
+    coverage: Annotated[float, Limits(above=0, below=1)] = 0.4,
+    period: Size = 512,
+    levels: tuple[Number, Number] = (0.3, 0.7),
+    edge: NotNegative = 2.0,
+    detail: NotNegative = 0.03,
+    stretch: Positive = 1.0,
+    direction: Number = 0.0,
+    spacing: Positive = 1.0,
 ) -> DiscPacking:
     """Return discs at random places that do not overlap: particles, precipitates, pores.
 
@@ -103,12 +94,7 @@ def disc_packing(
         OptionError: an option is out of its range, there are fewer than 16 discs in a period, or they do not fit.
         MissingExtra: scipy is not installed.
     """
-    rng, shape = np.random.default_rng(seed), whole_pair(period, "period")
-    positive(radius, "radius"), not_negative(spread, "spread"), not_negative(edge, "edge")
-    if not 0 < number(coverage, "coverage") < 1:
-        raise OptionError(f"coverage must be between 0 and 1, got {coverage!r}.")
-    greys = pair(levels, "levels")
-    dark, bright = number(greys[0], "each of levels"), number(greys[1], "each of levels")
+    rng, shape = np.random.default_rng(seed), both(period)
     wanted, sigma = coverage * shape[0] * shape[1], np.sqrt(np.log1p(spread**2))
     count = round(wanted / (np.pi * radius**2 * (1 + spread**2)))
     if count < _FEWEST:
@@ -122,11 +108,11 @@ def disc_packing(
         classes=("matrix", "disc"),
         centres=packed(rng, radii, shape, edge),
         radii=radii,
-        levels=(dark, bright),
-        edge=float(edge),
+        levels=levels,
+        edge=edge,
         detail=fine(rng, detail, shape),
         period=shape,
-        stretch=positive(stretch, "stretch"),
-        direction=number(direction, "direction"),
-        spacing=positive(spacing, "spacing"),
+        stretch=stretch,
+        direction=direction,
+        spacing=spacing,
     )

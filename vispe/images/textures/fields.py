@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.images.textures.arguments import (
-    Seed,
-    frozen,
-    not_negative,
-    number,
-    positive,
-    shares,
-    smooth,
-    whole_pair,
-)
+from vispe.images.textures.arguments import Fractions, Seed, Size, both, cumulated, frozen, smooth
 from vispe.images.textures.base import Texture
 from vispe.images.textures.waves import Places, Raster, Waves, fine, plane_quantiles, ring_waves
+from vispe.options import Chance, Limits, NotNegative, Number, Positive, checked
+
+Wavelength = Positive | Annotated[tuple[Positive, ...], Limits(least=1)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,20 +35,21 @@ class RandomField(Texture):
         return 0.5 + self.contrast * values, np.searchsorted(self.thresholds, values)
 
 
+@checked
 def random_field(
     seed: Seed,
     *,
-    wavelength: float | Sequence[float] = 16.0,
-    waves: int = 128,
-    bandwidth: float = 0.15,
-    fractions: Sequence[float] = (0.5, 0.5),
-    exact_over: int | tuple[int, int] | None = None,
-    period: int | tuple[int, int] | None = None,
-    contrast: float = 0.125,
-    detail: float = 0.0,
-    stretch: float = 1.0,
-    direction: float = 0.0,
-    spacing: float = 1.0,
+    wavelength: Wavelength = 16.0,
+    waves: Annotated[int, Limits(least=8, step=2)] = 128,
+    bandwidth: Chance = 0.15,
+    fractions: Fractions = (0.5, 0.5),
+    exact_over: Size | None = None,
+    period: Size | None = None,
+    contrast: Positive = 0.125,
+    detail: NotNegative = 0.0,
+    stretch: Positive = 1.0,
+    direction: Number = 0.0,
+    spacing: Positive = 1.0,
 ) -> RandomField:
     """Return a Gaussian random field as a finite sum of cosines, with thresholded phases: worms, blobs, foams.
 
@@ -80,20 +75,20 @@ def random_field(
         OptionError: an option is out of its range.
     """
     rng = np.random.default_rng(seed)
-    cuts = shares(fractions)
-    shape = None if period is None else whole_pair(period, "period")
+    cuts = cumulated(fractions)
+    shape = None if period is None else both(period)
     made = ring_waves(rng, wavelength, waves, bandwidth, period=shape)
-    over = shape if exact_over is None else whole_pair(exact_over, "exact_over")
+    over = shape if exact_over is None else both(exact_over)
     texture = RandomField(
         classes=tuple(f"phase {i}" for i in range(len(cuts) + 1)),
         waves=made,
         thresholds=np.zeros(len(cuts)),
-        contrast=positive(contrast, "contrast"),
+        contrast=contrast,
         detail=fine(rng, detail, shape),
         period=shape,
-        spacing=positive(spacing, "spacing"),
-        stretch=positive(stretch, "stretch"),
-        direction=number(direction, "direction"),
+        spacing=spacing,
+        stretch=stretch,
+        direction=direction,
     )
     if over is None:
         thresholds = plane_quantiles(made.amplitudes[0], len(made.phases), cuts)
@@ -134,16 +129,17 @@ class Layered(Texture):
         return grey, np.searchsorted(self.interfaces, depth, side="right")
 
 
+@checked
 def layered(
     seed: Seed,
     *,
-    interfaces: Sequence[float] = (-32.0, 32.0),
-    levels: Sequence[float] | None = None,
-    waviness: float = 2.0,
-    wavelength: float = 48.0,
-    edge: float = 2.0,
-    detail: float = 0.03,
-    spacing: float = 1.0,
+    interfaces: Annotated[tuple[Number, ...], Limits(least=1)] = (-32.0, 32.0),
+    levels: tuple[Number, ...] | None = None,
+    waviness: NotNegative = 2.0,
+    wavelength: Wavelength = 48.0,
+    edge: NotNegative = 2.0,
+    detail: NotNegative = 0.03,
+    spacing: Positive = 1.0,
 ) -> Layered:
     """Return horizontal layers with wavy interfaces: a control where the place does tell the class.
 
@@ -154,25 +150,25 @@ def layered(
         waviness: standard deviation of the height of the interfaces, which are parallel; 0 for flat ones.
         wavelength: of the interfaces, pixels.
         edge: width over which the grey level changes, pixels; 0 for steps.
-        detail: see `random_field`.
+        detail: standard deviation of a fine field (wavelength 4 pixels) that is added to the grey level.
         spacing: length of a pixel, in any unit.
 
     Raises:
         OptionError: an option is out of its range.
     """
     rng = np.random.default_rng(seed)
-    heights = np.array([number(y, "each of interfaces") for y in interfaces])
-    if not len(heights) or (np.diff(heights) <= 0).any():
-        raise OptionError(f"interfaces must be ascending heights, at least one, got {tuple(interfaces)}.")
+    heights = np.array(interfaces, dtype=np.float64)
+    if (np.diff(heights) <= 0).any():
+        raise OptionError(f"interfaces must be ascending heights, got {interfaces}.")
     greys = np.linspace(0.25, 0.75, len(heights) + 1)
     if levels is not None:
-        greys = np.array([number(g, "each of levels") for g in levels])
+        greys = np.array(levels, dtype=np.float64)
     if len(greys) != len(heights) + 1:
         raise OptionError(
             f"{len(heights)} interfaces separate {len(heights) + 1} layers, got {len(greys)} levels."
         )
     waves = None
-    if not_negative(waviness, "waviness"):
+    if waviness:
         waves = ring_waves(rng, wavelength, 32, 0.3, waviness)
         waves = Waves(
             np.stack([0 * waves.vectors[:, 0], np.hypot(*waves.vectors.T)], -1),
@@ -185,7 +181,7 @@ def layered(
         waves=waves,
         interfaces=heights,
         levels=greys,
-        edge=not_negative(edge, "edge"),
+        edge=edge,
         detail=fine(rng, detail, None),
-        spacing=positive(spacing, "spacing"),
+        spacing=spacing,
     )

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.images.textures.arguments import (
-    Seed,
-    frozen,
-    not_negative,
-    number,
-    positive,
-    shares,
-    smooth,
-    whole_pair,
-)
+from vispe.images.textures.arguments import Fractions, Seed, Size, both, cumulated, frozen, smooth
 from vispe.images.textures.base import Texture
 from vispe.images.textures.packing import neighbours, packed, shortest
 from vispe.images.textures.waves import Places, fine
+from vispe.options import Limits, NotNegative, Number, Positive, checked
 
 _DARK = 0.1  # grey level of grain boundaries
 
@@ -58,9 +49,9 @@ class Voronoi(Texture):
             grey = _DARK + (grey - _DARK) * smooth(distance / self.width)
         if self.labels == "grains":
             return grey, grain
-        return grey, (distance < self.width / 2).astype(
-            np.int64
-        ) if self.labels == "boundaries" else self.phases[grain]
+        if self.labels == "boundaries":
+            return grey, (distance < self.width / 2).astype(np.int64)
+        return grey, self.phases[grain]
 
     def _nearest(self, points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the grain (n,) of points (n, 2) and their distance to its boundary, exact up to `width`."""
@@ -77,20 +68,21 @@ class Voronoi(Texture):
         return order[:, 0], boundary
 
 
+@checked
 def voronoi(
     seed: Seed,
     *,
-    grain: float = 32.0,
-    regularity: float = 0.6,
+    grain: Positive = 32.0,
+    regularity: Annotated[float, Limits(least=0, most=0.75)] = 0.6,
     labels: Literal["phases", "grains", "boundaries"] = "phases",
-    fractions: Sequence[float] = (0.5, 0.5),
-    variation: float = 0.03,
-    width: float = 3.0,
-    period: int | tuple[int, int] = 512,
-    detail: float = 0.03,
-    stretch: float = 1.0,
-    direction: float = 0.0,
-    spacing: float = 1.0,
+    fractions: Fractions = (0.5, 0.5),
+    variation: NotNegative = 0.03,
+    width: NotNegative = 3.0,
+    period: Size = 512,
+    detail: NotNegative = 0.03,
+    stretch: Positive = 1.0,
+    direction: Number = 0.0,
+    spacing: Positive = 1.0,
 ) -> Voronoi:
     """Return a polycrystal: Voronoi cells of random seeds, in phases of different grey levels, with dark boundaries.
 
@@ -113,14 +105,10 @@ def voronoi(
         OptionError: an option is out of its range.
         MissingExtra: scipy is not installed.
     """
-    rng, shape, cuts = np.random.default_rng(seed), whole_pair(period, "period"), shares(fractions)
-    if labels not in ("phases", "grains", "boundaries"):
-        raise OptionError(f"labels must be 'phases', 'grains' or 'boundaries', got {labels!r}.")
+    rng, shape, cuts = np.random.default_rng(seed), both(period), cumulated(fractions)
     if labels == "boundaries" and not width:
         raise OptionError("Boundaries as a class need a width; give width in pixels.")
-    if not 0 <= number(regularity, "regularity") <= 0.75:
-        raise OptionError(f"regularity must be between 0 and 0.75, got {regularity!r}.")
-    if min(shape) < 4 * positive(grain, "grain"):
+    if min(shape) < 4 * grain:
         raise OptionError(
             f"A period of {shape} pixels holds less than 4 grains of {grain:g} in a row; enlarge it."
         )
@@ -128,7 +116,7 @@ def voronoi(
     seeds = packed(rng, np.full(n, regularity * grain / 2), shape, 0.0)
     phases = np.searchsorted(np.rint(cuts * n), rng.permutation(n), side="right")
     levels = np.linspace(0.4, 0.75, len(cuts) + 1)[phases]
-    levels = levels + not_negative(variation, "variation") * rng.standard_normal(n)
+    levels = levels + variation * rng.standard_normal(n)
     names = {
         "phases": tuple(f"phase {i}" for i in range(len(cuts) + 1)),
         "grains": tuple(f"grain {i}" for i in range(n)),
@@ -139,11 +127,11 @@ def voronoi(
         seeds=seeds,
         phases=phases.astype(np.int64),
         levels=levels,
-        width=not_negative(width, "width"),
+        width=width,
         labels=labels,
         detail=fine(rng, detail, shape),
         period=shape,
-        stretch=positive(stretch, "stretch"),
-        direction=number(direction, "direction"),
-        spacing=positive(spacing, "spacing"),
+        stretch=stretch,
+        direction=direction,
+        spacing=spacing,
     )

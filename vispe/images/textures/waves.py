@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.images.textures.arguments import frozen, not_negative, number, positive
+from vispe.images.textures.arguments import frozen
 
 DETAIL = 4.0  # wavelength of the fine field that is added to grey levels, pixels
 
@@ -139,16 +139,11 @@ def ring_waves(
         period: (y, x) in pixels after which the field repeats.
 
     Raises:
-        OptionError: the options do not describe rings, or a wave is longer than the period.
+        OptionError: a wave is longer than the period.
     """
     rings = [wavelength] if not isinstance(wavelength, Sequence) else wavelength
-    lengths = [positive(length, "wavelength") for length in rings]
-    if isinstance(waves, bool) or not isinstance(waves, int) or waves < 8 or waves % 2 or not lengths:
-        raise OptionError(f"waves must be an even number, at least 8, on one ring or more, got {waves!r}.")
-    if not 0 <= number(bandwidth, "bandwidth") < 1:
-        raise OptionError(f"bandwidth must be at least 0 and below 1, got {bandwidth!r}.")
     half, found = waves // 2, []
-    for length in lengths:
+    for length in rings:
         angle = (np.arange(half) + rng.random(half)) * (np.pi / 2 / half)
         radius = 2 * np.pi / length * (1 + bandwidth * rng.uniform(-1, 1, half))
         one = np.stack([np.sin(angle), np.cos(angle)], -1) * radius[:, None]
@@ -158,11 +153,9 @@ def ring_waves(
         step = 2 * np.pi / np.array(period)
         vectors = np.rint(vectors / step) * step
         if not vectors.any(1).all():
-            raise OptionError(
-                f"A wavelength of {max(lengths):g} pixels does not fit into the period {period}."
-            )
+            raise OptionError(f"A wavelength of {max(rings):g} pixels does not fit into the period {period}.")
     n = len(vectors)
-    amplitude = positive(deviation, "deviation") * np.sqrt(2.0 / n)
+    amplitude = deviation * np.sqrt(2.0 / n)
     return Waves(vectors, rng.uniform(0, 2 * np.pi, n), np.full(n, amplitude))
 
 
@@ -192,6 +185,6 @@ def plane_quantiles(amplitude: float, waves: int, shares: np.ndarray) -> np.ndar
 
 def fine(rng: np.random.Generator, deviation: float, period: tuple[int, int] | None) -> Waves | None:
     """Return the fine field that is added to grey levels, None for a deviation of 0."""
-    if not not_negative(deviation, "detail"):
+    if not deviation:
         return None
     return ring_waves(rng, DETAIL, 64, 0.4, deviation, period)
