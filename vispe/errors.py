@@ -89,11 +89,6 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_positive(value: object) -> bool:
-    """Whether `value` is a finite number above 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
 def check_flag(option: str, value: object) -> None:
     """Raise `OptionError` unless `value` is true or false."""
     if not isinstance(value, bool):

@@ -209,15 +209,15 @@ def _annotations(cls: type) -> dict[str, Any]:
     return found
 
 
-def check_options(owner: object, names: Sequence[str]) -> None:
-    """Check the options that are attributes of `owner` by the annotations of its class, and set them as read.
+def check_options(owner: object, names: Sequence[str] | None = None) -> None:
+    """Check the options `names` of `owner` by the annotations of its class, by default all, and set them as read.
 
     Raises:
         OptionError: a value is not accepted; the message has the owner's name, the option, the value and what is
             accepted.
     """
     known = _annotations(type(owner))
-    for name in names:
+    for name in known if names is None else names:
         try:
             value = read_option(name, getattr(owner, name), known[name])
         except OptionError as error:

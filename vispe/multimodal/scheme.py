@@ -125,7 +125,7 @@ class Scheme:
     step: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        check_options(self, list(self.options()))
+        check_options(self)
 
     @property
     def axes(self) -> int:

@@ -334,16 +334,25 @@ def test_wrong_by_hand(case):
 
 
 SEGMENTS = {
-    "no tokens": (lambda: Text(0), "Text needs tokens to be a whole number above 0, got 0"),
-    "true": (lambda: Text(True), "Text needs tokens .* got True"),
-    "group": (lambda: Text(1, group=-1), "group to be a whole number from 0 on, got -1"),
-    "rows": (lambda: Image(0, 2), "Image needs h to be .* got 0"),
-    "columns": (lambda: Image(2, 1.5), "Image needs w to be .* got 1.5"),
-    "tiles": (lambda: Image(2, 2, (1, 2, 3)), r"Image needs tiles=\(rows, columns\), got \(1, 2, 3\)"),
-    "tile rows": (lambda: Image(2, 2, (0, 2)), "tile rows to be a whole number above 0, got 0"),
-    "thumbnail": (lambda: Image(2, 2, thumbnail="both"), "'first', 'last' or None, got 'both'"),
-    "frames": (lambda: Video(-1, 2, 2), "Video needs t to be .* got -1"),
-    "seconds": (lambda: Video(1, 2, 2, 0.0), "Video needs seconds above 0, or None, got 0.0"),
+    "no tokens": (lambda: Text(0), "Text: tokens needs a whole number above 0, got tokens=0"),
+    "true": (lambda: Text(True), "Text: tokens needs a whole number above 0, got tokens=True"),
+    "group": (lambda: Text(1, group=-1), "Text: group needs a whole number of 0 or more, got group=-1"),
+    "rows": (lambda: Image(0, 2), "Image: h needs a whole number above 0, got h=0"),
+    "columns": (lambda: Image(2, 1.5), "Image: w needs a whole number above 0, got w=1.5"),
+    "tiles": (
+        lambda: Image(2, 2, (1, 2, 3)),
+        r"Image: tiles needs a list of 2 whole numbers above 0, got tiles=\(1, 2, 3\)",
+    ),
+    "tile rows": (
+        lambda: Image(2, 2, (0, 2)),
+        r"Image: tiles needs a list of 2 whole numbers above 0, got tiles=\(0, 2\)",
+    ),
+    "thumbnail": (
+        lambda: Image(2, 2, thumbnail="both"),
+        "Image: thumbnail must be one of first, last, got 'both'",
+    ),
+    "frames": (lambda: Video(-1, 2, 2), "Video: t needs a whole number above 0, got t=-1"),
+    "seconds": (lambda: Video(1, 2, 2, 0.0), "Video: seconds needs a number above 0, got seconds=0.0"),
 }
 
 

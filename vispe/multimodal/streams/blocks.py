@@ -19,7 +19,7 @@ class Blocks:
     Attributes:
         sample: row of the batch.
         document: number of the packed sample inside the row; each has positions of its own.
-        group: see `vispe.multimodal.Text`.
+        group: number of the group that is counted on its own by schemes such as `group_pe`.
         kind: 0 text, 1 image, 2 video.
         tokens: how many.
         size: frames, rows and columns of tokens (m, 3); (1, 1, 1) for text.

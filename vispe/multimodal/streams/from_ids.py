@@ -12,15 +12,13 @@ from torch import Tensor
 from vispe.errors import InputError, OptionError, ShapeError, is_whole
 from vispe.multimodal.streams.blocks import Blocks, check_same_shape
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Video
-from vispe.multimodal.streams.stream import Stream
 from vispe.multimodal.streams.typed import distinct, listed
 
-Pictures = tuple[
-    Tensor, Tensor, Tensor, Tensor
-]  # size (m, 3), seconds (m), picture (m), tile (m, 4) of each block
+# size (m, 3), seconds (m), picture (m), tile (m, 4) of each block
+Pictures = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def stream_from_ids(
+def blocks_from_ids(
     types: Tensor,
     images: Tensor | Sequence[Image] | None,
     videos: Tensor | Sequence[Video] | None,
@@ -30,8 +28,8 @@ def stream_from_ids(
     frames_apart: bool,
     documents: Tensor | None,
     groups: Tensor | None,
-) -> Stream:
-    """See `Stream.from_ids`."""
+) -> tuple[Blocks, Tensor]:
+    """Return the blocks and the mask of the sequences that `Stream.from_ids` describes, with the same arguments."""
     check_same_shape(types, mask=mask, documents=documents, groups=groups)
     _check_values(types, mask, merge, documents=documents, groups=groups)
     device = types.device
@@ -78,7 +76,7 @@ def stream_from_ids(
     used = at[~text]
     if bool(wrong.any()) or len(used) < len(size) - 1:
         raise InputError(_mismatch(blocks, wrong, used, len(size) - 1, enough[first]))
-    return Stream(blocks, valid)
+    return blocks, valid
 
 
 def _blocks_of(kind: Tensor, tokens: Tensor, images: int) -> tuple[Tensor, Tensor]:

@@ -6,19 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vispe.errors import OptionError, is_positive, is_whole
+from vispe.options import Count, Positive, Whole, check_options
 
 TEXT, IMAGE, VIDEO = 0, 1, 2  # as `mm_token_type_ids` of Hugging Face processors number them
 WHOLE = (0, 0, 1, 1)  # tile row and column, tile rows and columns of a picture that is not cut
 THUMBNAIL = -1  # tile row and column of a small copy of the whole picture
 
 Part = tuple[int, int, int, tuple[int, int, int, int]]
-
-
-def _check_counts(kind: str, **counts: object) -> None:
-    for name, value in counts.items():
-        if not is_whole(value) or int(value) < 1:  # type: ignore[call-overload]
-            raise OptionError(f"{kind} needs {name} to be a whole number above 0, got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -32,14 +26,12 @@ class Text:
         group: tokens of different groups have counters of their own where a scheme has them (`group_pe`).
     """
 
-    tokens: int
+    tokens: Whole
     shared: bool = False
-    group: int = 0
+    group: Count = 0
 
     def __post_init__(self) -> None:
-        _check_counts("Text", tokens=self.tokens)
-        if not is_whole(self.group) or self.group < 0:
-            raise OptionError(f"Text needs group to be a whole number from 0 on, got {self.group!r}.")
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -53,18 +45,13 @@ class Image:
         thumbnail: whether a small copy of the whole image, h x w tokens too, comes before or after the tiles.
     """
 
-    h: int
-    w: int
-    tiles: tuple[int, int] = (1, 1)
+    h: Whole
+    w: Whole
+    tiles: tuple[Whole, Whole] = (1, 1)
     thumbnail: Literal["first", "last"] | None = None
 
     def __post_init__(self) -> None:
-        _check_counts("Image", h=self.h, w=self.w)
-        if not isinstance(self.tiles, tuple | list) or len(self.tiles) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise OptionError(f"Image needs tiles=(rows, columns), got {self.tiles!r}.")
-        _check_counts("Image", **{"tile rows": self.tiles[0], "tile columns": self.tiles[1]})
-        if self.thumbnail not in (None, "first", "last"):
-            raise OptionError(f"Image needs thumbnail to be 'first', 'last' or None, got {self.thumbnail!r}.")
+        check_options(self)
 
     def parts(self) -> Iterator[Part]:
         """Yield (t, h, w, tile) of every block of tokens."""
@@ -90,15 +77,13 @@ class Video:
         seconds: from one frame of tokens to the next; None where it is not known.
     """
 
-    t: int
-    h: int
-    w: int
-    seconds: float | None = None
+    t: Whole
+    h: Whole
+    w: Whole
+    seconds: Positive | None = None
 
     def __post_init__(self) -> None:
-        _check_counts("Video", t=self.t, h=self.h, w=self.w)
-        if self.seconds is not None and not is_positive(self.seconds):
-            raise OptionError(f"Video needs seconds above 0, or None, got {self.seconds!r}.")
+        check_options(self)
 
     def parts(self) -> Iterator[Part]:
         """Yield (t, h, w, tile) of the one block of tokens."""

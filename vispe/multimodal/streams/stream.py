@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError
 from vispe.multimodal.streams.blocks import Blocks
+from vispe.multimodal.streams.from_ids import blocks_from_ids
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Segment, Text, Video
 from vispe.multimodal.streams.typed import unfolded
 
@@ -79,19 +80,17 @@ class Stream:
                 for segment in segments:
                     at = (row, document)
                     if isinstance(segment, Text):
-                        table.append(
-                            (
-                                *at,
-                                segment.group,
-                                TEXT,
-                                segment.tokens,
-                                (1, 1, 1),
-                                None,
-                                -1,
-                                WHOLE,
-                                segment.shared,
-                            )
+                        text = (
+                            segment.group,
+                            TEXT,
+                            segment.tokens,
+                            (1, 1, 1),
+                            None,
+                            -1,
+                            WHOLE,
+                            segment.shared,
                         )
+                        table.append((*at, *text))
                         continue
                     kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
                     for t, h, w, tile in segment.parts():
@@ -133,15 +132,14 @@ class Stream:
             seconds: from frame to frame of each video (`second_per_grid_ts`), for grids given as a tensor.
             frames_apart: text stands between the frames of a video (Qwen3-VL): each is a block of its own.
             documents: (b, s), number of the packed sample that a token belongs to.
-            groups: (b, s), see `Text.group`.
+            groups: (b, s), group of each token, from 0 on; schemes such as `group_pe` count each on its own.
 
         Raises:
             InputError: placeholders and grids do not agree; names the sample and the segment.
             ShapeError: tensors have other shapes.
         """
-        from vispe.multimodal.streams.from_ids import stream_from_ids
-
-        return stream_from_ids(types, images, videos, mask, merge, seconds, frames_apart, documents, groups)
+        given = (types, images, videos, mask, merge, seconds, frames_apart, documents, groups)
+        return Stream(*blocks_from_ids(*given))
 
     def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
         """Spread values of tokens (..., n) over the batch (..., b, s), `padding` elsewhere."""
