@@ -276,12 +276,12 @@ class Compose(Additive, Rotary, Biased, Mixing):
             )
 
     def parts(self) -> tuple[Encoding, ...]:
-        """See `Encoding.parts`."""
+        """Return the members, in order."""
         return tuple(e for e in self.members if isinstance(e, Encoding))
 
     @property
     def per_layer(self) -> bool:
-        """See `Encoding.per_layer`; hosts ask the parts."""
+        """Whether any member is built once for every layer; hosts ask the parts."""
         return any(e.per_layer for e in self.parts())
 
     def active(self, layer: int) -> bool:
@@ -308,18 +308,18 @@ class Compose(Additive, Rotary, Biased, Mixing):
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """See `Encoding.prepare`."""
+        """Return the positions with the draws of all members."""
         for e in self.parts():
             pos = e.prepare(pos, generator, draws)
         return pos
 
     def reset_parameters(self) -> None:
-        """See `Encoding.reset_parameters`."""
+        """Initialise the parameters of all members."""
         for e in self.parts():
             e.reset_parameters()
 
     def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """See `Encoding.adopt`."""
+        """Rename entries of released checkpoints for every member."""
         for i, e in enumerate(self.parts()):
             e.adopt(state_dict, beside, f"{own}members.{i}.")
 

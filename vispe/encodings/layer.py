@@ -28,7 +28,7 @@ class Attention(nn.Module):
         qk_norm: makes the norm of queries and of keys from the head width (``torch.nn.LayerNorm``, say).
         proj: whether an output projection follows.
         layer: index of the block, for encodings that differ between blocks.
-        backend: see `vispe.attention`.
+        backend: who computes attention: 'auto', or a name of `vispe.attention`.
 
     Shapes: x (b, n, d) -> (b, n, d).
 
@@ -98,8 +98,8 @@ class Attention(nn.Module):
             x: tokens (b, n, d), prefix tokens first, then the grid row-major.
             where: their positions, their `Grid`, or the bare shape of the grid when there are no prefix tokens.
                 One `Positions` for all layers lets them share what is computed from it.
-            attn_mask: see `vispe.attention`.
-            key_padding_mask: see `vispe.attention`.
+            attn_mask: bool (True = attend) or additive float, broadcastable to (b, h, n, n).
+            key_padding_mask: bool (b, n), True = a real key.
         """
         pos = as_positions(where, x)
         if self.pos_enc is not None:

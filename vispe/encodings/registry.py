@@ -193,7 +193,8 @@ def plain_terms(spec: Spec) -> list[dict[str, Any]]:
     Specs that mean the same give the same, so these are what is compared and kept with weights.
 
     Raises:
-        UnknownEncoding, OptionError: see `parse_spec`.
+        UnknownEncoding: a name or preset does not exist.
+        OptionError: the text cannot be read, or an option does not exist.
     """
     return [_plain(term) for term in parse_spec(spec)]
 

@@ -99,7 +99,8 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
     """Find out what a scheme does, from the coordinates that it gives; nothing is looked up.
 
     Args:
-        scheme: see `create_scheme`. Properties of text are those of a model with 64 pairs of channels and 8 key heads.
+        scheme: its name, spec, or a `Scheme`. Properties of text are those of a model with 64 pairs of channels and 8
+            key heads.
 
     Raises:
         UnknownName: there is no such scheme.

@@ -52,6 +52,12 @@ class Fourier(FourierEncoding):
     Raises: ShapeError if `pos` has another number of axes; OptionError for features that do not fit.
     Differs from the reference: angles are in float32 or better for every dtype of the model; positions are cell centres
         (there pixel corners, i / n).
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("fourier", dim=16, grid=(2, 3))
+        >>> encoding.table(Grid((2, 3)).positions()).shape
+        torch.Size([1, 6, 16])
     """
 
     name = "fourier"

@@ -42,7 +42,7 @@ class FourierLearned(FourierEncoding):
         features: sines and cosines, F; even.
         hidden: units of the MLP.
         init: how gamma gives the standard deviation of W: 'paper', 'willguimont' or 'jhlew', as above.
-        gamma: see `init`; 0.2 by default, a fifth of the field of view.
+        gamma: length over which places resemble each other; 0.2 by default, a fifth of the field of view.
         freq_std: the standard deviation of W itself, in place of `init` and `gamma`.
         normalize: coordinates of `table`, from cell centres: 'field' (fractions of the field of view), 'common'
             (of its longest side, for both axes), 'reference' (of the longest side of the training grid, in patches),
@@ -57,6 +57,12 @@ class FourierLearned(FourierEncoding):
     Raises: ShapeError if `pos` has another number of axes; OptionError for options that do not fit together.
     Differs from the reference: no code was released with the paper; everything is in float32 for half-precision
         parameters; coordinates are slow to fast (y, x), which permutes columns of W only.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("fourier_learned", dim=16, grid=(2, 3))
+        >>> encoding.table(Grid((2, 3)).positions()).shape
+        torch.Size([1, 6, 16])
     """
 
     name = "fourier_learned"

@@ -34,6 +34,12 @@ class Learned(Additive):
     Invariant to: nothing.
     Raises: ShapeError if `pos` does not come from a 2-axis grid.
     Differs from the reference: prefix tokens have no entry; timm's own `pos_embed='learn'` may have one.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("learned", dim=16, grid=(4, 4))
+        >>> encoding.table(Grid((2, 3)).positions()).shape
+        torch.Size([1, 6, 16])
     """
 
     name = "learned"

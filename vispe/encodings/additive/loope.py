@@ -67,6 +67,12 @@ class Loope(Additive):
     Differs from the reference: 'image' has no batch norm, no activation behind the last layer and no matrix over all
         cells, so it works on every grid, an image does not see the others of its batch, and it starts at the static
         order; 'released' keeps all of these. See `exact`.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("loope.static", dim=16)
+        >>> encoding.table(Grid((2, 3)).positions()).shape
+        torch.Size([1, 6, 16])
     """
 
     name = "loope"
@@ -215,6 +221,7 @@ class Loope(Additive):
     def _angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
         def make() -> Tensor:
             static = self.static(pos)[None, :, None] * scale
+            # reduced in float64: at thousands of cells float32 would lose the phase
             return (static * self._rates(static)).remainder(2 * torch.pi).to(pos.coords)
 
         angle = pos.remember((self.name, self.dim, self.order, self.start, self.temperature, scale), make)

@@ -39,6 +39,12 @@ class SeqPEInput(DigitEncoding, Additive):
     Invariant to: nothing.
     Raises: ShapeError without a grid, with other axes, or for a side beyond 10^max_digits.
     Differs from the reference: as `seqpe`.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("seqpe_input", dim=16, num_heads=2)
+        >>> encoding.table(Grid((2, 3)).positions()).shape
+        torch.Size([1, 6, 16])
     """
 
     name = "seqpe_input"

@@ -45,6 +45,12 @@ class ShiftedGaussian(FieldEncoder):
     Raises: ShapeError if `pos` has another number of axes.
     Differs from the reference: a constant divisor by default, because with the largest norm of the batch a
         point's encoding depends on the other points.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("shifted_gaussian", dim=16, grid=(2, 3))
+        >>> encoding.table(Grid((2, 3)).positions()).shape
+        torch.Size([1, 6, 16])
     """
 
     name = "shifted_gaussian"

@@ -26,6 +26,12 @@ class SinCos2D(SinCos):
     Invariant to: nothing; the value at a coordinate does not depend on the rest of the grid (std=None).
     Raises: ShapeError if `pos` is not 2-axis.
     Differs from the reference: coordinates are taken in float32 from the grid, never in the model's dtype.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("sincos2d", dim=16)
+        >>> encoding.table(Grid((2, 3)).positions()).shape
+        torch.Size([1, 6, 16])
     """
 
     name = "sincos2d"

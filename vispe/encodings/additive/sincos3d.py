@@ -32,6 +32,12 @@ class SinCos3D(SinCos):
     Raises: ShapeError if `pos` is not 3-axis.
     Differs from the reference: a width that 6 does not divide is shared out in whole frequencies (V-JEPA makes
         a wider table and cuts it, which leaves the last frequencies without their cosine).
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("sincos3d", dim=16)
+        >>> encoding.table(Grid((2, 3, 2)).positions()).shape
+        torch.Size([1, 12, 16])
     """
 
     name = "sincos3d"

@@ -38,6 +38,12 @@ class SinCos3DPoints(FieldEncoder):
     Invariant to: the resolution, where cell centres coincide (normalize=True).
     Raises: ShapeError if `pos` is not 3-axis.
     Differs from the reference: angles are computed in float32 or better for every dtype of the model.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("sincos3d_points", dim=16)
+        >>> encoding.table(Grid((2, 3, 2)).positions()).shape
+        torch.Size([1, 12, 16])
     """
 
     name = "sincos3d_points"

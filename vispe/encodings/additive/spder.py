@@ -46,6 +46,12 @@ class Spder(FieldEncoder):
     Differs from the reference: the root is taken of at least the smallest normal number, so that the gradient at
         u = 0, there 0 * inf = NaN, is the limit 0; everything is computed in float32 for half-precision parameters;
         the linear map starts small (0.02), as tables do.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("spder", dim=16, grid=(2, 3))
+        >>> encoding.table(Grid((2, 3)).positions()).shape
+        torch.Size([1, 6, 16])
     """
 
     name = "spder"

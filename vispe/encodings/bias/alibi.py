@@ -26,6 +26,12 @@ class Alibi(AlibiBase):
     Invariant to: translation; reversal of the sequence.
     Raises: ShapeError if `pos` is not 1-axis.
     Differs from the reference: two-sided; equal to the causal original under a causal mask.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("alibi", num_heads=2)
+        >>> encoding.bias(Grid((6,)).positions(), 0).dense().shape
+        torch.Size([1, 2, 6, 6])
     """
 
     name = "alibi"

@@ -42,6 +42,12 @@ class Alibi2D(GridAlibi):
     Raises: ShapeError if `pos` is not 2-axis; OptionError for options that do not fit together.
     Differs from the reference: the bias is made in float32 for every model dtype, a 1 x 1 grid gives 0 (there
         0/0), jitter is off in eval mode and leaves one draw per forward instead of one per layer.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("alibi2d.geometric", num_heads=2)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense().shape
+        torch.Size([1, 2, 6, 6])
     """
 
     name = "alibi2d"

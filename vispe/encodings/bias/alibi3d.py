@@ -41,6 +41,12 @@ class Alibi3D(GridAlibi):
         exchanges of axes, thus all 48 symmetries of a cube.
     Raises: ShapeError if `pos` is not 3-axis; OptionError for options that do not fit together.
     Differs from the reference: the reference is 2D; on a grid of depth 1 both are equal, option for option.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("alibi3d(spacing=[5,0.7,0.7])", num_heads=2)
+        >>> encoding.bias(Grid((2, 3, 2)).positions(), 0).dense().shape
+        torch.Size([1, 2, 12, 12])
     """
 
     name = "alibi3d"

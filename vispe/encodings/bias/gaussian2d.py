@@ -39,23 +39,23 @@ class GaussianBias(Bias):
 
     @property
     def invariant(self) -> bool:
-        """See `Bias.invariant`."""
+        """Whether it depends on offsets alone: yes."""
         return True
 
     @property
     def per_head(self) -> bool:
-        """See `Bias.per_head`."""
+        """Whether heads differ: no."""
         return False
 
     @property
     def key(self) -> Hashable | None:
-        """See `Bias.key`."""
+        """What equal biases have in common, or None while positions need gradients."""
         free = self.pos is None or self.pos.static
         return ("gaussian", self.sigma, self.amplitude, self.wrap, self.spacing) if free else None
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether no entry is infinite: none is."""
         return True
 
     def _dense(self, ask: Request) -> Tensor:
@@ -66,7 +66,7 @@ class GaussianBias(Bias):
         return self._profile(squared).masked_fill(~placed, 0.0)[:, None]
 
     def table(self, grid: Grid) -> Tensor:
-        """See `Bias.table`."""
+        """Return the bias of every offset of a grid, (1, 2 h - 1, 2 w - 1)."""
         device = None if self.pos is None else self.pos.coords.device
         grid = grid if self.spacing is None else replace(grid, spacing=self.spacing)
         return self._profile(offsets(grid, SQUARED, self.wrap, "none", device=device))[None]
@@ -100,6 +100,12 @@ class Gaussian2D(Biased):
     Raises: ShapeError if `pos` is not 2-axis; OptionError for options that do not fit together.
     Differs from the reference: that of NACLIP also replaces queries by keys and drops the residual and MLP of the
         last block; this is its bias alone, which works in every model.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("gaussian2d")
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense().shape
+        torch.Size([1, 1, 6, 6])
     """
 
     name = "gaussian2d"

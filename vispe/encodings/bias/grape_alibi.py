@@ -55,6 +55,13 @@ class GrapeAlibi(Biased):
     Invariant to: translation, at equal queries and keys; rotation by 90 degrees and flips of a square grid.
     Raises: ShapeError for causal=True on a grid of several axes, or without queries and keys.
     Differs from the reference: distances on grids, where the reference has one causal axis (as causal=True).
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("grape_alibi", dim=16, num_heads=2)
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense(q=q, k=q).shape
+        torch.Size([1, 2, 6, 6])
     """
 
     name = "grape_alibi"

@@ -39,6 +39,12 @@ class GrapePath(Biased):
     Raises: ShapeError without the tokens x, for other numbers of axes, or when tokens have been dropped, because the
         way then lacks their penalties.
     Differs from the reference: no -inf above the diagonal; pass is_causal or a mask to attention.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("grape_path", dim=16, num_heads=2)
+        >>> encoding.bias(Grid((6,)).positions(), 0, torch.ones(1, 6, 16)).dense().shape
+        torch.Size([1, 2, 6, 6])
     """
 
     name = "grape_path"

@@ -64,7 +64,7 @@ def bucket_ids(
 
     Example:
         >>> bucket_ids((1, 3), "product", 1.9)[0].tolist()
-        [[24, 23, 22], [25, 24, 23], [26, 25, 24]]
+        [[[24, 23, 22], [25, 24, 23], [26, 25, 24]]]
     """
     if not isinstance(where, Positions):
         where = (where if isinstance(where, Grid) else Grid(tuple(where))).positions()
@@ -110,6 +110,13 @@ class IRPE(Biased):
     Raises: ShapeError if `pos` is not of a 2-axis grid; OptionError for options that do not fit together.
     Differs from the reference: the grid is always given, never guessed from the number of tokens, and any number of
         prefix tokens may come and go; tables have no weight decay unless the optimiser is told so.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("irpe", dim=16, num_heads=2)
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense(q=q, k=q, scale=0.35).shape
+        torch.Size([1, 2, 6, 6])
     """
 
     name = "irpe"

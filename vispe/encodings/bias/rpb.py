@@ -51,6 +51,12 @@ class TableOfOffsets(Biased):
     Raises: ShapeError if `pos` is not of a grid with as many axes as the table.
     Differs from the reference: any number of prefix tokens, all alike; windows are the whole grid; the resampled
         table keeps its gradient and its parameter, where timm makes a new parameter.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("rpb.swin", num_heads=2, grid=(4, 4))
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense().shape
+        torch.Size([1, 2, 6, 6])
     """
 
     name = "rpb"

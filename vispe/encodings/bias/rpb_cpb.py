@@ -55,6 +55,12 @@ class ContinuousBias(Biased):
     Differs from the reference: computed in float32 for every model dtype; an axis of one patch has coordinate 0
         (timm's `RelPosMlp`: 0/0); any number of prefix tokens; `centre`, off in the presets; windows are the whole
         grid; attention is not by cosine.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("rpb_cpb", num_heads=2, grid=(4, 4))
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense().shape
+        torch.Size([1, 2, 6, 6])
     """
 
     name = "rpb_cpb"
@@ -138,6 +144,7 @@ class ContinuousBias(Biased):
     def _table(self, pos: Positions, grid: Grid) -> Tensor:
         offsets = self._offsets(pos, grid)
         part = self.cpb_mlp.get_parameter
+        # the network runs once per offset, not per pair of tokens
         hidden = exact_product(offsets, part("0.weight").t()) + at_least_float32(part("0.bias"))
         hidden = hidden.relu()
         if self.dropout and DRAW in pos.attrs:

@@ -12,6 +12,11 @@ class NoEncoding(Encoding):
     New resolution: nothing to do.   Cost: none.
     Invariant to: every permutation of the patches.
     Differs from the reference: there is none.
+
+    Example:
+        >>> from vispe import create_encoding
+        >>> create_encoding("none").config
+        {'name': 'none'}
     """
 
     name = "none"

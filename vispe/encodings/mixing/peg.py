@@ -50,6 +50,12 @@ class Peg(Mixing):
     Differs from the reference: the grid is known and never guessed from the number of tokens; sums are in float32 for
         half precision; dropped tokens are zeros to their neighbours, and their places stay empty (the reference is
         undefined there).
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("peg", dim=16)
+        >>> encoding.mix(torch.ones(1, 6, 16), Grid((2, 3)).positions(), layer=0).shape
+        torch.Size([1, 6, 16])
     """
 
     name = "peg"

@@ -1,4 +1,4 @@
-"""What `irpe` is made of: bucket numbers of offsets, and the two terms of 'cross' that factor over the axes."""
+"""Buckets of offsets, near ones apart and far ones together, and biases that factor over the axes of a grid."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def piecewise_index(offset: Tensor, alpha: float, beta: float, gamma: float) -> 
         gamma: the offset at which it is reached.
     """
     real = offset if offset.is_floating_point() else offset.to(torch.float32)
-    far = real.abs().clamp(min=alpha)  # where this changes anything, the rounded offset is taken
+    # logarithmic from alpha on; nearer offsets, which clamping would change, are rounded instead
+    far = real.abs().clamp(min=alpha)
     far = (alpha + torch.log(far / alpha) / math.log(gamma / alpha) * (beta - alpha)).round().clamp(max=beta)
     near = real.abs() <= alpha
     return torch.where(near, real.round(), real.sign() * far).to(torch.int64)
@@ -127,7 +128,7 @@ class CrossBias(DecomposedBias):
 
     Args:
         weights: R and C (h or 1, buckets, d_h).
-        lines: see `grid_lines`.
+        lines: which bucket each token reads for every row, and for every column, as of `grid_lines`.
         dot: 'query' reads x = q; 'key' reads x = k, and the result is transposed.
         pos: the positions it is bound to.
     """
@@ -146,11 +147,11 @@ class CrossBias(DecomposedBias):
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether no entry is infinite."""
         return no_infinity(*self.weights)
 
     def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
-        """See `DecomposedBias.lookups`."""
+        """Return what each token reads for every row (b, h, n, rows + 1) and column of the grid."""
         x = ask.q if self.dot == "query" else ask.k
         if x is None or ask.scale is None:
             raise ShapeError(f"The cross term of irpe reads the {self.dot}; pass q, k and scale.")
@@ -158,6 +159,7 @@ class CrossBias(DecomposedBias):
         found: list[Tensor] = []
         for weights, reads in zip(self.weights, self.lines, strict=True):
             read = exact_product(x, ask.pick(weights).transpose(-1, -2)) * ask.scale
+            # scores of all buckets, then those that each row or column of the grid falls into
             found.append(read.gather(-1, reads[:, None].expand(*read.shape[:2], -1, -1)))
         return found[0], found[1]
 
@@ -168,7 +170,7 @@ class CrossValue(ValueTerm):
     Args:
         rows: (h or 1, buckets, d_v).
         cols: likewise.
-        lines: see `grid_lines`.
+        lines: which bucket each token reads for every row, and for every column, as of `grid_lines`.
         pos: the positions of the tokens.
     """
 
@@ -192,6 +194,7 @@ class CrossValue(ValueTerm):
         else:
             zeros = attn.new_zeros(*attn.shape[:3], reads.shape[-1])
             per_line = zeros.scatter_add(-1, line_of(self.pos, axis)[:, None, None].expand(*attn.shape), attn)
+        # then by bucket, so that each vector is multiplied once
         sums = attn.new_zeros(*attn.shape[:3], weights.shape[1])
         sums = sums.scatter_add(-1, reads[:, None].expand(*attn.shape[:2], -1, -1), per_line)
         return exact_product(sums, weights)

@@ -1,4 +1,4 @@
-"""ComRoPE's coordinates and its two forms, shared by `comrope_ap` and `comrope_ld` (arXiv 2506.03737)."""
+"""Commuting rotations in two forms, matrices and folded angles: the base of `comrope_ap` and `comrope_ld`."""
 
 from __future__ import annotations
 
@@ -142,6 +142,7 @@ class ComRoPE(SkewRotary):
     def _places(self, pos: Positions, noise: PerToken | None, offset: Tensor | None) -> Tensor:
         x = pos.coords
         if noise is not None:
+            # at most half a cell, so that neighbours keep their order
             moved = (noise.values.to(x) * (0.5 * self.jitter)).clamp(-0.5, 0.5)
             if self.axes == 3:  # frames stay where they are
                 moved = torch.cat([torch.zeros_like(moved[..., :1]), moved[..., 1:]], -1)
@@ -212,6 +213,7 @@ class ComRoPE(SkewRotary):
         with torch.no_grad():
             matrices = skew_matrix(self.skew[:, 0].double(), self.width)
             heads, planes = matrices.shape[0], self.width // 2
+            # i S is Hermitian: eigenvalues come as +- rates, and each pair of eigenvectors spans a plane that turns
             values, vectors = eigh(1j * matrices)
             basis = torch.zeros(heads, self.head, self.head, dtype=torch.float64, device=matrices.device)
             rates = values[..., self.width - planes :].clamp(min=0)

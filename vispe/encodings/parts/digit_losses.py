@@ -124,6 +124,7 @@ def contrastive_positions(
         window: side of the local window; 14, in 1D 196, by default.
         base: of the digits.
     """
+    # pivots anywhere, with candidates anywhere (half of them) or in a window around the pivot (a fifth)
     side = base**max_digits
     window = min(window or (196 if axes == 1 else 14), side)
     if window**axes < 2:
@@ -136,6 +137,7 @@ def contrastive_positions(
     corner = low + (fraction * (high - low + 1)).long().clamp(max=high - low)
     local = _others(pivot, corner, window, candidates, generator)
     kind = torch.rand(pivots, generator=generator)[:, None, None]
+    # a fifth of the candidates of the rest are edited pivots, unless one is nearer than the nearest of the others
     hard = _edited(pivot, candidates, max_digits, base, generator)
     reach = (spread - pivot[:, None]).square().sum(-1).amin(1)
     apart = (hard - pivot[:, None]).square().sum(-1)

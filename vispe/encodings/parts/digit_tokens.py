@@ -88,8 +88,8 @@ class DigitEncoding(Encoding):
         """Draw dropout and the random shift of this forward pass while training.
 
         Args:
-            pos: see `Encoding.prepare`.
-            generator: see `Encoding.prepare`.
+            pos: positions of the input.
+            generator: source of the draws; the global one by default.
             draws: 'dropout' (layers, 2, cells, sequence, width) factors and 'shift' (axes,) whole numbers.
         """
         if pos.grid is None or pos.axes not in self.ndim or "seqpe_drawn" in pos.attrs:
@@ -161,7 +161,7 @@ class DigitEncoding(Encoding):
             pivots: pivots of the contrastive loss.
             candidates: candidates of each.
             cells: cells of the far window.
-            beta: see `transfer_loss`.
+            beta: weight of the main term of the transfer loss; below 1 the training window learns from it too.
             heads: take the dot products per head; None takes all channels as one.
             generator: source of the draws.
         """

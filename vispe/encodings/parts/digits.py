@@ -175,6 +175,7 @@ class DigitEncoder(nn.Module):
         mask = may_attend(real, self.direction, self.mask_padding, self.class_token)
         with no_autocast(cells.device):
             embed = at_least_float32(self.token_of_seqpe_embed.weight)
+            # the digit, its place in the sequence, and the axis that it belongs to
             x = embed.index_select(0, digits.flatten()).reshape(*digits.shape, -1)
             x = x + at_least_float32(self.pos_of_seqpe_embed.weight)
             if self.dim_token_embed is not None:
@@ -184,6 +185,7 @@ class DigitEncoder(nn.Module):
                 x = torch.cat([x, last], 1)
             for i, block in enumerate(self.transformers):
                 x = block(x, mask, None if keep is None else keep[i])
+            # the last entry has seen all digits
             x = x[:, -1]
             if self.layernorm is not None:
                 x = _normed(self.layernorm, x)

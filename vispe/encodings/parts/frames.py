@@ -47,6 +47,7 @@ def poses(extrinsic: Tensor, scale: Tensor) -> Matrices:
     """
     dtype = torch.promote_types(extrinsic.dtype, scale.dtype)
     pose = extrinsic.to(dtype)
+    # inverted in float64, for poses with large translations
     inverse = _inv(pose.double() if pose.device.type != "mps" else pose).to(dtype)
     ones = torch.ones(4, 4, dtype=dtype, device=pose.device)
     column = F.pad(ones[:3, :1], (3, 0, 0, 1))  # 1 where the translation is
@@ -111,6 +112,7 @@ def joined(groups: list[tuple[Group, Matrices | None]], values: bool) -> BlockTr
     total = sum(g.size for g, _ in groups)
     block = math.lcm(*(g.block for g, _ in groups))
     aligned = all(g.size % block == 0 for g, _ in groups)
+    # blocks of the common size where all groups have whole ones, else one block of the whole head
     sides: list[Tensor] = []
     for side in range(3 if values else 2):
         parts: list[Tensor] = []
@@ -134,5 +136,6 @@ def _diagonal(matrices: Tensor, count: int) -> Tensor:
         return matrices
     eye = torch.eye(count, dtype=matrices.dtype, device=matrices.device)
     b, n, c, s, _ = matrices.shape
+    # ones on the diagonal of blocks: each matrix lands in its own, zeros elsewhere
     spread = matrices.reshape(b, n, c // count, count, s, 1, s) * eye[:, None, :, None]
     return spread.reshape(b, n, c // count, count * s, count * s)

@@ -41,6 +41,7 @@ def rotate_rank2(x: Tensor, a: Tensor, b: Tensor, angle: Tensor) -> Tensor:
         angle: (...), broadcastable to the leading axes of x.
     """
     first, second = (f[..., None] for f in _coefficients(a, b, angle))
+    # L x and L^2 x need only the products of x with a and b, and those of a and b
     u, v = (a * x).sum(-1, keepdim=True), (b * x).sum(-1, keepdim=True)
     alpha, beta, gamma = _gram(a, b)
     turned = a * v - b * u
@@ -55,6 +56,7 @@ def _gram(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _coefficients(a: Tensor, b: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
     """Return sin(angle s) / s and (1 - cos(angle s)) / s^2, exact for small s as well."""
     alpha, beta, gamma = (t.squeeze(-1) for t in _gram(a, b))
+    # s: area that a and b span; sinc keeps both quotients exact where it vanishes
     s = (alpha * beta - gamma.square()).clamp(min=torch.finfo(a.dtype).tiny).sqrt()
     turn = angle * s / math.pi
     return angle * turn.sinc(), angle.square() / 2 * (turn / 2).sinc().square()
@@ -71,7 +73,7 @@ class OneSidedBias(Bias):
 
     @property
     def finite(self) -> bool:
-        """See `Bias.finite`."""
+        """Whether no entry is infinite: none is."""
         return True
 
     def _dense(self, ask: Request) -> Tensor:
@@ -100,7 +102,7 @@ class ContentGateBias(GatedBias):
         self.omega, self.key_gate, self.query_gate = omega, key, query
 
     def gates(self, ask: Request) -> tuple[Tensor | None, Tensor | None]:
-        """See `GatedBias.gates`."""
+        """Return the gates of queries and of keys, (b, h, n), None for no gate."""
         strength = F.softplus(at_least_float32(ask.pick(self.omega)))[:, None]
         found: list[Tensor | None] = []
         for name, direction, x in (("keys", self.key_gate, ask.k), ("queries", self.query_gate, ask.q)):
@@ -126,6 +128,7 @@ def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:
         slopes: (h,).
         base: ratio of the frequencies; 1 turns all pairs alike.
     """
+    # keys: length sqrt(d), turned by minus their position
     half = p.shape[-1] // 2
     unit = p * (p.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).rsqrt()
     rates = base ** -(torch.arange(half, device=p.device, dtype=p.dtype) / half)
@@ -133,6 +136,7 @@ def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:
     x, y = unit[..., :half], unit[..., half:]
     cos, sin = angle.cos(), angle.sin()
     turned = torch.cat([x * cos + y * sin, y * cos - x * sin], -1)
+    # penalties e[t, l] of every pair, and their sums along the way by differences of cumulated sums
     steps = F.logsigmoid(p @ turned.transpose(-1, -2) / p.shape[-1]) * slopes[:, None, None]
     upto = steps.tril().cumsum(-1)
     return (upto[..., -1:] - upto).tril(-1)

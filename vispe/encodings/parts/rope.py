@@ -1,4 +1,4 @@
-"""What the rotary encodings of grids share: coordinates, augmentation, schedules for new resolutions, tables."""
+"""Rotations by angles linear in the coordinates: augmentation, schedules for new resolutions, tables."""
 
 from __future__ import annotations
 

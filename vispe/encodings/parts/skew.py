@@ -1,4 +1,4 @@
-"""What `comrope_ap`, `comrope_ld` and `liere` share: rotations exp(sum_i x_i A_i) with learned skew generators."""
+"""Rotations exp(sum_i x_i A_i) with learned skew-symmetric generators A_i."""
 
 from __future__ import annotations
 
@@ -84,12 +84,14 @@ def exp_by_products(total: Tensor) -> Tensor:
     an error of 1e-16 to 1e-11 at most, whatever their angles.
     """
     squarings, terms = 16, 14
+    # small enough that the series ends after a few terms
     small = total.double() / 2**squarings
     # Taylor series by Horner's rule
     eye = torch.eye(total.shape[-1], dtype=small.dtype, device=small.device)
     power = eye.expand_as(small)
     for k in range(terms, 0, -1):
         power = eye + small @ power / k
+    # undo the scaling: exp(A / 2^k) squared k times
     for _ in range(squarings):
         power = power @ power
     return power.to(total.dtype)
@@ -99,6 +101,7 @@ def skew_matrix(upper: Tensor, size: int) -> Tensor:
     """Return skew-symmetric matrices (..., s, s) with the given entries above the diagonal (..., s (s - 1) / 2)."""
     count = upper.shape[-1]
     row, col = torch.triu_indices(size, size, 1, device=upper.device)
+    # which of upper, -upper or 0 each entry of the matrix is: one gather, exact and cheap to differentiate
     index = torch.full((size, size), 2 * count, dtype=torch.int64, device=upper.device)
     order = torch.arange(count, device=upper.device)
     index = index.index_put((row, col), order).index_put((col, row), order + count)

@@ -62,10 +62,12 @@ def _geometric(old: int, new: int, like: Tensor) -> Tensor:
     dtype = torch.promote_types(like.dtype, torch.float32)
     if old == 1:
         return torch.ones(2 * new - 1, 1, dtype=dtype, device=like.device)
+    # places of the old offsets: steps grow by a constant factor from 1 on, so near offsets stay where they are
     steps = growth(old, new) ** torch.arange(old - 1, dtype=torch.float64, device=exact_device(like))
     side = steps.cumsum(0)
     points = torch.cat([-side.flip(0), side.new_zeros(1), side])
     offsets = torch.arange(1 - new, new, dtype=torch.float64, device=points.device)
+    # each new offset lies between two old ones and takes from both by its distance to them
     right = torch.bucketize(offsets, points).clamp(1, 2 * old - 2)
     low, high = points.index_select(0, right - 1), points.index_select(0, right)
     share = ((offsets - low) / (high - low)).clamp(0, 1)[:, None]

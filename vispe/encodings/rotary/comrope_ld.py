@@ -40,7 +40,7 @@ class ComRoPELD(ComRoPE):
         cls_position: coordinate of class and register tokens on every axis, None for no rotation.
         init: 'normal' (entries of P have standard deviation init_std) or 'geometric' (frequencies init_std *
             base ** k, k = 0, 1, ..., in the planes of neighbouring channels); theta is normal in both.
-        init_std: see `init`; 0 starts as the model without encoding.
+        init_std: standard deviation, or first frequency, of `init`; 0 starts as the model without encoding.
         base: ratio of neighbouring frequencies; by default the last is near a hundredth of the first.
         jitter: training moves positions by clip(0.5 * jitter * gauss, -0.5, 0.5) cells, except along frames.
         jitter_offset: training moves all positions together by jitter_offset * gauss.
@@ -53,6 +53,12 @@ class ComRoPELD(ComRoPE):
     Differs from the reference: only what is above the diagonal of P - P^T is a parameter (P counts each number
         twice; checkpoints are converted); class tokens have no place unless `cls_position` says so (there 0.5);
         angles are in float32 for every model dtype; grids need not be square.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("comrope_ld", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
     """
 
     name = "comrope_ld"

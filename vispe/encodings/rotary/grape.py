@@ -50,6 +50,12 @@ class Grape(Rotary):
     Differs from the reference: the reference has one axis, where both are equal; base 100 by default, for grids of tens
         of patches; half-precision parameters are rounded like all others (there kept in float32), but computed in
         float32. The context-dependent phases ('ctx') need an order of the tokens and are left out.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("grape", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
     """
 
     name = "grape"

@@ -62,6 +62,12 @@ class GTA(Rotary):
     Differs from the reference: coordinates grow from left to right and top to bottom (there they fall, which mirrors
         every angle); prefix tokens are left alone; so3 works without se3, in an orthonormal basis of our own; the
         ablations with Euclidean similarity and elementwise factors are not part.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("gta", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
     """
 
     name = "gta"

@@ -54,7 +54,7 @@ class LieRE(SkewRotary):
         reference: grid of the training resolution, n_train; `Grid.reference` by default, else the grid itself.
         init: 'uniform' draws from [0, 2 pi) (all generators then lean the same way), 'symmetric' from [-pi, pi),
             'normal' is P - P^T for P of standard deviation init_std * scale_factor.
-        init_std: see `init`.
+        init_std: standard deviation for init='normal'.
         scale_factor: generators are divided by it, which divides their learning rate too.
 
     Shapes: pos (n, axes) -> matrices (1, h, n, d_h / s, s, s).
@@ -65,6 +65,12 @@ class LieRE(SkewRotary):
     Differs from the reference: only the strict upper triangle is a parameter (checkpoints are converted); any
         channels per head; by default coordinates of a patch do not depend on the size of the image; heads have
         generators of their own; exponentials are in float32 or better for every model dtype.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("liere", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
     """
 
     name = "liere"

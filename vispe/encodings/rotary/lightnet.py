@@ -52,6 +52,12 @@ class LightNet(Rotary):
     Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
     Differs from the reference: runs on any device and for prefix tokens anywhere; scores are scaled by
         d ** -0.5, not by the doubled width; MD-TPE, the recurrence that the paper adds to the input, is not part.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("lightnet", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 16])
     """
 
     name = "lightnet"

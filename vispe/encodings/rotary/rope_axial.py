@@ -65,6 +65,12 @@ class RopeAxial(RopeBase):
         OptionError for options that do not fit together.
     Differs from the reference: tables are made from the coordinates of each grid; rope-vit reuses them whenever
         the number of tokens agrees, so that 14 x 14 tables serve 7 x 28 patches.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("rope_axial", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
     """
 
     name = "rope_axial"

@@ -69,6 +69,12 @@ class RopeDinov3(RopeBase):
     Differs from the reference: one draw per forward unless `per_block`; periods are float64 and tables float32,
         where the released models keep periods rounded to bfloat16 (their `rope_embed.periods` are checked, then
         dropped on loading).
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("rope_dinov3", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
     """
 
     name = "rope_dinov3"
@@ -121,6 +127,7 @@ class RopeDinov3(RopeBase):
         return self.min_period * (self.max_period / self.min_period) ** way
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
+        # centres of cells from -1 to 1
         size = self._size(pos.extent)
         coords = (pos.coords + pos.cell[:, None] / 2) / size[:, None] * 2 - 1
         if "rope" in pos.attrs:

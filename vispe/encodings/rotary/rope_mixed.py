@@ -60,6 +60,12 @@ class RopeMixed(RopeBase):
     Differs from the reference: one parameter per block (`freqs` of the released models, one for all blocks, is
         split on loading); tables are made for each grid (rope-vit reuses them whenever the number of tokens
         agrees); angles are float32 also under autocast.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("rope_mixed", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
     """
 
     name = "rope_mixed"

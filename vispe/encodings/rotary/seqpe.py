@@ -66,6 +66,12 @@ class SeqPE(DigitEncoding, Rotary, Biased):
     Raises: ShapeError without a grid, with other axes, or for a side beyond 10^max_digits.
     Differs from the reference: prefix tokens pass unchanged by default; the random offset is drawn anew in each
         pass (there from 320 stored ones); spacing has no effect, because digits spell whole cells.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("seqpe", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
     """
 
     name = "seqpe"

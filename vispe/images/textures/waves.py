@@ -47,7 +47,7 @@ class Raster(Places):
         cols: (w,) x likewise.
         matrix: (2, 2).
         offset: (2,).
-        period: see `Places`.
+        period: (y, x) after which the texture repeats, or None.
     """
 
     def __init__(
