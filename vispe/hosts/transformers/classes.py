@@ -6,17 +6,25 @@ builds the stock class, and converts it where the configuration that it is built
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from vispe.errors import UnsupportedHost
 
-_MADE: dict[
-    tuple[type, type], type
-] = {}  # classes, not results: one for each pair for the life of the process
+# classes, not results: one for each pair for the life of the process
+_MADE: dict[tuple[type, type], type] = {}
+# called with each model that is built by calling a made class, and with that class
+_COMPLETING: list[Callable[[nn.Module, type], None]] = []
+converting = contextvars.ContextVar("converting", default=False)  # whether the next model is loaded converted
+
+
+class Named:
+    """Mixed into the class of a model that is to be built with what its configuration names."""
 
 
 def positioned(stock: type, mixin: type) -> type:
@@ -39,6 +47,11 @@ def stock_of(made: type) -> type | None:
     return made.__dict__.get("vispe_stock")
 
 
+def complete_with(complete: Callable[[nn.Module, type], None]) -> None:
+    """Call `complete` with each model that is built by calling a made class, and with that class."""
+    _COMPLETING[:] = [complete]
+
+
 def _building(stock: type) -> Any:
     """Return the constructor of a made class: conversion puts the object into its class once it is complete."""
 
@@ -53,7 +66,8 @@ def _building(stock: type) -> Any:
         self.__class__ = stock
         stock.__init__(self, *args, **kwargs)
         if isinstance(self, nn.Module):
-            importlib.import_module("vispe.hosts.transformers.convert").complete(self, asked)
+            for complete in _COMPLETING:
+                complete(self, asked)
 
     return __init__
 

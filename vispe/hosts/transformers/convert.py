@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +12,9 @@ from torch import nn
 from vispe.encodings.registry import Spec, list_encodings
 from vispe.encodings.spec import parse_text
 from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
-from vispe.hosts.transformers.classes import positioned, stock_of
+from vispe.hosts.transformers.classes import Named, positioned, stock_of
 from vispe.hosts.transformers.language.convert import convert_vlm, describe_vlm, inner_of, is_vlm, restore_vlm
 from vispe.hosts.transformers.saving import record as hf_record
-from vispe.hosts.transformers.saving.front_door import Named
 from vispe.multimodal import Scheme, list_schemes
 
 KEPT = ("learn", "rope")  # words of a sum that keep what a tower has of its own
@@ -187,4 +185,6 @@ def describe_transformers(model: nn.Module) -> str:
 
 def _vision() -> Any:
     """Return `vispe.hosts.transformers.vision.convert`, which a language model alone does not need."""
-    return importlib.import_module("vispe.hosts.transformers.vision.convert")
+    from vispe.hosts.transformers.vision import convert
+
+    return convert

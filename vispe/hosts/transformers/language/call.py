@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.pictures import stream_of, token_types, types_by_embedding
-from vispe.hosts.transformers.language.position_ids import check_given, split_ids
+from vispe.hosts.transformers.language.position_ids import check_given, split_ids, stock_scheme
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     check_filled_here,
@@ -134,7 +135,11 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     )
     keys, counted = _keys(call, tokens, keys, state, pictures)
     if ids is not None:
-        check_given(call, position_ids, keys, ids, state)  # type: ignore[arg-type]
+        if state is None and (stock := stock_scheme(call.model.config)) is not None:
+            valid = valid_tokens(keys, call.mask)
+            grids = any(call.kwargs.get(name) is not None for name in GRIDS[:2])
+            stream = partial(call.stream, keys, valid) if grids else None
+            check_given(call.model.vispe_scheme, stock, len(position_ids), ids, valid, stream)  # type: ignore[arg-type]
         after = _after_ids(call, keys, ids, state)
     elif table is not None:
         ids, after = _from_table(call, keys, table, span, offset, state)

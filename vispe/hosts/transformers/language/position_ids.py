@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vispe.errors import InputError, ShapeError
-from vispe.hosts.transformers.language.state import SequenceState, valid_tokens
-from vispe.multimodal import Scheme, create_scheme
-
-if TYPE_CHECKING:
-    from vispe.hosts.transformers.language.call import Call
+from vispe.multimodal import Scheme, Stream, create_scheme
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -52,28 +49,32 @@ def stock_scheme(config: Any) -> Scheme | None:
     return create_scheme("mrope", after="side") if kind in ("qwen2_vl", "qwen3_vl") else None
 
 
-def check_given(call: Call, given: Tensor, keys: Tensor, ids: Tensor, state: SequenceState | None) -> None:
+def check_given(
+    scheme: Scheme, stock: Scheme, rows: int, ids: Tensor, valid: Tensor, stream: Callable[[], Stream] | None
+) -> None:
     """Raise `InputError` where coordinates (axes, b, s) are known not to be those of the model's scheme.
 
     That is known where the call says what is in the sequence and the coordinates are, number for number, those of
     before the conversion; and where four rows for four axes have ordinary ids in the first.
+
+    Args:
+        scheme: that of the model.
+        stock: that of before the conversion.
+        rows: how many rows were given.
+        ids: the coordinates among them.
+        valid: which tokens (b, s) are not padding.
+        stream: returns what stands in the sequence; None where the call does not say so.
     """
-    scheme: Scheme = call.model.vispe_scheme
-    stock = stock_scheme(call.model.config)
-    if stock is None or state is not None:
-        return
-    grids = any(call.kwargs.get(name) is not None for name in ("image_grid_thw", "video_grid_thw"))
-    four = len(given) == scheme.axes == 4
-    valid = valid_tokens(keys, call.mask)
+    four = rows == scheme.axes == 4
     if four and (not _counts(ids[0], valid) or _one_row(ids, valid)):
         return
-    if not four and (scheme.axes != stock.axes or not grids):
+    if not four and (scheme.axes != stock.axes or stream is None):
         return
-    if grids:
-        stream = call.stream(keys, valid)
-        if _same(ids, scheme.coordinates(stream).ids, valid):
+    if stream is not None:
+        content = stream()
+        if _same(ids, scheme.coordinates(content).ids, valid):
             return
-        if not four and not _same(ids, stock.coordinates(stream).ids, valid):
+        if not four and not _same(ids, stock.coordinates(content).ids, valid):
             return
     if four:
         raise InputError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError
+from vispe.hosts.transformers.classes import positioned
 from vispe.multimodal import Coordinates, Scheme
 
 
@@ -91,8 +92,6 @@ class PositionedCache:
 
 def remember(cache: Any, state: SequenceState) -> None:
     """Put the state of its rows onto a cache."""
-    from vispe.hosts.transformers.classes import positioned
-
     if not isinstance(cache, PositionedCache):
         cache.__class__ = positioned(type(cache), PositionedCache)
     cache.vispe_state = state

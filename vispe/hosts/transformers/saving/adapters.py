@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from vispe.hosts.transformers.saving import record
+
 
 def install() -> None:
     """Wrap `PeftModel.save_pretrained`; once is enough, more often does no harm."""
@@ -29,7 +31,6 @@ def _base() -> type[Any]:
 def _saving(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> None:
-        record = importlib.import_module("vispe.hosts.transformers.saving.record")
         if configs := record.write(self):
             what = " and ".join(record.shown(record.read(config)) for config in configs)
             warnings.warn(

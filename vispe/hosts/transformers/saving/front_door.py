@@ -7,7 +7,6 @@ therefore imported when one is saved or loaded.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import importlib
 import warnings
@@ -17,18 +16,15 @@ from typing import Any
 from torch import nn
 
 from vispe.errors import InputError
-from vispe.hosts.transformers.classes import positioned, stock_of
+from vispe.hosts.transformers.classes import Named, complete_with, converting, positioned, stock_of
+from vispe.hosts.transformers.saving import record
 
 _NAMES = ("from_pretrained", "save_pretrained")
-converting = contextvars.ContextVar("converting", default=False)  # whether the next model is loaded converted
-
-
-class Named:
-    """Mixed into the class of a model that is to be built with what its configuration names."""
 
 
 def install() -> None:
     """Wrap the two methods; once is enough, more often does no harm."""
+    complete_with(_complete)
     base = _base()
     for name, wrap in zip(_NAMES, (_loading, _saving), strict=True):
         original = vars(base)[name]
@@ -49,19 +45,22 @@ def _base() -> type[Any]:
     return importlib.import_module("transformers.modeling_utils").PreTrainedModel
 
 
-def _record() -> Any:
-    return importlib.import_module("vispe.hosts.transformers.saving.record")
+def _complete(model: nn.Module, asked: type) -> None:
+    """Convert a model that was built by calling the class of a converted one, where its configuration says how."""
+    from vispe.hosts.transformers.convert import complete
+
+    complete(model, asked)
 
 
 def _saving(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def save_pretrained(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        configs = _record().write(self)
+        configs = record.write(self)
         named = [
             c for c in configs if not hasattr(c, "model_args")
         ]  # timm's towers come back by `model_args`
         if named:
-            what = " and ".join(_record().shown(_record().read(c)) for c in named)
+            what = " and ".join(record.shown(record.read(c)) for c in named)
             warnings.warn(
                 f"{type(self).__name__} is saved with {what}, which from_pretrained of transformers does not build; "
                 f"load it with vispe.from_pretrained.",
@@ -101,7 +100,7 @@ def _strictly(load: Callable[..., Any], *, output_loading_info: bool = False, **
         InputError: it was converted, and weights of it are missing, or there are others.
     """
     model, info = load(output_loading_info=True, **kwargs)
-    if _record().names(model):
+    if record.names(model):
         _check_keys(type(model).__name__, info)
     return (model, info) if output_loading_info else model
 
@@ -123,7 +122,7 @@ def _check_keys(name: str, info: dict[str, Any]) -> None:
 
 def _tell(model: nn.Module) -> None:
     """Warn, once, where a model was built without what its configuration names."""
-    lost = [_record().shown(entry) for _, entry in _record().missing(model)]
+    lost = [record.shown(entry) for _, entry in record.missing(model)]
     if lost:
         warnings.warn(
             f"The configuration names {' and '.join(lost)} of vispe, and {type(model).__name__} was loaded without, so "
