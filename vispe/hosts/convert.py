@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, TypeVar
 
 from torch import nn
 
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.hosts.timm.convert import convert_timm, restore_timm
-from vispe.hosts.timm.describe import describe_timm
+from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
 from vispe.hosts.timm.family import family_of
-from vispe.hosts.timm.refusals import refusal
 from vispe.hosts.transformers.version import check_version
-from vispe.hosts.transplant.context import HostState
-from vispe.hosts.transplant.twins import advice
-from vispe.hosts.transplant.words import finished, with_options, without_rope
-from vispe.hosts.wrappers import inside, unwrapped
+from vispe.hosts.transplant.plan import converted_parts
+from vispe.hosts.transplant.words import read
+from vispe.hosts.wrappers import unknown, unwrapped
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -68,27 +64,9 @@ def convert(
         host.convert_transformers(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return given
     if family_of(model) is None:
-        raise UnsupportedHost(_unknown(model))
-    spec, kept = without_rope(spec)
-    terms, keep_abs = with_options(spec, keep_abs, options)
-    convert_timm(model, terms, keep_abs, sources=finished(spec), keep_rope=keep_rope or kept)
+        raise UnsupportedHost(unknown(model))
+    convert_timm(model, read(spec, options, keep_abs, keep_rope))
     return given
-
-
-def _unknown(model: nn.Module) -> str:
-    """Return why a model is not converted, and what to convert instead."""
-    cls = type(model)
-    library = cls.__module__.partition(".")[0]
-    text = f"vispe.convert was given a {cls.__name__} of {library}."
-    if within := inside(model):
-        return f"{text} {within}"
-    if any(c.__module__.startswith("timm.models.") for c in cls.__mro__):
-        return f"{text} {refusal(cls)}"
-    known = (
-        "It knows timm's VisionTransformer, VisionTransformerDistilled, Eva and NaFlexVit, image towers of open_clip "
-        "and models of transformers."
-    )
-    return f"{text} {known} {advice(model) or 'Give it the vision tower, or use vispe.Attention in your own blocks.'}"
 
 
 def _convert_named(model: nn.Module, options: dict[str, Any]) -> None:
@@ -129,11 +107,9 @@ def describe(model: nn.Module) -> str:
     """Return what is attached where: encodings, parameters, backends. Models inside others are found."""
     if host := _transformers(model):
         return host.describe_transformers(model)
-    found = [
-        (name, m) for name, m in model.named_modules() if isinstance(getattr(m, "vispe", None), HostState)
-    ]
     texts = [
-        (name, host.describe_tower(m) if (host := _open_clip(m)) else describe_timm(m)) for name, m in found
+        (name, host.describe_tower(m) if (host := _open_clip(m)) else describe_timm(m))
+        for name, m in converted_parts(model)
     ]
     if texts:
         return "\n".join(f"{name}: {text}" if name else text for name, text in texts)
@@ -141,18 +117,27 @@ def describe(model: nn.Module) -> str:
 
 
 def _open_clip(model: nn.Module) -> Any:
-    """Return `vispe.hosts.open_clip.convert` for what is open_clip's, and import it only then; else None."""
-    theirs = any(c.__module__.partition(".")[0] == "open_clip" for c in type(model).__mro__)
-    return importlib.import_module("vispe.hosts.open_clip.convert") if theirs else None
+    """Return what converts models of open_clip if this is one, and import it only then; else None."""
+    if not _made_by(model, "open_clip"):
+        return None
+    from vispe.hosts.open_clip import convert as host
+
+    return host
 
 
 def _transformers(model: nn.Module) -> Any:
-    """Return `vispe.hosts.transformers.convert` for what is Hugging Face's, and import it only then; else None.
+    """Return what converts models of transformers if this is one, and import it only then; else None.
 
     Raises:
         MissingExtra: the transformers that is installed is too old.
     """
-    if not any(c.__module__.partition(".")[0] == "transformers" for c in type(model).__mro__):
+    if not _made_by(model, "transformers"):
         return None
     check_version()
-    return importlib.import_module("vispe.hosts.transformers.convert")
+    from vispe.hosts.transformers import convert as host
+
+    return host
+
+
+def _made_by(model: nn.Module, library: str) -> bool:
+    return any(c.__module__.partition(".")[0] == library for c in type(model).__mro__)

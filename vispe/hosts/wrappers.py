@@ -11,6 +11,8 @@ from torch import nn
 
 from vispe.errors import UnsupportedHost
 from vispe.hosts.timm.family import family_of
+from vispe.hosts.timm.refusals import refusal
+from vispe.hosts.transplant.twins import advice
 
 # class name: where the model is
 _OPEN = {"DataParallel": "module", "FeatureGetterNet": "model"}
@@ -65,13 +67,21 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model, path = getattr(model, found), f"{path}.{found}"
 
 
-def inside(model: nn.Module) -> str | None:
-    """Return the sentence that says which parts of a model can be converted, or None."""
+def unknown(model: nn.Module) -> str:
+    """Return why a model is not converted, and what to convert instead."""
+    cls = type(model)
+    text = f"vispe.convert was given a {cls.__name__} of {cls.__module__.partition('.')[0]}."
     paths = [name for name, part in model.named_modules() if name and family_of(part) is not None]
-    if not paths:
-        return None
-    calls = [f"vispe.convert({_spelled(path)}, ...)" for path in paths[:3]]
-    return f"Inside it there is a model that takes an encoding: {' or '.join(calls)}."
+    if paths:
+        calls = [f"vispe.convert({_spelled(path)}, ...)" for path in paths[:3]]
+        return f"{text} Inside it there is a model that takes an encoding: {' or '.join(calls)}."
+    if any(c.__module__.startswith("timm.models.") for c in cls.__mro__):
+        return f"{text} {refusal(cls)}"
+    return (
+        f"{text} It knows timm's VisionTransformer, VisionTransformerDistilled, Eva and NaFlexVit, image towers of "
+        "open_clip and models of transformers. "
+        f"{advice(model) or 'Give it the vision tower, or use vispe.Attention in your own blocks.'}"
+    )
 
 
 def _spelled(path: str) -> str:

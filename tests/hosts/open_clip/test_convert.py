@@ -156,7 +156,7 @@ def test_restore_gives_everything_back():
     assert all(
         vars(a).keys() == vars(b).keys() for a, b in zip(model.modules(), stock.modules(), strict=True)
     )
-    with pytest.raises(vispe.VispeError, match="open_clip's VisionTransformer has no encoding of vispe"):
+    with pytest.raises(vispe.VispeError, match="open_clip VisionTransformer has no encoding of vispe"):
         vispe.restore(model)
 
 

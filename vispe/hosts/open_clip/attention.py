@@ -12,7 +12,6 @@ from open_clip.transformer import Attention, CustomResidualAttentionBlock, Resid
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.encodings.base import Encoding
 from vispe.hosts.transplant.context import Context
 
 
@@ -108,13 +107,3 @@ def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
     for i, block in enumerate(tower.transformer.resblocks):
         path = f"transformer.resblocks.{i}"
         yield (i, f"{path}.attn", block.attn) if hasattr(block, "attn") else (i, path, block)
-
-
-def encodings_of(tower: nn.Module) -> Iterator[tuple[str, Encoding]]:
-    """Yield (path, encoding) of every encoding module of a converted tower."""
-    if tower.pos_enc is not None:
-        yield "pos_enc", tower.pos_enc
-    if tower.vispe.layered:
-        for _, path, module in attentions(tower):
-            if module.pos_enc is not None:
-                yield f"{path}.pos_enc", module.pos_enc

@@ -27,9 +27,9 @@ from timm.models import register_model
 
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnknownName, UnsupportedHost, did_you_mean
-from vispe.hosts.convert import convert
 from vispe.hosts.open_clip.convert import convert_tower
-from vispe.hosts.transplant.words import finished, host_terms
+from vispe.hosts.timm.convert import convert_timm
+from vispe.hosts.transplant.words import read
 
 _OPEN_CLIP_WORDS = ("learnable", "sin_cos_2d")
 _WORD = "pos_embed_type"
@@ -104,7 +104,7 @@ def _wrapped(original: Callable[..., None]) -> Callable[..., None]:
         if isinstance(spec, str) and spec in _OPEN_CLIP_WORDS:
             original(self, *args, **kwargs)
             return
-        terms, keep_abs = host_terms(spec)
+        wanted = read(spec)
         if type(self) is not VisionTransformer:
             raise UnsupportedHost(
                 f"{type(self).__name__}, a subclass of open_clip's VisionTransformer, was built with {_WORD}={spec!r}, "
@@ -116,7 +116,7 @@ def _wrapped(original: Callable[..., None]) -> Callable[..., None]:
         else:
             kwargs[_WORD] = _OPEN_CLIP_WORDS[0]
         original(self, *args, **kwargs)
-        convert_tower(self, terms, keep_abs, built=True, sources=finished(spec))
+        convert_tower(self, wanted, built=True)
 
     __init__.vispe_original = original
     return __init__
@@ -134,22 +134,19 @@ def _check(base: str, vision: dict[str, Any], spec: Spec) -> None:
         raise OptionError(
             f"{base} has the encoding {vision[_WORD]!r} already; make an alias of the stock model instead."
         )
-    options = {
-        n: vision[n]
-        for n in (
-            "image_size",
-            "patch_size",
-            "width",
-            "layers",
-            "patch_dropout",
-            "block_type",
-            "scaled_cosine_attn",
-        )
-    }
+    names = [
+        "image_size",
+        "patch_size",
+        "width",
+        "layers",
+        "patch_dropout",
+        "block_type",
+        "scaled_cosine_attn",
+    ]
+    options = {name: vision[name] for name in names}
+    heads = vision["width"] // vision["head_width"]
     with torch.device("meta"):
-        convert(
-            VisionTransformer(**options, heads=vision["width"] // vision["head_width"], mlp_ratio=1), spec
-        )
+        convert_tower(VisionTransformer(**options, heads=heads, mlp_ratio=1), read(spec))
 
 
 def _timm_alias(base: str, spec: Spec, text: str) -> str:
@@ -160,7 +157,7 @@ def _timm_alias(base: str, spec: Spec, text: str) -> str:
     if timm.is_model(name):
         raise OptionError(f"timm has a model {name!r} already, which is not {base} with {spec}.")
     with torch.device("meta"):
-        convert(timm.create_model(base, num_classes=0), spec)
+        convert_timm(timm.create_model(base, num_classes=0), read(spec))
 
     def build(**arguments: Any) -> torch.nn.Module:
         return timm.create_model(base, **arguments, pos_embed=spec)

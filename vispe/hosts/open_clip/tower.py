@@ -5,8 +5,6 @@ Conversion itself is in `vispe.hosts.open_clip.convert`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,10 +15,10 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vispe.encodings.base import Additive, Encoding
+from vispe.encodings.base import Additive
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.grid import Positions
-from vispe.hosts.open_clip.attention import attentions, encodings_of
+from vispe.hosts.open_clip.attention import attentions
 from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.context import Context, HostState
 from vispe.hosts.transplant.fitting import constructor_of, taken_blocks
@@ -29,21 +27,13 @@ from vispe.hosts.transplant.loading import LoadsWeights
 OVERRIDDEN = ("forward", "_embeds", "forward_intermediates", "lock", "_load_from_state_dict")
 
 
-@dataclass(eq=False)
-class TowerState(HostState):
-    """What a converted tower remembers.
-
-    Attributes:
-        fixed: paths of parameters of the encodings that are saved but never trained.
-    """
-
-    fixed: tuple[str, ...] = ()
+TowerState = HostState  # the name in pickles of before
 
 
 class HostedTower(LoadsWeights, VisionTransformer):
     """The parts of open_clip's `VisionTransformer` that change when it is converted."""
 
-    vispe: TowerState
+    vispe_attentions = attentions
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return the image features (b, output_dim) of images, and the tokens if `output_tokens`."""
@@ -93,14 +83,14 @@ class HostedTower(LoadsWeights, VisionTransformer):
         x = self.conv1(image)
         shape = (x.shape[2], x.shape[3])
         x = x.flatten(2).transpose(1, 2)
-        encodings = () if self.pos_enc is None else self.pos_enc.parts()
+        encodings = self._vispe_shared()
         pos = traced.positions(
             image,
             x.shape[1],
             shape,
             1,
             self.vispe.reference,
-            (*encodings, *self._vispe_layered()),
+            self._vispe_all(),
             None if isinstance(image, torch.fx.Proxy) else self.vispe.cache,
             None,
         )
@@ -115,12 +105,6 @@ class HostedTower(LoadsWeights, VisionTransformer):
         if self.transformer.grad_checkpointing and torch.compiler.is_compiling():
             pos.memo = None  # fresh while compiling, so no other forward pass loses it
         return self.ln_pre(x), Context(pos, encodings, None, False), shape
-
-    def _vispe_layered(self) -> tuple[Encoding, ...]:
-        """Return the per-layer encodings: not every layer has one of each, and one of each prepares positions."""
-        if not self.vispe.layered:
-            return ()
-        return tuple(e for _, _, m in attentions(self) if m.pos_enc is not None for e in m.pos_enc.parts())
 
     def _vispe_drop(self, x: Tensor, pos: Positions) -> tuple[Tensor, Positions]:
         """Drop patches by the same draws as open_clip, and their coordinates with them."""
@@ -159,18 +143,9 @@ class HostedTower(LoadsWeights, VisionTransformer):
     def prune_intermediate_layers(self, *args: Any, **options: Any) -> list[int]:
         """Drop the blocks that the given features do not need, see open_clip, and what encodings have for them."""
         taken = super().prune_intermediate_layers(*args, **options)
-        for encoding in () if self.pos_enc is None else self.pos_enc.parts():
+        for encoding in self._vispe_shared():
             encoding.truncate(len(self.transformer.resblocks))
         return taken
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters that must not decay."""
-        return super().no_weight_decay() | {
-            f"{path}.{name}" for path, e in encodings_of(self) for name in e.no_weight_decay()
-        }
-
-    def _vispe_paths(self) -> Iterable[tuple[str, Encoding]]:
-        return encodings_of(self)
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         return ("positional_embedding",)

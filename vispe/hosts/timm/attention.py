@@ -15,7 +15,6 @@ from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelSca
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.encodings.base import Encoding
 from vispe.hosts.transplant.context import Context
 
 
@@ -223,18 +222,3 @@ def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
             yield i, f"{path}.attn", block.attn
         else:
             yield i, path, block
-
-
-def shared_encodings(model: nn.Module) -> tuple[Encoding, ...]:
-    """Return the encodings at the root of a converted model."""
-    return () if model.pos_enc is None else model.pos_enc.parts()
-
-
-def encodings_of(model: nn.Module) -> Iterator[tuple[str, Encoding]]:
-    """Yield (path, encoding) of every encoding module of a converted model."""
-    if model.pos_enc is not None:
-        yield "pos_enc", model.pos_enc
-    if model.vispe.layered:
-        for _, path, module in attentions(model):
-            if module.pos_enc is not None:
-                yield f"{path}.pos_enc", module.pos_enc

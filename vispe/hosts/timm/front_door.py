@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import timm
 import timm.models
@@ -30,6 +30,9 @@ from timm.models.naflexvit import NaFlexVitCfg
 from torch import nn
 
 from vispe.errors import UnsupportedHost
+
+if TYPE_CHECKING:
+    from vispe.hosts.transplant.words import Wanted
 
 _TIMM_WORDS = ("", "none", "learn", None)
 _NAFLEX_WORDS = ("", "none", "learned", "factorized", None)
@@ -120,14 +123,14 @@ def _vit(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., N
         if isinstance(spec, str | None) and spec in _TIMM_WORDS:
             original(self, *args, **kwargs)
             return
-        terms = _checked(self, cls, spec, "pos_embed='none'")
-        word = "learn" if terms[1] else "none"
+        wanted = _read(self, cls, spec, "pos_embed='none'")
+        word = "learn" if wanted.keep_abs else "none"
         if given:
             args = (*args[:_POSITION], word, *args[_POSITION + 1 :])
         else:
             kwargs["pos_embed"] = word
         original(self, *args, **kwargs)
-        _convert(self, spec, *terms)
+        _convert(self, wanted)
 
     __init__.vispe_original = original
     return __init__
@@ -139,9 +142,9 @@ def _eva(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., N
         if pos_embed is None:
             original(self, *args, **kwargs)
             return
-        terms = _checked(self, cls, pos_embed, "no pos_embed")
+        wanted = _read(self, cls, pos_embed, "no pos_embed")
         original(self, *args, **kwargs)
-        _convert(self, pos_embed, *terms)
+        _convert(self, wanted)
 
     __init__.vispe_original = original
     return __init__
@@ -155,10 +158,10 @@ def _naflex(cls: type[nn.Module], original: Callable[..., None]) -> Callable[...
         if isinstance(spec, str | None) and spec in _NAFLEX_WORDS:
             original(self, cfg, *args, **kwargs)
             return
-        terms = _checked(self, cls, spec, "pos_embed='none'")
-        kwargs["pos_embed"] = "learned" if terms[1] else "none"
+        wanted = _read(self, cls, spec, "pos_embed='none'")
+        kwargs["pos_embed"] = "learned" if wanted.keep_abs else "none"
         original(self, cfg, *args, **kwargs)
-        _convert(self, spec, *terms)
+        _convert(self, wanted)
 
     __init__.vispe_original = original
     return __init__
@@ -167,27 +170,24 @@ def _naflex(cls: type[nn.Module], original: Callable[..., None]) -> Callable[...
 _WRAPPERS = {VisionTransformer: _vit, VisionTransformerDistilled: _vit, Eva: _eva, NaFlexVit: _naflex}
 
 
-def _checked(
-    model: nn.Module, cls: type[nn.Module], spec: Any, instead: str
-) -> tuple[list[dict[str, Any]], bool, bool]:
-    """Return the parsed spec, before anything is built."""
-    from vispe.hosts.transplant.words import timm_terms
+def _read(model: nn.Module, cls: type[nn.Module], spec: Any, instead: str) -> Wanted:
+    """Return what a spec asks, before anything is built."""
+    from vispe.hosts.transplant.words import read
 
-    terms = timm_terms(spec)
+    wanted = read(spec)
     if type(model) is not cls:
         raise UnsupportedHost(
             f"{type(model).__name__}, a subclass of timm's {cls.__name__}, was built with pos_embed={spec!r}, but "
             f"only its own constructor knows when it is complete; build it with {instead} and then call "
             "vispe.convert(model, ...)."
         )
-    return terms
+    return wanted
 
 
-def _convert(model: nn.Module, spec: Any, terms: list[dict[str, Any]], learn: bool, rope: bool) -> None:
+def _convert(model: nn.Module, wanted: Wanted) -> None:
     from vispe.hosts.timm.convert import convert_timm
-    from vispe.hosts.transplant.words import finished
 
-    convert_timm(model, terms, learn, built=True, sources=finished(spec), keep_rope=rope)
+    convert_timm(model, wanted, built=True)
 
 
 def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:

@@ -5,7 +5,7 @@ The families are in `vispe.hosts.timm.vit`, `timm_eva` and `timm_naflex`; conver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -14,10 +14,10 @@ from timm.layers import register_notrace_function, resample_abs_pos_embed
 from timm.models import checkpoint
 from torch import Tensor, nn
 
-from vispe.encodings.base import Additive, Encoding
+from vispe.encodings.base import Additive
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.grid import Positions
-from vispe.hosts.timm.attention import attentions, encodings_of, shared_encodings
+from vispe.hosts.timm.attention import attentions
 from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.context import Context
 from vispe.hosts.transplant.fitting import constructor_of, taken_blocks
@@ -31,6 +31,7 @@ for _node in traced.NODES:
 class HostedTimm(LoadsWeights):
     """What changes in every timm model when it is converted."""
 
+    vispe_attentions = attentions
     vispe_make: ClassVar[Callable[[type[nn.Module]], type[nn.Module]]]  # the `hosted` of its family
     vispe_tables: ClassVar[tuple[str, ...]] = ("pos_embed",)  # state of the absolute table
 
@@ -43,37 +44,17 @@ class HostedTimm(LoadsWeights):
     def _model_args(self, args: dict[str, Any]) -> None:
         self.__dict__["_model_args"] = {**args, "pos_embed": self.vispe.saved}
 
-    def _vispe_layered(self) -> tuple[Encoding, ...]:
-        """Return the per-layer encodings: not every layer has one of each, and one of each prepares positions."""
-        if not self.vispe.layered:
-            return ()
-        return tuple(e for _, _, m in attentions(self) if m.pos_enc is not None for e in m.pos_enc.parts())
-
-    def _vispe_prepared(self, pos: Positions) -> Positions:
-        for encoding in (*shared_encodings(self), *self._vispe_layered()):
-            pos = encoding.prepare(pos)
-        return pos
-
     def prune_intermediate_layers(self, *args: Any, **options: Any) -> list[int]:
         """Drop the blocks that the given features do not need, see timm, and what encodings have for them."""
         taken = super().prune_intermediate_layers(*args, **options)
-        for encoding in shared_encodings(self):
+        for encoding in self._vispe_shared():
             encoding.truncate(len(self.blocks))
         return taken
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters that must not decay."""
-        return super().no_weight_decay() | {
-            f"{path}.{name}" for path, e in encodings_of(self) for name in e.no_weight_decay()
-        }
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return timm's parameter groups, with the shared encodings in the stem."""
         groups = super().group_matcher(coarse=coarse)
         return {**groups, "stem": rf"{groups['stem']}|^pos_enc"}
-
-    def _vispe_paths(self) -> Iterable[tuple[str, Encoding]]:
-        return encodings_of(self)
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         return self.vispe_tables
@@ -147,7 +128,7 @@ class HostedTokens(HostedTimm):
             x = x.flatten(1, 2)
         else:
             shape = tuple(self.patch_embed.grid_size)
-        encodings = shared_encodings(self)
+        encodings = self._vispe_shared()
         any_size = not (self.dynamic_img_size or getattr(self.patch_embed, "strict_img_size", True))
         pos = traced.positions(
             image,
@@ -155,7 +136,7 @@ class HostedTokens(HostedTimm):
             shape,
             self.num_prefix_tokens,
             self.vispe.reference,
-            (*encodings, *self._vispe_layered()),
+            self._vispe_all(),
             None if isinstance(image, torch.fx.Proxy) else self.vispe.cache,
             self.patch_embed if any_size else None,
         )

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from vispe.encodings.base import Additive, Biased, Encoding, Rotary
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
-from vispe.hosts.timm.attention import shared_encodings
 from vispe.hosts.timm.hosted import HostedTimm, hosted_class
 from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.cache import PositionCache
@@ -60,9 +59,9 @@ class HostedNaFlex(HostedTimm, NaFlexVit):
     ) -> dict[str, Any]:
         x = given = x if patch_coord is not None else traced.one_size(x)
         x, shape = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
-        prefix, shared = self.num_prefix_tokens, shared_encodings(self)
+        prefix, shared = self.num_prefix_tokens, self._vispe_shared()
         cache = None if isinstance(x, torch.fx.Proxy) else self.vispe.cache
-        where = (prefix, self.vispe.reference, shared, self._vispe_layered(), cache)
+        where = (prefix, self.vispe.reference, shared, self._vispe_all(), cache)
         x, pos, mixed = located(x, given, shape, patch_coord, patch_valid, *where)
         rope = None
         if self.rope is not None:
@@ -130,7 +129,7 @@ def located(
     prefix: int,
     reference: tuple[int, ...],
     shared: Sequence[Encoding],
-    layered: Sequence[Encoding],
+    preparing: Sequence[Encoding],
     cache: PositionCache | None,
 ) -> tuple[Tensor, Positions, bool]:
     """Return the tokens with what encodings add, their prepared positions, and whether samples have several grids.
@@ -144,7 +143,7 @@ def located(
         prefix: tokens without a place.
         reference: grid of the training resolution.
         shared: encodings of the model.
-        layered: those of its layers.
+        preparing: these and those of its layers, all of which prepare positions.
         cache: where positions are kept; None for a traced graph.
     """
     cache = cache or PositionCache()
@@ -154,7 +153,7 @@ def located(
 
     sizes: list[tuple[int, int]] = []
     if coord is None:
-        pos = _prepared(positions(tuple(shape)), (*shared, *layered))
+        pos = _prepared(positions(tuple(shape)), preparing)
         for encoding in shared:
             if isinstance(encoding, Additive):
                 x = traced.add(encoding, x, pos, given)
@@ -162,7 +161,7 @@ def located(
         valid = coord.new_ones(coord.shape[:2], dtype=torch.bool) if valid is None else valid.bool()
         sizes = _sizes(coord, valid)
         x = _with_tables(x, coord, valid, sizes, prefix, shared, positions)
-        pos = _prepared(_packed(coord, valid, sizes, (*shared, *layered), positions), (*shared, *layered))
+        pos = _prepared(_packed(coord, valid, sizes, preparing, positions), preparing)
     return x, pos, len(set(sizes)) > 1
 
 

@@ -185,6 +185,7 @@ class HostState:
         args: what timm remembered as `pos_embed` before, if anything.
         resolved: the spec with the training grid where that counts, for a model that is built again.
         cache: positions of the last grids.
+        fixed: paths of parameters of the encodings that are saved but never trained, for hosts that freeze groups.
     """
 
     spec: list[dict[str, Any]]
@@ -200,6 +201,7 @@ class HostState:
     keep_rope: bool = False
     rope: tuple[nn.Module, torch.dtype] | None = None
     cache: PositionCache = field(default_factory=PositionCache)
+    fixed: tuple[str, ...] = ()
 
     @property
     def saved(self) -> list[dict[str, Any]]:

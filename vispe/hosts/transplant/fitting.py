@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vispe.encodings.base import Compose, Encoding
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
@@ -120,6 +120,16 @@ def attach(module: nn.Module, encoding: Encoding | None) -> None:
 def joined(encodings: list[Encoding]) -> Encoding | None:
     """Return one encoding for several, itself for one, None for none."""
     return Compose(encodings) if len(encodings) > 1 else encodings[0] if encodings else None
+
+
+def moved(
+    table: nn.Parameter, like: Tensor, resample: Callable[[Tensor], Tensor] | None = None
+) -> nn.Parameter:
+    """Return a table on the device and in the dtype of `like`, resampled if need be; itself if nothing changes."""
+    if resample is None and (table.device, table.dtype) == (like.device, like.dtype):
+        return table
+    values = table.detach() if resample is None else resample(table.detach())
+    return nn.Parameter(values.to(like), requires_grad=table.requires_grad)
 
 
 def with_training_grid(

@@ -7,8 +7,8 @@ keeps the spec of one (`vispe.encodings.saved`), is taken as it is, and refused 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -27,10 +27,31 @@ class LoadsWeights(nn.Module):
     """What loading and saving changes in every model or tower when it is converted."""
 
     vispe: HostState
+    pos_enc: Encoding | None  # the encodings that all blocks share
+    vispe_attentions: ClassVar[
+        Callable[[Any], Iterator[tuple[int, str, Any]]]
+    ]  # block, path, module of each layer
 
-    def _vispe_paths(self) -> Iterable[tuple[str, Encoding]]:
-        """Return path and encoding of every encoding of the model."""
-        raise NotImplementedError
+    def _vispe_paths(self) -> Iterator[tuple[str, Encoding]]:
+        """Yield path and encoding of every encoding of the model."""
+        if self.pos_enc is not None:
+            yield _HOME, self.pos_enc
+        for _, path, module in self.vispe_attentions() if self.vispe.layered else ():
+            if module.pos_enc is not None:
+                yield f"{path}.{_HOME}", module.pos_enc
+
+    def _vispe_shared(self) -> tuple[Encoding, ...]:
+        """Return the encodings that all blocks share."""
+        return () if self.pos_enc is None else self.pos_enc.parts()
+
+    def _vispe_all(self) -> tuple[Encoding, ...]:
+        """Return the encodings that prepare positions: those of layers too, of which one of each kind counts."""
+        return tuple(e for _, encoding in self._vispe_paths() for e in encoding.parts())
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters that must not decay."""
+        theirs = getattr(super(), "no_weight_decay", set)()
+        return theirs | {f"{path}.{name}" for path, e in self._vispe_paths() for name in e.no_weight_decay()}
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         """Return the names of the state of the absolute table that the stock model has."""
@@ -121,6 +142,11 @@ class LoadsWeights(nn.Module):
             )
         else:
             _logger.info("The checkpoint has no weights for %s, which stay as they are.", named(_terms(self)))
+
+
+def encodings_of(model: LoadsWeights) -> Iterator[tuple[str, Encoding]]:
+    """Yield path and encoding of every encoding module of a converted model or tower."""
+    return model._vispe_paths()
 
 
 def _terms(model: LoadsWeights) -> list[dict[str, Any]]:

@@ -1,65 +1,76 @@
-"""The words of a spec that belong to the host: `learn` and `rope` say what stays of its own."""
+"""What a spec asks of a host: encodings, and what stays of the host's own (the words `learn` and `rope`)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from vispe.encodings.base import Encoding
 from vispe.encodings.registry import Spec, parse_spec
+from vispe.encodings.spec import parse_text
 from vispe.errors import OptionError
 
+WORDS = ("learn", "rope")
 
-def with_options(spec: Spec, keep_abs: bool, options: dict[str, Any]) -> tuple[list[dict[str, Any]], bool]:
-    """Return the parsed terms of a spec with options beside it, and whether the absolute table stays."""
-    terms, learn = host_terms(spec)
+
+class Wanted(NamedTuple):
+    """A spec as hosts take it.
+
+    Attributes:
+        terms: the parsed terms of the encodings.
+        keep_abs: whether the host's own absolute table stays in use; None for what there is.
+        keep_rope: likewise, of its own rotary embedding.
+        sources: for each term the finished encoding whose weights are taken over, or None; empty for none at all.
+    """
+
+    terms: list[dict[str, Any]]
+    keep_abs: bool | None = False
+    keep_rope: bool | None = False
+    sources: tuple[Encoding | None, ...] = ()
+
+
+def read(
+    spec: Spec,
+    options: dict[str, Any] | None = None,
+    keep_abs: bool | None = False,
+    keep_rope: bool | None = False,
+) -> Wanted:
+    """Return what a spec asks, with options beside it; what it keeps is kept whatever the flags say.
+
+    >>> read("learn+alibi2d", {"wrap": True})
+    Wanted(terms=[{'name': 'alibi2d', 'wrap': True}], keep_abs=True, keep_rope=False, sources=(None,))
+
+    Raises:
+        UnknownEncoding, OptionError: the spec is not right, or options stand beside a sum.
+    """
+    words: set[str] = set()
+    terms: list[dict[str, Any]] = []
+    sources: list[Encoding | None] = []
+    for member in _members(spec):
+        word = member.get("name") if isinstance(member, dict) and len(member) == 1 else None
+        if word in WORDS:
+            words.add(word)
+            continue
+        parsed = parse_spec(member)
+        terms += parsed
+        sources += member.parts() if isinstance(member, Encoding) else [None] * len(parsed)
+    if not terms:
+        terms, sources = parse_spec("none" if words else spec), [None]
     if options:
         if len(terms) != 1:
             raise OptionError(
                 f"Options {sorted(options)} beside a sum are ambiguous; write them into the spec."
             )
         terms = parse_spec({**terms[0], **options})
-    return terms, keep_abs or learn
+    return Wanted(terms, "learn" in words or keep_abs, "rope" in words or keep_rope, tuple(sources))
 
 
-def host_terms(spec: Spec) -> tuple[list[dict[str, Any]], bool]:
-    """Return the parsed terms of a spec without timm's own 'learn', and whether that was among them."""
-    rest, kept = _without(spec, "learn")
-    return parse_spec(rest), kept
-
-
-def timm_terms(spec: Spec) -> tuple[list[dict[str, Any]], bool, bool]:
-    """Return the parsed terms of a spec without 'learn' and 'rope', and whether each was among them."""
-    rest, rope = without_rope(spec)
-    terms, learn = host_terms(rest)
-    return terms, learn, rope
-
-
-def without_rope(spec: Spec) -> tuple[Spec, bool]:
-    """Return a spec without the term 'rope', the model's own, and whether it was there."""
-    return _without(spec, "rope")
-
-
-def _without(spec: Spec, word: str) -> tuple[Spec, bool]:
-    """Return a spec without a word of the host, and whether it was there; 'none' when nothing else was."""
-    if isinstance(spec, str):
-        names = [t.strip() for t in spec.split("+")]
-        rest = [t for t in names if t != word]
-        if len(rest) < len(names):
-            return "+".join(rest) if rest else "none", True
-    elif spec == {"name": word}:
-        return "none", True
+def _members(spec: Spec) -> Iterator[Any]:
+    """Yield the terms of a spec; texts without a word of the host stay whole."""
+    if isinstance(spec, str) and any(name in WORDS for name, _ in parse_text(spec)):
+        yield from ({**options, "name": name} for name, options in parse_text(spec))
     elif isinstance(spec, list | tuple):
-        rest = [t for t in spec if t not in (word, {"name": word})]
-        if len(rest) < len(spec):
-            return rest or "none", True
-    return spec, False
-
-
-def finished(spec: Spec) -> list[Encoding | None]:
-    """Return the finished encodings in a spec, None for each term that is only described."""
-    if isinstance(spec, Encoding):
-        return list(spec.parts())
-    if isinstance(spec, list | tuple):
-        words = ("learn", "rope", {"name": "learn"}, {"name": "rope"})
-        return [e for member in spec if member not in words for e in finished(member)]
-    return [None] * len(timm_terms(spec)[0])
+        for member in spec:
+            yield from _members(member)
+    else:
+        yield spec

@@ -2,56 +2,123 @@
 
 The towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose patches lie in the order in which they are merged, one image
 after another; those of CLIP, SigLIP and InternVL, of which LLaVA, LLaVA-OneVision and InternVL are made; and towers
-that timm made, which are converted as any timm model. Encodings that all blocks share live at `pos_enc.*` of the
-tower, those with parameters per layer at `blocks.<i>.attn.pos_enc.*` or its like; all other parameters keep their
-names. All that can fail comes before the first change.
+that timm made, which are converted as any timm model. How is in `vispe.hosts.transplant.plan`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import nn
 
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.layer import attend
-from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec
+from vispe.encodings.registry import Spec, encoding_class, parse_spec
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
-from vispe.hosts.convert import convert, describe, restore
-from vispe.hosts.timm.convert import convert_timm
+from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
 from vispe.hosts.transformers.classes import positioned
 from vispe.hosts.transformers.vision.family import (
     FAMILIES,
     attentions,
     check_values,
     family_of,
+    family_of_class,
     put_table,
     reference_of,
     stock_type,
     table_of,
     take_table,
 )
-from vispe.hosts.transformers.vision.tower import HostedTower, swapped
-from vispe.hosts.transplant.context import HostState, backend_in_words
-from vispe.hosts.transplant.fitting import attach, check_axes, joined, refuse_patched, take_over
+from vispe.hosts.transformers.vision.tower import SWAPS, swapped
+from vispe.hosts.transplant import plan
+from vispe.hosts.transplant.fitting import refuse_patched
 from vispe.hosts.transplant.twins import advice
-from vispe.hosts.transplant.words import finished, timm_terms, with_options
+from vispe.hosts.transplant.words import Wanted, read
 
 # where towers are kept
 _INSIDE = ("model", "visual", "vision_tower", "vision_model", "timm_model", "_backbone")
 
 
-@dataclass
-class _Plan:
-    shared: Encoding | None
-    own: list[Encoding | None]  # one per attention layer
-    layered: bool
+class _Tower(plan.Family):
+    """The towers of transformers; where things are in them says `family_of`."""
+
+    title = "transformers "
+    noun = "tower"
+    builder = "from_pretrained"
+    unfused = "the attention implementation is eager"
+    always_inside = True
+
+    def hosted(self, stock: type[Any]) -> type[Any]:
+        family = family_of_class(stock)
+        _check_class("The tower", stock, family.path, family.tower)
+        return positioned(stock, SWAPS[family.kind][0])
+
+    def stock_type(self, module: nn.Module) -> type[Any]:
+        return stock_type(module)
+
+    def attentions(self, model: Any) -> Iterator[tuple[int, str, nn.Module]]:
+        return attentions(model)
+
+    def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any]]]:
+        for path, module, mixin in swapped(model):
+            yield path, module, positioned(stock_type(module), mixin)
+
+    def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:
+        attention: Any = layers[0][2]
+        return {
+            "dim": attention.num_heads * attention.head_dim,
+            "num_heads": attention.num_heads,
+            "depth": len(layers),
+            "grid": reference_of(model),
+        }
+
+    def where(self, model: Any) -> str:
+        trained = model.vispe.reference or "any"
+        return f"of each image, trained at {trained}, {family_of(model).prefix} prefix tokens"
+
+    def has_table(self, model: Any) -> bool:
+        return table_of(model) is not None
+
+    def take_table(self, model: Any) -> Any:
+        return take_table(model)
+
+    def put_table(self, model: Any, kept: Any) -> None:
+        put_table(model, kept)
+
+    def has_rope(self, model: Any) -> bool:
+        return family_of(model).rope
+
+    def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
+        family = family_of(model)
+        for _, path, module in attentions(model):
+            _check_class(path, stock_type(module), family.path, family.attention)
+            refuse_patched(module, path, self.patchable)
+        for term in terms:
+            _check_kind(term, reference_of(model), stock)
+
+    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: plan.Layers) -> None:
+        """Raise what the encodings raise when there is something that the tower does not supply, such as poses."""
+        attention: Any = layers[0][2]
+        like = next(model.parameters())
+        pos = Grid((2, 4), prefix=family_of(model).prefix).positions(like.device)
+        x = like.new_zeros(1, pos.tokens, attention.num_heads * attention.head_dim)
+        q = rearrange(x, "b n (h d) -> b h n d", h=attention.num_heads)
+        devices = [like.device] if like.is_cuda else []
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            for e in parts:
+                pos = e.prepare(pos)
+            attend(q, q, q, parts, pos, 0, x, backend="reference")
+
+    def check_aside(self, model: Any, table: Any) -> None:
+        check_values(model, table)
+
+
+TOWER = _Tower()
 
 
 def vision_tower_of(model: nn.Module) -> nn.Module:
@@ -108,11 +175,9 @@ def convert_vision(
     """
     tower = vision_tower_of(model)
     if family_of(tower) is None:
-        convert(tower, spec, keep_abs=bool(keep_abs), keep_rope=bool(keep_rope), **options)
-        return
-    terms, learn, rope = timm_terms(spec)
-    terms, _ = with_options(terms, False, options)
-    convert_tower(tower, terms, learn or keep_abs, rope or keep_rope, finished(spec))
+        convert_timm(tower, read(spec, options, bool(keep_abs), bool(keep_rope)))
+    else:
+        plan.put_in(tower, TOWER, read(spec, options, keep_abs, keep_rope))
 
 
 def convert_as_named(part: nn.Module, entry: dict[str, Any]) -> int:
@@ -123,68 +188,12 @@ def convert_as_named(part: nn.Module, entry: dict[str, Any]) -> int:
         entry: of its configuration.
     """
     tower = vision_tower_of(part)
-    put = convert_timm if family_of(tower) is None else convert_tower
-    put(tower, parse_spec(entry["encoding"]), keep_abs=entry["keep_abs"], keep_rope=entry["keep_rope"])
+    wanted = Wanted(parse_spec(entry["encoding"]), entry["keep_abs"], entry["keep_rope"])
+    if family_of(tower) is None:
+        convert_timm(tower, wanted)
+    else:
+        plan.put_in(tower, TOWER, wanted)
     return sum(p.numel() for name, p in tower.named_parameters() if "pos_enc." in name)
-
-
-def convert_tower(
-    tower: nn.Module,
-    spec: list[dict[str, Any]],
-    keep_abs: bool | None = None,
-    keep_rope: bool | None = None,
-    sources: Sequence[Encoding | None] = (),
-) -> None:
-    """Convert a tower of transformers in place, or exchange the encoding of a converted one.
-
-    Args:
-        tower: an instance of one of the classes of `vispe.hosts.transformers.vision.family.FAMILIES`.
-        spec: parsed spec of the encoding.
-        keep_abs: see `convert_vision`.
-        keep_rope: see `convert_vision`.
-        sources: finished encodings whose weights are taken over, one or None per term of the spec.
-    """
-    family = family_of(tower)
-    old = tower.vispe if isinstance(tower, HostedTower) else None
-    table = old.table if old else None
-    has_table = table_of(tower) is not None or table is not None
-    for what, asked, there in (
-        ("absolute table", keep_abs, has_table),
-        ("rotary embedding", keep_rope, family.rope),
-    ):
-        if asked and not there:
-            raise UnsupportedCombination(
-                f"There is no {what} to keep: {stock_type(tower).__name__} has none; leave that out."
-            )
-    keep_rope = family.rope if keep_rope is None else keep_rope
-    keep_abs = has_table if keep_abs is None else keep_abs
-    if keep_abs and table is not None:
-        check_values(tower, table)
-    plan = _plan(tower, spec, keep_rope, sources)
-    if old:
-        _strip(tower)
-    if keep_abs:
-        put_table(tower, table)
-        table = None
-    elif table_of(tower) is not None:
-        table = take_table(tower)
-    tower.vispe = HostState(
-        spec=spec,
-        stock=type(tower),
-        reference=reference_of(tower),
-        table=table,
-        lost=(),
-        keep_abs=keep_abs,
-        inside=True,
-        layered=plan.layered,
-        keep_rope=keep_rope,
-    )
-    for module, mixin in swapped(tower):
-        module.__class__ = positioned(type(module), mixin)
-    attach(tower, plan.shared)
-    for (layer, _, module), encoding in zip(attentions(tower), plan.own, strict=True):
-        module.vispe_layer = layer
-        attach(module, encoding)
 
 
 def restore_vision(model: nn.Module) -> None:
@@ -195,98 +204,29 @@ def restore_vision(model: nn.Module) -> None:
     """
     tower = vision_tower_of(model)
     if family_of(tower) is None:
-        restore(tower)
-        return
-    if not isinstance(tower, HostedTower):
-        raise UnsupportedHost(
-            f"{type(tower).__name__} has no encoding of vispe, so there is nothing to restore."
-        )
-    table = tower.vispe.table
-    check_values(tower, table)
-    _strip(tower)
-    put_table(tower, table)
+        restore_timm(tower)
+    else:
+        plan.take_out(tower, TOWER)
 
 
 def describe_vision(model: nn.Module) -> str:
     """Return what is attached where in the tower of a model, in a few lines."""
     tower = vision_tower_of(model)
-    if not isinstance(tower, HostedTower):
-        if family_of(tower) is None:
-            return describe(tower)
+    converted = [part for _, part in plan.converted_parts(tower)]
+    if not converted:
         return (
             f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, 'alibi2d') adds one."
         )
-    state, family = tower.vispe, family_of(tower)
-    table = "in use" if state.keep_abs else "taken out" if state.table is not None else "none"
-    lines = [
-        f"transformers {state.stock.__name__} with {' + '.join(str(s) for s in state.spec)}",
-        f"  grid of each image, trained at {state.reference or 'any'}, {family.prefix} prefix tokens",
-        f"  absolute table: {table}",
-    ]
-    if family.rope:
-        lines.append(f"  own rotary embedding: {'in use' if state.keep_rope else 'taken out'}")
-    if tower.pos_enc is not None:
-        lines.append(f"  pos_enc: {tower.pos_enc.name}, {_count([tower.pos_enc])} parameters")
-    layers = [m for _, _, m in attentions(tower)]
-    own = [m.pos_enc for m in layers if m.pos_enc is not None]
-    if own:
-        lines.append(f"  {len(own)} attention layers with their own: {own[0].name}, {_count(own)} parameters")
-    backend = backend_in_words(all(m.fused_attn for m in layers), "the attention implementation is eager")
-    lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
-    return "\n".join(lines)
+    return describe_timm(converted[0]) if family_of(tower) is None else plan.in_words(tower, TOWER)
 
 
-def _count(encodings: Sequence[Encoding]) -> int:
-    return sum(p.numel() for e in encodings for p in e.parameters())
-
-
-def _plan(
-    tower: nn.Module, spec: list[dict[str, Any]], keep_rope: bool, sources: Sequence[Encoding | None]
-) -> _Plan:
-    """Check everything and build the encodings, without touching the tower."""
-    family, stock = family_of(tower), stock_type(tower)
-    layers = list(attentions(tower))
-    for path, module, name in (("", tower, family.tower), *((p, m, family.attention) for _, p, m in layers)):
-        cls = stock_type(module)
-        if (cls.__module__, cls.__name__) != (family.path, name):
-            raise UnsupportedHost(
-                f"{path or 'The tower'} is a {cls.__name__} of {cls.__module__}; vispe replaces the forward pass of "
-                f"transformers' own {name}, so convert a plain tower."
-            )
-        refuse_patched(module, path or stock.__name__, ("forward",))
-    like = next(tower.parameters())
-    facts = {
-        "dim": layers[0][2].num_heads * layers[0][2].head_dim,
-        "num_heads": layers[0][2].num_heads,
-        "depth": len(layers),
-        "grid": reference_of(tower),
-    }
-
-    def build() -> tuple[Encoding, ...]:
-        with torch.device(like.device):
-            made = create_encoding(spec, **facts).to(dtype=like.dtype).train(tower.training).parts()
-        for encoding, source in zip(made, sources, strict=False):
-            if source is not None:
-                take_over(encoding, source, "tower")
-        return made
-
-    for term in spec:
-        _check_kind(term, facts["grid"], stock)
-    parts = build()
-    for e in parts:
-        check_axes(e, 2, stock)
-        if isinstance(e, Rotary) and keep_rope:
-            raise UnsupportedCombination(
-                f"rope + {e.name} was asked, but two rotary encodings would turn the same channels; say "
-                f"keep_rope=False to replace that of {stock.__name__}."
-            )
-    _try_out(parts, family.prefix, layers[0][2], like)
-    layered = any(e.per_layer for e in parts)
-    own: list[Encoding | None] = []
-    for layer, _, _ in layers:
-        mine = [e for e in build() if e.per_layer and e.active(layer)] if layered else []
-        own.append(joined(mine))
-    return _Plan(joined([e for e in parts if not e.per_layer]), own, layered)
+def _check_class(path: str, cls: type[Any], module: str, name: str) -> None:
+    """Raise when a part is not of transformers' own class, whose forward pass is replaced."""
+    if (cls.__module__, cls.__name__) != (module, name):
+        raise UnsupportedHost(
+            f"{path} is a {cls.__name__} of {cls.__module__}; vispe replaces the forward pass of transformers' own "
+            f"{name}, so convert a plain tower."
+        )
 
 
 def _check_kind(term: dict[str, Any], grid: tuple[int, ...] | None, stock: type[nn.Module]) -> None:
@@ -303,24 +243,3 @@ def _check_kind(term: dict[str, Any], grid: tuple[int, ...] | None, stock: type[
             f"{cls.name} makes its table for one grid, and {stock.__name__} was trained at none in particular; say "
             "grid=[h, w], the rows and columns of an image that the table is for."
         )
-
-
-def _try_out(parts: Sequence[Encoding], prefix: int, attention: Any, like: Tensor) -> None:
-    """Raise what the encodings raise when there is something that the tower does not supply, such as poses."""
-    pos = Grid((2, 4), prefix=prefix).positions(like.device)
-    x = like.new_zeros(1, pos.tokens, attention.num_heads * attention.head_dim)
-    q = rearrange(x, "b n (h d) -> b h n d", h=attention.num_heads)
-    devices = [like.device] if like.is_cuda else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        for e in parts:
-            pos = e.prepare(pos)
-        attend(q, q, q, parts, pos, 0, x, backend="reference")
-
-
-def _strip(tower: nn.Module) -> None:
-    """Take the encodings and swapped classes away; the absolute table stays as it is."""
-    for _, _, module in attentions(tower):
-        del module.vispe_layer, module.pos_enc
-    del tower.pos_enc, tower.vispe
-    for module, _ in swapped(tower):
-        module.__class__ = stock_type(module)

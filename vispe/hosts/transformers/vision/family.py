@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vispe.encodings.base import Encoding
 from vispe.errors import UnsupportedCombination
 from vispe.hosts.transformers.classes import stock_of
+from vispe.hosts.transplant.fitting import moved
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,12 @@ class NoTable(nn.Module):
 
 def family_of(tower: nn.Module) -> Family | None:
     """Return where things are in a tower, or None if it is not one that vispe knows."""
-    names = {(c.__module__, c.__name__) for c in type(tower).__mro__}
+    return family_of_class(type(tower))
+
+
+def family_of_class(cls: type[Any]) -> Family | None:
+    """Return where things are in towers of a class, or None if it is not one that vispe knows."""
+    names = {(c.__module__, c.__name__) for c in cls.__mro__}
     return next((f for f in FAMILIES if (f.path, f.tower) in names), None)
 
 
@@ -106,16 +111,6 @@ def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
     family = family_of(tower)
     for i, block in enumerate(tower.get_submodule(family.blocks)):
         yield i, f"{family.blocks}.{i}.{family.attn}", getattr(block, family.attn)
-
-
-def encodings_of(tower: nn.Module) -> Iterator[tuple[str, Encoding]]:
-    """Yield (path, encoding) of every encoding module of a converted tower."""
-    if tower.pos_enc is not None:
-        yield "pos_enc", tower.pos_enc
-    if tower.vispe.layered:
-        for _, path, module in attentions(tower):
-            if module.pos_enc is not None:
-                yield f"{path}.pos_enc", module.pos_enc
 
 
 def reference_of(tower: nn.Module) -> tuple[int, ...] | None:
@@ -139,21 +134,28 @@ def table_of(tower: nn.Module) -> Any:
     """Return the absolute table that is in use, or None."""
     if family_of(tower).table is None:
         return None
-    holder, _, name = family_of(tower).table.rpartition(".")
-    table = getattr(tower.get_submodule(holder), name)
+    holder, name = _holder(tower)
+    table = getattr(holder, name)
     return None if isinstance(table, NoTable) else table
 
 
 def take_table(tower: nn.Module) -> Any:
     """Take the absolute table out and return it."""
-    table = table_of(tower)
-    holder, _, name = family_of(tower).table.rpartition(".")
-    where = tower.get_submodule(holder)
+    holder, name = _holder(tower)
+    table = getattr(holder, name)
     if isinstance(table, nn.Parameter):
-        where.register_parameter(name, None)
+        holder.register_parameter(name, None)
     else:
-        setattr(where, name, NoTable(table))
+        setattr(holder, name, NoTable(table))
     return table
+
+
+def put_table(tower: nn.Module, table: Any) -> None:
+    """Put the absolute table back, on the device and in the dtype that the tower has now."""
+    holder, name = _holder(tower)
+    like = next(tower.parameters())
+    is_parameter = isinstance(table, nn.Parameter)
+    setattr(holder, name, moved(table, like) if is_parameter else table.to(like.device, like.dtype))
 
 
 def check_values(tower: nn.Module, table: Any) -> None:
@@ -166,15 +168,7 @@ def check_values(tower: nn.Module, table: Any) -> None:
         )
 
 
-def put_table(tower: nn.Module, table: Any) -> None:
-    """Put the absolute table back, on the device and in the dtype that the tower has now."""
-    if table is None or table_of(tower) is not None:
-        return
-    holder, _, name = family_of(tower).table.rpartition(".")
-    like = next(tower.parameters())
-    if isinstance(table, nn.Parameter):
-        if (table.device, table.dtype) != (like.device, like.dtype):
-            table = nn.Parameter(table.detach().to(like), requires_grad=table.requires_grad)
-    else:
-        table = table.to(like.device, like.dtype)
-    setattr(tower.get_submodule(holder), name, table)
+def _holder(tower: nn.Module) -> tuple[nn.Module, str]:
+    """Return the module that holds the absolute table, and its name there."""
+    path, _, name = family_of(tower).table.rpartition(".")
+    return tower.get_submodule(path), name

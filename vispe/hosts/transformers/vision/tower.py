@@ -6,7 +6,7 @@ Conversion itself is in `vispe.hosts.transformers.vision.convert`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from vispe.encodings.base import Encoding
 from vispe.grid import Grid, Positions
 from vispe.hosts.transformers.vision.attention import (
     ClipAttention,
@@ -28,29 +27,15 @@ from vispe.hosts.transformers.vision.attention import (
     PackedAttention,
 )
 from vispe.hosts.transformers.vision.chunks import PackedContext, chunks_of, prepared_alike
-from vispe.hosts.transformers.vision.family import attentions, encodings_of, family_of, pair
+from vispe.hosts.transformers.vision.family import attentions, family_of, pair
 from vispe.hosts.transplant.context import Context
 from vispe.hosts.transplant.loading import LoadsWeights
 
 
 class HostedTower(LoadsWeights):
-    """What every converted vision tower has.
+    """What every converted vision tower has."""
 
-    Attributes:
-        pos_enc: the encodings that its blocks share.
-    """
-
-    pos_enc: Encoding | None
-
-    def _vispe_shared(self) -> tuple[Encoding, ...]:
-        return () if self.pos_enc is None else self.pos_enc.parts()
-
-    def _vispe_all(self) -> tuple[Encoding, ...]:
-        """Return the encodings that prepare positions: those of layers too, of which one of each kind counts."""
-        return tuple(e for _, encoding in encodings_of(self) for e in encoding.parts())
-
-    def _vispe_paths(self) -> Iterable[tuple[str, Encoding]]:
-        return encodings_of(self)
+    vispe_attentions = attentions
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         table = family_of(self).table
@@ -132,13 +117,12 @@ SWAPS: dict[str, tuple[type[HostedTower], type[nn.Module], tuple[tuple[str, type
 }
 
 
-def swapped(tower: nn.Module) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
-    """Yield (module, mixin) of everything whose class is swapped, the tower last."""
-    own, attention, others = SWAPS[family_of(tower).kind]
-    yield from ((module, attention) for _, _, module in attentions(tower))
+def swapped(tower: nn.Module) -> Iterator[tuple[str, nn.Module, type[nn.Module]]]:
+    """Yield (path, module, mixin) of every part whose class is swapped."""
+    _, attention, others = SWAPS[family_of(tower).kind]
+    yield from ((path, module, attention) for _, path, module in attentions(tower))
     for path, mixin in others:
         if path.endswith(".*"):
-            yield from ((block, mixin) for block in tower.get_submodule(path[:-2]))
+            yield from ((path, block, mixin) for block in tower.get_submodule(path[:-2]))
         else:
-            yield tower.get_submodule(path), mixin
-    yield tower, own
+            yield path, tower.get_submodule(path), mixin
