@@ -9,7 +9,6 @@ A configuration of one's own may say the same: ``"pos_embed_type": "alibi2d"`` i
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import re
@@ -27,6 +26,7 @@ from timm.models import register_model
 
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnknownName, UnsupportedHost, did_you_mean
+from vispe.hosts.doors import Door
 from vispe.hosts.open_clip.convert import convert_tower
 from vispe.hosts.timm.convert import convert_timm
 from vispe.hosts.transplant.words import read
@@ -85,19 +85,15 @@ def register_alias(base: str, spec: Spec, *, name: str | None = None) -> str:
 
 def install() -> None:
     """Let open_clip's image tower take the spec of an encoding as `pos_embed_type`; once is enough."""
-    if not hasattr(VisionTransformer.__init__, "vispe_original"):
-        VisionTransformer.__init__ = _wrapped(VisionTransformer.__init__)
+    _DOOR.install()
 
 
 def uninstall() -> None:
     """Take that away again; models that exist keep working, aliases of such towers can no longer be built."""
-    VisionTransformer.__init__ = getattr(
-        VisionTransformer.__init__, "vispe_original", VisionTransformer.__init__
-    )
+    _DOOR.uninstall()
 
 
 def _wrapped(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
     def __init__(self: VisionTransformer, *args: Any, **kwargs: Any) -> None:
         given = len(args) > _POSITION
         spec = args[_POSITION] if given else kwargs.get(_WORD, _OPEN_CLIP_WORDS[0])
@@ -118,8 +114,10 @@ def _wrapped(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
         convert_tower(self, wanted, built=True)
 
-    __init__.vispe_original = original
     return __init__
+
+
+_DOOR = Door(VisionTransformer, "__init__", _wrapped)
 
 
 def _check(base: str, vision: dict[str, Any], spec: Spec) -> None:

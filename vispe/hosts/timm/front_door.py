@@ -11,7 +11,6 @@ imports timm: what converts models is therefore imported when a model is built.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import pkgutil
 import sys
@@ -19,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import timm
@@ -30,6 +30,7 @@ from timm.models.naflexvit import NaFlexVitCfg
 from torch import nn
 
 from vispe.errors import UnsupportedHost
+from vispe.hosts.doors import Door
 
 if TYPE_CHECKING:
     from vispe.hosts.transplant.words import Wanted
@@ -76,47 +77,30 @@ def noted_recipes() -> Iterator[Noted]:
 
 def install() -> None:
     """Wrap the constructors; once is enough, more often does no harm."""
-    for cls, wrap in _WRAPPERS.items():
-        if not hasattr(cls.__init__, "vispe_original"):
-            cls.__init__ = wrap(cls, cls.__init__)
-    for module in _FILTERS:
-        if not hasattr(module.checkpoint_filter_fn, "vispe_original"):
-            module.checkpoint_filter_fn = _without_table(module.checkpoint_filter_fn)
-    if not hasattr(_helpers().clean_state_dict, "vispe_original"):
-        _helpers().clean_state_dict = _with_metadata(_helpers().clean_state_dict)
-    for module in _builders():
-        original = getattr(module, _BUILDER)
-        if not hasattr(original, "vispe_original"):
-            setattr(module, _BUILDER, _refusing(original))
+    for door in _doors():
+        door.install()
 
 
 def uninstall() -> None:
     """Take the wrappers away again; models that exist keep working."""
-    for cls in _WRAPPERS:
-        cls.__init__ = getattr(cls.__init__, "vispe_original", cls.__init__)
-    for module in _FILTERS:
-        original = module.checkpoint_filter_fn
-        module.checkpoint_filter_fn = getattr(original, "vispe_original", original)
-    original = _helpers().clean_state_dict
-    _helpers().clean_state_dict = getattr(original, "vispe_original", original)
-    for module in _builders():
-        original = getattr(module, _BUILDER)
-        setattr(module, _BUILDER, getattr(original, "vispe_original", original))
+    for door in _doors():
+        door.uninstall()
 
 
-def _builders() -> list[Any]:
-    """Return timm's modules of models, each of which has imported the shared builder by name."""
-    names = [f"timm.models.{m.name}" for m in pkgutil.iter_modules(timm.models.__path__)]
-    return [sys.modules[n] for n in names if hasattr(sys.modules.get(n), _BUILDER)]
-
-
-def _helpers() -> Any:
-    """Return timm's module that reads checkpoints."""
-    return sys.modules[timm.models.load_checkpoint.__module__]
+def _doors() -> Iterator[Door]:
+    """Yield everything of timm that is wrapped."""
+    yield from (Door(cls, "__init__", partial(wrap, cls)) for cls, wrap in _WRAPPERS.items())
+    yield from (Door(module, "checkpoint_filter_fn", _without_table) for module in _FILTERS)
+    # timm's module that reads checkpoints
+    yield Door(sys.modules[timm.models.load_checkpoint.__module__], "clean_state_dict", _with_metadata)
+    # each module of models has imported the shared builder by name
+    for found in pkgutil.iter_modules(timm.models.__path__):
+        module = sys.modules.get(f"timm.models.{found.name}")
+        if hasattr(module, _BUILDER):
+            yield Door(module, _BUILDER, _refusing)
 
 
 def _vit(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
     def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         given = len(args) > _POSITION
         spec = args[_POSITION] if given else kwargs.get("pos_embed", "learn")
@@ -132,12 +116,10 @@ def _vit(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., N
         original(self, *args, **kwargs)
         _convert(self, wanted)
 
-    __init__.vispe_original = original
     return __init__
 
 
 def _eva(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
     def __init__(self: nn.Module, *args: Any, pos_embed: Any = None, **kwargs: Any) -> None:
         if pos_embed is None:
             original(self, *args, **kwargs)
@@ -146,12 +128,10 @@ def _eva(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., N
         original(self, *args, **kwargs)
         _convert(self, wanted)
 
-    __init__.vispe_original = original
     return __init__
 
 
 def _naflex(cls: type[nn.Module], original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
     def __init__(self: nn.Module, cfg: NaFlexVitCfg | None = None, *args: Any, **kwargs: Any) -> None:
         cfg = cfg or NaFlexVitCfg()
         spec = kwargs.get("pos_embed", cfg.pos_embed)
@@ -163,7 +143,6 @@ def _naflex(cls: type[nn.Module], original: Callable[..., None]) -> Callable[...
         original(self, cfg, *args, **kwargs)
         _convert(self, wanted)
 
-    __init__.vispe_original = original
     return __init__
 
 
@@ -193,7 +172,6 @@ def _convert(model: nn.Module, wanted: Wanted) -> None:
 def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     """Return timm's builder, which says why before it builds a model that cannot take the encoding asked for."""
 
-    @functools.wraps(original)
     def build_model_with_cfg(model_cls: Any, *args: Any, **kwargs: Any) -> nn.Module:
         from vispe.hosts.timm.family import FAMILIES
         from vispe.hosts.timm.refusals import refusal
@@ -208,12 +186,10 @@ def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             noted.append((made, recipe))
         return made
 
-    build_model_with_cfg.vispe_original = original
     return build_model_with_cfg
 
 
 def _without_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    @functools.wraps(original)
     def checkpoint_filter_fn(
         state_dict: dict[str, Any], model: VisionTransformer, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
@@ -230,14 +206,12 @@ def _without_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dic
         found.pop("pos_embed", None)
         return found
 
-    checkpoint_filter_fn.vispe_original = original
     return checkpoint_filter_fn
 
 
 def _with_metadata(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Return timm's function that drops prefixes of wrappers, which also keeps what torch keeps beside the weights."""
 
-    @functools.wraps(original)
     def clean_state_dict(state_dict: dict[str, Any]) -> dict[str, Any]:
         cleaned = OrderedDict(original(state_dict))
         metadata = getattr(state_dict, "_metadata", None)
@@ -248,5 +222,4 @@ def _with_metadata(original: Callable[..., dict[str, Any]]) -> Callable[..., dic
             }
         return cleaned
 
-    clean_state_dict.vispe_original = original
     return clean_state_dict

@@ -16,33 +16,28 @@ from typing import Any
 from torch import nn
 
 from vispe.errors import InputError
+from vispe.hosts.doors import Door
 from vispe.hosts.transformers.classes import Named, complete_with, converting, positioned, stock_of
 from vispe.hosts.transformers.saving import record
-
-_NAMES = ("from_pretrained", "save_pretrained")
 
 
 def install() -> None:
     """Wrap the two methods; once is enough, more often does no harm."""
     complete_with(_complete)
-    base = _base()
-    for name, wrap in zip(_NAMES, (_loading, _saving), strict=True):
-        original = vars(base)[name]
-        if not hasattr(original, "vispe_original"):
-            setattr(base, name, wrap(original))
+    for door in _doors():
+        door.install()
 
 
 def uninstall() -> None:
     """Take the wrappers away again."""
-    base = _base()
-    for name in _NAMES:
-        method = vars(base)[name]
-        setattr(base, name, getattr(method, "vispe_original", method))
+    for door in _doors():
+        door.uninstall()
 
 
-def _base() -> type[Any]:
-    """Return the class that all models of transformers derive from; to import it installs the wrappers, too."""
-    return importlib.import_module("transformers.modeling_utils").PreTrainedModel
+def _doors() -> tuple[Door, ...]:
+    """Return what is wrapped in the class that all models derive from; to import it installs the wrappers, too."""
+    base = importlib.import_module("transformers.modeling_utils").PreTrainedModel
+    return Door(base, "from_pretrained", _loading), Door(base, "save_pretrained", _saving)
 
 
 def _complete(model: nn.Module, asked: type) -> None:
@@ -53,7 +48,6 @@ def _complete(model: nn.Module, asked: type) -> None:
 
 
 def _saving(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
     def save_pretrained(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         configs = record.write(self)
         named = [
@@ -69,28 +63,24 @@ def _saving(original: Callable[..., None]) -> Callable[..., None]:
             )
         original(self, *args, **kwargs)
 
-    save_pretrained.vispe_original = original
     return save_pretrained
 
 
 def _loading(original: Any) -> Any:
-    @functools.wraps(original.__func__)
     def from_pretrained(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
         if stock_of(cls) is None and not converting.get():
-            loaded = original.__func__(cls, *args, **kwargs)
+            loaded = original(cls, *args, **kwargs)
             _tell(loaded[0] if isinstance(loaded, tuple) else loaded)
             return loaded
         built = positioned(stock_of(cls) or cls, Named) if converting.get() else cls
         # towers that a constructor loads by itself are loaded as they are
         token = converting.set(False)
         try:
-            return _strictly(functools.partial(original.__func__, built, *args), **kwargs)
+            return _strictly(functools.partial(original, built, *args), **kwargs)
         finally:
             converting.reset(token)
 
-    method = classmethod(from_pretrained)
-    method.vispe_original = original
-    return method
+    return from_pretrained
 
 
 def _strictly(load: Callable[..., Any], *, output_loading_info: bool = False, **kwargs: Any) -> Any:
