@@ -24,7 +24,6 @@ from vispe.hosts.convert import convert
 from vispe.hosts.open_clip.attention import stock_type
 from vispe.hosts.open_clip.convert import image_tower
 from vispe.hosts.transplant.context import Context
-from vispe.hosts.transplant.loading import encodings_of
 from vispe.segment.text.readouts import Readout, ReadoutContext
 
 
