@@ -130,3 +130,17 @@ def test_what_is_not_there_is_said_in_a_sentence(command, model, text, capsys):
     assert out == ""
     assert err.count("\n") == 1
     assert text in err
+
+
+@pytest.mark.parametrize("words", ["probe --noise 1", "health --noise 1", "rotate --textures 1", "doctor"])
+def test_every_command_says_alike_that_weights_are_not_there(words, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command, *options = words.split()
+    assert main([command, "open_clip:ViT-B-32/openai", *options]) == 2
+    err = capsys.readouterr().err
+    assert (
+        "the checkpoint ViT-B-32:openai is not on this disk and HF_HUB_OFFLINE is set; the weights on" in err
+    )
+    assert err.count("\n") == 1
