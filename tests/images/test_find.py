@@ -9,7 +9,7 @@ from PIL import Image
 from vispe.errors import InputError
 from vispe.images.find import match_files
 from vispe.images.sequences import FileImages, FileMasks
-from vispe.segment.big.run import match_labels
+from vispe.segment.big.scribbles import match_labels
 from vispe.segment.run.inputs import BatchImage, match
 
 

@@ -1,15 +1,13 @@
 """Runs on images larger than memory: `segment` and `apply` with stores in place of files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vispe.backbones.device import choose_device
-from vispe.errors import InputError, OptionError
-from vispe.images.find import match_files
+from vispe.errors import OptionError
 from vispe.segment.big import find_stores, progress
-from vispe.segment.big import stem as stem_of
 from vispe.segment.big.engine import few_at_once, file_digest, refuse_whole
 from vispe.segment.big.state import BigRun
 from vispe.segment.big.train import train
@@ -43,8 +41,7 @@ def segment(asked: Request, images: Sequence[Path]) -> Report:
     refuse_whole(asked.features)
     stores, rest = find_stores(listed(asked.labels))
     labels = stores + find_files(rest)
-    run = BigRun(asked, images)
-    run.belong(match_labels(labels, list(run.images), run.note))
+    run = BigRun(asked, images, labels)
     legend = asked.labelling.legend
     facts = {
         "labels": {str(path.resolve()): state_of(path) for path in labels},
@@ -60,21 +57,6 @@ def segment(asked: Request, images: Sequence[Path]) -> Report:
             features = Features(asked.features, seed=asked.seed, device=choose_device(asked.device))
             run.keep_model(train(run, features), asked.force or goes_on)
         return run.predict(load_model(run.model_file))
-
-
-def match_labels(
-    labels: Sequence[Path], images: Sequence[Path], note: Callable[[str], None]
-) -> dict[Path, Path]:
-    """Give each label file or store to its image, by name."""
-    matched, strays = match_files(images, labels, "labels", stem_of)
-    for label in strays:
-        note(f"{label} belongs to no image and is not used.")
-    if not matched:
-        raise InputError(
-            f"no labels file belongs to an image by name: found {labels[0].name} for images such as {images[0].name}; "
-            "name them alike, for example a.zarr and a_labels.png."
-        )
-    return matched
 
 
 def _decisive(asked: Request, facts: dict[str, Any]) -> dict[str, Any]:

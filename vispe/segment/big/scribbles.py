@@ -1,16 +1,18 @@
 """Labels of images larger than memory: only the labelled pixels are kept, by their place."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from vispe.errors import InputError, OptionError
+from vispe.images.find import match_files
 from vispe.images.labels.levels import Level, Naming, named_classes, read_names
 from vispe.images.labels.read import check_pages, decoded_labels, label_codes, thin_classes, unpacked
 from vispe.images.labels.strokes import overdrawn, placed, read_strokes
 from vispe.segment.big import is_store
+from vispe.segment.big import stem as stem_of
 from vispe.segment.big.source import BigImage, open_image
 from vispe.segment.features.tiles import Region
 from vispe.segment.run.request import Labelling
@@ -29,6 +31,21 @@ class Scribbles:
 
     places: np.ndarray
     classes: np.ndarray
+
+
+def match_labels(
+    labels: Sequence[Path], images: Sequence[Path], note: Callable[[str], None]
+) -> dict[Path, Path]:
+    """Give each label file or store to its image, by name."""
+    matched, strays = match_files(images, labels, "labels", stem_of)
+    for label in strays:
+        note(f"{label} belongs to no image and is not used.")
+    if not matched:
+        raise InputError(
+            f"no labels file belongs to an image by name: found {labels[0].name} for images such as {images[0].name}; "
+            "name them alike, for example a.zarr and a_labels.png."
+        )
+    return matched
 
 
 def read_scribbles(

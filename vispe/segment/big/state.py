@@ -19,16 +19,18 @@ from vispe.segment.big.job import Job
 from vispe.segment.big.limits import Limits, find_limits
 from vispe.segment.big.page import Window
 from vispe.segment.big.plan import DEFAULT, Plan, make_plan, parse_memory
+from vispe.segment.big.scribbles import match_labels
 from vispe.segment.big.settle import area_of_page, settle_block
 from vispe.segment.big.source import BigImage, open_image
 from vispe.segment.big.summary import draw, summary
 from vispe.segment.features.features import Features
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.model.file import Model, save_model, versions
-from vispe.segment.run.base import MODEL_NAME, Run
+from vispe.segment.run.base import MODEL_NAME, Run, check_channels
 from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
 from vispe.segment.run.inputs import Reading
+from vispe.segment.run.predict import Areas
 from vispe.segment.run.report import Clock, Report, faded, timed
 from vispe.segment.run.request import Request
 from vispe.segment.run.resume import state_of
@@ -43,17 +45,17 @@ class BigRun(Run):
     Args:
         asked: what it is asked to do.
         images: Zarr stores, or TIFF files.
+        labels: files and stores of labels.
 
     Attributes:
         labels_of: the label file of each image that has one.
         model_file: the model that the images are segmented with, once there is one.
     """
 
-    def __init__(self, asked: Request, images: Sequence[Path]) -> None:
+    def __init__(self, asked: Request, images: Sequence[Path], labels: Sequence[Path] = ()) -> None:
         super().__init__(asked)
         self.memory = parse_memory(asked.memory or DEFAULT)
         self.model_file = self.out / MODEL_NAME if self.writes_model else Path(asked.model)
-        self.labels_of: dict[Path, Path] = {}
         self._records: list[dict[str, Any]] = []
         self._facts: dict[str, Any] = {}
         self._fresh = self._wrote_model = False
@@ -75,6 +77,7 @@ class BigRun(Run):
         if len(set(stems)) < len(stems):
             twice = next(s for s in stems if stems.count(s) > 1)
             raise InputError(f"two images are called {twice}; rename one or use separate folders.")
+        self.labels_of = match_labels(labels, list(self.images), self.note) if labels else {}
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -97,10 +100,6 @@ class BigRun(Run):
         progress.forget_run(self.out)
         if self._wrote_model:
             self.model_file.unlink(missing_ok=True)
-
-    def belong(self, labels_of: dict[Path, Path]) -> None:
-        """Take over which label file belongs to which image."""
-        self.labels_of = labels_of
 
     def keep_model(self, model: Model, force: bool) -> None:
         """Write the model file."""
@@ -196,19 +195,9 @@ class BigRun(Run):
         """Take an image from its store to that of its result, and return its record."""
         image, files, clock = self.images[path], self._files(path), Clock()
         work = progress.partial(self.out, stem_of(path))
-        earlier = next((r for r in self._records if r["image"] == str(path)), None)
-        complete = work / "record.json"
-        if earlier is None and complete.is_file():  # killed between the last block and the report
-            earlier = json.loads(complete.read_text(encoding="utf-8"))
-            if (work / "store").is_dir():
-                progress.put_in_place(work / "store", files["labels"])
-        if earlier is not None:
+        if (earlier := self._earlier(path, work, files)) is not None:
             return earlier
-        if image.channels != model.channels:
-            raise InputError(
-                f"{path} has {image.channels} channel(s), but the model was trained with {model.channels}; choose "
-                "channels with --channel."
-            )
+        check_channels(path, image.channels, model)
         reading = replace(self.reading, normalize=model.normalize, clip=model.clip)
         limits, data, notes = self.limits(path, reading)
         prepared = prepare_page(features, Window(image, 0, None))
@@ -216,21 +205,10 @@ class BigRun(Run):
         job, plan = self._job(path, model, features, limits, prepared.pieces)
         regions = blocks(*image.shape, plan.side)
         total = [(page, region) for page in range(image.n_pages) for region in regions]
-        left = [(page, r) for page, r in total if not progress.is_done(work, page, r, job.chunk)]
-        if len(left) < len(total):
-            self.note(f"{path.name}: {len(total) - len(left)} of {len(total)} blocks are done already.")
-        self.watch.start(f"segmenting {path.name}", 1)
-        self.watch.step(1 - len(left) / len(total))
-        for _ in self._run(run_block, job, left):
-            self.watch.step(1 / len(total))
-        engine.cache_clear()
-        areas = None
-        if job.prior != "uniform":
-            areas = [area_of_page(job, image, page) for page in range(image.n_pages)]
-            job = replace(job, priors=tuple(tuple(found.priors[0].tolist()) for found in areas))
+        self._classify(path, job, total)
+        job, areas = self._settle(image, job, total)
+        if areas is not None:
             notes += faded(sum(areas[1:], areas[0]), model.names)
-        whole = [(p, r) for p, r in total if not progress.is_done(work, p, r, job.chunk, progress.SETTLED)]
-        deque(self._run(settle_block, job, whole), maxlen=0)
         added = progress.sums(work, image, job.chunk, len(model.names))
         facts = {"model_sha256": job.sha256, "vispe": versions()["vispe"]}
         store.finish(work / "store", image, model.names, model.colors, job.chunk, plan.side, facts)
@@ -253,9 +231,44 @@ class BigRun(Run):
             "files": {key: str(target) for key, target in files.items()},
             "notes": notes,
         }
-        progress.write_small(complete, record)
+        progress.write_small(work / "record.json", record)
         progress.put_in_place(work / "store", files["labels"])
         return record
+
+    def _earlier(self, path: Path, work: Path, files: dict[str, Path]) -> dict[str, Any] | None:
+        """Return the record of an image that was finished before the run stopped; None where there is none."""
+        finished = next((record for record in self._records if record["image"] == str(path)), None)
+        # killed between the last block and the report
+        if finished is None and (work / "record.json").is_file():
+            finished = json.loads((work / "record.json").read_text(encoding="utf-8"))
+            if (work / "store").is_dir():
+                progress.put_in_place(work / "store", files["labels"])
+        return finished
+
+    def _classify(self, path: Path, job: Job, total: Sequence[tuple[int, Region]]) -> None:
+        """Compute the probabilities of all blocks that are not done."""
+        work = Path(job.work)
+        left = [(page, r) for page, r in total if not progress.is_done(work, page, r, job.chunk)]
+        if len(left) < len(total):
+            self.note(f"{path.name}: {len(total) - len(left)} of {len(total)} blocks are done already.")
+        self.watch.start(f"segmenting {path.name}", 1)
+        self.watch.step(1 - len(left) / len(total))
+        for _ in self._run(run_block, job, left):
+            self.watch.step(1 / len(total))
+        engine.cache_clear()
+
+    def _settle(
+        self, image: BigImage, job: Job, total: Sequence[tuple[int, Region]]
+    ) -> tuple[Job, list[Areas] | None]:
+        """Weigh and decide all blocks that are not settled; returns the job with the frequencies, and the areas."""
+        areas = None
+        if job.prior != "uniform":
+            areas = [area_of_page(job, image, page) for page in range(image.n_pages)]
+            job = replace(job, priors=tuple(tuple(page.priors[0].tolist()) for page in areas))
+        work = Path(job.work)
+        left = [(p, r) for p, r in total if not progress.is_done(work, p, r, job.chunk, progress.SETTLED)]
+        deque(self._run(settle_block, job, left), maxlen=0)
+        return job, areas
 
     def _job(
         self, path: Path, model: Model, features: Features, limits: Sequence[Limits], pieces: list[Region]

@@ -80,7 +80,9 @@ class Filters:
     def planes(self, page: np.ndarray, region: Region | None = None) -> np.ndarray:
         """Compute as `__call__`, with the features first -> (c * (1 + 5 * scales), rows, columns) float32."""
         if page.ndim != 3 or 0 in page.shape:
-            raise ShapeError(f"filters need a page (h, w, c) with pixels, got shape {page.shape}.")
+            raise ShapeError(
+                f"filters need a page (h, w, c) with at least one pixel, got shape {page.shape}."
+            )
         region = region or Region(0, page.shape[0], 0, page.shape[1])
         count = 1 + 5 * len(self.sigmas)
         out = torch.empty((page.shape[2] * count, *region.shape), device=self.device)

@@ -73,3 +73,12 @@ def one_channel_count(channels: dict[Path, int], what: str) -> int:
         listed = ", ".join(f"{path.name}: {count}" for path, count in channels.items())
         raise InputError(f"{what} differ in their channels ({listed}); choose some with --channel.")
     return next(iter(channels.values()))
+
+
+def check_channels(path: Path, channels: int, model: Model) -> None:
+    """Raise InputError for an image with other channels than those that a model was trained with."""
+    if model.channels not in (None, channels):
+        raise InputError(
+            f"{path} has {channels} channel(s), but the model was trained with {model.channels}; choose channels with "
+            "--channel."
+        )

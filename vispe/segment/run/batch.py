@@ -15,7 +15,7 @@ from vispe.images.read import Micrograph
 from vispe.segment.classify.cluster import PixelClusters
 from vispe.segment.features.features import Features
 from vispe.segment.model.file import Model, load_model, save_model, versions
-from vispe.segment.run.base import MODEL_NAME, Run
+from vispe.segment.run.base import MODEL_NAME, Run, check_channels
 from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
 from vispe.segment.run.image import Grey, Reader, predict, write
@@ -171,11 +171,7 @@ class Batch(Run):
         clock, model, path = Clock(), by.model, image.path
         micrograph = self.read(path)
         truth = self._truth(image, micrograph, model)
-        if model.channels not in (None, micrograph.channels):
-            raise InputError(
-                f"{path} has {micrograph.channels} channel(s), but the model was trained with {model.channels}; choose "
-                "channels with --channel."
-            )
+        check_channels(path, micrograph.channels, model)
         grey = self.grey(path, by.features)
         total = len(grey.pages) + RUNS * self.asked.trust
 
