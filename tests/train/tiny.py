@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -69,6 +69,6 @@ def training(config: Retrofit, source: Source | None = None) -> Training:
     blank = config.target.blank if isinstance(config.target.blank, list) else []
     folder = Folder(Path(config.out))
     folder.begin(config.identity())
-    grey = replace(teacher, mean=torch.full((3, 1, 1), 0.5), std=torch.full((3, 1, 1), 0.5))
-    plan = make_plan(config, source or Pictures(), processes, grey)
+    half = torch.full((3, 1, 1), 0.5)
+    plan = make_plan(config, source or Pictures(), processes, SimpleNamespace(mean=half, std=half))
     return Training(Objective(teacher.model, student, config.loss, blank), config, processes, folder, plan)
