@@ -96,7 +96,7 @@ multimodal: _typed=multimodal.streams.typed from_ids=multimodal.streams.from_ids
   streaming=multimodal.streams.translation
 segment: batch=segment.run.batch calibrate=segment.classify.calibrate claim=segment.run.claim
   cluster=segment.classify.cluster companions=images.companions decode=images.formats.decoded+images.formats.decode
-  dense=segment.features.dense disk=segment.run.disk downloads=backbones.downloads filters=segment.features.filters
+  dense=segment.features.dense disk=segment.run.disk downloads=backbones.hub filters=segment.features.filters
   filters3d=segment.features.filters3d foreign=images.formats.foreign
   guards=images.formats.guards+images.formats.metadata+images.formats.damage headers=images.formats.headers
   images=images.read+images.find+images.normalize inputs=segment.run.inputs kept=segment.features.kept

@@ -168,4 +168,5 @@ def load_student(folder: str | Path) -> tuple[VisionModel, VisionModel, dict[str
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"{wrote.weights} does not fit its card: {reason}") from error
-    return replace(teacher, model=student.requires_grad_(False), exact=False), teacher, card
+    colours = {"mean": teacher.mean, "std": teacher.std}
+    return VisionModel(student.requires_grad_(False), exact=False, **colours), teacher, card
