@@ -334,7 +334,10 @@ def test_the_command_evaluates_a_finished_retrofit(finished, tmp_path, capsys):
     assert found["before"]["rotation"] is None
     assert (tmp_path / "r" / "report.html").read_text().startswith("<!doctype html>")
     assert main(words) == 2
-    assert "report.html exist; add --force to overwrite them" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "exist; add --force to overwrite them" in refusal
+    assert "report.html" in refusal
+    assert "report.json" in refusal
     assert main(["retrofit", "evaluate", str(tmp_path / "r")]) == 2
     assert "holds no finished retrofit" in capsys.readouterr().err
     assert main(["retrofit", "evaluate", str(finished), "--masks", "a.png"]) == 2
