@@ -96,8 +96,10 @@ class Structured:
     def double(self) -> Structured:
         """Return the same in float64; its leaves have gradients of their own."""
         other = copy(self)
-        wide = {name: getattr(self.pos, name).double() for name in ("coords", "extent", "cell")}
-        other.pos = self.pos.replace(**wide)
+        # on a full grid distances come from cells, whole numbers, and are those that the kernels see
+        if self.kind in KINDS:
+            wide = {name: getattr(self.pos, name).double() for name in ("coords", "extent", "cell")}
+            other.pos = self.pos.replace(**wide)
         other.tensors = [t.detach().double() for t in self.tensors]
         for leaf in other.leaves():
             leaf.requires_grad_()
