@@ -62,8 +62,9 @@ class Limits:
             return f"{noun} from {self.least:g} to {self.most:g}"
         ends = {"of {:g} or more": self.least, "above {:g}": self.above, "below {:g}": self.below}
         ends["up to {:g}"] = self.most
-        bounds = " and ".join(text.format(end) for text, end in ends.items() if end is not None)
-        return f"{noun} {bounds}".rstrip()
+        bounds = [text.format(end) for text, end in ends.items() if end is not None]
+        bounds += [f"divisible by {self.step}"] if self.step > 1 else []
+        return f"{noun} {' and '.join(bounds)}".rstrip()
 
 
 Number = Annotated[float, Limits()]
@@ -150,8 +151,7 @@ def _words(annotation: Any, many: bool = False) -> str:
         return f"a list of {count} {_words(get_args(args[0])[0], many=True)}"
     if origin is Annotated:
         kind, limits = args
-        whole = f"whole number divisible by {limits.step}" if limits.step > 1 else "whole number"
-        noun = whole if kind is int else "number" if limits != Limits() else "finite number"
+        noun = "whole number" if kind is int else "number" if limits != Limits() else "finite number"
         return limits.words(noun.replace("number", "numbers") if many else f"a {noun}")
     if origin is tuple:
         return f"a list of {'' if args[-1] is ... else f'{len(args)} '}{_words(args[0], many=True)}"

@@ -658,7 +658,7 @@ def test_every_class_is_of_a_kind(name):
 @pytest.mark.parametrize(
     ("spec", "facts", "message"),
     [
-        ("sincos2d", {"dim": 6}, "dim needs a whole number divisible by 4 above 0, got dim=6"),
+        ("sincos2d", {"dim": 6}, "dim needs a whole number above 0 and divisible by 4, got dim=6"),
         ("sincos2d", {"dim": 0}, "got dim=0"),
         ("sincos2d(temperature=0)", {}, "temperature needs a number above 0, got temperature=0"),
         ("sincos2d(std=-1)", {}, "std needs a number above 0, got std=-1"),

@@ -228,7 +228,7 @@ def test_half_precision_parameters_are_computed_in_float32():
         (
             "sincos3d_points(features=3)",
             {},
-            "features needs a whole number divisible by 2 above 0, got features=3",
+            "features needs a whole number above 0 and divisible by 2, got features=3",
         ),
         ("sincos3d_points(features=6,mlp=false)", {}, "3 x 6 features, which do not fit into dim=12"),
         ("sincos3d_points(temperature=0)", {}, "temperature needs a number above 0, got temperature=0"),

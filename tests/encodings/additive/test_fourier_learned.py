@@ -167,7 +167,7 @@ def test_half_precision_parameters():
             "freq_std=1 says the standard deviation of the frequencies itself; leave init and gamma out",
         ),
         ({"freq_std": 1.0, "init": "jhlew"}, "leave init and gamma out"),
-        ({"features": 5}, "features needs a whole number divisible by 2 above 0, got features=5"),
+        ({"features": 5}, "features needs a whole number above 0 and divisible by 2, got features=5"),
         ({"hidden": 0}, "hidden needs a whole number above 0, got hidden=0"),
         ({"groups": 3}, "groups must divide the 2 coordinates and dim=12, got groups=3"),
         ({"groups": 5, "axes": 5}, "groups must divide the 5 coordinates and dim=12, got groups=5"),

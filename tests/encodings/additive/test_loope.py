@@ -266,7 +266,7 @@ def test_dropped_tokens_with_images():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 7}, "dim needs a whole number divisible by 2 above 0, got dim=7"),
+        ({"dim": 7}, "dim needs a whole number above 0 and divisible by 2, got dim=7"),
         ({"order": "hilbert"}, "order must be one of gilbert, raster, got 'hilbert'"),
         ({"start": "height"}, "start must be one of width, longer, even, got 'height'"),
         ({"context": "cnn"}, "context must be one of image, released, cells, none, got 'cnn'"),

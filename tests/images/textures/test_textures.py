@@ -309,7 +309,7 @@ def test_layers_know_up_and_down():
         (
             lambda: random_field(0, waves=9),
             OptionError,
-            "waves needs a whole number divisible by 2 of 8 or more, got waves=9",
+            "waves needs a whole number of 8 or more and divisible by 2, got waves=9",
         ),
         (lambda: random_field(0, fractions=(0.5, 0.6)), OptionError, "sum to 1, got"),
         (

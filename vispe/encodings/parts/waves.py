@@ -26,7 +26,8 @@ class SinCos(Additive):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the table, (1 or b, n, d) float32, 0 for prefix tokens."""
         self._need_axes(pos)
-        return pos.remember(repr(self.config), lambda: self._table(pos))
+        key = (self.name, self.counts(), self.temperature, self.spacing, self.std)
+        return pos.remember(key, lambda: self._table(pos))
 
     def _table(self, pos: Positions) -> Tensor:
         table = self._waves(pos)
