@@ -201,12 +201,12 @@ def option_signature(cls: type, root: type, first: Sequence[str] = ()) -> inspec
 @cache
 def _annotations(cls: type) -> dict[str, Any]:
     """Return the options of a class and its bases, name to annotation; that of the class itself counts most."""
-    found: dict[str, Any] = {}
+    notes: dict[str, Any] = {}
     for base in cls.__mro__:
         if names := declared(base):
             read = inspect.get_annotations(base, eval_str=True)
-            found = {**{n: read[n] for n in names}, **found}
-    return found
+            notes = {**{n: read[n] for n in names}, **notes}
+    return notes
 
 
 def check_options(owner: object, names: Sequence[str] | None = None) -> None:

@@ -302,12 +302,12 @@ def test_encodings_of_other_packages(install):
     )
     with pytest.warns(RuntimeWarning, match="cannot be loaded") as caught:
         assert list_encodings("ramp*") == ["ramp", "ramp_two"]
-    told = sorted(str(w.message) for w in caught)
-    assert len(told) == 2
-    assert told[0].startswith(
+    messages = sorted(str(w.message) for w in caught)
+    assert len(messages) == 2
+    assert messages[0].startswith(
         "The encoding 'bad' of ramp-encodings cannot be loaded from 'ramp_one:Missing' ("
     )
-    assert told[1].startswith(
+    assert messages[1].startswith(
         "The encoding 'gone' of ramp-encodings cannot be loaded from 'ramp_gone:Ramp' ("
     )
     made = create_encoding("ramp(gain=2)+alibi2d", dim=4, num_heads=2)

@@ -366,8 +366,8 @@ def transform_of(
 
 def value_term_of(encodings: Sequence[Encoding], pos: Positions, layer: int) -> ValueTerm | None:
     """Return the one value term of `encodings` in block `layer`, or None."""
-    found = [e.value_term(pos, layer) for e in encodings if isinstance(e, Biased)]
-    terms = [t for t in found if t is not None]
+    asked = (e.value_term(pos, layer) for e in encodings if isinstance(e, Biased))
+    terms = [term for term in asked if term is not None]
     if len(terms) > 1:
         raise UnsupportedCombination("Two encodings add to the attention output; keep one of them.")
     return terms[0] if terms else None

@@ -109,7 +109,7 @@ class IRPE(Biased):
     Invariant to: translation. Euclidean and quantization: rotation by 90 degrees and flips of a square grid too.
     Raises: ShapeError if `pos` is not of a 2-axis grid; OptionError for options that do not fit together.
     Differs from the reference: the grid is always given, never guessed from the number of tokens, and any number of
-        prefix tokens may come and go; tables have no weight decay unless the optimiser is told so.
+        prefix tokens may come and go; tables have no weight decay unless the optimiser is set up so.
 
     Example:
         >>> from vispe import Grid, create_encoding
