@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 import vispe
-from vispe.attention.transform.affine import Expand
+from vispe.attention import Expand
 from vispe.attention.transform.base import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.pairs import PairRotation

@@ -13,6 +13,7 @@ from vispe.attention import (
     GatedBias,
     LowRankBias,
     ProfileBias,
+    RadialBias,
     SumBias,
     TableBias,
 )
@@ -90,17 +91,50 @@ def _gated(pos, row, col, b):
     return Case(bias, gates, dense)
 
 
-def _context(pos, dot, scaled, heads=HEADS):
-    weights, n = leaf(heads, 5, WIDTH), pos.tokens
+def _context(pos, dot, scaled, heads=HEADS, own=None):
+    """`own` is the content that reads the table in place of queries or keys."""
+    weights, n = leaf(heads, 5, WIDTH if own is None else own.shape[-1]), pos.tokens
     buckets = torch.randint(0, 5, (n, n))
 
     def dense(p, q, k, scale):
         factor = scale if scaled else 1.0
         read = p[0][:, buckets]  # (h, n, n, d)
-        content = q[:, :, :, None] if dot == "query" else k[:, :, None]
+        content = (q if dot == "query" else k) if own is None else p[1]
+        content = content[:, :, :, None] if dot == "query" else content[:, :, None]
         return factor * (content * read).sum(-1)
 
-    return Case(ContextBias(weights, buckets, dot, scaled, pos), [weights], dense)
+    params = [weights] if own is None else [weights, own]
+    return Case(ContextBias(weights, buckets, dot, scaled, pos, own), params, dense)
+
+
+def _radial(pos, learned=True, **rule):
+    """A sum of four functions of distance, weighed by each head."""
+    params = [leaf(HEADS, 4)] if learned else []
+    fixed = torch.linspace(-1, 1, 4 * HEADS).reshape(HEADS, 4)
+
+    def function(p, d):
+        parts = torch.stack([torch.log1p(d), torch.exp(-d), torch.cos(2 * d), d / 4])
+        return ((p[0] if p else fixed)[..., None] * parts).sum(1)
+
+    matrix = oracle.distance_matrix(
+        pos.grid, **{"metric": "euclidean", "wrap": False, "normalize": "none", **rule}
+    )
+    placed = torch.tensor([c is not None for c in oracle.cells_of(pos.grid.shape, pos.grid.prefix)])
+
+    def dense(p, q, k, s):
+        return function(p, matrix.flatten()).unflatten(1, matrix.shape) * (placed[:, None] & placed)
+
+    bias = RadialBias(lambda d: function(params, d), pos, key=None if learned else "four", **rule)
+    return Case(bias, params, dense)
+
+
+def _whole(case):
+    """The same without the product of queries and keys."""
+
+    def dense(p, q, k, s):
+        return case.dense(p, q, k, s) - s * q @ k.transpose(-1, -2)
+
+    return Case(case.bias.as_whole(), case.params, dense)
 
 
 def _sum(*cases):
@@ -136,6 +170,16 @@ CASES = {
     "gated columns": lambda pos, b: _gated(pos, False, True, b),
     "context of query": lambda pos, b: _context(pos, "query", True),
     "context of key": lambda pos, b: _context(pos, "key", False, heads=1),
+    "context of content": lambda pos, b: _context(pos, "query", False, own=leaf(b, HEADS, pos.tokens, 4)),
+    "radial": lambda pos, b: _radial(pos),
+    "radial fixed": lambda pos, b: _radial(pos, learned=False, metric="squared", normalize="max"),
+    "radial wrapped": lambda pos, b: _radial(pos, metric="manhattan", wrap=True),
+    "whole table": lambda pos, b: _whole(_table(pos)),
+    "whole lowrank": lambda pos, b: _whole(_lowrank(pos)),
+    "whole distance": lambda pos, b: _whole(_distance(pos, (0.5, 0.2, 0.0))),
+    "whole in a sum": lambda pos, b: _sum(
+        _distance(pos, (0.5, 0.2, 0.0)), _whole(_context(pos, "key", True))
+    ),
     "sum": lambda pos, b: _sum(_distance(pos, (0.5, 0.2, 0.0)), _table(pos), _context(pos, "key", True)),
 }
 

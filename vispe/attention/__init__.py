@@ -9,19 +9,24 @@ from vispe.attention.bias.base import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.dense import DenseBias, LowRankBias, SumBias
 from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.values import ValueTerm
 from vispe.attention.choose import Explanation, attention, explain
 from vispe.attention.preference import use_backend
-from vispe.attention.transform.affine import Affine, Expand
+from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.base import Transform
 from vispe.attention.transform.blocks import BlockTransform
+from vispe.attention.transform.chain import Calibrate, Chain
+from vispe.attention.transform.expand import Expand
 from vispe.attention.transform.pairs import PairRotation
 
 __all__ = [
     "Affine",
     "Bias",
     "BlockTransform",
+    "Calibrate",
+    "Chain",
     "ContextBias",
     "DenseBias",
     "DistanceBias",
@@ -31,6 +36,7 @@ __all__ = [
     "LowRankBias",
     "PairRotation",
     "ProfileBias",
+    "RadialBias",
     "SumBias",
     "TableBias",
     "Transform",

@@ -121,6 +121,11 @@ class Call:
         """The factor of the logits."""
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
+    @property
+    def whole(self) -> bool:
+        """Whether the bias takes the place of the product of queries and keys."""
+        return self.bias is not None and self.bias.whole
+
     def real(self, x: Tensor) -> Tensor:
         """Return `x` of keys (b, h, m, d) with 0 where they are padding: what is there, NaN too, is never read."""
         keep = self.key_padding_mask
@@ -131,6 +136,9 @@ class Call:
         q, k, v = self.q, self.real(self.k), self.real(self.v)
         if self.transform is not None:
             q, k, v = self.transform.inputs(q, k, v)
+        # the product must be 0: taken off afterwards, it would leave the rounding of both. Gradients of q are then 0
+        if self.whole:
+            q = q.masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0.0)
         groups = q.shape[1] // k.shape[1]
         if groups > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)

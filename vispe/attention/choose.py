@@ -14,6 +14,7 @@ from vispe.attention.backends import flex, lowrank, reference, sdpa
 from vispe.attention.backends import triton as fused
 from vispe.attention.backends.triton.device import KernelsFailed, say_once
 from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import LowRankBias
 from vispe.attention.bias.distance import DistanceBias
 from vispe.attention.bias.values import ValueTerm
 from vispe.attention.call import Call
@@ -179,10 +180,10 @@ def _choose(call: Call, named: Selected) -> tuple[str, str]:
     if call.bias is None:
         return "sdpa", "there is no bias"
     if _columns_pay(call):
-        return (
-            "lowrank",
-            f"squared distance with {call.k.shape[2]} keys is cheaper as extra columns than as a mask",
-        )
+        if call.whole:
+            return "lowrank", "the columns of the bias are all that the logits are made of"
+        keys = call.k.shape[2]
+        return "lowrank", f"squared distance with {keys} keys is cheaper as extra columns than as a mask"
     if (flex.discourages(call) or flex.refuses(call)) is None:
         return "flex", f"FlexAttention makes no n x n tensor, and triton says: {fused.refuses(call)}"
     kept = "kept with its positions" if call.bias.key is not None else "made in each call"
@@ -192,6 +193,8 @@ def _choose(call: Call, named: Selected) -> tuple[str, str]:
 def _columns_pay(call: Call) -> bool:
     """Whether extra columns are faster than a mask, and as exact."""
     bias = call.bias
+    if isinstance(bias, LowRankBias) and bias.whole:
+        return lowrank.refuses(call) is None
     if not isinstance(bias, DistanceBias) or call.k.shape[2] < LONG or lowrank.refuses(call) is not None:
         return False
     # float32 columns cancel: their error is 2^-24 of the largest distance, which a divisor keeps near 1

@@ -24,7 +24,9 @@ from vispe.attention.bias.strip import Layout
 pytestmark = pytest.mark.usefixtures("poisoned")
 LIMITS = EXACT | {torch.bfloat16: (8e-3, 2.4e-2)}
 GRID = Grid((3, 4), 1)
-SERVED = [name for name in CASES if name.startswith(("none", "distance", "squared", "table", "profile"))]
+SERVED = [
+    name for name in CASES if name.startswith(("none", "distance", "squared", "table", "profile", "radial"))
+]
 ENCODINGS = {
     "alibi", "alibi2d", "alibi2d(slopes=learned,metric=squared,wrap=false)", "alibi3d", "gaussian2d", "grape_alibi",
     "grape_path", "irpe", "irpe(mode=bias)", "irpe(on=kv)", "rpb.swin", "rpb.beit", "rpb_cpb",

@@ -36,6 +36,7 @@ def refuses(call: Call) -> str | None:
     for given, why in (
         (q.device.type not in ("cpu", "cuda"), f"FlexAttention is not used on {q.device}"),
         (not q.is_cuda and graded, "FlexAttention has no gradients on CPU"),
+        (call.whole, "FlexAttention always multiplies queries and keys, whose place the bias takes"),
         (call.value_term is not None, "a value term needs the attention weights, which are never made"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
         (call.dropout_p > 0, "FlexAttention has no dropout"),

@@ -67,7 +67,7 @@ def run(call: Call) -> Tensor:
 def known(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor | None:
     """Return the mask of calls like one that was checked before, or None."""
     pos, key = bias.pos, bias.key
-    if key is None or pos is None or pos.memo is None or torch.compiler.is_compiling():
+    if key is None or bias.whole or pos is None or pos.memo is None or torch.compiler.is_compiling():
         return None
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or torch.is_autocast_enabled("cpu"):
         return None
@@ -82,6 +82,7 @@ def know(call: Call) -> None:
         or bias.pos is None
         or bias.key is None
         or not bias.finite
+        or bias.whole
         or torch.compiler.is_compiling()
     ):
         return

@@ -1,8 +1,8 @@
 """What an encoding may add to the attention logits: the closed `Bias` vocabulary.
 
 A bias is a description that kernels can match on; `Bias.dense` is its meaning:
-``logits[b, h, i, j] = scale * q_i . k_j + dense[b, h, i, j]``. On one regular grid every translation-invariant
-bias is one table ``T[h, 2 gh - 1, 2 gw - 1]`` (any number of axes) with index
+``logits[b, h, i, j] = scale * q_i . k_j + dense[b, h, i, j]``, or dense alone where it is `whole`. On one regular
+grid every translation-invariant bias is one table ``T[h, 2 gh - 1, 2 gw - 1]`` (any number of axes) with index
 ``T[h, y_i - y_j + gh - 1, x_i - x_j + gw - 1]``, i the query. Rows and columns of tokens without a place are 0
 unless a bias carries `prefix` values. Content-dependent members are in `vispe.attention.bias.content`.
 """
@@ -10,7 +10,8 @@ unless a bias carries `prefix` values. Content-dependent members are in `vispe.a
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from copy import copy
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -49,12 +50,34 @@ class Request(NamedTuple):
 
 
 class Bias:
-    """An additive term of the attention logits, bound to the positions that it was made for."""
+    """An additive term of the attention logits, bound to the positions that it was made for.
 
-    __slots__ = ("pos",)
+    Attributes:
+        pos: the positions; None where it goes with any.
+        whole: whether it takes the place of ``scale * q . k``, so that the logits are this alone (and what else is
+            added to them).
+    """
+
+    __slots__ = ("pos", "whole")
 
     def __init__(self, pos: Positions | None) -> None:
-        self.pos = pos
+        self.pos, self.whole = pos, False
+
+    def as_whole(self) -> Self:
+        """Return the same bias in place of the product of queries and keys.
+
+        Example:
+            >>> import torch
+            >>> from vispe.attention import DenseBias, attention
+            >>> v = torch.tensor([[[[1.0], [2.0]]]])
+            >>> swap = torch.tensor([[[[-torch.inf, 0.0], [0.0, -torch.inf]]]])
+            >>> attention(v, v, v, bias=DenseBias(swap).as_whole())
+            tensor([[[[2.],
+                      [1.]]]])
+        """
+        alone = copy(self)
+        alone.whole = True
+        return alone
 
     def dense(
         self,

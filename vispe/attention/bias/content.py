@@ -70,6 +70,7 @@ class ContextBias(Bias):
         dot: which side the content comes from.
         scaled: whether the term is multiplied by the scale of the logits.
         pos: the positions it is bound to.
+        content: what reads the table (b, h, n or m, d_h), in place of queries or keys.
 
     Example:
         >>> import torch
@@ -80,7 +81,7 @@ class ContextBias(Bias):
                 [15.,  3.]])
     """
 
-    __slots__ = ("buckets", "dot", "scaled", "weights")
+    __slots__ = ("buckets", "content", "dot", "scaled", "weights")
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class ContextBias(Bias):
         dot: Literal["query", "key"],
         scaled: bool,
         pos: Positions | None = None,
+        content: Tensor | None = None,
     ) -> None:
         super().__init__(pos)
         if weights.ndim != 3 or buckets.ndim not in (2, 3):
@@ -97,6 +99,7 @@ class ContextBias(Bias):
                 f"{tuple(weights.shape)} and {tuple(buckets.shape)}."
             )
         self.weights, self.buckets, self.dot, self.scaled = weights, buckets, dot, scaled
+        self.content = content
 
     @property
     def per_sample(self) -> bool:
@@ -109,7 +112,7 @@ class ContextBias(Bias):
         return no_infinity(self.weights)
 
     def _dense(self, ask: Request) -> Tensor:
-        x = ask.q if self.dot == "query" else ask.k
+        x = self.content if self.content is not None else ask.q if self.dot == "query" else ask.k
         if x is None or (self.scaled and ask.scale is None):
             raise ShapeError(
                 f"ContextBias reads the {self.dot} with scaled={self.scaled}; pass q, k and scale."

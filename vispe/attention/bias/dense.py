@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vispe.attention.bias.base import Bias, Request
 from vispe.attention.precision import at_least_float32, exact_product, no_infinity
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
 
 
@@ -109,6 +109,12 @@ class SumBias(Bias):
             raise ShapeError("SumBias needs at least one term, got none.")
         super().__init__(next((t.pos for t in terms if t.pos is not None), None))
         self.terms = tuple(terms)
+        whole = [type(t).__name__ for t in self.terms if t.whole]
+        if len(whole) > 1:
+            raise UnsupportedCombination(
+                f"{' and '.join(whole)} were asked in place of the product of queries and keys; keep one of them."
+            )
+        self.whole = bool(whole)
 
     @property
     def invariant(self) -> bool:

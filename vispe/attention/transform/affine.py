@@ -1,4 +1,4 @@
-"""Affine maps and expansions of queries and keys."""
+"""Affine maps of queries and keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from vispe.attention.transform.base import Transform
-from vispe.errors import ShapeError
 
 
 class Affine(Transform):
@@ -40,44 +39,6 @@ class Affine(Transform):
     def key(self, k: Tensor) -> Tensor:
         """Return ``k * k_mul + k_add`` in k's dtype."""
         return _affine(k, self.k_mul, self.k_add)
-
-
-class Expand(Transform):
-    """Double the width of q and k to ``[x * cos, x * sin]``.
-
-    Scores then weigh channel c by ``cos(angle_c(i) - angle_c(j))``.
-
-    Args:
-        cos: (b or 1, h or 1, n, d_h).
-        sin: like cos.
-
-    Example:
-        >>> import torch
-        >>> angle = torch.zeros(1, 1, 2, 3)
-        >>> Expand(angle.cos(), angle.sin()).query(torch.ones(1, 1, 2, 3)).shape
-        torch.Size([1, 1, 2, 6])
-    """
-
-    __slots__ = ("cos", "sin")
-
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
-        if cos.ndim != 4 or cos.shape != sin.shape:
-            raise ShapeError(
-                f"Expand needs cos and sin of one shape (b, h, n, d_h), got {tuple(cos.shape)} and {tuple(sin.shape)}."
-            )
-        self.cos, self.sin = cos, sin
-
-    def query(self, q: Tensor) -> Tensor:
-        """Return queries of doubled width."""
-        return self._expand(q)
-
-    def key(self, k: Tensor) -> Tensor:
-        """Return keys of doubled width."""
-        return self._expand(k)
-
-    def _expand(self, x: Tensor) -> Tensor:
-        wide = widened(x, self.cos)
-        return torch.cat([wide * self.cos, wide * self.sin], -1).to(x.dtype)
 
 
 def widened(x: Tensor, like: Tensor) -> Tensor:

@@ -27,6 +27,10 @@ class PairRotation(Transform):
         layout: ``'half'`` pairs channel c with c + pairs, ``'interleaved'`` pairs 2c with 2c + 1. It travels
             with the angles, so producer and consumer cannot disagree.
         values: whether values are rotated like keys, and outputs back by the angles of their queries.
+        keys: cos and sin of the keys where they are not those of the queries, of the same shape.
+
+    Raises:
+        ShapeError: tables are not of one shape, or there is no such layout.
 
     Example:
         >>> import torch
@@ -37,9 +41,16 @@ class PairRotation(Transform):
                 [0., 1.]])
     """
 
-    __slots__ = ("cos", "layout", "sin", "values")
+    __slots__ = ("cos", "layout", "of_keys", "sin", "values")
 
-    def __init__(self, cos: Tensor, sin: Tensor, layout: Layout, values: bool = False) -> None:
+    def __init__(
+        self,
+        cos: Tensor,
+        sin: Tensor,
+        layout: Layout,
+        values: bool = False,
+        keys: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         if layout not in ("half", "interleaved"):
             raise ShapeError(f"PairRotation needs layout 'half' or 'interleaved', got {layout!r}.")
         if cos.ndim != 4 or cos.shape != sin.shape:
@@ -47,7 +58,13 @@ class PairRotation(Transform):
                 f"PairRotation needs cos and sin of one shape (b, h, n, pairs), got {tuple(cos.shape)} "
                 f"and {tuple(sin.shape)}."
             )
+        if keys is not None and keys[0].shape != cos.shape:
+            raise ShapeError(
+                f"PairRotation needs tables of keys of the shape of those of queries, {tuple(cos.shape)}, got "
+                f"{tuple(keys[0].shape)}."
+            )
         self.cos, self.sin, self.layout, self.values = cos, sin, layout, values
+        self.of_keys = self if keys is None else PairRotation(*keys, layout)
 
     def query(self, q: Tensor) -> Tensor:
         """Rotate queries; computed in the tables' precision or better, cast back once."""
@@ -55,11 +72,11 @@ class PairRotation(Transform):
 
     def key(self, k: Tensor) -> Tensor:
         """Rotate keys; computed in the tables' precision or better, cast back once."""
-        return self._rotate(k)
+        return self.of_keys._rotate(k)
 
     def value(self, v: Tensor) -> Tensor:
         """Rotate values like keys where `values` says so."""
-        return self._rotate(v) if self.values else v
+        return self.of_keys._rotate(v) if self.values else v
 
     def output(self, out: Tensor) -> Tensor:
         """Rotate the output back where `values` says so."""
@@ -67,7 +84,9 @@ class PairRotation(Transform):
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotate queries, keys and, where `values` says so, values; on CUDA in one pass over memory."""
-        if not all(self._fused(x) for x in ((q, k, v) if self.values else (q, k))):
+        if self.of_keys is not self or not all(
+            self._fused(x) for x in ((q, k, v) if self.values else (q, k))
+        ):
             return self.query(q), self.key(k), self.value(v)
         from vispe.attention.backends.triton.rotary.op import rotate_pairs
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.attention.transform.affine import Expand
 from vispe.attention.transform.base import Transform
+from vispe.attention.transform.expand import Expand
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register

@@ -36,6 +36,7 @@ def refuses(call: Call) -> str | None:
         return device
     for given, why in (
         (call.value_term is not None, "a value term needs the attention weights, which are never made"),
+        (call.whole, "a bias that takes the place of the product of queries and keys is not fused"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
         (call.is_causal, "is_causal is not fused"),
         (call.dropout_p > 0, "dropout is not fused"),

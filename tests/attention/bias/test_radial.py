@@ -1,0 +1,113 @@
+"""Functions of distance: the table of a grid, tokens elsewhere, and gradients of what the function holds."""
+
+import pytest
+import torch
+
+from tests.attention import oracle
+from vispe import Grid, attention
+from vispe.attention import DistanceBias, RadialBias
+from vispe.attention.backends import blocked
+from vispe.attention.bias.lower import not_a_table, table_of
+from vispe.errors import OptionError
+
+GRIDS = [Grid((7,), 2), Grid((3, 4), 1), Grid((1, 5)), Grid((4, 1)), Grid((2, 3, 4), 1, (5.0, 0.7, 0.5))]
+RULES = [
+    {},
+    {"metric": "manhattan", "wrap": True},
+    {"metric": "chebyshev", "normalize": "max"},
+    {"metric": "squared", "wrap": True, "normalize": "max"},
+]
+
+
+def hat(d):
+    """Not 0 at distance 0, and different in every head."""
+    return torch.stack([torch.cos(d) + 1, -torch.log1p(3 * d), d.square() - 2])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_table_and_dense_are_the_function(grid, rule):
+    pos = grid.positions()
+    bias = RadialBias(hat, pos, **rule)
+    given = {"metric": "euclidean", "wrap": False, "normalize": "none", **rule}
+    distance = oracle.distance_matrix(grid, **given)
+    placed = torch.tensor([cell is not None for cell in oracle.cells_of(grid.shape, grid.prefix)])
+    wanted = hat(distance.flatten()).unflatten(1, distance.shape) * (placed[:, None] & placed)
+    torch.testing.assert_close(bias.dense()[0].double(), wanted, rtol=1e-5, atol=1e-5)
+    assert not_a_table(bias) is None
+    table, edge = table_of(bias)
+    assert edge is None
+    found = oracle.table_matrix(table.double(), grid)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_function_is_called_with_one_distance_per_cell():
+    sizes = []
+
+    def function(d):
+        sizes.append(d.numel())
+        return -d[None]
+
+    RadialBias(function).table(Grid((5, 8)))
+    assert sizes == [40]
+
+
+def test_it_is_the_distance_bias_where_the_function_is_a_slope():
+    pos, slopes = Grid((4, 5), 1).positions(), torch.tensor([0.5, 2.0])
+    for rule in RULES:
+        line = RadialBias(lambda d: -slopes[:, None] * d, pos, **rule)
+        same = DistanceBias(slopes, pos, **rule)
+        torch.testing.assert_close(line.dense(), same.dense())
+        torch.testing.assert_close(line.table(pos.grid), same.table(pos.grid))
+
+
+def test_tokens_elsewhere_and_spacing():
+    pos = Grid((3, 4), 1).positions()
+    moved = pos.replace(coords=pos.coords * 1.7 + 0.3)
+    distance = (moved.coords[0, 1:, None] - moved.coords[0, None, 1:]).norm(dim=-1)
+    found = RadialBias(hat, moved).dense()[0, :, 1:, 1:]
+    torch.testing.assert_close(found, hat(distance.flatten()).unflatten(1, distance.shape))
+    assert not_a_table(RadialBias(hat, moved)) is not None
+    spaced = RadialBias(hat, pos, spacing=(2.0, 0.5))
+    other = Grid((3, 4), 1, (2.0, 0.5))
+    torch.testing.assert_close(spaced.dense(), RadialBias(hat, other.positions()).dense())
+    torch.testing.assert_close(spaced.table(pos.grid), RadialBias(hat).table(other))
+    chosen = pos.gather(torch.tensor([[0, 3, 5]]))
+    torch.testing.assert_close(
+        RadialBias(hat, chosen).dense()[0], RadialBias(hat, pos).dense()[0][:, [0, 3, 5]][:, :, [0, 3, 5]]
+    )
+
+
+def test_learned_functions_take_strips_and_have_their_gradients(monkeypatch):
+    monkeypatch.setattr(blocked, "LEAST", 0)
+    pos = Grid((6, 8), 1).positions()
+    rate = torch.tensor([0.3, 1.0, 2.0], requires_grad=True)
+    q, k, v = (torch.randn(2, 3, pos.tokens, 8, requires_grad=True) for _ in range(3))
+    cotangent = torch.randn(2, 3, pos.tokens, 8)
+    grads = []
+    for backend in ("auto", "reference"):
+        bias = RadialBias(lambda d: -torch.log1p(rate[:, None] * d), pos)
+        out = attention(q, k, v, bias=bias, backend=backend)
+        grads.append([out, *torch.autograd.grad(out, [rate, q, k, v], cotangent)])
+    for mine, other in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_fixed_functions_keep_their_mask():
+    pos, calls = Grid((3, 4)).positions(), []
+
+    def function(d):
+        calls.append(len(d))
+        return -d[None]
+
+    q = torch.randn(1, 2, 12, 8)
+    for _ in range(3):
+        attention(q, q, q, bias=RadialBias(function, pos, key="line"))
+    assert len(calls) == 1
+    assert RadialBias(function, pos).key is None
+    assert RadialBias(function, pos, key="line").key != RadialBias(function, pos, key="line", wrap=True).key
+
+
+def test_bad_rules_are_refused():
+    with pytest.raises(OptionError, match="metric must be one of"):
+        RadialBias(hat, metric="cosine")

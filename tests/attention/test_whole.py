@@ -1,0 +1,78 @@
+"""Biases in place of the product of queries and keys: who serves them, and what is never confused."""
+
+import pytest
+import torch
+
+from tests.attention.cases import CASES, tensors
+from vispe import Grid, attention, explain
+from vispe.attention import DistanceBias, LowRankBias, SumBias, TableBias
+from vispe.errors import BackendUnavailable, UnsupportedCombination
+
+POS = Grid((3, 4), prefix=1).positions()
+FIXED = DistanceBias((0.5, 0.2, 0.0), POS)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_kept_masks_are_not_confused(first):
+    """The mask of a fixed bias is kept, and the next call with it goes straight to SDPA."""
+    q, k, v = (t.detach() for t in tensors(2, POS.tokens))
+    whole = FIXED.as_whole()
+    assert whole.key == FIXED.key
+    for alone in (first, not first, first, not first):
+        found = attention(q, k, v, bias=whole if alone else FIXED)
+        logits = FIXED.dense() + (0 if alone else q.shape[-1] ** -0.5 * q @ k.mT)
+        torch.testing.assert_close(found, logits.softmax(-1) @ v)
+    assert not FIXED.whole
+
+
+def test_columns_take_the_place_of_queries_and_keys():
+    row, col = torch.randn(1, 3, POS.tokens, 5), torch.randn(1, 3, POS.tokens, 5)
+    q, k, v = (t.detach() for t in tensors(2, POS.tokens))
+    bias = LowRankBias(row, col).as_whole()
+    assert explain(q, k, v, bias=bias).backend == "lowrank"
+    wanted = (row @ col.mT).softmax(-1) @ v
+    for backend in ("auto", "lowrank", "sdpa", "reference"):
+        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), wanted)
+    huge = attention(q * float("inf"), k, v, bias=bias)  # queries are not read
+    torch.testing.assert_close(huge, wanted)
+
+
+def test_queries_have_a_gradient_of_zero():
+    q, k, v = tensors(2, POS.tokens)
+    for backend in ("reference", "sdpa"):
+        grads = torch.autograd.grad(attention(q, k, v, bias=FIXED.as_whole(), backend=backend).sum(), [q, k])
+        assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
+
+
+def test_half_precision_has_no_rounding_of_the_product():
+    q, k, v = (t.detach().bfloat16() * 30 for t in tensors(1, POS.tokens))
+    found = attention(q, k, v, bias=FIXED.as_whole())
+    torch.testing.assert_close(found.float(), FIXED.dense().softmax(-1) @ v.float(), rtol=1e-2, atol=0.3)
+
+
+@pytest.mark.parametrize("backend", ["triton", "flex"])
+def test_fused_kernels_refuse(backend):
+    q, k, v = tensors(1, POS.tokens)
+    with pytest.raises(BackendUnavailable, match=f"backend='{backend}' cannot serve this call"):
+        attention(q, k, v, bias=FIXED.as_whole(), backend=backend)
+
+
+def test_a_sum_has_at_most_one():
+    table = TableBias(torch.randn(3, 5, 7), POS)
+    assert SumBias([FIXED, table.as_whole()]).whole
+    assert not SumBias([FIXED, table]).whole
+    message = "DistanceBias and TableBias were asked in place of the product"
+    with pytest.raises(UnsupportedCombination, match=message):
+        SumBias([FIXED.as_whole(), table.as_whole()])
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("whole")])
+def test_compiled(name):
+    case = CASES[name](POS, 2)
+    q, k, v = tensors(2, POS.tokens)
+
+    def f(q, k, v):
+        return attention(q, k, v, bias=case.bias)
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(f, backend="aot_eager")(q, k, v), f(q, k, v))

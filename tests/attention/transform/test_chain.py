@@ -1,0 +1,136 @@
+"""Transforms in a row, calibrations, expansions of several kinds, and rotations with tables of keys."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from vispe import attention
+from vispe.attention import Affine, BlockTransform, Calibrate, Chain, Expand, PairRotation
+from vispe.errors import ShapeError
+
+B, H, N, D = 2, 4, 5, 8
+
+
+def qkv(kv_heads=H, dtype=torch.float32):
+    return [torch.randn(B, h, N, D, dtype=dtype, requires_grad=True) for h in (H, kv_heads, kv_heads)]
+
+
+def rotation(values=False, keys=False, layout="half", heads=1):
+    angle, other = torch.randn(2, 1, heads, N, 3).unbind(0)
+    tables = (other.cos() * 1.3, other.sin() * 1.3) if keys else None
+    return PairRotation(angle.cos(), angle.sin(), layout, values, tables)
+
+
+def blocks():
+    matrices = torch.randn(4, 1, H, N, 2, 4, 4)
+    return BlockTransform(q=matrices[0], k=matrices[1], v=matrices[2], out=matrices[3])
+
+
+def test_a_chain_is_its_links_one_after_the_other():
+    q, k, v = qkv()
+    first, second = blocks(), rotation(values=True)
+    chain = Chain(first, second)
+    assert torch.equal(chain.query(q), second.query(first.query(q)))
+    assert torch.equal(chain.key(k), second.key(first.key(k)))
+    assert torch.equal(chain.value(v), second.value(first.value(v)))
+    assert torch.equal(chain.output(v), first.output(second.output(v)))
+    for mine, other in zip(
+        chain.inputs(q, k, v), (chain.query(q), chain.key(k), chain.value(v)), strict=True
+    ):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("kv_heads", [H, 2])
+def test_calibration_is_its_formula_with_gradients(kv_heads):
+    q, k, _ = qkv(kv_heads)
+    q_up, q_down = torch.randn(H, D, 3, requires_grad=True), torch.randn(H, 3, D, requires_grad=True)
+    k_up, k_down = torch.randn(kv_heads, D, D), torch.randn(kv_heads, D, D)
+    turn = Calibrate(q_up, q_down, k_up, k_down)
+
+    def formula(x, up, down):
+        inner = torch.einsum("bhnd,hdr->bhnr", x, up)
+        return x * (1 + torch.tanh(torch.einsum("bhnr,hrd->bhnd", inner * inner.sigmoid(), down)) / 2)
+
+    torch.testing.assert_close(turn.query(q), formula(q, q_up, q_down))
+    torch.testing.assert_close(turn.key(k), formula(k, k_up, k_down))
+    cotangent = torch.randn(B, H, N, D)
+    grads = [
+        torch.autograd.grad(out, [q, q_up, q_down], cotangent)
+        for out in (turn.query(q), formula(q, q_up, q_down))
+    ]
+    for mine, other in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, other)
+    assert Calibrate(q_up, q_down).key(k) is k
+    assert turn.query(q.half()).dtype == torch.float16
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("values", [False, True])
+def test_keys_may_have_tables_of_their_own(layout, values):
+    q, k, v = qkv()
+    turn = rotation(values, True, layout)
+    own = turn.of_keys
+    queries, keys = PairRotation(turn.cos, turn.sin, layout), PairRotation(own.cos, own.sin, layout)
+    assert torch.equal(turn.query(q), queries.query(q))
+    assert torch.equal(turn.key(k), keys.query(k))
+    assert torch.equal(turn.value(v), keys.query(v) if values else v)
+    back = PairRotation(turn.cos, -turn.sin, layout)
+    assert torch.equal(turn.output(v), back.query(v) if values else v)
+    for mine, other in zip(turn.inputs(q, k, v), (turn.query(q), turn.key(k), turn.value(v)), strict=True):
+        assert torch.equal(mine, other)
+    with pytest.raises(ShapeError, match="tables of keys of the shape"):
+        PairRotation(turn.cos, turn.sin, layout, keys=(own.cos[..., :1], own.sin[..., :1]))
+
+
+def test_a_quarter_turn_of_the_keys_gives_the_imaginary_part():
+    """What complex numbers say: Re(z conj w) and, turned by 90 degrees, Im(z conj w)."""
+    q, k, _ = (t.detach() for t in qkv())
+    angle = torch.randn(1, 1, N, D // 2)
+    plain = PairRotation(angle.cos(), angle.sin(), "half")
+    turned = PairRotation(angle.sin(), -angle.cos(), "half", keys=(angle.cos(), angle.sin()))
+    z = torch.complex(*plain.query(q).chunk(2, -1))
+    w = torch.complex(*plain.key(k).chunk(2, -1))
+    product = z @ w.conj().mT
+    torch.testing.assert_close(plain.query(q) @ plain.key(k).mT, product.real)
+    torch.testing.assert_close(turned.query(q) @ turned.key(k).mT, product.imag)
+
+
+@pytest.mark.parametrize("magnitude", [None, "softplus"])
+@pytest.mark.parametrize("width", [D, 3])
+def test_expansion_weighs_channels_by_cosines(magnitude, width):
+    q, k, _ = qkv()
+    a, b = torch.randn(2, 1, H, N, width).unbind(0)
+    scores = []
+    for layout in ("half", "interleaved"):
+        turn = Expand(a.cos(), a.sin(), (b.cos(), b.sin()), magnitude, layout)
+        assert turn.query(q).shape[-1] == D + width
+        scores.append(turn.query(q) @ turn.key(k).mT)
+    m = F.softplus if magnitude else lambda x: x
+    weigh = torch.cos(a[:, :, :, None] - b[:, :, None])
+    wanted = (m(q[..., :width])[:, :, :, None] * m(k[..., :width])[:, :, None] * weigh).sum(-1)
+    wanted = wanted + q[..., width:] @ k[..., width:].mT
+    for found in scores:
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ShapeError, match=f"{D + 1} angles but the head has {D} channels"):
+        Expand(*torch.randn(2, 1, 1, N, D + 1).unbind(0)).query(q)
+    with pytest.raises(ShapeError, match="for those of keys"):
+        Expand(a, a, (a[..., :1], a[..., :1]))
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "auto"])
+def test_backends_take_all_of_them(backend):
+    q, k, v = qkv()
+    up = torch.randn(H, D, D)
+    angle = torch.randn(1, 1, N, D)
+    for turn in (
+        Chain(Calibrate(up, up, up, up), Affine(q_mul=torch.tensor(2.0)), rotation(True, True)),
+        Expand(angle.cos(), angle.sin(), magnitude="softplus"),
+    ):
+        found = attention(q, k, v, transform=turn, scale=0.3, backend=backend)
+        logits = 0.3 * turn.query(q) @ turn.key(k).mT
+        wanted = turn.output(logits.softmax(-1) @ turn.value(v))
+        cotangent = torch.randn_like(wanted)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        grads = [torch.autograd.grad(out, [q, k, v], cotangent) for out in (found, wanted)]
+        for mine, other in zip(*grads, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)

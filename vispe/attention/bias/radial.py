@@ -1,0 +1,92 @@
+"""A bias that is any function of the distance of two tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.distances import Metric, Normalize, Reference, check_rule, distances, offsets
+from vispe.grid import Grid, Positions
+
+
+class RadialBias(Bias):
+    """``f_h(distance(p_i, p_j))``, and 0 where either token has no place; differentiable in what `f` holds.
+
+    On a grid `f` is called with one distance per cell, and the table of all offsets is made of its values by
+    reflection, so it costs what the table costs and takes the fused kernels.
+
+    Args:
+        function: takes distances (m,) and returns (h or 1, m).
+        pos: the positions it is bound to.
+        metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared).
+        wrap: distances on the torus of `Positions.extent`.
+        normalize: 'max', 'reference' or 'none', as in `DistanceBias`.
+        reference: grid shape for 'reference'; `Grid.reference` by default.
+        spacing: distance between neighbouring cells per axis, in place of that of the positions.
+        key: what `function` depends on, where that has no gradient: then masks are kept with the positions.
+
+    Raises:
+        OptionError: there is no such metric or normalisation.
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid
+        >>> RadialBias(lambda d: -torch.log1p(d)[None], Grid((1, 3)).positions()).dense()[0, 0, 0].exp()
+        tensor([1.0000, 0.5000, 0.3333])
+    """
+
+    __slots__ = ("_key", "function", "rule", "spacing")
+
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        pos: Positions | None = None,
+        *,
+        metric: Metric = "euclidean",
+        wrap: bool = False,
+        normalize: Normalize = "none",
+        reference: Reference = None,
+        spacing: tuple[float, ...] | None = None,
+        key: Hashable | None = None,
+    ) -> None:
+        super().__init__(pos)
+        check_rule(metric, normalize)
+        self.function, self.spacing, self._key = function, spacing, key
+        self.rule: tuple[Metric, bool, Normalize, Reference] = (metric, wrap, normalize, reference)
+
+    @property
+    def invariant(self) -> bool:
+        """Whether it depends on nothing but the offset between two tokens."""
+        return True
+
+    @property
+    def key(self) -> Hashable | None:
+        """What it depends on beside its positions; None where that has a gradient."""
+        return None if self._key is None else ("radial", self._key, self.spacing, *self.rule)
+
+    def _dense(self, ask: Request) -> Tensor:
+        pos_q, pos_k = ask.where(self.pos)
+        apart = pos_q if self.spacing is None else pos_q.spaced(self.spacing)
+        other = apart if pos_k is pos_q else pos_k if self.spacing is None else pos_k.spaced(self.spacing)
+        distance = distances(apart, other, *self.rule)
+        values = ask.pick(self.function(distance.flatten()))
+        values = values.reshape(len(values), *distance.shape).transpose(0, 1)
+        # a function of distance 0 says nothing of tokens without a place
+        placed = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+        return values.masked_fill(~placed[:, None], 0.0)
+
+    def table(self, grid: Grid) -> Tensor:
+        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
+        spaced = grid if self.spacing is None else replace(grid, spacing=self.spacing)
+        device = None if self.pos is None else self.pos.coords.device
+        quadrant = offsets(spaced, *self.rule, device=device)[tuple(slice(n - 1, None) for n in grid.shape)]
+        values = self.function(quadrant.flatten())
+        values = values.reshape(len(values), *quadrant.shape)
+        # offsets of either sign have the same distance: reflect along one axis after the other
+        for axis in range(1, values.ndim):
+            values = torch.cat([values.narrow(axis, 1, values.shape[axis] - 1).flip(axis), values], axis)
+        return values

@@ -1,0 +1,105 @@
+"""Transforms one after the other, and a calibration of queries and keys by what they hold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vispe.attention.transform.affine import widened
+from vispe.attention.transform.base import Transform
+
+
+class Chain(Transform):
+    """Several transforms, the first first; outputs go through them in reverse order.
+
+    Args:
+        *links: the transforms.
+
+    Example:
+        >>> import torch
+        >>> from vispe.attention import Affine
+        >>> double = Affine(q_mul=torch.tensor(2.0), q_add=torch.tensor(1.0))
+        >>> Chain(double, double).query(torch.ones(1, 1, 1, 1))
+        tensor([[[[7.]]]])
+    """
+
+    __slots__ = ("links",)
+
+    def __init__(self, *links: Transform) -> None:
+        self.links = links
+
+    def query(self, q: Tensor) -> Tensor:
+        """Return queries after all links."""
+        for link in self.links:
+            q = link.query(q)
+        return q
+
+    def key(self, k: Tensor) -> Tensor:
+        """Return keys after all links."""
+        for link in self.links:
+            k = link.key(k)
+        return k
+
+    def value(self, v: Tensor) -> Tensor:
+        """Return values after all links."""
+        for link in self.links:
+            v = link.value(v)
+        return v
+
+    def output(self, out: Tensor) -> Tensor:
+        """Return the output after all links, the last first."""
+        for link in reversed(self.links):
+            out = link.output(out)
+        return out
+
+    def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values after all links, each of which may take them in one pass."""
+        for link in self.links:
+            q, k, v = link.inputs(q, k, v)
+        return q, k, v
+
+
+class Calibrate(Transform):
+    """Weigh each channel of queries and keys by what they hold: ``x * (1 + tanh(silu(x up) down) / 2)``.
+
+    Args:
+        q_up: (h, d_h, r), or None to leave queries as they are.
+        q_down: (h, r, d_h).
+        k_up: (h_kv, d_h, r), or None to leave keys as they are.
+        k_down: (h_kv, r, d_h).
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(1, 2, 5, 4)
+        >>> nothing = Calibrate(torch.zeros(2, 4, 4), torch.randn(2, 4, 4))
+        >>> bool((nothing.query(x) == x).all())
+        True
+    """
+
+    __slots__ = ("k_down", "k_up", "q_down", "q_up")
+
+    def __init__(
+        self,
+        q_up: Tensor | None = None,
+        q_down: Tensor | None = None,
+        k_up: Tensor | None = None,
+        k_down: Tensor | None = None,
+    ) -> None:
+        self.q_up, self.q_down, self.k_up, self.k_down = q_up, q_down, k_up, k_down
+
+    def query(self, q: Tensor) -> Tensor:
+        """Return calibrated queries in q's dtype."""
+        return _calibrated(q, self.q_up, self.q_down)
+
+    def key(self, k: Tensor) -> Tensor:
+        """Return calibrated keys in k's dtype."""
+        return _calibrated(k, self.k_up, self.k_down)
+
+
+def _calibrated(x: Tensor, up: Tensor | None, down: Tensor | None) -> Tensor:
+    if up is None or down is None:
+        return x
+    wide = widened(x, up)
+    factor = 1 + torch.tanh(F.silu(wide @ up) @ down) / 2
+    return (wide * factor).to(x.dtype)
