@@ -2,10 +2,15 @@
 
 import os
 import random
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 # before the libraries below are imported, which read it; of subprocesses, too: tensors of tests are too small for two
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+# programs of eval, which some tests load, find their neighbour `checkout`
+sys.path.append(str(Path(__file__).parents[1] / "eval"))
 
 import numpy as np
 import pytest
