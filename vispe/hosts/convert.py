@@ -25,8 +25,14 @@ def convert(
 
     Weights keep their names, so stock checkpoints load strictly before or after. The spec names everything that the
     model will know about position: its own absolute table and its own rotary embedding (of Eva and NaFlexVit) are
-    put aside (see `restore`), so ``'none'`` leaves none, unless they are kept. A converted model can be converted
+    put aside until `restore`, so ``'none'`` leaves none, unless they are kept. A converted model can be converted
     again.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model('vit_tiny_patch16_224', img_size=32, depth=2)
+        >>> convert(model, 'alibi2d(slopes=learned)').vispe.spec
+        [{'name': 'alibi2d', 'slopes': 'learned'}]
 
     Args:
         model: a timm `VisionTransformer` (DeiT distilled included), `Eva` or `NaFlexVit`; or a model of open_clip,
@@ -34,15 +40,15 @@ def convert(
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
             model and an encoding into the vision tower. `torch.nn.DataParallel` and timm's ``features_only`` models
             are looked through; wrappers that know parameters or code already are refused.
-        spec: see `vispe.encodings.registry`, and `vispe.multimodal.create_scheme` for position schemes; a sum
+        spec: name and options of an encoding or a position scheme, as text, dict or finished `Encoding`; a sum
             may name what stays of the model's own: ``learn`` says the same as `keep_abs`, ``rope`` the same as
             `keep_rope`, and either may stand alone. Weights of an `Encoding` are copied, into every layer where each
             layer has its own. Without a spec a model of transformers gets what its configuration names; weights of an
             encoding come by `vispe.from_pretrained` only.
         keep_abs: keep the model's own absolute table in use beside the encoding.
         keep_rope: keep the model's own rotary embedding in use beside the encoding.
-        **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, see
-            `vispe.hosts.transformers.language.late`.
+        **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, which turns queries
+            and keys inside the attention and caches keys without positions.
 
     Returns:
         the same model.
@@ -89,6 +95,12 @@ def restore(model: M) -> M:
 
     Outputs are those of before, bit for bit, if no weight has changed; weights trained since stay.
 
+    Example:
+        >>> import timm
+        >>> model = timm.create_model('vit_tiny_patch16_224', img_size=32, depth=2)
+        >>> type(restore(convert(model, 'alibi2d')))
+        <class 'timm.models.vision_transformer.VisionTransformer'>
+
     Raises:
         UnsupportedHost: the model is not converted.
         UnsupportedCombination: the model was built with the encoding, so there is no table to bring back.
@@ -104,7 +116,17 @@ def restore(model: M) -> M:
 
 
 def describe(model: nn.Module) -> str:
-    """Return what is attached where: encodings, parameters, backends. Models inside others are found."""
+    """Return what is attached where: encodings, parameters, backends. Models inside others are found.
+
+    Example:
+        >>> import timm
+        >>> print(describe(timm.create_model('vit_tiny_patch16_224', img_size=32, depth=2, pos_embed='alibi2d')))
+        VisionTransformer with {'name': 'alibi2d'}
+          grid (2, 2), trained at (2, 2), 1 prefix tokens
+          absolute table: none
+          pos_enc: alibi2d, 0 parameters
+          2 attention layers swapped; backend auto
+    """
     if host := _transformers(model):
         return host.describe_transformers(model)
     texts = [

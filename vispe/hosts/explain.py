@@ -39,18 +39,24 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
 
     Layers that vispe has not changed, because the encoding works outside of attention, are those of the model's own.
 
+    Example:
+        >>> import timm, torch
+        >>> model = timm.create_model('vit_tiny_patch16_224', img_size=32, depth=1, pos_embed='sincos2d')
+        >>> attention_paths(model, torch.zeros(1, 3, 32, 32))[0].backend
+        "the model's own attention"
+
     Args:
         model: a converted model of any host; its `forward` is called once.
         *inputs: what it is called with.
     """
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     names: list[str] = []  # the layer that runs
 
     def note(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
-        told = explain(q, k, v, **arguments)
+        choice = explain(q, k, v, **arguments)
         off = arguments.get("backend") == "reference"  # what converted models ask for then
-        reason = OFF if off else told.reason
-        found[names[-1]] = Path(names[-1], told.backend, reason, told.refused)
+        reason = OFF if off else choice.reason
+        paths[names[-1]] = Path(names[-1], choice.backend, reason, choice.refused)
         return attend(q, k, v, **arguments)
 
     def enter(name: str) -> Any:
@@ -60,7 +66,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
             tokens = next(a for a in handed if isinstance(a, Tensor))
             given = [a for a in handed if isinstance(a, Context)]
             if given and not module.fused_attn:
-                found[name] = Path(name, "reference", OFF, {})
+                paths[name] = Path(name, "reference", OFF, {})
                 return
             masked = bool(given) and given[0].plain_mask(module, tokens) is not None
             why = (
@@ -68,7 +74,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
                 if masked
                 else "no encoding works inside of it"
             )
-            found[name] = Path(name, STOCK, why, {})
+            paths[name] = Path(name, STOCK, why, {})
 
         return hook
 
@@ -81,7 +87,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
         finally:
             for hook in hooks:
                 hook.remove()
-    return list(found.values())
+    return list(paths.values())
 
 
 @contextmanager

@@ -29,6 +29,10 @@ _OTHER = (
 def support(name: str) -> dict[str, str | None]:
     """Return for every host of `HOSTS` why an encoding does not work there, or None where it does.
 
+    Example:
+        >>> support('peg')['naflex']
+        'it mixes neighbours of one grid between blocks; use a plain timm ViT or Eva'
+
     Args:
         name: an encoding or one of its presets, with the options that it has by default.
 

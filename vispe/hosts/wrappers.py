@@ -18,7 +18,7 @@ from vispe.hosts.transplant.twins import advice
 _OPEN = {"DataParallel": "module", "FeatureGetterNet": "model"}
 # class name: where the model is, and what the wrapper knows of it
 _CLOSED = {
-    "DistributedDataParallel": ("module", "has told the processes which gradients to average"),
+    "DistributedDataParallel": ("module", "has set up which gradients its processes average"),
     "FullyShardedDataParallel": ("module", "has divided its parameters among the processes"),
     "OptimizedModule": ("_orig_mod", "compiles its code"),
 }
@@ -61,10 +61,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
                 f"The model is a {rebuilt}, made of parts of another model, whose own forward pass is gone; convert "
                 "that model first, or build it with pos_embed=..., and take features from it then."
             )
-        found = next((_OPEN[n] for n in names if n in _OPEN), None)
-        if found is None:
+        inner = next((_OPEN[n] for n in names if n in _OPEN), None)
+        if inner is None:
             return model
-        model, path = getattr(model, found), f"{path}.{found}"
+        model, path = getattr(model, inner), f"{path}.{inner}"
 
 
 def unknown(model: nn.Module) -> str:

@@ -85,6 +85,11 @@ def convert_weights(
 ) -> Converted:
     """Return the weights of a released checkpoint with vispe's names.
 
+    Example:
+        >>> slopes = {'blocks.0.attn.qkv.weight': torch.zeros(192, 64), 'blocks.0.attn.m': torch.ones(2, 1, 1)}
+        >>> convert_weights(slopes).specs
+        ('alibi2d(slopes=learned)',)
+
     Args:
         weights: a state dict; it is left as it is.
         kind: one of `KINDS`; recognised by the names by default.
@@ -111,12 +116,12 @@ def convert_weights(
     problem: VispeError | None = None
     for candidate in candidates:
         try:
-            made = _renamed(weights, facts, candidate, kind)
+            renamed = _renamed(weights, facts, candidate, kind)
         except VispeError as error:
             problem = problem or error
             continue
         fits.append(_text(candidate, keep_abs=f"{facts.root}pos_embed" in weights))
-        done = done or made
+        done = done or renamed
     if done is None:
         name, tensor = next(iter(facts.found.items()))
         raise InputError(
@@ -127,20 +132,20 @@ def convert_weights(
 
 
 def _recognised(weights: Mapping[str, Tensor]) -> str:
-    found = [kind for kind in KINDS if _signs(weights, kind)]
-    if "twins" in found:  # CPVT has the same names; Twins keeps its convolution in a list
+    kinds = [kind for kind in KINDS if _signs(weights, kind)]
+    if "twins" in kinds:  # CPVT has the same names; Twins keeps its convolution in a list
         nested = any(".proj.0." in name for name in weights)
-        found.remove("cpvt" if nested else "twins")
-    if len(found) > 1:
-        raise InputError(f"The weights have names of {' and '.join(found)}; say which by `kind` (--from).")
-    if not found:
+        kinds.remove("cpvt" if nested else "twins")
+    if len(kinds) > 1:
+        raise InputError(f"The weights have names of {' and '.join(kinds)}; say which by `kind` (--from).")
+    if not kinds:
         known = "; ".join(f"{kind}: {k.example}" for kind, k in KINDS.items())
         shown = ", ".join(list(weights)[:3])
         raise InputError(
             f"No released checkpoint that is known has names as {shown}, ... ({known}). Encodings without weights, "
             "constant slopes and axial rotation for two, need no converting."
         )
-    return found[0]
+    return kinds[0]
 
 
 def _signs(weights: Mapping[str, Tensor], kind: str) -> dict[str, tuple[str, Tensor]]:
@@ -178,13 +183,13 @@ def _facts(weights: Mapping[str, Tensor], kind: str, num_heads: int | None) -> t
         raise InputError(
             f"The blocks {sorted(qkv)} do not form one ViT of width {dim}; the file may be a part of a checkpoint."
         )
-    told = KINDS[kind].heads(found, dim)
+    known = KINDS[kind].heads(found, dim)
     notes = []
-    if told is not None and num_heads not in (None, told):
+    if known is not None and num_heads not in (None, known):
         raise InputError(
-            f"num_heads={num_heads} was given, but {next(iter(signs))} is of a model with {told} heads."
+            f"num_heads={num_heads} was given, but {next(iter(signs))} is of a model with {known} heads."
         )
-    heads = told or num_heads
+    heads = known or num_heads
     if heads is None and kind not in ("twins", "cpvt"):
         if dim % 64:
             raise InputError(f"The weights do not tell the number of heads of width {dim}; give `num_heads`.")

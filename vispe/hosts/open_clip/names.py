@@ -43,8 +43,12 @@ def register_alias(base: str, spec: Spec, *, name: str | None = None) -> str:
     Call it in every process that uses the name. Pretrained tags of `base` are those of the alias too; its
     checkpoints load, without their absolute table unless the spec keeps it by a term ``learn``.
 
+    Example:
+        >>> register_alias('ViT-B-32', 'alibi2d')
+        'vispe-ViT-B-32-alibi2d'
+
     Args:
-        base: name of a model of open_clip, ``ViT-B-32`` for one; see `open_clip.list_models`.
+        base: name of a model of open_clip, ``ViT-B-32`` for one; `open_clip.list_models` lists them.
         spec: the encoding, JSON-able.
         name: the new name; ``vispe-<base>-<spec>`` by default.
 

@@ -18,61 +18,45 @@ from torch.nn import functional as F
 from vispe.hosts.transplant.context import Context
 
 
-class VispeAttention(Attention):
+class _Contextual(nn.Module):
+    """Attention whose mask may be a `Context`; then `_vispe_attend` computes it."""
+
+    vispe_stock_takes_masks = False  # whether timm's own attention may serve where one mask says all
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after attention, or after the block."""
+        if not isinstance(attn_mask, Context):
+            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+        if self.vispe_stock_takes_masks and (plain := attn_mask.plain_mask(self, x)) is not None:
+            return super().forward(x, attn_mask=plain)
+        return self._vispe_attend(x, attn_mask)
+
+    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+        raise NotImplementedError
+
+
+class VispeAttention(_Contextual, Attention):
     """timm's multi-head self-attention with positional encodings."""
 
-    def forward(
-        self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
-    ) -> Tensor:
-        """Return the tokens (b, n, d) after attention."""
-        if not isinstance(attn_mask, Context):
-            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
-        plain = attn_mask.plain_mask(self, x)
-        if plain is not None:
-            return super().forward(x, attn_mask=plain)
+    vispe_stock_takes_masks = True
+
+    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        out = self.norm(_attended(self, attn_mask, self.q_norm(q), self.k_norm(k), v, x))
-        gate = getattr(self, "gate", None)  # newer timm only
-        if gate is not None:
-            out = out * gate(x).sigmoid()
-        return self.proj_drop(self.proj(out))
+        return _projected(self, self.norm(_attended(self, context, self.q_norm(q), self.k_norm(k), v, x)), x)
 
 
-class VispeDiffAttention(DiffAttention):
+class VispeDiffAttention(_Contextual, DiffAttention):
     """timm's differential attention with positional encodings; both maps of a head share its encoding."""
 
-    def forward(
-        self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
-    ) -> Tensor:
-        """Return the tokens (b, n, d) after attention."""
-        if not isinstance(attn_mask, Context):
-            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=2)
-        out = _differential(self, attn_mask, q, k, v, x)
-        return self.proj_drop(self.proj(self.norm(out)))
+        return self.proj_drop(self.proj(self.norm(_differential(self, context, q, k, v, x))))
 
 
-class VispeEvaAttention(EvaAttention):
-    """The attention of timm's Eva with positional encodings, beside or instead of its own rotary embedding."""
-
-    def forward(
-        self,
-        x: Tensor,
-        rope: Tensor | None = None,
-        attn_mask: Tensor | Context | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """Return the tokens (b, n, d) after attention."""
-        if not isinstance(attn_mask, Context):
-            return super().forward(x, rope=rope, attn_mask=attn_mask, is_causal=is_causal)
-        plain = attn_mask.plain_mask(self, x)
-        if plain is not None:
-            return super().forward(x, rope=rope, attn_mask=plain)
-        return _rotated(self, attn_mask, x, rope)
-
-
-class VispeAttentionRope(AttentionRope):
-    """timm's attention for rotary embeddings with positional encodings, beside or instead of its own."""
+class _Rotated(nn.Module):
+    """What both attention layers of Eva do with positional encodings, beside or instead of their own rotation."""
 
     def forward(
         self,
@@ -81,42 +65,70 @@ class VispeAttentionRope(AttentionRope):
         attn_mask: Tensor | Context | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Return the tokens (b, n, d) after attention."""
+        """Return the tokens (b, n, d) after attention; `rope` turns queries and keys before the encodings."""
         if not isinstance(attn_mask, Context):
             return super().forward(x, rope=rope, attn_mask=attn_mask, is_causal=is_causal)
         plain = attn_mask.plain_mask(self, x)
         if plain is not None:
             return super().forward(x, rope=rope, attn_mask=plain)
-        return _rotated(self, attn_mask, x, rope)
+        # EVA-02 keeps the biases outside of its projection, for that of keys is never trained
+        bias = getattr(self, "q_bias", None)
+        if self.qkv is None:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        elif bias is None:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+        else:
+            bias = torch.cat([bias, self.k_bias, self.v_bias])
+            q, k, v = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
+        q, k = self.q_norm(q), self.k_norm(k)
+        # the model's own rotation leaves prefix tokens alone
+        if rope is not None:
+            n, half = self.num_prefix_tokens, self.rotate_half
+            q, k = (
+                torch.cat([t[:, :, :n], apply_rot_embed_cat(t[:, :, n:], rope, half=half)], 2).type_as(v)
+                for t in (q, k)
+            )
+        # each key head serves a run of query heads
+        groups = getattr(self, "num_kv_groups", 1)
+        if groups > 1:
+            k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
+        return _projected(self, self.norm(_attended(self, attn_mask, q, k, v, x)), x)
 
 
-class VispeParallelScalingBlock(ParallelScalingBlock):
+class VispeEvaAttention(_Rotated, EvaAttention):
+    """The attention of timm's Eva with positional encodings."""
+
+
+class VispeAttentionRope(_Rotated, AttentionRope):
+    """timm's attention for rotary embeddings with positional encodings."""
+
+
+class VispeParallelScalingBlock(_Contextual, ParallelScalingBlock):
     """timm's block with attention and MLP side by side, with positional encodings."""
 
-    def forward(
-        self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
-    ) -> Tensor:
-        """Return the tokens (b, n, d) after the block."""
-        if not isinstance(attn_mask, Context):
-            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
         y = self.in_norm(x)
         mlp, q, k, v = self.in_proj(y).split(self.in_split, dim=-1)
         q, k, v = (_split(t, self.num_heads) for t in (q, k, v))
-        return _side_by_side(self, x, _attended(self, attn_mask, self.q_norm(q), self.k_norm(k), v, y), mlp)
+        return _side_by_side(self, x, _attended(self, context, self.q_norm(q), self.k_norm(k), v, y), mlp)
 
 
-class VispeDiffParallelScalingBlock(DiffParallelScalingBlock):
+class VispeDiffParallelScalingBlock(_Contextual, DiffParallelScalingBlock):
     """timm's side-by-side block with differential attention, with positional encodings."""
 
-    def forward(
-        self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
-    ) -> Tensor:
-        """Return the tokens (b, n, d) after the block."""
-        if not isinstance(attn_mask, Context):
-            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
+    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
         y = self.in_norm(x)
         mlp, q, k, v = self.in_proj(y).split(self.in_split, dim=-1)
-        return _side_by_side(self, x, _differential(self, attn_mask, q, k, v, y), mlp)
+        return _side_by_side(self, x, _differential(self, context, q, k, v, y), mlp)
+
+
+def _projected(module: nn.Module, x: Tensor, given: Tensor) -> Tensor:
+    """Return what attention gave after the projection, and after the gate by its input in newer timm."""
+    gate = getattr(module, "gate", None)
+    if gate is not None:
+        x = x * gate(given).sigmoid()
+    return module.proj_drop(module.proj(x))
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
@@ -148,35 +160,6 @@ def _differential(module: nn.Module, context: Context, q: Tensor, k: Tensor, v: 
         first, second = scores.weigh(module.attn_drop(scores.softmax()))
     out = module.sub_norm(first - module._compute_lambda().type_as(q) * second)
     return _joined(out * (1 - module.lambda_init))
-
-
-def _rotated(module: nn.Module, context: Context, x: Tensor, rope: Tensor | None) -> Tensor:
-    """Return attention of the two classes of Eva on x (b, n, d); `rope` turns queries and keys first."""
-    if module.qkv is not None:
-        bias = getattr(module, "q_bias", None)
-        if bias is None:
-            qkv = module.qkv(x)
-        else:
-            qkv = F.linear(x, module.qkv.weight, torch.cat([bias, module.k_bias, module.v_bias]))
-        q, k, v = qkv.chunk(3, dim=-1)
-    else:
-        q, k, v = module.q_proj(x), module.k_proj(x), module.v_proj(x)
-    q, k, v = (t.unflatten(-1, (-1, module.head_dim)).transpose(1, 2) for t in (q, k, v))
-    q, k = module.q_norm(q), module.k_norm(k)
-    if rope is not None:
-        n, half = module.num_prefix_tokens, module.rotate_half
-        q, k = (
-            torch.cat([t[:, :, :n], apply_rot_embed_cat(t[:, :, n:], rope, half=half)], 2).type_as(v)
-            for t in (q, k)
-        )
-    groups = getattr(module, "num_kv_groups", 1)
-    if groups > 1:  # each key head serves a run of query heads
-        k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
-    out = module.norm(_attended(module, context, q, k, v, x))
-    gate = getattr(module, "gate", None)
-    if gate is not None:
-        out = out * gate(x).sigmoid()
-    return module.proj_drop(module.proj(out))
 
 
 def _side_by_side(block: nn.Module, x: Tensor, attn: Tensor, mlp: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Putting an encoding into a timm model, and taking it out again; how is in `vispe.hosts.transplant.plan`."""
+"""Putting an encoding into a timm model, and taking it out again; the steps are in `vispe.hosts.transplant.plan`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_
 
 @cache
 def hosted(stock: type[Eva]) -> type[Eva]:
-    """Return the converted counterpart of an Eva class; errors as of `hosted_class`."""
+    """Return the converted counterpart of an Eva class, or raise `UnsupportedHost` as `hosted_class` does."""
     return hosted_class(HostedEva, stock, Eva, OVERRIDDEN)
 
 

@@ -5,7 +5,7 @@ its own, `Eva` has no such argument. Their constructors are wrapped in place, wh
 script, also those that imported `create_model` earlier. timm's own words pass through untouched. For all other
 classes the builder that timm's entry points share says why the argument cannot be met.
 
-This module is imported in the moment in which timm is (`vispe.hosts.arrival`), maybe while another module of vispe
+This module is imported when timm is (`vispe.hosts.arrival`), maybe while another module of vispe
 imports timm: what converts models is therefore imported when a model is built.
 """
 
@@ -91,7 +91,7 @@ def _doors() -> Iterator[Door]:
     """Yield everything of timm that is wrapped."""
     yield from (Door(cls, "__init__", partial(wrap, cls)) for cls, wrap in _WRAPPERS.items())
     yield from (Door(module, "checkpoint_filter_fn", _without_table) for module in _FILTERS)
-    # timm's module that reads checkpoints
+    # its prefixes of wrappers are dropped there, and with them what torch keeps beside the weights
     yield Door(sys.modules[timm.models.load_checkpoint.__module__], "clean_state_dict", _with_metadata)
     # each module of models has imported the shared builder by name
     for found in pkgutil.iter_modules(timm.models.__path__):
@@ -180,11 +180,11 @@ def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
         if spec is not None and not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
             raise UnsupportedHost(f"pos_embed={spec!r} was asked. {refusal(model_cls)}")
-        made = original(model_cls, *args, **kwargs)
+        model = original(model_cls, *args, **kwargs)
         if (noted := _noted.get()) is not None:
             recipe = Recipe(kwargs.get("pretrained_filter_fn"), kwargs.get("pretrained_strict", True))
-            noted.append((made, recipe))
-        return made
+            noted.append((model, recipe))
+        return model
 
     return build_model_with_cfg
 
@@ -200,11 +200,11 @@ def _without_table(original: Callable[..., dict[str, Any]]) -> Callable[..., dic
         entries = model.patch_embed.num_patches + (0 if model.no_embed_class else model.num_prefix_tokens)
         model.pos_embed = nn.Parameter(torch.empty(1, entries, model.embed_dim, device="meta"))
         try:
-            found = original(state_dict, model, *args, **kwargs)
+            filtered = original(state_dict, model, *args, **kwargs)
         finally:
             model.pos_embed = None
-        found.pop("pos_embed", None)
-        return found
+        filtered.pop("pos_embed", None)
+        return filtered
 
     return checkpoint_filter_fn
 

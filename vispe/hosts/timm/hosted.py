@@ -1,6 +1,6 @@
 """What all timm models that run with a positional encoding of vispe have in common.
 
-The families are in `vispe.hosts.timm.vit`, `timm_eva` and `timm_naflex`; conversion is in `timm_convert`.
+The families are in `vispe.hosts.timm.vit`, `eva` and `naflex`; conversion is in `vispe.hosts.timm.convert`.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class HostedTimm(LoadsWeights):
         return self.vispe_tables
 
     def _vispe_unused(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
-        found = super()._vispe_unused(state_dict, prefix)
+        unused = super()._vispe_unused(state_dict, prefix)
         if self.vispe.rope is not None or "rotary embedding" in self.vispe.lost:
-            found += [name for name in state_dict if name.startswith(f"{prefix}rope.")]
-        return found
+            unused += [name for name in state_dict if name.startswith(f"{prefix}rope.")]
+        return unused
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _new_hosted, (self.vispe_make, self.vispe.stock), self.__getstate__()
@@ -112,8 +112,8 @@ class HostedTokens(HostedTimm):
             if with_prefix:
                 result["image_intermediates_prefix"] = prefix
             return result if intermediates_only else {**result, "image_features": self.norm(x)}
-        found: list[Any] = list(zip(patches, prefix, strict=True)) if with_prefix else patches
-        return found if intermediates_only else (self.norm(x), found)
+        features: list[Any] = list(zip(patches, prefix, strict=True)) if with_prefix else patches
+        return features if intermediates_only else (self.norm(x), features)
 
     def _vispe_embed(
         self, image: Tensor, mask: Tensor | None, is_causal: bool

@@ -40,7 +40,7 @@ class LaterDropout(nn.Dropout):
 
 @cache
 def hosted(stock: type[NaFlexVit]) -> type[NaFlexVit]:
-    """Return the converted counterpart of a NaFlexVit class; errors as of `hosted_class`."""
+    """Return the converted counterpart of a NaFlexVit class, or raise `UnsupportedHost` as `hosted_class` does."""
     return hosted_class(HostedNaFlex, stock, NaFlexVit, OVERRIDDEN)
 
 

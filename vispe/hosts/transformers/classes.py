@@ -1,6 +1,6 @@
 """Subclasses of transformers' classes, made when they are needed; they keep the names that checkpoints record.
 
-Every class is found again under its name in this module, so converted models can be pickled. To call such a class
+Every class is found again under its name in this module, so converted models can be pickled. Calling such a class
 builds the stock class, and converts it where the configuration that it is built from names an encoding.
 """
 

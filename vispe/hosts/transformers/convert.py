@@ -88,10 +88,10 @@ def convert_named(model: nn.Module) -> None:
             f"vispe.convert was given no encoding or position scheme, and the configuration of this "
             f"{type(model).__name__} names none; say which, as in vispe.convert(model, 'mrope_i')."
         )
-    made = _put_named(model)
-    if made:
+    new = _put_named(model)
+    if new:
         warnings.warn(
-            f"{made} weights of the encoding were made anew, not loaded; vispe.from_pretrained loads those that were "
+            f"{new} weights of the encoding were made anew, not loaded; vispe.from_pretrained loads those that were "
             "saved.",
             UserWarning,
             stacklevel=3,

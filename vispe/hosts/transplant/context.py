@@ -67,8 +67,8 @@ class Context:
         layer, seven hundredths of a ViT-S forward of one image.
 
         Args:
-            module: see `attend`.
-            x: see `attend`.
+            module: the layer; its `vispe_layer`, `pos_enc` and `fused_attn` are read.
+            x: its input (b, n, d).
         """
         if isinstance(x, torch.fx.Proxy):
             return None
@@ -98,7 +98,7 @@ class Context:
         Args:
             module: the layer; its `vispe_layer`, `pos_enc` and `fused_attn` are read.
             q: queries (b, h, n, d_h) after qk-norm.
-            k: keys, likewise.
+            k: keys of the same shape.
             v: values.
             x: input of the layer (b, n, d).
             dropout_p: dropout of the attention weights.
@@ -136,14 +136,14 @@ class Context:
         """Return attention in two steps, for layers whose weights pass through a module of their own.
 
         Args:
-            module: see `attend`.
+            module: the layer; its `vispe_layer` and `pos_enc` are read.
             queries: one tensor (b, h, n, d_h), or one for each map that a head has.
-            keys: likewise.
-            v: see `attend`.
-            x: see `attend`.
+            keys: as many, of the same shape.
+            v: values (b, h, n, d_v).
+            x: input of the layer (b, n, d).
 
         Raises:
-            ShapeError: see `attend`.
+            ShapeError: samples of different grids are mixed, and the bias is a table that belongs to one grid.
         """
         encodings = self._encodings(module)
         where = (encodings, self.positions, module.vispe_layer, x, self.mixed)

@@ -91,11 +91,9 @@ class LoadsWeights(nn.Module):
         prefix: str,
         local_metadata: dict[str, Any],
         strict: bool,
-        missing: list[str],
-        unexpected: list[str],
-        errors: list[str],
+        *lists: list[str],
     ) -> None:
-        terms = _terms(self)
+        terms, (_, unexpected, _) = _terms(self), lists  # missing names, unexpected ones, errors
         refuse_other(local_metadata, terms, self.vispe.stock.__name__)
         if saved_terms(local_metadata) is not None:
             _compare_grids(self, saved_grid(local_metadata))
@@ -109,9 +107,9 @@ class LoadsWeights(nn.Module):
             self._vispe_fill(state_dict, prefix, paths)
             for name in self._vispe_unused(state_dict, prefix):
                 del state_dict[name]
-                what = "own rotary embedding" if ".rope." in f".{name}" else "absolute table"
-                _logger.info("The checkpoint's %s is not used: this model has %s.", what, self.vispe.spec)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+                entry = "own rotary embedding" if ".rope." in f".{name}" else "absolute table"
+                _logger.info("The checkpoint's %s is not used: this model has %s.", entry, self.vispe.spec)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         # what was taken out is a registered None, below which torch takes every entry for known
         gone = tuple(f"{prefix}{name}." for name, child in self._modules.items() if child is None)
         unexpected += [name for name in state_dict if name.startswith(gone)] if strict and gone else []
@@ -154,20 +152,20 @@ def _terms(model: LoadsWeights) -> list[dict[str, Any]]:
 
     Options are those of its encodings, which know what an option that was left out stands for.
     """
-    made: dict[str, list[dict[str, Any]]] = {}
+    by_name: dict[str, list[dict[str, Any]]] = {}
     layers: set[str] = set()
     for path, encoding in model._vispe_paths():
         if not (path == _HOME or not layers):
             continue  # each layer has the same
         layers |= {path} - {_HOME}
         for part in encoding.parts():
-            made.setdefault(part.name, []).append(part.spec)
+            by_name.setdefault(part.name, []).append(part.spec)
     state = model.vispe
     kept = (("learn", state.keep_abs), ("rope", state.keep_rope))
     terms = [{"name": word} for word, stays in kept if stays]
     for term in plain_terms(state.spec):
-        found = made.get(term["name"])
-        terms.append(found.pop(0) if found else term)  # those without effect in the first layer have none
+        specs = by_name.get(term["name"])
+        terms.append(specs.pop(0) if specs else term)  # those without effect in the first layer have none
     return terms
 
 

@@ -189,12 +189,14 @@ def put_in(model: Any, family: Family, wanted: Wanted, built: bool = False) -> N
     if keep_abs:
         family.check_aside(model, table)
     plan = _planned(model, family, wanted, stock, keep_rope)
-    if built:  # `family.word` has kept the constructor from making a table
+    # a constructor that was called with `family.word` has made no table, so the model lacks it all the same
+    if built:
         gone = {
             "absolute table": not keep_abs and (family.word is not None or has_table),
             "rotary embedding": not keep_rope and has_rope,
         }
         lost = tuple(name for name, is_gone in gone.items() if is_gone)
+    # nothing fails from here on
     if old:
         _strip(model, family)
     table = _own(model, keep_abs, has_table, family.take_table, family.put_table, table)
@@ -213,6 +215,7 @@ def put_in(model: Any, family: Family, wanted: Wanted, built: bool = False) -> N
         keep_rope=keep_rope,
         rope=None if built else rope,
     )
+    # parameters stay where they are: only classes change, and encodings come as modules of their own
     model.__class__ = plan.cls
     attach(model, plan.shared)
     if plan.inside:

@@ -89,10 +89,10 @@ def positions(
             f"The patch embedding gave {tokens} tokens for an image of {size} pixels but its grid is {grid.shape}; "
             f"{advice}"
         )
-    found = grid.shape if embed is None else tuple(embed.dynamic_feat_size(size))
-    if found != grid.shape:
+    patches = grid.shape if embed is None else tuple(embed.dynamic_feat_size(size))
+    if patches != grid.shape:
         raise ShapeError(
-            f"The image of {size} pixels has {found} patches but its grid is {grid.shape}; {advice}"
+            f"The image of {size} pixels has {patches} patches but its grid is {grid.shape}; {advice}"
         )
     pos = (cache or PositionCache())(grid, image)
     for encoding in encodings:
@@ -132,7 +132,7 @@ def attend(
     mixed: bool,
     **arguments: Any,
 ) -> Tensor:
-    """Return attention with everything that `encodings` do in block `layer`; see `vispe.encodings.layer.attend`.
+    """Return attention (b, h, n, d_v) with everything that `encodings` do in block `layer`.
 
     Raises:
         ShapeError: samples of different grids are `mixed`, and the bias is a table that belongs to one grid.
@@ -154,7 +154,7 @@ def scores(
     mixed: bool,
     **masks: Any,
 ) -> Scores:
-    """Return the same in two steps; see `vispe.hosts.transplant.context.Context.scores`."""
+    """Return attention in two steps, for layers whose weights pass through a module of their own."""
     if mixed:
         _check_mixed(encodings, pos, layer, x)
     bias, transform = bias_of(encodings, pos, layer, x), transform_of(encodings, pos, layer, x)

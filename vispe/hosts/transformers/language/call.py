@@ -201,9 +201,9 @@ def _of_pictures(
 ) -> tuple[Tensor, SequenceState]:
     """Return coordinates of tokens among which are pictures."""
     valid = valid_tokens(keys, call.mask)
-    made = call.coordinates(keys, valid, state)
-    after = state_after(made, keys, valid)
+    coordinates = call.coordinates(keys, valid, state)
+    after = state_after(coordinates, keys, valid)
     if state is not None:
         padding = after.padding * counted + state.padding  # else keys were counted with padding
         after = replace(after, padding=padding, by_mask=state.by_mask)
-    return made.ids, after
+    return coordinates.ids, after

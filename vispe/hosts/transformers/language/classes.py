@@ -86,9 +86,9 @@ class PositionedGeneration:
         if seen and not given(model_kwargs, *PIXELS) and not call.types_of(new).any():
             return
         valid = valid_tokens(new, mask)
-        made = call.coordinates(new, valid, state)
-        table, span = by_key(made, new, valid)
-        model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(made, new, valid).offset})
+        coordinates = call.coordinates(new, valid, state)
+        table, span = by_key(coordinates, new, valid)
+        model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(coordinates, new, valid).offset})
         model_kwargs.pop("tile_grids", None)
 
     def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], seen: int, length: int) -> Call:

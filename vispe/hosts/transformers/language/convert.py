@@ -43,7 +43,7 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
 
     Args:
         model: the model with its head, or without.
-        spec: see `vispe.multimodal.create_scheme`.
+        spec: name of a position scheme, with options, or a finished `Scheme`.
         late_rotation: turn queries and keys inside the attention, so that the cache holds keys without positions;
             always so for schemes with an axis for each head.
         **options: options of the scheme.
@@ -182,9 +182,9 @@ def describe_vlm(model: nn.Module) -> str:
     names = {-1: "-", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {-1: "-"}
     shown = " ".join(names.get(a, str(a)) for a in (axes[:, 0] if axes.ndim == 2 else axes).tolist())
     shown += " (-: not turned)" if bool((axes < 0).any()) else ""
-    what = "key head" if axes.ndim == 2 else "pair of channels, from the highest frequency"
+    unit = "key head" if axes.ndim == 2 else "pair of channels, from the highest frequency"
     where = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
     return (
         f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
-        f"  axis of each {what}: {shown}\n  turns {where}"
+        f"  axis of each {unit}: {shown}\n  turns {where}"
     )

@@ -131,9 +131,9 @@ def _any_resolution(config: Any, given: dict[str, Any]) -> list[Image]:
         raise InputError(f"batch_num_images adds up to {len(cut)} images, but image_sizes has {len(sizes)}.")
     limit = int((given.get("vision_aspect_ratio") or config.vision_aspect_ratio).removeprefix("anyres_max_"))
     blocks: list[Image] = []
-    for size, alone in zip(sizes, cut, strict=True):
+    for size, is_cut in zip(sizes, cut, strict=True):
         blocks.append(Image(side, side))
-        if not alone:
+        if not is_cut:
             blocks.append(Image(1, 1))  # the token that ends the image
             continue
         rows, cols = llava.get_anyres_image_grid_shape(

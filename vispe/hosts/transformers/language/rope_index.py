@@ -69,9 +69,9 @@ class PositionedIndex(PositionedModel):
             )
         mask = None if attention_mask is None else attention_mask.bool()
         grids = {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
-        made = self._indexed(input_ids, mask, {**grids, "second_per_grid_ts": second_per_grid_ts})
+        coordinates = self._indexed(input_ids, mask, {**grids, "second_per_grid_ts": second_per_grid_ts})
         kind = input_ids.dtype if _whole(str(self.vispe_scheme)) else torch.float64
-        return made.ids.to(kind), made.delta().to(kind)
+        return coordinates.ids.to(kind), coordinates.delta().to(kind)
 
     def compute_3d_position_ids(
         self,

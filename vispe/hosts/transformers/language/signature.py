@@ -26,14 +26,14 @@ def like_stock(made: type, *names: str, **more: Any) -> None:
 def _typed(ours: Callable[..., Any], stock: Callable[..., Any], more: dict[str, Any]) -> Callable[..., Any]:
     """Return `ours` with the signature and the words of `stock`, and more keywords before its last ones."""
     signature = inspect.signature(stock)
-    found = list(signature.parameters.values())
+    parameters = list(signature.parameters.values())
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
         for name, kind in more.items()
         if name not in signature.parameters
     ]
-    last = [p for p in found if p.kind is p.VAR_KEYWORD]
-    order = tuple(p.name for p in found if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
+    last = [p for p in parameters if p.kind is p.VAR_KEYWORD]
+    order = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
 
     @wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,6 +41,6 @@ def _typed(ours: Callable[..., Any], stock: Callable[..., Any], more: dict[str, 
             raise TypeError(f"{stock.__qualname__} takes {len(order)} arguments by place, got {len(args)}.")
         return ours(self, **dict(zip(order, args, strict=False)), **kwargs)
 
-    first = [p for p in found if p not in last]
+    first = [p for p in parameters if p not in last]
     method.__signature__ = signature.replace(parameters=[*first, *added, *last])  # type: ignore[attr-defined]
     return method

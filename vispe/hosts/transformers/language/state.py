@@ -145,7 +145,7 @@ def text_coordinates(scheme: Scheme, keys: Tensor, state: SequenceState) -> Tens
     return scheme.text(keys.double() * scheme.step + state.offset[:, None])
 
 
-def by_key(made: Coordinates, keys: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+def by_key(coordinates: Coordinates, keys: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """Return the coordinates of a prompt by key, to be looked up again whatever part of it is asked for.
 
     Returns:
@@ -155,7 +155,7 @@ def by_key(made: Coordinates, keys: Tensor, valid: Tensor) -> tuple[Tensor, Tens
     first = torch.where(valid, keys, keys.max()).amin(1)
     count = valid.sum(1)
     slot = torch.where(valid, keys - first[:, None], keys.shape[1])
-    ids = made.ids.movedim(1, 0)
+    ids = coordinates.ids.movedim(1, 0)
     table = ids.new_zeros(*ids.shape[:2], keys.shape[1] + 1)
     table.scatter_(2, slot[:, None].expand_as(ids), ids)
     return table[..., :-1], torch.stack([first, count], 1)
@@ -165,10 +165,10 @@ def look_up(scheme: Scheme, keys: Tensor, table: Tensor, span: Tensor, offset: T
     """Return the coordinates (axes, b, s) of keys: from the table of the prompt, or of text that follows it."""
     slot = keys - span[:, :1]
     inside = (slot >= 0) & (slot < span[:, 1:])
-    found = table.gather(
+    prompt = table.gather(
         2, slot.clamp(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
     ).movedim(1, 0)
-    return torch.where(inside, found, scheme.text(keys.double() * scheme.step + offset[:, None]))
+    return torch.where(inside, prompt, scheme.text(keys.double() * scheme.step + offset[:, None]))
 
 
 def check_filled_here(cache: Any) -> None:

@@ -1,6 +1,6 @@
 """Saving and loading of transformers' models, once vispe is imported: what is converted is never lost without a word.
 
-`PreTrainedModel.save_pretrained` and `from_pretrained` are wrapped in place, in the moment in which transformers'
+`PreTrainedModel.save_pretrained` and `from_pretrained` are wrapped in place, when transformers'
 base class is imported (`vispe.hosts.arrival`); what they do to other models stays as it is. What knows the models is
 therefore imported when one is saved or loaded.
 """
@@ -54,9 +54,9 @@ def _saving(original: Callable[..., None]) -> Callable[..., None]:
             c for c in configs if not hasattr(c, "model_args")
         ]  # timm's towers come back by `model_args`
         if named:
-            what = " and ".join(record.shown(record.read(c)) for c in named)
+            parts = " and ".join(record.shown(record.read(c)) for c in named)
             warnings.warn(
-                f"{type(self).__name__} is saved with {what}, which from_pretrained of transformers does not build; "
+                f"{type(self).__name__} is saved with {parts}, which from_pretrained of transformers does not build; "
                 f"load it with vispe.from_pretrained.",
                 UserWarning,
                 stacklevel=2,
@@ -99,13 +99,13 @@ def _check_keys(name: str, info: dict[str, Any]) -> None:
     missing, others = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if not missing and not others:
         return
-    said = [
+    reasons = [
         f"{len(keys)} weights {what} ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
         for keys, what in ((missing, "of the model are missing"), (others, "are not of this model"))
         if keys
     ]
     raise InputError(
-        f"The {name} that the configuration names does not fit the weights beside it: {' and '.join(said)}. Load it "
+        f"The {name} that the configuration names does not fit the weights beside it: {' and '.join(reasons)}. Load it "
         "with the class that it was saved from, and with the configuration that was saved with it."
     )
 

@@ -34,9 +34,9 @@ def read(config: Any) -> dict[str, Any]:
     if entry is None:
         return {}
     if not isinstance(entry, dict) or (unknown := sorted(set(entry) - set(_ENTRIES))):
-        found = unknown if isinstance(entry, dict) else entry
+        strange = unknown if isinstance(entry, dict) else entry
         raise InputError(
-            f"config.vispe has {found!r}, which vispe {__version__} does not know; it was written by "
+            f"config.vispe has {strange!r}, which vispe {__version__} does not know; it was written by "
             f"{entry.get('version', 'another version') if isinstance(entry, dict) else 'another program'}."
         )
     return entry
@@ -44,8 +44,8 @@ def read(config: Any) -> dict[str, Any]:
 
 def write(model: nn.Module) -> list[Any]:
     """Let the configurations of a model name what its parts have now, and return these configurations."""
-    found = list(_converted(model))
-    for module, entry in found:
+    parts = list(_converted(model))
+    for module, entry in parts:
         before, config = read(module.config), module.config
         if hasattr(module, "timm_model"):
             arguments = config.model_args or {}
@@ -53,7 +53,7 @@ def write(model: nn.Module) -> list[Any]:
             entry |= {WORD: before[WORD]} if WORD in before else first
             config.model_args = {**arguments, WORD: _plain(module.timm_model.vispe.saved)}
         setattr(config, KEY, {"version": __version__, **_plain(entry)})
-    return [module.config for module, _ in found]
+    return [module.config for module, _ in parts]
 
 
 def erase(model: nn.Module) -> None:

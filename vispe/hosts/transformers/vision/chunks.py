@@ -58,13 +58,13 @@ class Chunks:
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
     ) -> Tensor:
-        """Return attention (tokens, h * d_h) inside each chunk; see `Context.attend`.
+        """Return attention (tokens, h * d_h) inside each chunk.
 
         Args:
             module: the attention layer.
             q: queries (tokens, h, d_h).
-            k: keys, likewise.
-            v: values, likewise.
+            k: keys of the same shape.
+            v: values of the same shape.
             x: input of the layer (tokens, d).
             dropout_p: dropout of the attention weights.
         """
@@ -155,8 +155,8 @@ def chunks_of(
         index = torch.tensor(at)[:, None] + torch.arange(n)
         pos = _positions(cells[index], Grid((h, w), reference=reference), device)
         order.append(index.flatten())
-        alone = len(starts) == 1
-        groups.append(Group(None if alone else index.to(device), len(at), bound(pos)))
+        one_group = len(starts) == 1
+        groups.append(Group(None if one_group else index.to(device), len(at), bound(pos)))
     back = None if len(groups) == 1 else torch.cat(order).argsort().to(device)
     return Chunks(groups, back)
 

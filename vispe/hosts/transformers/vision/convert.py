@@ -2,7 +2,7 @@
 
 The towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose patches lie in the order in which they are merged, one image
 after another; those of CLIP, SigLIP and InternVL, of which LLaVA, LLaVA-OneVision and InternVL are made; and towers
-that timm made, which are converted as any timm model. How is in `vispe.hosts.transplant.plan`.
+that timm made, which are converted as any timm model. The steps are in `vispe.hosts.transplant.plan`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
 from vispe.hosts.transformers.classes import positioned
 from vispe.hosts.transformers.vision.family import (
     FAMILIES,
+    NoTable,
     attentions,
-    check_values,
     family_of,
     family_of_class,
-    put_table,
     reference_of,
     stock_type,
-    table_of,
-    take_table,
+    table_holder,
 )
 from vispe.hosts.transformers.vision.tower import SWAPS, swapped
 from vispe.hosts.transplant import plan
-from vispe.hosts.transplant.fitting import refuse_patched
+from vispe.hosts.transplant.fitting import moved, refuse_patched
 from vispe.hosts.transplant.twins import advice
 from vispe.hosts.transplant.words import Wanted, read
 
@@ -82,13 +80,25 @@ class _Tower(plan.Family):
         return f"of each image, trained at {trained}, {family_of(model).prefix} prefix tokens"
 
     def has_table(self, model: Any) -> bool:
-        return table_of(model) is not None
+        if family_of(model).table is None:
+            return False
+        holder, name = table_holder(model)
+        return not isinstance(getattr(holder, name), NoTable | None)
 
     def take_table(self, model: Any) -> Any:
-        return take_table(model)
+        holder, name = table_holder(model)
+        table = getattr(holder, name)
+        if isinstance(table, nn.Parameter):
+            holder.register_parameter(name, None)
+        else:
+            setattr(holder, name, NoTable(table))
+        return table
 
     def put_table(self, model: Any, kept: Any) -> None:
-        put_table(model, kept)
+        holder, name = table_holder(model)
+        like = next(model.parameters())
+        is_parameter = isinstance(kept, nn.Parameter)
+        setattr(holder, name, moved(kept, like) if is_parameter else kept.to(like.device, like.dtype))
 
     def has_rope(self, model: Any) -> bool:
         return family_of(model).rope
@@ -115,7 +125,13 @@ class _Tower(plan.Family):
             attend(q, q, q, parts, pos, 0, x, backend="reference")
 
     def check_aside(self, model: Any, table: Any) -> None:
-        check_values(model, table)
+        """Raise when the table never got values, as the weights were saved without it."""
+        weight = table if isinstance(table, nn.Parameter | None) else table.weight
+        if weight is not None and weight.is_meta and not next(model.parameters()).is_meta:
+            raise UnsupportedCombination(
+                f"This {stock_type(model).__name__} was saved without its absolute table, so there is none to bring "
+                "back; load the stock model that it was made from."
+            )
 
 
 TOWER = _Tower()
@@ -130,21 +146,21 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
     Raises:
         UnsupportedHost: there is no vision tower in it, or one of a class that vispe does not know.
     """
-    found: Any = model
-    while family_of(found) is None:
-        parts = (getattr(found, name, None) for name in _INSIDE)
+    tower: Any = model
+    while family_of(tower) is None:
+        parts = (getattr(tower, name, None) for name in _INSIDE)
         inner = next((part for part in parts if isinstance(part, nn.Module)), None)
         if inner is None:
             break
-        found = inner
-    if family_of(found) is None and not any(c.__module__.startswith("timm.") for c in type(found).__mro__):
+        tower = inner
+    if family_of(tower) is None and not any(c.__module__.startswith("timm.") for c in type(tower).__mro__):
         known = ", ".join(f.tower for f in FAMILIES)
-        where = "" if found is model else f" with a {type(found).__name__} inside"
+        where = "" if tower is model else f" with a {type(tower).__name__} inside"
         raise UnsupportedHost(
             f"A vision tower was looked for in a {type(model).__name__}{where}, and none that vispe knows was found; "
-            f"it knows {known}, and those of timm. {advice(found) or advice(model) or ''}".rstrip()
+            f"it knows {known}, and those of timm. {advice(tower) or advice(model) or ''}".rstrip()
         )
-    return found
+    return tower
 
 
 def convert_vision(
@@ -162,7 +178,7 @@ def convert_vision(
 
     Args:
         model: a vision-language model, or its tower.
-        spec: see `vispe.convert`.
+        spec: an encoding, or a sum of encodings and of what stays of the tower's own.
         keep_abs: whether the tower's own absolute table stays in use beside the encoding. None keeps what there is,
             except in towers of timm, where it means the same as in `vispe.convert`.
         keep_rope: likewise, of its own rotary embedding.

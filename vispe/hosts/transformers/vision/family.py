@@ -8,9 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vispe.errors import UnsupportedCombination
 from vispe.hosts.transformers.classes import stock_of
-from vispe.hosts.transplant.fitting import moved
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Family:
         module: where the class is, in `transformers.models`.
         tower: its name.
         attention: that of its attention.
-        kind: how a context reaches attention, see `vispe.hosts.transformers.vision.tower.SWAPS`.
+        kind: how a context reaches attention, one of the names in `SWAPS` of the towers.
         blocks: path of the blocks.
         attn: name of attention in a block.
         table: path of the absolute table; None where there is none.
@@ -130,45 +128,7 @@ def pair(size: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def table_of(tower: nn.Module) -> Any:
-    """Return the absolute table that is in use, or None."""
-    if family_of(tower).table is None:
-        return None
-    holder, name = _holder(tower)
-    table = getattr(holder, name)
-    return None if isinstance(table, NoTable) else table
-
-
-def take_table(tower: nn.Module) -> Any:
-    """Take the absolute table out and return it."""
-    holder, name = _holder(tower)
-    table = getattr(holder, name)
-    if isinstance(table, nn.Parameter):
-        holder.register_parameter(name, None)
-    else:
-        setattr(holder, name, NoTable(table))
-    return table
-
-
-def put_table(tower: nn.Module, table: Any) -> None:
-    """Put the absolute table back, on the device and in the dtype that the tower has now."""
-    holder, name = _holder(tower)
-    like = next(tower.parameters())
-    is_parameter = isinstance(table, nn.Parameter)
-    setattr(holder, name, moved(table, like) if is_parameter else table.to(like.device, like.dtype))
-
-
-def check_values(tower: nn.Module, table: Any) -> None:
-    """Raise when a table that was taken out never got values, as the weights were saved without it."""
-    weight = table if isinstance(table, nn.Parameter | None) else table.weight
-    if weight is not None and weight.is_meta and not next(tower.parameters()).is_meta:
-        raise UnsupportedCombination(
-            f"This {stock_type(tower).__name__} was saved without its absolute table, so there is none to bring back; "
-            "load the stock model that it was made from."
-        )
-
-
-def _holder(tower: nn.Module) -> tuple[nn.Module, str]:
+def table_holder(tower: nn.Module) -> tuple[nn.Module, str]:
     """Return the module that holds the absolute table, and its name there."""
     path, _, name = family_of(tower).table.rpartition(".")
     return tower.get_submodule(path), name
