@@ -174,4 +174,7 @@ def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, 
             q, k = torch.randn(2, 1, 2, pos.tokens, 4)
             dense = encoding.bias(pos, 0).dense(q=q, k=k, scale=1.0)[0]
             q, k = (t[0][:, keep].transpose(0, 1) for t in (q, k))
-            same(encoding.bias(kept, 0).dense(q=q, k=k, scale=1.0)[i], dense[:, keep[i]][:, :, keep[i]])
+            # with wide spacings biases reach 100, of which 2e-6 is less than the last place of float32
+            digits = dense.abs().max().clamp(min=1)
+            dropped = encoding.bias(kept, 0).dense(q=q, k=k, scale=1.0)[i]
+            same(dropped / digits, dense[:, keep[i]][:, :, keep[i]] / digits)
