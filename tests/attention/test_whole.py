@@ -1,11 +1,14 @@
 """Biases in place of the product of queries and keys: who serves them, and what is never confused."""
 
 import pytest
+import timm
 import torch
 
+import vispe
 from tests.attention.cases import CASES, tensors
-from vispe import Grid, attention, explain
+from vispe import Biased, Grid, attention, explain
 from vispe.attention import DistanceBias, LowRankBias, SumBias, TableBias
+from vispe.encodings import registry
 from vispe.errors import BackendUnavailable, UnsupportedCombination
 
 POS = Grid((3, 4), prefix=1).positions()
@@ -76,3 +79,37 @@ def test_compiled(name):
 
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(f, backend="aot_eager")(q, k, v), f(q, k, v))
+
+
+class Window(Biased):
+    """Each token attends to those near it, whatever they hold; fixed, so its mask is kept."""
+
+    name = "window"
+    paper, year = "none", 2026
+
+    def bias(self, pos, layer, x=None):
+        return DistanceBias((0.7,), pos).as_whole()
+
+
+@pytest.fixture
+def window(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY, "window": Window})
+    return Window()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_hosts_do_not_add_the_product(window, fused):
+    """Stock attention runs with the mask of a fixed bias where nothing else is asked; here it must not."""
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", depth=1, embed_dim=24, num_heads=3, img_size=64, num_classes=0
+    ).eval()
+    vispe.convert(model, window)
+    attn = model.blocks[0].attn
+    attn.fused_attn = fused
+    x = torch.randn(2, 3, 64, 64)
+    before = model(x)
+    with torch.no_grad():
+        attn.qkv.weight[:48] = 0  # queries and keys
+        attn.qkv.bias[:48] = 0
+    torch.testing.assert_close(model(x), before)

@@ -82,7 +82,7 @@ class Context:
             return None
         layer = module.vispe_layer
         bias = bias_of(self.encodings, self.positions, layer, x)
-        if bias is None or bias.key is None or not bias.finite or bias.per_sample:
+        if bias is None or bias.key is None or bias.whole or not bias.finite or bias.per_sample:
             return None
         if value_term_of(self.encodings, self.positions, layer) is not None:
             return None

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vispe.attention.call import Call, combine
+from vispe.attention.backends import reference
+from vispe.attention.call import Call
 from vispe.encodings.base import Encoding, bias_of, transform_of
 from vispe.hosts.transformers.vision.chunks import PackedContext
 from vispe.hosts.transplant.context import Context
@@ -142,9 +142,4 @@ def _weights(module: Any, context: Context, q: Tensor, k: Tensor, v: Tensor, x: 
     own = () if module.pos_enc is None else module.pos_enc.parts()
     where = ((*context.encodings, *own), context.positions, module.vispe_layer, x)
     call = Call(q, k, v, bias_of(*where), transform_of(*where), attn_mask=context.mask)
-    q, k, _ = call.transformed()
-    wide = torch.promote_types(q.dtype, torch.float32)
-    logits = (q.to(wide) * call.factor) @ k.to(wide).transpose(-1, -2)
-    mask, dead = combine(call.dense_bias(), call.added(), call.allowed(), call.finite)
-    weights = (logits if mask is None else logits + mask).softmax(-1)
-    return (weights if dead is None else weights.masked_fill(dead, 0.0)).to(call.dtype)
+    return reference.weights(call).to(call.dtype)
