@@ -195,14 +195,17 @@ def _hook(
         if isinstance(module, Attention):
             call, x, pos = _own_call(module, *args, **kwargs)
         else:
-            forward = _SWAPS[_STOCK.get(type(module), type(module))].forward
-            bound = inspect.signature(forward).bind(module, *args, **kwargs)
+            swapped = _SWAPS[_STOCK.get(type(module), type(module))]
+            bound = inspect.signature(swapped.forward).bind(module, *args, **kwargs)
             watcher = _Watch(bound.arguments.get("attn_mask"))
             if bound.arguments.get("is_causal"):
                 watcher.is_causal = True
             # the mask is the argument through which vispe's layers get their context
-            bound.arguments["attn_mask"] = watcher
-            forward(*bound.args, **bound.kwargs)
+            if hasattr(swapped, "vispe_attend"):  # stock layers have none of their own
+                swapped.vispe_attend(module, bound.arguments["x"], watcher)
+            else:
+                bound.arguments["attn_mask"] = watcher
+                swapped.forward(*bound.args, **bound.kwargs)
             ((call, x),), pos = watcher.seen, watcher.positions
         grid = pos.grid if pos is not None and pos.grid is not None else _grid(tower, size, x.shape[1])
         if grid.axes != 2 or grid.tokens != x.shape[1]:

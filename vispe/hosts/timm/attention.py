@@ -19,7 +19,7 @@ from vispe.hosts.transplant.context import Context
 
 
 class _Contextual(nn.Module):
-    """Attention whose mask may be a `Context`; then `_vispe_attend` computes it."""
+    """Attention whose mask may be a `Context`; then `vispe_attend` computes it."""
 
     vispe_stock_takes_masks = False  # whether timm's own attention may serve where one mask says all
 
@@ -31,9 +31,10 @@ class _Contextual(nn.Module):
             return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
         if self.vispe_stock_takes_masks and (plain := attn_mask.plain_mask(self, x)) is not None:
             return super().forward(x, attn_mask=plain)
-        return self._vispe_attend(x, attn_mask)
+        return self.vispe_attend(x, attn_mask)
 
-    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+    def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+        """Return the tokens (b, n, d) after attention with the encodings of `context`, or after the block."""
         raise NotImplementedError
 
 
@@ -42,7 +43,8 @@ class VispeAttention(_Contextual, Attention):
 
     vispe_stock_takes_masks = True
 
-    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+    def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+        """Return the tokens (b, n, d) after it, with the encodings of `context`."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return _projected(self, self.norm(_attended(self, context, self.q_norm(q), self.k_norm(k), v, x)), x)
 
@@ -50,7 +52,8 @@ class VispeAttention(_Contextual, Attention):
 class VispeDiffAttention(_Contextual, DiffAttention):
     """timm's differential attention with positional encodings; both maps of a head share its encoding."""
 
-    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+    def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+        """Return the tokens (b, n, d) after it, with the encodings of `context`."""
         q, k, v = self.qkv(x).chunk(3, dim=2)
         return self.proj_drop(self.proj(self.norm(_differential(self, context, q, k, v, x))))
 
@@ -107,7 +110,8 @@ class VispeAttentionRope(_Rotated, AttentionRope):
 class VispeParallelScalingBlock(_Contextual, ParallelScalingBlock):
     """timm's block with attention and MLP side by side, with positional encodings."""
 
-    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+    def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+        """Return the tokens (b, n, d) after it, with the encodings of `context`."""
         y = self.in_norm(x)
         mlp, q, k, v = self.in_proj(y).split(self.in_split, dim=-1)
         q, k, v = (_split(t, self.num_heads) for t in (q, k, v))
@@ -117,7 +121,8 @@ class VispeParallelScalingBlock(_Contextual, ParallelScalingBlock):
 class VispeDiffParallelScalingBlock(_Contextual, DiffParallelScalingBlock):
     """timm's side-by-side block with differential attention, with positional encodings."""
 
-    def _vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+    def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
+        """Return the tokens (b, n, d) after it, with the encodings of `context`."""
         y = self.in_norm(x)
         mlp, q, k, v = self.in_proj(y).split(self.in_split, dim=-1)
         return _side_by_side(self, x, _differential(self, context, q, k, v, y), mlp)
