@@ -72,7 +72,7 @@ def segment(
             silhouette is taken. They are numbered from dark to bright.
         cluster_method: kmeans, or spectral, which finds clusters of any shape and takes longer.
         text: the classes in words, in place of labels, such as --text matrix precipitate; 'pore/hole' are two words for
-            one class, and a single class is told from a background. Words are unreliable on micrographs: compare
+            one class, and a single class is compared with a background. Words are unreliable on micrographs: compare
             with a few scribbles before using a number.
         readout: how a CLIP model is read patch by patch: naclip (default), clearclip, sclip, maskclip or vanilla, with
             options such as 'naclip(sigma=3,residual=true,mlp=true)'.

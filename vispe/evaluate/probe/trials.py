@@ -17,9 +17,6 @@ from vispe.evaluate.probe.ramps import check_target, ramp, sample_mask, sample_r
 POSITIONS = ("lr+ud", "lr", "ud", "diag", "radial", "raster")
 """Targets of the comparisons: column and row together, column, row, diagonal, distance to the centre, raster order."""
 
-TOLD = POSITIONS
-"""The name before."""
-
 
 @dataclass(frozen=True)
 class Trial:

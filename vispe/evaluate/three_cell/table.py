@@ -199,7 +199,7 @@ def report(rows: Sequence[Row]) -> Page:
     if len(blind) == len(means):
         verdict = f"No encoding beats the best constant answer ({best['majority']['average']:.0f} %)."
         tone = "bad"
-    page = Page("three cells", "What positions can be told", verdict, tone)
+    page = Page("three cells", "What positions can be read", verdict, tone)
     page.text(
         "Each model sees one red, one green and one blue cell on black and answers: is green or blue nearer to red, "
         "do the three turn left or right, which area is larger, how far out does their sum lie. Without position the "

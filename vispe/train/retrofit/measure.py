@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vispe.backbones.batches import FeatureFunction, features_of
 from vispe.backbones.maps import VisionModel
 from vispe.backbones.tokens import final_tokens
-from vispe.evaluate.probe.trials import TOLD, Trials
+from vispe.evaluate.probe.trials import POSITIONS, Trials
 from vispe.train.evaluate.pair import SIDES, Pair, likeness
 from vispe.train.evaluate.pictures import Noise, Settings, Textures, probe_step
 from vispe.train.retrofit.config import Probe
@@ -98,7 +98,7 @@ def compare(pair: Pair, kinds: Mapping[str, Sequence[Tensor]], probe: Probe) -> 
         report[kind] = {
             "pictures": len(images),
             **{
-                side: dict(zip((*TOLD, "shuffled"), map(_plain, values), strict=True))
+                side: dict(zip((*POSITIONS, "shuffled"), map(_plain, values), strict=True))
                 for side, values in medians.items()
             },
             "cosine": _plain(np.mean([one.cosine_blanked for one in kept])),
@@ -153,7 +153,7 @@ def verdict(report: Mapping[str, Any], data: Mapping[str, Any], blank: int, chan
 
 
 def _trials(probe: Probe, patches: int) -> Trials:
-    return Trials(TOLD, probe.step or probe_step(patches), probe.masks)
+    return Trials(POSITIONS, probe.step or probe_step(patches), probe.masks)
 
 
 def _plain(value: float) -> float | None:

@@ -24,7 +24,7 @@ KINDS = {"noise": "noise image", "textures": "texture", "images": "image"}
 
 _TARGETS = (
     "Targets: lr is the column of a patch, ud its row, lr+ud both; diag runs along the diagonal, radial from the "
-    "centre to the rim, raster in reading order. R² is 1 when the place of a patch can be told from its features "
+    "centre to the rim, raster in reading order. R² is 1 when the place of a patch can be read from its features "
     "alone, and 0 or less when it cannot. It is measured on patches that were not fitted (held-out)."
 )
 _CONTROLS = (
