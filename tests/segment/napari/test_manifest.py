@@ -1,4 +1,4 @@
-"""What napari is told about the plugin."""
+"""What the manifest of the plugin says to napari."""
 
 import json
 import tomllib
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-FILE = ROOT / "vispe" / "napari" / "napari.yaml"
+FILE = ROOT / "vispe" / "segment" / "napari" / "napari.yaml"
 
 
 @pytest.fixture(scope="module")
