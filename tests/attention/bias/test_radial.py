@@ -8,7 +8,7 @@ from vispe import Grid, attention
 from vispe.attention import DistanceBias, RadialBias
 from vispe.attention.backends import blocked
 from vispe.attention.bias.lower import not_a_table, table_of
-from vispe.errors import OptionError
+from vispe.errors import OptionError, ShapeError
 
 GRIDS = [Grid((7,), 2), Grid((3, 4), 1), Grid((1, 5)), Grid((4, 1)), Grid((2, 3, 4), 1, (5.0, 0.7, 0.5))]
 RULES = [
@@ -111,3 +111,13 @@ def test_fixed_functions_keep_their_mask():
 def test_bad_rules_are_refused():
     with pytest.raises(OptionError, match="metric must be one of"):
         RadialBias(hat, metric="cosine")
+
+
+def test_a_function_without_heads_is_refused():
+    bias = RadialBias(torch.cos, Grid((2, 3)).positions())
+    with pytest.raises(
+        ShapeError, match=r"returns \(heads or 1, 36\) .* got \(36,\); give it an axis for heads"
+    ):
+        bias.dense()
+    with pytest.raises(ShapeError, match=r"returns \(heads or 1, 6\)"):
+        bias.table(Grid((2, 3)))

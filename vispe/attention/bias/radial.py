@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vispe.attention.bias.base import Bias, Request
 from vispe.attention.bias.distances import Metric, Normalize, Reference, check_rule, distances, offsets
+from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
 
@@ -31,6 +32,7 @@ class RadialBias(Bias):
 
     Raises:
         OptionError: there is no such metric or normalisation.
+        ShapeError: when it is used, the function returns something else than (h or 1, m).
 
     Example:
         >>> import torch
@@ -68,13 +70,22 @@ class RadialBias(Bias):
         """What it depends on beside its positions; None where that has a gradient."""
         return None if self._key is None else ("radial", self._key, self.spacing, *self.rule)
 
+    def _of(self, distance: Tensor) -> Tensor:
+        """Return the values of the function (h or 1, ...) at distances of any shape."""
+        values = self.function(distance.flatten())
+        if values.ndim != 2 or values.shape[1] != distance.numel():
+            raise ShapeError(
+                f"RadialBias needs a function that returns (heads or 1, {distance.numel()}) for as many distances, got "
+                f"{tuple(values.shape)}; give it an axis for heads in front."
+            )
+        return values.reshape(len(values), *distance.shape)
+
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)
         apart = pos_q if self.spacing is None else pos_q.spaced(self.spacing)
         other = apart if pos_k is pos_q else pos_k if self.spacing is None else pos_k.spaced(self.spacing)
         distance = distances(apart, other, *self.rule)
-        values = ask.pick(self.function(distance.flatten()))
-        values = values.reshape(len(values), *distance.shape).transpose(0, 1)
+        values = ask.pick(self._of(distance)).transpose(0, 1)
         # a function of distance 0 says nothing of tokens without a place
         placed = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
         return values.masked_fill(~placed[:, None], 0.0)
@@ -84,8 +95,7 @@ class RadialBias(Bias):
         spaced = grid if self.spacing is None else replace(grid, spacing=self.spacing)
         device = None if self.pos is None else self.pos.coords.device
         quadrant = offsets(spaced, *self.rule, device=device)[tuple(slice(n - 1, None) for n in grid.shape)]
-        values = self.function(quadrant.flatten())
-        values = values.reshape(len(values), *quadrant.shape)
+        values = self._of(quadrant)
         # offsets of either sign have the same distance: reflect along one axis after the other
         for axis in range(1, values.ndim):
             values = torch.cat([values.narrow(axis, 1, values.shape[axis] - 1).flip(axis), values], axis)
