@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from vispe import attention
 from vispe.attention import Affine, BlockTransform, Calibrate, Chain, Expand, PairRotation
-from vispe.errors import ShapeError
+from vispe.errors import OptionError, ShapeError
 
 B, H, N, D = 2, 4, 5, 8
 
@@ -61,6 +61,8 @@ def test_calibration_is_its_formula_with_gradients(kv_heads):
     for mine, other in zip(*grads, strict=True):
         torch.testing.assert_close(mine, other)
     assert Calibrate(q_up, q_down).key(k) is k
+    with pytest.raises(ShapeError, match="two matrices for keys, got up alone"):
+        Calibrate(q_up, q_down, k_up)
     assert turn.query(q.half()).dtype == torch.float16
 
 
@@ -113,6 +115,8 @@ def test_expansion_weighs_channels_by_cosines(magnitude, width):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     with pytest.raises(ShapeError, match=f"{D + 1} angles but the head has {D} channels"):
         Expand(*torch.randn(2, 1, 1, N, D + 1).unbind(0)).query(q)
+    with pytest.raises(OptionError, match="magnitude must be None or 'softplus', got 'relu'"):
+        Expand(a.cos(), a.sin(), magnitude="relu")
     with pytest.raises(ShapeError, match="for those of keys"):
         Expand(a, a, (a[..., :1], a[..., :1]))
 

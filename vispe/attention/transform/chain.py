@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from vispe.attention.transform.affine import widened
 from vispe.attention.transform.base import Transform
+from vispe.errors import ShapeError
 
 
 class Chain(Transform):
@@ -69,6 +70,9 @@ class Calibrate(Transform):
         k_up: (h_kv, d_h, r), or None to leave keys as they are.
         k_down: (h_kv, r, d_h).
 
+    Raises:
+        ShapeError: only one of two matrices that belong together was given.
+
     Example:
         >>> import torch
         >>> x = torch.randn(1, 2, 5, 4)
@@ -86,6 +90,12 @@ class Calibrate(Transform):
         k_up: Tensor | None = None,
         k_down: Tensor | None = None,
     ) -> None:
+        for of, up, down in (("queries", q_up, q_down), ("keys", k_up, k_down)):
+            if (up is None) != (down is None):
+                given = "up" if down is None else "down"
+                raise ShapeError(
+                    f"Calibrate needs two matrices for {of}, got {given} alone; give both, or neither."
+                )
         self.q_up, self.q_down, self.k_up, self.k_down = q_up, q_down, k_up, k_down
 
     def query(self, q: Tensor) -> Tensor:

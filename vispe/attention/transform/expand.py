@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vispe.attention.transform.affine import widened
 from vispe.attention.transform.base import Layout, Transform
-from vispe.errors import ShapeError
+from vispe.errors import OptionError, ShapeError
 
 Magnitude = Literal["softplus"] | None
 
@@ -29,6 +29,7 @@ class Expand(Transform):
 
     Raises:
         ShapeError: tables are not of one shape, there are more angles than channels, or there is no such layout.
+        OptionError: there is no such magnitude.
 
     Example:
         >>> import torch
@@ -55,6 +56,8 @@ class Expand(Transform):
                 )
         if layout not in ("half", "interleaved"):
             raise ShapeError(f"Expand needs layout 'half' or 'interleaved', got {layout!r}.")
+        if magnitude not in (None, "softplus"):
+            raise OptionError(f"magnitude must be None or 'softplus', got {magnitude!r}.")
         self.cos, self.sin, self.layout = cos, sin, layout
         self.magnitude: Magnitude = magnitude
         self.of_keys = self if keys is None else Expand(*keys, None, magnitude, layout)

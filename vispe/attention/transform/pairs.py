@@ -58,10 +58,10 @@ class PairRotation(Transform):
                 f"PairRotation needs cos and sin of one shape (b, h, n, pairs), got {tuple(cos.shape)} "
                 f"and {tuple(sin.shape)}."
             )
-        if keys is not None and keys[0].shape != cos.shape:
+        if keys is not None and not keys[0].shape == keys[1].shape == cos.shape:
             raise ShapeError(
                 f"PairRotation needs tables of keys of the shape of those of queries, {tuple(cos.shape)}, got "
-                f"{tuple(keys[0].shape)}."
+                f"{tuple(keys[0].shape)} and {tuple(keys[1].shape)}."
             )
         self.cos, self.sin, self.layout, self.values = cos, sin, layout, values
         self.of_keys = self if keys is None else PairRotation(*keys, layout)
