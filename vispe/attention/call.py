@@ -122,6 +122,12 @@ class Call:
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
+    def widest(self) -> int:
+        """The columns of the widest head that a kernel is given: queries and keys after the transform, or values."""
+        gained = 0 if self.transform is None else self.transform.extra
+        return max(self.q.shape[3] + gained, self.v.shape[3])
+
+    @property
     def whole(self) -> bool:
         """Whether the bias takes the place of the product of queries and keys."""
         return self.bias is not None and self.bias.whole

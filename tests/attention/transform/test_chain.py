@@ -6,6 +6,8 @@ from torch.nn import functional as F
 
 from vispe import attention
 from vispe.attention import Affine, BlockTransform, Calibrate, Chain, Expand, PairRotation
+from vispe.attention.backends import triton
+from vispe.attention.call import Call
 from vispe.errors import OptionError, ShapeError
 
 B, H, N, D = 2, 4, 5, 8
@@ -138,3 +140,17 @@ def test_backends_take_all_of_them(backend):
         grads = [torch.autograd.grad(out, [q, k, v], cotangent) for out in (found, wanted)]
         for mine, other in zip(*grads, strict=True):
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_fused_kernels_count_the_columns_that_a_transform_adds(monkeypatch):
+    monkeypatch.setattr(triton, "_no_device", lambda x: None)
+    q = torch.randn(1, 2, 6, 80)
+    angle = torch.randn(1, 1, 6, 80)
+    wide = Expand(angle.cos(), angle.sin())
+    for turn, refusal in (
+        (None, None),
+        (wide, "heads are wider than 128"),
+        (Chain(Affine(), wide), "heads are wider"),
+    ):
+        reason = triton.refuses(Call(q, q, q, transform=turn))
+        assert reason == refusal if refusal is None else refusal in reason

@@ -45,7 +45,7 @@ def refuses(call: Call) -> str | None:
             min(widths) < NARROWEST,
             f"FlexAttention needs heads of {NARROWEST} or more columns, got {min(widths)}",
         ),
-        (max(widths) > WIDEST, f"heads are wider than {WIDEST}"),
+        (call.widest > WIDEST, f"heads are wider than {WIDEST}"),
         (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
         (torch.compiler.is_exporting(), "FlexAttention is not fused in exported programs"),
     ):

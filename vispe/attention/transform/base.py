@@ -14,6 +14,11 @@ class Transform:
 
     __slots__ = ()
 
+    @property
+    def extra(self) -> int:
+        """How many columns queries and keys gain."""
+        return 0
+
     def query(self, q: Tensor) -> Tensor:
         """Transform queries (b, h, n, d_h)."""
         return q

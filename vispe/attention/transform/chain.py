@@ -30,6 +30,11 @@ class Chain(Transform):
     def __init__(self, *links: Transform) -> None:
         self.links = links
 
+    @property
+    def extra(self) -> int:
+        """How many columns queries and keys gain from all links."""
+        return sum(link.extra for link in self.links)
+
     def query(self, q: Tensor) -> Tensor:
         """Return queries after all links."""
         for link in self.links:

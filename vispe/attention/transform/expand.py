@@ -62,6 +62,11 @@ class Expand(Transform):
         self.magnitude: Magnitude = magnitude
         self.of_keys = self if keys is None else Expand(*keys, None, magnitude, layout)
 
+    @property
+    def extra(self) -> int:
+        """How many columns queries and keys gain: r."""
+        return self.cos.shape[-1]
+
     def query(self, q: Tensor) -> Tensor:
         """Return queries (b, h, n, d + r)."""
         return self._expand(q)

@@ -42,7 +42,7 @@ def refuses(call: Call) -> str | None:
         (call.dropout_p > 0, "dropout is not fused"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
         (q.shape[2] != k.shape[2], f"{q.shape[2]} queries and {k.shape[2]} keys are not one grid"),
-        (max(q.shape[3], v.shape[3]) > WIDEST, f"heads are wider than {WIDEST}"),
+        (call.widest > WIDEST, f"heads are wider than {WIDEST}"),
         (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
         (not call.factor > 0, f"the scale {call.factor} is not positive"),
     ):
