@@ -50,7 +50,9 @@ def test_queries_have_a_gradient_of_zero():
 def test_half_precision_has_no_rounding_of_the_product():
     q, k, v = (t.detach().bfloat16() * 30 for t in tensors(1, POS.tokens))
     found = attention(q, k, v, bias=FIXED.as_whole())
-    torch.testing.assert_close(found.float(), FIXED.dense().softmax(-1) @ v.float(), rtol=1e-2, atol=0.3)
+    wanted = FIXED.dense().softmax(-1) @ v.float()
+    # mask, weights and output are rounded to 2^-9; a product taken off again would leave logits off by 2^-8 of 900
+    assert (found.float() - wanted).norm() < 8e-3 * wanted.norm()
 
 
 @pytest.mark.parametrize("backend", ["triton", "flex"])
