@@ -11,49 +11,15 @@ import pytest
 from tests.golden.__main__ import main
 from tests.golden.adapters._norm import norm_of
 from tests.golden.case import Case
-from tests.golden.runner import NOT_IMPLEMENTED, run_case
+from tests.golden.runner import run_case
 
 HERE = Path(__file__).parent
 VECTORS = sorted((HERE / "golden" / "vectors").glob("*.npz"))
-DONE = (
-    "alibi2d",
-    "alibi_slopes",
-    "comrope",
-    "coord_encoders",
-    "debias",
-    "fourier",
-    "grape",
-    "group_pe",
-    "gta",
-    "head_health",
-    "hope_vlm",
-    "irpe",
-    "liere",
-    "lightnet",
-    "linear_probe",
-    "loope",
-    "mrope",
-    "peg",
-    "pesi",
-    "ppe",
-    "rope2d",
-    "rope_dhr",
-    "rope_freqs",
-    "seqpe",
-    "sincos2d",
-    "three_cell",
-    "v2pe",
-    "videorope",
-    "vrope",
-)  # encodings that must not be skipped
 
 
 @pytest.mark.parametrize("path", VECTORS, ids=lambda p: p.stem)
 def test_golden(path):
     result = run_case(path)
-    if result.status == "SKIP" and path.stem.split("__")[0] not in DONE:
-        assert result.reason == NOT_IMPLEMENTED
-        pytest.skip(f"{path.stem.split('__')[0]} is {NOT_IMPLEMENTED}")
     assert result.status == "PASS", str(result)
 
 
@@ -185,11 +151,11 @@ def test_the_command_reports_and_exits(sincos, tmp_path, monkeypatch, capsys):
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 1
-    assert lines[0] == "SKIP later__one 0 0.5 not implemented"
+    assert lines[0] == "FAIL later__one inf 0.5 there is no adapter; write tests/golden/adapters/later.py"
     assert lines[1].startswith("FAIL sincos2d__bad 0.5 1e-05 table: pos_embed differs")
     assert lines[2].startswith("PASS sincos2d__good")
-    assert lines[-1] == "1 passed, 1 failed, 1 skipped"
-    assert [r["status"] for r in json.loads((tmp_path / "out.json").read_text())] == ["SKIP", "FAIL", "PASS"]
+    assert lines[-1] == "1 passed, 2 failed"
+    assert [r["status"] for r in json.loads((tmp_path / "out.json").read_text())] == ["FAIL", "FAIL", "PASS"]
     monkeypatch.setattr(sys, "argv", [*command[2:], "-k", "good"])
     assert main() == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+    assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed"

@@ -18,6 +18,7 @@ from vispe.attention.bias.base import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.values import ValueTerm
 from vispe.attention.transform.base import Transform
+from vispe.attention.transform.chain import Chain
 from vispe.encodings.parts.kept import Kept
 from vispe.encodings.saved import keep, refuse_other, saved_grid
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
@@ -25,6 +26,13 @@ from vispe.grid import Grid, Positions
 from vispe.options import check_options, option_signature
 
 HOST_FACTS = ("dim", "num_heads", "depth", "grid")
+KNOWLEDGE = ("distance", "direction", "place", "content")  # what an encoding can tell tokens apart by
+INVARIANCES = (
+    "translation",
+    "quarter_turns",
+    "reflection",
+    "rotation",
+)  # what leaves its part of attention the same
 _FIRST = (*HOST_FACTS, "axes")  # options that a base declares come first of all
 
 
@@ -34,7 +42,9 @@ class Encoding(nn.Module):
 
     Class attributes state facts: `name`, `paper` (title and link), `year`, `ndim` (accepted numbers of axes),
     `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has
-    a form, such as a table of offsets, that needs no n x n mask).
+    a form, such as a table of offsets, that needs no n x n mask), `knows` (of `KNOWLEDGE`), `invariant` (of
+    `INVARIANCES`, to which its part of attention between patches is, with default options), `branched` (it has
+    `branches`).
 
     Annotated attributes are options, as in a dataclass: the constructor takes them as keywords, checks them by their
     annotations (`vispe.options`), and calls `__post_init__`, which makes the parameters. `axes` and what the host
@@ -57,6 +67,9 @@ class Encoding(nn.Module):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     extrapolates: ClassVar[bool] = True
     fused: ClassVar[bool] = False
+    knows: ClassVar[tuple[str, ...]] = ()
+    invariant: ClassVar[tuple[str, ...]] = ()
+    branched: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -218,7 +231,13 @@ class Additive(Encoding):
 
 
 class Rotary(Encoding):
-    """Transforms queries and keys (and values, outputs) inside attention."""
+    """Transforms queries and keys (and values, outputs) inside attention.
+
+    Attributes:
+        calibrates: it only weighs or shifts channels by what they hold, so that a rotation may follow.
+    """
+
+    calibrates: ClassVar[bool] = False
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the transform of block `layer`; the identity for tokens without a place."""
@@ -253,13 +272,14 @@ class Mixing(Encoding):
 
 
 class Compose(Additive, Rotary, Biased, Mixing):
-    """Several encodings at once: tables and biases add up, mixing runs in order, one may rotate.
+    """Several encodings at once: tables and biases add up, mixing runs in order, one may rotate, after calibrations.
 
     Args:
         encodings: the members, in order.
 
     Raises:
-        UnsupportedCombination: there is no member, or more than one of them rotates.
+        UnsupportedCombination: there is no member, more than one of them rotates, or one takes several softmaxes
+            and another works inside attention too.
     """
 
     name = "compose"
@@ -269,11 +289,12 @@ class Compose(Additive, Rotary, Biased, Mixing):
         self.members = nn.ModuleList(part for e in encodings for part in e.parts())
         if not len(self.members):
             raise UnsupportedCombination("A sum of no encodings was asked; say 'none' for no encoding.")
-        rotary = [e.name for e in self.parts() if isinstance(e, Rotary)]
+        rotary = [e.name for e in self.parts() if isinstance(e, Rotary) and not e.calibrates]
         if len(rotary) > 1:
             raise UnsupportedCombination(
                 f"{' + '.join(rotary)} was asked, but two rotary encodings would turn the same channels; keep one."
             )
+        branched_of(self.parts())
 
     def parts(self) -> tuple[Encoding, ...]:
         """Return the members, in order."""
@@ -329,7 +350,7 @@ class Compose(Additive, Rotary, Biased, Mixing):
         return sum(tables[1:], tables[0]) if tables else pos.coords.new_zeros(1, 1, 1)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return the transform of the member that rotates; the identity without one."""
+        """Return the transforms of the members that calibrate and of the one that rotates; the identity without."""
         return transform_of(self.parts(), pos, layer, x) or Transform()
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
@@ -351,7 +372,12 @@ class Compose(Additive, Rotary, Biased, Mixing):
 def bias_of(
     encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
 ) -> Bias | None:
-    """Return the sum of the biases of `encodings` in block `layer`, or None."""
+    """Return the sum of the biases of `encodings` in block `layer`, or None.
+
+    Raises:
+        UnsupportedCombination: one of them takes several softmaxes, so that there is not one bias.
+    """
+    _refuse_branches(encodings)
     biases = [e.bias(pos, layer, x) for e in encodings if isinstance(e, Biased)]
     terms = [b for b in biases if b is not None]
     return SumBias(terms) if len(terms) > 1 else terms[0] if terms else None
@@ -360,8 +386,39 @@ def bias_of(
 def transform_of(
     encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
 ) -> Transform | None:
-    """Return the transform of the encoding that rotates, or None."""
-    return next((e.transform(pos, layer, x) for e in encodings if isinstance(e, Rotary)), None)
+    """Return what `encodings` do to queries and keys in block `layer`, calibrations before the rotation, or None.
+
+    Raises:
+        UnsupportedCombination: one of them takes several softmaxes, so that there is not one transform.
+    """
+    _refuse_branches(encodings)
+    rotary = sorted((e for e in encodings if isinstance(e, Rotary)), key=lambda e: not e.calibrates)
+    transforms = [e.transform(pos, layer, x) for e in rotary]
+    return Chain(*transforms) if len(transforms) > 1 else transforms[0] if transforms else None
+
+
+def _refuse_branches(encodings: Sequence[Encoding]) -> None:
+    branched = next((e for e in encodings if e.branched), None)
+    if branched is not None:
+        raise UnsupportedCombination(
+            f"{branched.name} takes several softmaxes, so it has not one bias and one transform; call its branches()."
+        )
+
+
+def branched_of(encodings: Sequence[Encoding]) -> Encoding | None:
+    """Return the encoding that takes several softmaxes, if there is one.
+
+    Raises:
+        UnsupportedCombination: another one works inside attention too.
+    """
+    inside = [e for e in encodings if isinstance(e, Rotary | Biased)]
+    branched = next((e for e in inside if e.branched), None)
+    if branched is not None and len(inside) > 1:
+        others = " + ".join(e.name for e in inside if e is not branched)
+        raise UnsupportedCombination(
+            f"{branched.name} takes several softmaxes of its own, and {others} was asked beside it; keep one of them."
+        )
+    return branched
 
 
 def value_term_of(encodings: Sequence[Encoding], pos: Positions, layer: int) -> ValueTerm | None:

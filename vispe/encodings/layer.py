@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vispe.attention import attention
 from vispe.encodings.base import Additive, Encoding, Mixing, bias_of, transform_of, value_term_of
+from vispe.encodings.branches import branches_of
 from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec, plain_terms
 from vispe.encodings.saved import keep, refuse_other
 from vispe.errors import OptionError, UnsupportedCombination
@@ -163,7 +164,17 @@ def attend(
         layer: index of the block.
         x: the block's input to attention (b, n, d), for encodings with gates.
         **arguments: further arguments of `vispe.attention`.
+
+    An encoding with branches attends once for each; dropout then falls on each of them.
     """
+    branches = branches_of(encodings, pos, layer, x)
+    if branches:
+        outs = [
+            # the gate in float32, its product in the dtype of attention
+            b.gate.to(q.dtype) * attention(q, k, v, bias=b.bias, transform=b.transform, **arguments)
+            for b in branches
+        ]
+        return sum(outs[1:], outs[0])
     return attention(
         q,
         k,

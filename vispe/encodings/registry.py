@@ -14,10 +14,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
 
-from vispe.encodings.base import HOST_FACTS, KINDS, Compose, Encoding
+from vispe.encodings.base import HOST_FACTS, INVARIANCES, KINDS, KNOWLEDGE, Compose, Encoding
 from vispe.encodings.spec import parse_text
 from vispe.errors import OptionError, UnknownEncoding, VispeError, did_you_mean
 
@@ -25,6 +26,12 @@ Spec = Any
 E = TypeVar("E", bound=type[Encoding])
 _REGISTRY: dict[str, type[Encoding]] = {}
 _SIZES = ("dim", "num_heads", "depth")  # what an encoding and its host must agree on
+# name of each encoding of vispe to its module, read from the names of files alone: importing vispe imports none of them
+_FILES = {
+    file.stem: f"vispe.encodings.{kind}.{file.stem}"
+    for kind in KINDS
+    for file in sorted(Path(__file__).with_name(kind).glob("[a-z]*.py"))
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,9 @@ class EncodingInfo:
         options: option name to its default; options without default are None.
         extrapolates: whether a new grid needs no resampling.
         fused: whether its bias has a form, such as a table of offsets, that needs no n x n mask.
+        knows: what it can tell tokens apart by: any of distance, direction, place, content.
+        invariant: what leaves its part of attention between patches the same, with default options: any of
+            translation, quarter_turns (of a square grid), reflection, rotation (by any angle).
     """
 
     name: str
@@ -54,6 +64,8 @@ class EncodingInfo:
     options: dict[str, Any]
     extrapolates: bool
     fused: bool
+    knows: tuple[str, ...]
+    invariant: tuple[str, ...]
 
 
 def register(cls: E) -> E:
@@ -65,8 +77,10 @@ def register(cls: E) -> E:
     name = cls.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise OptionError(f"{cls.__name__} needs a lower_snake name to be registered, got name={name!r}.")
-    if name in _REGISTRY and _REGISTRY[name] is not cls:
-        raise OptionError(f"The name {name!r} is taken by {_REGISTRY[name].__qualname__}; choose another.")
+    if _FILES.get(name, cls.__module__) != cls.__module__ or _REGISTRY.get(name, cls) is not cls:
+        raise OptionError(
+            f"The name {name!r} is taken by {encoding_class(name).__qualname__}; choose another."
+        )
     _REGISTRY[name] = cls
     return cls
 
@@ -95,11 +109,28 @@ def _load_plugins() -> None:
             )
 
 
+def _known(name: str) -> type[Encoding] | None:
+    """Return the class that is registered as `name`, imported now if need be, or None."""
+    if name not in _REGISTRY and name in _FILES:
+        import_module(_FILES[name])
+    return _REGISTRY.get(name)
+
+
+def _all() -> dict[str, type[Encoding]]:
+    """Return all classes by name, imported now if need be."""
+    _load_plugins()
+    known = {name: _known(name) for name in {**_FILES, **_REGISTRY}}
+    return {name: cls for name, cls in known.items() if cls is not None}
+
+
 def list_encodings(
     filter: str | Sequence[str] = "*",
     kind: str | None = None,
     ndim: int | None = None,
     exclude: str | Sequence[str] = (),
+    *,
+    knows: str | None = None,
+    invariant: str | None = None,
 ) -> list[str]:
     """Return the names of encodings, sorted naturally.
 
@@ -108,15 +139,35 @@ def list_encodings(
         kind: keep those of a kind: additive, rotary, bias or mixing.
         ndim: keep those that accept this number of axes.
         exclude: wildcard or several to leave out.
+        knows: keep those that tell tokens apart by this: distance, direction, place or content.
+        invariant: keep those whose part of attention, with default options, stays the same under this: translation,
+            quarter_turns, reflection or rotation.
+
+    Raises:
+        OptionError: there is no such kind, knowledge or invariance.
+
+    >>> list_encodings("alibi*", ndim=3)
+    ['alibi3d']
     """
-    _load_plugins()
-    if kind is not None and kind not in KINDS:
-        raise OptionError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.{did_you_mean(kind, KINDS)}")
+    for name, given, words in (
+        ("kind", kind, KINDS),
+        ("knows", knows, KNOWLEDGE),
+        ("invariant", invariant, INVARIANCES),
+    ):
+        if given is not None and given not in words:
+            raise OptionError(
+                f"{name} must be one of {', '.join(words)}, got {given!r}.{did_you_mean(given, words)}"
+            )
     wanted = [filter] if isinstance(filter, str) else list(filter)
     unwanted = [exclude] if isinstance(exclude, str) else list(exclude)
     names: list[str] = []
-    for name, cls in _REGISTRY.items():
-        if (kind and not issubclass(cls, KINDS[kind])) or (ndim and ndim not in cls.ndim):
+    for name, cls in _all().items():
+        if (
+            (kind and not issubclass(cls, KINDS[kind]))
+            or (ndim and ndim not in cls.ndim)
+            or (knows and knows not in cls.knows)
+            or (invariant and invariant not in cls.invariant)
+        ):
             continue
         full = [name, *(f"{name}.{preset}" for preset in cls.presets)]
         names += [n for n in full if any(("." in f) == ("." in n) and fnmatch.fnmatch(n, f) for f in wanted)]
@@ -130,13 +181,16 @@ def encoding_class(name: str) -> type[Encoding]:
     Raises:
         UnknownEncoding: there is none; the message lists close matches, then all names.
     """
-    _load_plugins()
-    if name not in _REGISTRY:
-        known = [*_REGISTRY, *(f"{n}.{p}" for n, c in _REGISTRY.items() for p in c.presets)]
+    cls = _known(name)
+    if cls is None:
+        _load_plugins()
+        cls = _known(name)
+    if cls is None:
+        known = [n for name, c in _all().items() for n in (name, *(f"{name}.{p}" for p in c.presets))]
         raise UnknownEncoding(
             f"There is no encoding {name!r}.{did_you_mean(name, known)} Known: {', '.join(list_encodings())}."
         )
-    return _REGISTRY[name]
+    return cls
 
 
 def encoding_info(name: str) -> EncodingInfo:
@@ -163,6 +217,8 @@ def encoding_info(name: str) -> EncodingInfo:
         options=options,
         extrapolates=cls.extrapolates,
         fused=cls.fused,
+        knows=cls.knows,
+        invariant=cls.invariant,
     )
 
 

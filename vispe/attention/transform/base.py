@@ -19,6 +19,11 @@ class Transform:
         """How many columns queries and keys gain."""
         return 0
 
+    @property
+    def changes_values(self) -> bool:
+        """Whether values or the output change too."""
+        return False
+
     def query(self, q: Tensor) -> Tensor:
         """Transform queries (b, h, n, d_h)."""
         return q

@@ -40,6 +40,11 @@ class BlockTransform(Transform):
                 )
         self.q, self.k, self.v, self.out = q, k, v, out
 
+    @property
+    def changes_values(self) -> bool:
+        """Whether there are matrices for values or the output."""
+        return self.v is not None or self.out is not None
+
     def query(self, q: Tensor) -> Tensor:
         """Multiply queries by the q blocks."""
         return _blocks(self.q, q)

@@ -35,6 +35,11 @@ class Chain(Transform):
         """How many columns queries and keys gain from all links."""
         return sum(link.extra for link in self.links)
 
+    @property
+    def changes_values(self) -> bool:
+        """Whether any link changes them."""
+        return any(link.changes_values for link in self.links)
+
     def query(self, q: Tensor) -> Tensor:
         """Return queries after all links."""
         for link in self.links:

@@ -66,6 +66,11 @@ class PairRotation(Transform):
         self.cos, self.sin, self.layout, self.values = cos, sin, layout, values
         self.of_keys = self if keys is None else PairRotation(*keys, layout)
 
+    @property
+    def changes_values(self) -> bool:
+        """Whether values are rotated."""
+        return self.values
+
     def query(self, q: Tensor) -> Tensor:
         """Rotate queries; computed in the tables' precision or better, cast back once."""
         return self._rotate(q)

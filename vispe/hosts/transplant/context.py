@@ -75,7 +75,7 @@ class Context:
         alone = module.pos_enc is None and self.mask is None and not self.is_causal and module.fused_attn
         if not alone or self.positions.tokens >= LONG or torch.compiler.is_compiling():
             return None
-        if any(isinstance(e, Rotary) for e in self.encodings) or self.selected.backend not in (
+        if any(isinstance(e, Rotary) or e.branched for e in self.encodings) or self.selected.backend not in (
             "auto",
             "sdpa",
         ):

@@ -18,7 +18,8 @@ from vispe.attention.backends import reference
 from vispe.attention.bias.table import has_grid_table
 from vispe.attention.call import Call
 from vispe.encodings import layer as layers
-from vispe.encodings.base import Additive, Encoding, Mixing, bias_of, transform_of, value_term_of
+from vispe.encodings.base import Additive, Encoding, Mixing, bias_of, branched_of
+from vispe.encodings.branches import calls_of, weights_of
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts.transplant.cache import PositionCache
@@ -28,21 +29,22 @@ class Scores:
     """Attention in two steps: `softmax` gives its weights, and `weigh` what weights make of the values.
 
     Args:
-        calls: one for each map of a head.
+        calls: the softmaxes of each map of a head, with their gates (see `calls_of`).
     """
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Sequence[tuple[Tensor | None, Call]]]) -> None:
         self.calls = tuple(calls)
 
     def softmax(self) -> Tensor:
         """Return the weights (b, h, n, n), float32 or better; the maps of a head lie side by side."""
-        maps = [reference.weights(call) for call in self.calls]
+        maps = [weights_of(softmaxes) for softmaxes in self.calls]
         return maps[0] if len(maps) == 1 else torch.stack(maps, 2).flatten(1, 2)
 
     def weigh(self, weights: Tensor) -> list[Tensor]:
         """Return the output (b, h, n, d_v) of each map of a head."""
         maps = weights.unflatten(1, (-1, len(self.calls))).unbind(2)
-        return [reference.weighted(call, one) for call, one in zip(self.calls, maps, strict=True)]
+        # branches share their values, so that the first one weighs them for all
+        return [reference.weighted(calls[0][1], one) for calls, one in zip(self.calls, maps, strict=True)]
 
 
 def one_size(image: Tensor) -> Tensor:
@@ -157,13 +159,12 @@ def scores(
     """Return attention in two steps, for layers whose weights pass through a module of their own."""
     if mixed:
         _check_mixed(encodings, pos, layer, x)
-    bias, transform = bias_of(encodings, pos, layer, x), transform_of(encodings, pos, layer, x)
-    term = value_term_of(encodings, pos, layer)
-    return Scores([Call(q, k, v, bias, transform, term, **masks) for q, k in zip(queries, keys, strict=True)])
+    where = (encodings, pos, layer, x)
+    return Scores([calls_of(q, k, v, *where, **masks) for q, k in zip(queries, keys, strict=True)])
 
 
 def _check_mixed(encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor) -> None:
-    if has_grid_table(bias_of(encodings, pos, layer, x)):
+    if branched_of(encodings) is not None or has_grid_table(bias_of(encodings, pos, layer, x)):
         names = " + ".join(e.name for e in encodings)
         raise ShapeError(
             f"The batch packs samples of different grids, but {names} makes its table for one grid at a time; pack "

@@ -12,9 +12,8 @@ from typing import Any
 from einops import rearrange
 from torch import Tensor, nn
 
-from vispe.attention.backends import reference
-from vispe.attention.call import Call
-from vispe.encodings.base import Encoding, bias_of, transform_of
+from vispe.encodings.base import Encoding
+from vispe.encodings.branches import calls_of, weights_of
 from vispe.hosts.transformers.vision.chunks import PackedContext
 from vispe.hosts.transplant.context import Context
 
@@ -141,5 +140,5 @@ def _weights(module: Any, context: Context, q: Tensor, k: Tensor, v: Tensor, x: 
     """Return the attention weights (b, h, n, n) before dropout, which eager attention shows."""
     own = () if module.pos_enc is None else module.pos_enc.parts()
     where = ((*context.encodings, *own), context.positions, module.vispe_layer, x)
-    call = Call(q, k, v, bias_of(*where), transform_of(*where), attn_mask=context.mask)
-    return reference.weights(call).to(call.dtype)
+    calls = calls_of(q, k, v, *where, attn_mask=context.mask)
+    return weights_of(calls).to(calls[0][1].dtype)
