@@ -14,18 +14,8 @@ import torch
 
 import vispe
 from vispe import create_encoding, list_encodings
-from vispe.attention import attention
-from vispe.encodings.base import (
-    KINDS,
-    Additive,
-    Biased,
-    Encoding,
-    Mixing,
-    Rotary,
-    bias_of,
-    transform_of,
-    value_term_of,
-)
+from vispe.encodings.base import KINDS, Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.layer import attend
 from vispe.encodings.registry import encoding_class, encoding_info
 from vispe.errors import OptionError, ShapeError
 
@@ -293,7 +283,6 @@ EXCLUDED = {
         "sincos3d_points": "a ReLU unit may be off at all of the few points of a small grid",
     },
     "test_prefix_tokens_are_untouched": {
-        "grape_path": "needs the tokens x; see tests/encodings/rotary/test_grape.py",
         "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi.key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi": "softplus rounds by place in memory; test_grape.py has a tolerance",
@@ -373,14 +362,7 @@ def forward(encoding, pos, x, layers=(0, 2)):
             x = x + e.table(pos, picture(pos)).to(x.dtype)
     for layer in layers:
         heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        out = attention(
-            heads,
-            heads,
-            heads,
-            bias=bias_of(parts, pos, layer, x),
-            transform=transform_of(parts, pos, layer, x),
-            value_term=value_term_of(parts, pos, layer),
-        )
+        out = attend(heads, heads, heads, parts, pos, layer, x)
         x = x + out.transpose(1, 2).flatten(2)
         for e in parts:
             if isinstance(e, Mixing):
@@ -396,13 +378,35 @@ def content(pos, keep=None):
     return {"q": q, "k": k, "scale": 0.5}
 
 
+def tokens(pos):
+    """Return tokens (1, n, DIM) that encodings with gates may read, the same for a patch as in `content`."""
+    x = torch.randn(1, 128, DIM, generator=torch.Generator().manual_seed(4))
+    return x[:, -pos.tokens :].to(pos.coords.device)
+
+
+def biases(part, pos, layer=0, x=None):
+    """Return the biases of all softmaxes of a block."""
+    if not isinstance(part, Biased):
+        return []
+    x = tokens(pos) if x is None else x
+    made = [b.bias for b in part.branches(pos, layer, x)] if part.branched else [part.bias(pos, layer, x)]
+    return [bias for bias in made if bias is not None]
+
+
+def transforms(part, pos):
+    """Return the transforms of all softmaxes of block 0."""
+    if not isinstance(part, Rotary):
+        return []
+    x = tokens(pos)
+    made = [b.transform for b in part.branches(pos, 0, x)] if part.branched else [part.transform(pos, 0, x)]
+    return [transform for transform in made if transform is not None]
+
+
 def tensors_of(encoding, pos):
     """Return all that the encoding alone makes: tables, and dense biases of each block."""
     made = [e.table(pos, picture(pos)) for e in encoding.parts() if isinstance(e, Additive)]
-    for layer in range(DEPTH):
-        bias = bias_of(encoding.parts(), pos, layer, torch.ones(1, pos.tokens, DIM))
-        if bias is not None:
-            made.append(bias.dense(**content(pos)))
+    for part, layer in itertools.product(encoding.parts(), range(DEPTH)):
+        made += [bias.dense(**content(pos)) for bias in biases(part, pos, layer)]
     return made
 
 
@@ -490,15 +494,14 @@ def test_prefix_tokens_are_untouched(spec):
                 torch.testing.assert_close(
                     table[:, prefix:], part.table(bare, picture(bare)), rtol=1e-6, atol=1e-6
                 )
-            if isinstance(part, Biased) and part.bias(pos, 0) is not None:
-                dense = part.bias(pos, 0).dense(**content(pos))
+            for bias, alone in zip(biases(part, pos), biases(part, bare), strict=True):
+                dense = bias.dense(**content(pos))
                 assert dense.shape == (1, dense.shape[1], pos.tokens, pos.tokens)
                 assert (dense[..., :prefix, :] == 0).all()
                 assert (dense[..., :prefix] == 0).all()
-                assert torch.equal(dense[..., prefix:, prefix:], part.bias(bare, 0).dense(**content(bare)))
-            if isinstance(part, Rotary):
+                assert torch.equal(dense[..., prefix:, prefix:], alone.dense(**content(bare)))
+            for transform in transforms(part, pos):
                 x = torch.randn(1, HEADS, pos.tokens, DIM // HEADS)
-                transform = part.transform(pos, 0)
                 turned = transform.query(x)[:, :, :prefix]  # wider than x where a transform expands
                 assert torch.equal(turned[..., : x.shape[-1]], x[:, :, :prefix])
                 assert not turned[..., x.shape[-1] :].any()
@@ -604,10 +607,10 @@ def test_dropped_tokens_take_their_rows_along(spec):
                 table, few = part.table(pos, image).expand(3, -1, -1), part.table(kept, image)
                 for i in range(3):
                     torch.testing.assert_close(few[i], table[i, keep[i]])
-            bias = part.bias(pos, 0) if isinstance(part, Biased) else None
-            if bias is not None:
-                dense = bias.dense(**content(pos))[0]
-                few = part.bias(kept, 0).dense(**content(pos, keep))
+            left = biases(part, kept, x=tokens(pos)[0, keep])
+            for whole, fewer in zip(biases(part, pos), left, strict=True):
+                dense = whole.dense(**content(pos))[0]
+                few = fewer.dense(**content(pos, keep))
                 for i in range(3):
                     torch.testing.assert_close(few[i], dense[:, keep[i]][:, :, keep[i]])
 

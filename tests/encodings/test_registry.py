@@ -194,7 +194,8 @@ def test_compose():
 
 def test_lists(registry, monkeypatch):
     few = ("sincos2d", "none", "learned", "alibi2d", "alibi")
-    monkeypatch.setattr(registry, "_REGISTRY", {n: registry._REGISTRY[n] for n in few})
+    monkeypatch.setattr(registry, "_REGISTRY", {n: registry._known(n) for n in few})
+    monkeypatch.setattr(registry, "_FILES", {})
     names = list_encodings()
     assert names == ["alibi", "alibi2d", "learned", "none", "sincos2d"]
     assert list_encodings("alibi*") == ["alibi", "alibi2d"]

@@ -43,8 +43,8 @@ class Encoding(nn.Module):
     Class attributes state facts: `name`, `paper` (title and link), `year`, `ndim` (accepted numbers of axes),
     `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has
     a form, such as a table of offsets, that needs no n x n mask), `knows` (of `KNOWLEDGE`), `invariant` (of
-    `INVARIANCES`, to which its part of attention between patches is, with default options), `branched` (it has
-    `branches`).
+    `INVARIANCES`, to which its part of attention between patches is, with default options), `preset_invariant` (the
+    same of presets that differ), `branched` (it has `branches`).
 
     Annotated attributes are options, as in a dataclass: the constructor takes them as keywords, checks them by their
     annotations (`vispe.options`), and calls `__post_init__`, which makes the parameters. `axes` and what the host
@@ -69,6 +69,7 @@ class Encoding(nn.Module):
     fused: ClassVar[bool] = False
     knows: ClassVar[tuple[str, ...]] = ()
     invariant: ClassVar[tuple[str, ...]] = ()
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {}
     branched: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -112,7 +112,10 @@ def _load_plugins() -> None:
 def _known(name: str) -> type[Encoding] | None:
     """Return the class that is registered as `name`, imported now if need be, or None."""
     if name not in _REGISTRY and name in _FILES:
-        import_module(_FILES[name])
+        defined = vars(import_module(_FILES[name])).values()
+        # the module may have been imported while another registry was in use, as in tests
+        classes = [c for c in defined if inspect.isclass(c) and issubclass(c, Encoding)]
+        _REGISTRY.update((name, c) for c in classes if c.name == name and c.__module__ == _FILES[name])
     return _REGISTRY.get(name)
 
 
@@ -121,6 +124,10 @@ def _all() -> dict[str, type[Encoding]]:
     _load_plugins()
     known = {name: _known(name) for name in {**_FILES, **_REGISTRY}}
     return {name: cls for name, cls in known.items() if cls is not None}
+
+
+def _invariant(cls: type[Encoding], preset: str) -> tuple[str, ...]:
+    return cls.preset_invariant.get(preset, cls.invariant)
 
 
 def list_encodings(
@@ -140,14 +147,15 @@ def list_encodings(
         ndim: keep those that accept this number of axes.
         exclude: wildcard or several to leave out.
         knows: keep those that tell tokens apart by this: distance, direction, place or content.
-        invariant: keep those whose part of attention, with default options, stays the same under this: translation,
-            quarter_turns, reflection or rotation.
+        invariant: keep those whose part of attention between patches stays the same under this: translation,
+            quarter_turns (of a square grid), reflection or rotation (by any angle). Presets are named where the
+            encoding with its default options is not.
 
     Raises:
         OptionError: there is no such kind, knowledge or invariance.
 
-    >>> list_encodings("alibi*", ndim=3)
-    ['alibi3d']
+    >>> list_encodings("rpb*", ndim=2)
+    ['rpb', 'rpb_cpb']
     """
     for name, given, words in (
         ("kind", kind, KINDS),
@@ -166,11 +174,14 @@ def list_encodings(
             (kind and not issubclass(cls, KINDS[kind]))
             or (ndim and ndim not in cls.ndim)
             or (knows and knows not in cls.knows)
-            or (invariant and invariant not in cls.invariant)
         ):
             continue
-        full = [name, *(f"{name}.{preset}" for preset in cls.presets)]
-        names += [n for n in full if any(("." in f) == ("." in n) and fnmatch.fnmatch(n, f) for f in wanted)]
+        full = {name: cls.invariant, **{f"{name}.{p}": _invariant(cls, p) for p in cls.presets}}
+        for n, kept in full.items():
+            if invariant and invariant not in kept:
+                continue
+            instead = bool(invariant) and invariant not in cls.invariant  # of the name alone
+            names += [n for f in wanted if ("." in f) >= ("." in n and not instead) and fnmatch.fnmatch(n, f)]
     names = [n for n in names if not any(fnmatch.fnmatch(n, f) for f in unwanted)]
     return sorted(set(names), key=lambda n: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", n)])
 
@@ -218,7 +229,7 @@ def encoding_info(name: str) -> EncodingInfo:
         extrapolates=cls.extrapolates,
         fused=cls.fused,
         knows=cls.knows,
-        invariant=cls.invariant,
+        invariant=_invariant(cls, name.partition(".")[2]),
     )
 
 

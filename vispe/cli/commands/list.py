@@ -10,6 +10,8 @@ def list(
     kind: Literal["additive", "rotary", "bias", "mixing"] | None = None,
     ndim: int | None = None,
     exclude: str | None = None,
+    knows: Literal["distance", "direction", "place", "content"] | None = None,
+    invariant: Literal["translation", "quarter_turns", "reflection", "rotation"] | None = None,
     json: bool = False,
 ) -> None:
     """List the positional encodings.
@@ -19,22 +21,35 @@ def list(
         kind: only encodings of this kind.
         ndim: only encodings that accept this number of axes.
         exclude: wildcard for names to leave out.
+        knows: only encodings that tell tokens apart by this.
+        invariant: only encodings and presets whose part of attention stays the same under this.
         json: print JSON.
 
     Examples:
         vispe list
         vispe list 'alibi2d.*'
         vispe list --kind additive --json
+        vispe list --kind bias --invariant rotation --ndim 3
     """
     import vispe
 
-    names = vispe.list_encodings(filter, kind=kind, ndim=ndim, exclude=exclude or ())
+    names = vispe.list_encodings(
+        filter, kind=kind, ndim=ndim, exclude=exclude or (), knows=knows, invariant=invariant
+    )
     infos = {name: vispe.encoding_info(name) for name in names}
     if json:
         from json import dumps
 
         rows = [
-            {"name": name, "kinds": i.kinds, "ndim": i.ndim, "summary": i.summary, "year": i.year}
+            {
+                "name": name,
+                "kinds": i.kinds,
+                "ndim": i.ndim,
+                "summary": i.summary,
+                "year": i.year,
+                "knows": i.knows,
+                "invariant": i.invariant,
+            }
             for name, i in infos.items()
         ]
         print(dumps(rows, indent=2))

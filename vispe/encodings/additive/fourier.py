@@ -63,6 +63,7 @@ class Fourier(FourierEncoding):
     name = "fourier"
     paper = "Fourier Features Let Networks Learn High Frequency Functions, https://arxiv.org/abs/2006.10739"
     year = 2020
+    knows = ("place",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "tancik": {"scale": 10.0},
         "basic": {"basis": "identity"},

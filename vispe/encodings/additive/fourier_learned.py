@@ -71,6 +71,7 @@ class FourierLearned(FourierEncoding):
         "https://arxiv.org/abs/2106.02795"
     )
     year = 2021
+    knows = ("place",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"init": "paper"},
         "willguimont": {"init": "willguimont", "gamma": 10.0},

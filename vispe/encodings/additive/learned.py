@@ -45,6 +45,7 @@ class Learned(Additive):
     name = "learned"
     paper = "An Image is Worth 16x16 Words, https://arxiv.org/abs/2010.11929"
     year = 2020
+    knows = ("place",)
     extrapolates = False
 
     dim: Whole

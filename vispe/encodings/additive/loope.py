@@ -81,6 +81,7 @@ class Loope(Additive):
         "https://arxiv.org/abs/2504.14386"
     )
     year = 2025
+    knows = ("place", "content")
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "static": {"context": "none"},
         "cells": {"context": "cells"},

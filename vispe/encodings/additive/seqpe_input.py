@@ -50,6 +50,7 @@ class SeqPEInput(DigitEncoding, Additive):
     name = "seqpe_input"
     paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
     year = 2025
+    knows = ("place",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

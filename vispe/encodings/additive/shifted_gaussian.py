@@ -56,6 +56,7 @@ class ShiftedGaussian(FieldEncoder):
     name = "shifted_gaussian"
     paper = "Rethinking Positional Encoding, https://arxiv.org/abs/2107.02561"
     year = 2021
+    knows = ("place",)
 
     centres: Whole | Annotated[tuple[Number, ...], Limits(least=1)] | None = None
     sigma: Positive = 0.07

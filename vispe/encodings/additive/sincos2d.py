@@ -39,6 +39,7 @@ class SinCos2D(SinCos):
         "An Empirical Study of Training Self-Supervised Vision Transformers, https://arxiv.org/abs/2104.02057"
     )
     year = 2021
+    knows = ("place",)
 
     spacing: ClassVar[None] = None
 

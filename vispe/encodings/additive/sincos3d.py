@@ -44,6 +44,7 @@ class SinCos3D(SinCos):
     paper = "Masked Autoencoders As Spatiotemporal Learners, https://arxiv.org/abs/2205.09113"
     year = 2022
     ndim = (3,)
+    knows = ("place",)
 
     dim: Annotated[int, Limits(least=6, step=2)]
     temperature: Positive = 10000.0

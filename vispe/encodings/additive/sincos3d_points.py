@@ -50,6 +50,7 @@ class SinCos3DPoints(FieldEncoder):
     paper = "3DPPE: 3D Point Positional Encoding for Multi-Camera 3D Object Detection Transformers, https://arxiv.org/abs/2211.14710"
     year = 2022
     ndim = (3,)
+    knows = ("place",)
 
     axes: ClassVar[int] = 3
     grid: ClassVar[None] = None

@@ -57,6 +57,7 @@ class Spder(FieldEncoder):
     name = "spder"
     paper = "SPDER: Semiperiodic Damping-Enabled Object Representation, https://arxiv.org/abs/2306.15242"
     year = 2023
+    knows = ("place",)
 
     axes: Annotated[int, Limits(least=1, most=MOST)] | None = None
     hidden: Whole | None = None

@@ -38,3 +38,5 @@ class Alibi(AlibiBase):
     paper = "Train Short, Test Long, https://arxiv.org/abs/2108.12409"
     year = 2021
     ndim = (1,)
+    knows = ("distance",)
+    invariant = ("translation", "reflection")

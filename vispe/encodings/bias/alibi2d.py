@@ -56,6 +56,11 @@ class Alibi2D(GridAlibi):
     )
     year = 2026
     ndim = (2,)
+    knows = ("distance",)
+    invariant = ("translation", "quarter_turns", "reflection")
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
+        "local": ("translation", "quarter_turns", "reflection", "rotation")
+    }
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "dinosaw": {"slopes": "constant", "metric": "euclidean", "normalize": "max", "wrap": True},
         "geometric": {"slopes": "geometric"},

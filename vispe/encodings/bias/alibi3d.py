@@ -55,6 +55,11 @@ class Alibi3D(GridAlibi):
     )
     year = 2026
     ndim = (3,)
+    knows = ("distance",)
+    invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
+        "dinosaw": ("translation", "quarter_turns", "reflection")
+    }
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "dinosaw": {"slopes": "constant", "metric": "euclidean", "normalize": "max", "wrap": True},
     }

@@ -112,6 +112,8 @@ class Gaussian2D(Biased):
     paper = "Pay Attention to Your Neighbours, https://arxiv.org/abs/2404.08181"
     year = 2024
     ndim = (2,)
+    knows = ("distance",)
+    invariant = ("translation", "quarter_turns", "reflection", "rotation")
     presets: ClassVar[dict[str, dict[str, Any]]] = {"naclip": {"sigma": 5.0, "layers": [-1]}}
     fused = True
 

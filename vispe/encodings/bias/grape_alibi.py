@@ -68,6 +68,8 @@ class GrapeAlibi(Biased):
     paper = "Group Representational Position Encoding, https://arxiv.org/abs/2512.07805"
     year = 2025
     ndim = (1, 2, 3)
+    knows = ("distance", "content")
+    invariant = ("translation", "quarter_turns", "reflection", "rotation")
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "additive": {"gates": "none"},
         "key": {"gates": "key"},

@@ -51,6 +51,7 @@ class GrapePath(Biased):
     paper = "Group Representational Position Encoding, https://arxiv.org/abs/2512.07805"
     year = 2025
     ndim = (1,)
+    knows = ("place", "content")
 
     dim: Whole
     num_heads: Whole

@@ -122,6 +122,12 @@ class IRPE(Biased):
     name = "irpe"
     paper = "Rethinking and Improving Relative Position Encoding for Vision Transformer, https://arxiv.org/abs/2107.14222"
     year = 2021
+    knows = ("distance", "direction", "content")
+    invariant = ("translation",)
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
+        "ctx_euc_20_shared_k": ("translation", "quarter_turns", "reflection"),
+        "ctx_quant_51_shared_k": ("translation", "quarter_turns", "reflection"),
+    }
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "ctx_product_50_shared_k": _published("k"),
         "ctx_product_50_shared_qk": _published("qk"),

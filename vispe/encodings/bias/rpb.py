@@ -63,6 +63,8 @@ class TableOfOffsets(Biased):
     paper = "Swin Transformer, https://arxiv.org/abs/2103.14030"
     year = 2021
     ndim = (1, 2, 3)
+    knows = ("distance", "direction")
+    invariant = ("translation",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "swin": {"prefix_values": False, "std": 0.02},
         "beit": {"prefix_values": True, "std": 0.0},

@@ -67,6 +67,8 @@ class ContinuousBias(Biased):
     paper = "Swin Transformer V2, https://arxiv.org/abs/2111.09883"
     year = 2021
     ndim = (1, 2, 3)
+    knows = ("distance", "direction")
+    invariant = ("translation",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "swinv2": {"coords": "swin", "hidden": 512, "centre": False},
         "vit_relpos": {"coords": "cr", "hidden": 128, "dropout": 0.125},

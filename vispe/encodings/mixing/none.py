@@ -21,4 +21,5 @@ class NoEncoding(Encoding):
 
     name = "none"
     ndim = (1, 2, 3)
+    invariant = ("translation", "quarter_turns", "reflection", "rotation")
     fused = True

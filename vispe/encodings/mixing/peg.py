@@ -61,6 +61,7 @@ class Peg(Mixing):
     name = "peg"
     paper = "Conditional Positional Encodings for Vision Transformers, https://arxiv.org/abs/2102.10882"
     year = 2021
+    knows = ("direction", "content")
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cpvt": {"first": 5}, "retrofit": {"init": "zero"}}
 
     dim: Whole

@@ -72,6 +72,8 @@ class ComRoPEAP(ComRoPE):
         "https://arxiv.org/abs/2506.03737"
     )
     year = 2025
+    knows = ("distance", "direction")
+    invariant = ("translation",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "reference": {"cls_position": 0.5, "jitter": 1.0},
         "folded": {"form": "folded"},

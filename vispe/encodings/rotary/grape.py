@@ -62,6 +62,8 @@ class Grape(Rotary):
     paper = "Group Representational Position Encoding, https://arxiv.org/abs/2512.07805"
     year = 2025
     ndim = (1, 2, 3)
+    knows = ("distance", "direction")
+    invariant = ("translation",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
 
     dim: Whole

@@ -74,6 +74,8 @@ class GTA(Rotary):
     paper = "GTA: A Geometry-Aware Attention Mechanism for Multi-View Transformers, https://arxiv.org/abs/2310.10375"
     year = 2023
     ndim = (1, 2, 3)
+    knows = ("distance", "direction")
+    invariant = ("translation",)
 
     dim: Whole
     num_heads: Whole

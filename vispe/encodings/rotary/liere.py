@@ -76,6 +76,7 @@ class LieRE(SkewRotary):
     name = "liere"
     paper = "LieRE: Lie Rotational Positional Encodings, https://arxiv.org/abs/2406.10322"
     year = 2024
+    knows = ("distance", "direction", "place")
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "full": {"block": "head"},
         "reference": {"normalize": "linspace"},

@@ -64,6 +64,9 @@ class LightNet(Rotary):
     paper = "You Only Scan Once: Efficient Multi-dimension Sequential Modeling with LightNet, https://arxiv.org/abs/2405.21022"
     year = 2024
     ndim = (1, 2, 3)
+    knows = ("distance", "direction")
+    invariant = ("translation", "reflection")
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"rotate": ("translation",)}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "rotate": {"form": "rotate"},
         "spectrum": {"spectrum": "heads"},

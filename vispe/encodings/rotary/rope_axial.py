@@ -76,6 +76,8 @@ class RopeAxial(RopeBase):
     name = "rope_axial"
     paper = "Rotary Position Embedding for Vision Transformer, https://arxiv.org/abs/2403.13298"
     year = 2024
+    knows = ("distance", "direction")
+    invariant = ("translation",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "ropevit": {"temperature": 100.0, "indexing": "xy"},
         "eva": {"temperature": 10000.0, "indexing": "ij", "schedule": "rescale"},

@@ -80,6 +80,8 @@ class RopeDinov3(RopeBase):
     name = "rope_dinov3"
     paper = "DINOv3, https://arxiv.org/abs/2508.10104"
     year = 2025
+    knows = ("distance", "direction")
+    invariant = ("translation",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"released": {"rescale_coords": 2.0}}
 
     temperature: Positive = 100.0

@@ -72,6 +72,8 @@ class RopeMixed(RopeBase):
     paper = "Rotary Position Embedding for Vision Transformer, https://arxiv.org/abs/2403.13298"
     year = 2024
     ndim = (1, 2, 3)
+    knows = ("distance", "direction")
+    invariant = ("translation",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ropevit": {"temperature": 10.0}}
 
     axes: Axes = 2

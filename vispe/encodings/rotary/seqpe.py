@@ -77,6 +77,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
     name = "seqpe"
     paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
     year = 2025
+    knows = ("place",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "vit_s": {"class_vector": True, "dropout": 0.1, "shift": 0.1},
         "vit_b": {"class_vector": True, "dropout": 0.3, "shift": 0.1},

@@ -1,0 +1,150 @@
+"""What encodings say of themselves: invariances, measured on attention logits, and lists by such facts."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from vispe import Biased, Grid, Positions, Rotary, create_encoding, encoding_info, list_encodings
+from vispe.encodings.base import INVARIANCES, KNOWLEDGE
+from vispe.encodings.branches import calls_of
+from vispe.encodings.registry import encoding_class
+from vispe.errors import OptionError, ShapeError, VispeError
+
+DIM, HEADS = 24, 3
+SHAPES = {1: (16,), 2: (6, 6), 3: (4, 4, 4)}
+INSIDE = [n for n in list_encodings() if issubclass(encoding_class(n), Biased | Rotary)]
+NAMES = [*INSIDE, *(p for n in INSIDE for p in list_encodings(f"{n}.*"))]
+
+
+def build(name, axes):
+    """Return an encoding for grids of so many axes, with parameters that are nowhere at a special value."""
+    facts = {"dim": DIM, "num_heads": HEADS, "depth": 4, "grid": SHAPES[axes]}
+    encoding = create_encoding(name, **facts)
+    if axes not in encoding.ndim:
+        encoding = create_encoding(name, **facts, axes=axes)
+    encoding = encoding.double().eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return encoding
+
+
+def logits(encoding, pos, content):
+    """Return the logits of all softmaxes of two blocks, side by side."""
+    x, q, k = content
+    found = []
+    for layer in (0, 2):
+        for _, call in calls_of(q, k, q, encoding.parts(), pos, layer, x):
+            turned_q, turned_k, _ = call.transformed()
+            bias = call.dense_bias()
+            found.append(turned_q @ turned_k.mT * call.factor + (0 if bias is None else bias))
+    return torch.cat(found, 1)
+
+
+def invariances(encoding, axes):
+    """Return what leaves the logits between patches as they are, where each patch keeps its content."""
+    shape = SHAPES[axes]
+    pos = encoding.prepare(Grid(shape, reference=shape).positions())
+    n = pos.tokens
+    sizes = ((1, n, DIM), (1, HEADS, n, 8), (1, HEADS, n, 8))
+    generator = torch.Generator().manual_seed(7)
+    content = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    base, cells, found = logits(encoding, pos, content), torch.arange(n).reshape(shape), set()
+
+    def at(tokens):
+        return [t.index_select(-2, tokens.flatten()) for t in content]
+
+    def moved(order):
+        order = order.flatten()
+        return torch.allclose(logits(encoding, pos, at(order)), base[:, :, order][..., order], atol=1e-6)
+
+    if all(moved(cells.flip(axis)) for axis in range(axes)):
+        found.add("reflection")
+    if axes > 1 and all(moved(cells.rot90(1, (a, a + 1))) for a in range(axes - 1)):
+        found.add("quarter_turns")
+    # one corner of the grid gets the content of the opposite one
+    here, there = (cells[(part,) * axes].flatten() for part in (slice(0, 3), slice(-3, None)))
+    order = torch.arange(n).index_copy(0, there, here)
+    copied = logits(encoding, pos, at(order))[:, :, there][..., there]
+    if torch.allclose(copied, base[:, :, here][..., here], atol=1e-6):
+        found.add("translation")
+    if axes > 1 and turned(encoding, pos, [t[..., :10, :] for t in content], generator):
+        found.add("rotation")
+    return found
+
+
+def turned(encoding, pos, content, generator):
+    """Whether tokens anywhere keep their logits when all are turned by one angle and moved."""
+    points = 5 * torch.rand((1, 10, pos.axes), generator=generator, dtype=torch.float64)
+    frame = torch.linalg.qr(torch.randn((pos.axes,) * 2, generator=generator, dtype=torch.float64))[0]
+    both = (points, points @ frame.T + 3)
+    try:
+        here, there = (Positions(p.float(), extent=pos.extent) for p in both)
+        return torch.allclose(
+            *(logits(encoding, encoding.prepare(p), content) for p in (here, there)), atol=1e-4
+        )
+    except ShapeError:  # it needs a grid
+        return False
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_invariances_are_those_that_are_measured(name):
+    claimed = set(encoding_info(name).invariant)
+    accepted = create_encoding(name, dim=DIM, num_heads=HEADS, depth=4, grid=(6, 6)).ndim
+    for axes in encoding_class(name.partition(".")[0]).ndim:
+        try:
+            encoding = build(name, axes)
+        except VispeError:  # the preset is for other axes
+            assert axes not in accepted
+            continue
+        found = invariances(encoding, axes)
+        there = claimed - ({"quarter_turns", "rotation"} if axes == 1 else set())
+        assert there <= found, axes
+        # and nothing else that it could boast of; few cells of a line or a cube may agree by chance
+        assert found == there or axes != 2
+
+
+def test_facts_are_of_the_words_of_the_field():
+    for name in list_encodings():
+        cls = encoding_class(name)
+        assert set(cls.knows) <= set(KNOWLEDGE), name
+        assert cls.knows or name == "none"
+        assert set(cls.preset_invariant) <= set(cls.presets)
+        for facts in (cls.invariant, *cls.preset_invariant.values()):
+            assert set(facts) <= set(INVARIANCES), name
+            assert "rotation" not in facts or {"quarter_turns", "translation"} <= set(facts), name
+
+
+def test_lists_by_facts():
+    bias = list_encodings(kind="bias", invariant="rotation", ndim=3)
+    assert {"alibi3d", "grape_alibi"} <= set(bias)
+    assert not {"alibi", "alibi2d", "rpb"} & set(bias)
+    assert "alibi2d.local" in list_encodings(kind="bias", invariant="rotation")
+    assert list_encodings("alibi2d*", invariant="rotation") == ["alibi2d.local"]
+    assert list_encodings("alibi2d*", invariant="reflection") == ["alibi2d"]
+    assert list_encodings("alibi2d.*", invariant="reflection") == list_encodings("alibi2d.*")
+    assert "sincos2d" in list_encodings(knows="place")
+    assert not set(list_encodings(knows="place")) & set(list_encodings(invariant="translation"))
+    with pytest.raises(OptionError, match=r"knows must be one of distance, .* got 'distanse'\. Did you mean"):
+        list_encodings(knows="distanse")
+    with pytest.raises(OptionError, match="invariant must be one of translation, quarter_turns, reflection"):
+        list_encodings(invariant="flip")
+
+
+def test_encodings_are_imported_when_asked_for():
+    code = """
+import sys
+import vispe
+import vispe.encodings.registry as registry
+def loaded():
+    return sorted(n for n in registry._FILES if registry._FILES[n] in sys.modules)
+assert loaded() == [], loaded()
+vispe.create_encoding("alibi2d", num_heads=2)
+assert loaded() == ["alibi2d"], loaded()
+assert len(vispe.list_encodings()) == len(registry._FILES)
+assert loaded() == sorted(registry._FILES)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
