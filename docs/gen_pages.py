@@ -137,16 +137,63 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def facts_table() -> str:
-    """Return what each encoding of the plane says of itself."""
-    rows = ["| encoding | kind | new sizes | invariant to |", "|---|---|---|---|"]
-    for name in vispe.list_encodings(ndim=2):
+KINDS = {
+    "additive": "Added to the tokens",
+    "rotary": "Rotations of queries and keys",
+    "bias": "Biases of the logits",
+    "mixing": "Mixing of neighbouring tokens",
+}
+MEANING = {  # short words for what leaves attention as it is, from little to much
+    (): "nothing",
+    ("translation",): "shifts",
+    ("translation", "reflection"): "shifts and mirror images",
+    ("translation", "quarter_turns", "reflection"): "shifts, quarter turns, mirror images",
+    ("translation", "quarter_turns", "reflection", "rotation"): "shifts, all turns, mirror images",
+}
+
+
+def families_map() -> str:
+    """Return encodings inside attention by what they know (rows) and what they do not care about (columns)."""
+    cells: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for name in vispe.list_encodings():
         info = vispe.encoding_info(name)
-        facts = sections(inspect.getdoc(encoding_class(name)) or "")["facts"]
-        sizes = "as they are" if info.extrapolates else "resampled"
-        kinds, invariant = ", ".join(info.kinds) or "none", _cell(escape(facts.get("Invariant to", "")))
-        rows.append(f"| [`{name}`](encodings/{name}.md) | {kinds} | {sizes} | {invariant} |")
-    return "\n".join(rows)
+        if not {"rotary", "bias"} & set(info.kinds):
+            continue
+        cells.setdefault((info.knows, info.invariant), []).append(f"[`{name}`](encodings/{name}.md)")
+        for preset in info.presets:
+            other = vispe.encoding_info(f"{name}.{preset}").invariant
+            if other != info.invariant:
+                link = f"[`{name}.{preset}`](encodings/{name}.md)"
+                cells.setdefault((info.knows, other), []).append(link)
+    columns = [c for c in MEANING if any(c == column for _, column in cells)]
+    rows = sorted({row for row, _ in cells}, key=lambda row: ("content" in row, len(row), row))
+    lines = [f"| knows | {' | '.join(MEANING[c] for c in columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for row in rows:
+        words = [", ".join(cells.get((row, column), [])) for column in columns]
+        lines.append(f"| **{', '.join(row)}** | {' | '.join(words)} |")
+    return "\n".join(lines)
+
+
+def families_table() -> str:
+    """Return one table for each kind: what encodings know, leave as it is, cost, and do on other grids."""
+    text = []
+    for kind, title in KINDS.items():
+        text += [f"## {title}\n", "| encoding | axes | knows | the same under | new sizes | cost |"]
+        text.append("|---|---|---|---|---|---|")
+        for name in vispe.list_encodings(kind=kind):
+            info = vispe.encoding_info(name)
+            facts = sections(inspect.getdoc(encoding_class(name)) or "")["facts"]
+            cells = [
+                f"[`{name}`](encodings/{name}.md)",
+                ", ".join(map(str, info.ndim)),
+                ", ".join(info.knows),
+                MEANING[info.invariant],
+                "as they are" if info.extrapolates else "resampled",
+                _cell(escape(facts["Cost"])),
+            ]
+            text.append(f"| {' | '.join(cells)} |")
+        text.append("")
+    return "\n".join(text)
 
 
 def hosts_table() -> str:
@@ -186,7 +233,12 @@ def extrapolation_table(path: Path = ROOT / "eval" / "results" / "extrapolation.
     return "\n".join(text)
 
 
-TABLES = {"facts": facts_table, "hosts": hosts_table, "extrapolation": extrapolation_table}
+TABLES = {
+    "map": families_map,
+    "families": families_table,
+    "hosts": hosts_table,
+    "extrapolation": extrapolation_table,
+}
 
 
 def filled(markdown: str) -> str:
