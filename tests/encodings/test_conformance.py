@@ -85,6 +85,7 @@ OPTIONS = {
         "schedule=yarn,reference=[2,2,2]",
         "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
         "jitter_coords=1.3,per_block=true",
+        "still=0.25,split=[1,1,1]",
     ],
     "rope_mixed": [
         "temperature=50,rotate=false",

@@ -111,6 +111,7 @@ def test_ms_poe_p_rope_and_the_rest():
     mixed = torch.tensor([0.1, 3.0, 0.5, 2.0])
     torch.testing.assert_close(fr.p_rope(mixed, 0.5), torch.tensor([0.0, 3.0, 0.0, 2.0]))
     assert torch.equal(fr.p_rope(mixed, 1.0), mixed)
+    assert torch.equal(fr.p_rope(mixed, 0.74), fr.p_rope(mixed, 0.5))  # rounded down
     assert fr.dynamic_scale(8, 16) == 1
     assert fr.dynamic_scale(40, 16) == 2.5
     assert fr.entropy_factor(256, 16) == pytest.approx(2)

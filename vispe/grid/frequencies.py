@@ -229,10 +229,10 @@ def ms_poe_ratios(heads: int, low: float = 1.2, high: float = 1.8, *, reach: boo
 
 
 def p_rope(freqs: Tensor, share: float) -> Tensor:
-    """Return the frequencies with all but the highest `share` set to 0: those channels carry content only."""
+    """Return the frequencies with all but the highest `share`, rounded down, set to 0: p-RoPE (arXiv 2410.06205)."""
     if not 0 <= share <= 1:
         raise OptionError(f"p_rope keeps a share between 0 and 1 of the frequencies, got share={share}.")
-    kept = round(share * freqs.shape[-1])
+    kept = int(share * freqs.shape[-1])
     order = freqs.argsort(-1, descending=True).argsort(-1)
     return torch.where(order < kept, freqs, torch.zeros_like(freqs))
 

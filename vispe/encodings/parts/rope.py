@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vispe.attention.transform.base import Layout
 from vispe.attention.transform.pairs import PairRotation
@@ -62,15 +63,20 @@ class RopeBase(Rotary):
 
     def __post_init__(self) -> None:
         self.width = self._head_width()
-        if self.width * self.rotated % 4:
+        if self.width * self.rotated % self._whole:
             raise OptionError(
-                f"{self.name} needs a head width divisible by 4, got head width {self.width} with rotated="
+                f"{self.name} needs a head width divisible by {self._whole}, got head width {self.width} with rotated="
                 f"{self.rotated:g} (dim={self.dim}, num_heads={self.num_heads}); choose another num_heads or share."
             )
         self.pairs = int(self.width * self.rotated) // 2
         self._check_augmentation()
         self._check_schedule()
         self._key = repr(self.config)  # what the tables depend on beside the positions
+
+    @property
+    def _whole(self) -> int:
+        """What the channels that turn must be a multiple of."""
+        return 4
 
     def _check_augmentation(self) -> None:
         if self.per_block and all(getattr(self, name) is None for name in AUGMENTATIONS):
@@ -203,18 +209,19 @@ def pair_counts(name: str, split: tuple[int, ...] | None, pairs: int, axes: int)
     return list(split)
 
 
-def axial_angles(coords: Tensor, freqs: list[Tensor], order: Sequence[int], pairs: int) -> Tensor:
-    """Return angles (b or 1, 1, n, pairs): axis after axis in `order`, then zeros.
+def axial_angles(
+    coords: Tensor, freqs: list[Tensor], order: Sequence[int], pairs: int, still: int = 0
+) -> Tensor:
+    """Return angles (b or 1, 1, n, pairs): zeros, axis after axis in `order`, then zeros.
 
     Args:
         coords: (b or 1, n, a).
         freqs: per axis (b or 1, pairs of the axis).
         order: axes, in the order of their channels.
         pairs: pairs in all.
+        still: pairs in front that do not turn.
     """
     parts = [coords[..., axis, None] * freqs[axis][:, None].to(coords) for axis in order]
     angle = torch.cat(parts, -1)
-    rest = pairs - angle.shape[-1]
-    if rest:
-        angle = torch.cat([angle, angle.new_zeros(*angle.shape[:-1], rest)], -1)
-    return angle[:, None]
+    rest = pairs - still - angle.shape[-1]
+    return F.pad(angle, (still, rest))[:, None] if still or rest else angle[:, None]

@@ -17,8 +17,8 @@ from vispe.encodings.parts.rope import (
 )
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.grid.frequencies import grid_frequencies, inverse_frequencies
-from vispe.options import Limits, Number, Positive, Shape
+from vispe.grid.frequencies import grid_frequencies, inverse_frequencies, p_rope
+from vispe.options import Chance, Limits, Number, Positive, Shape, Share
 
 Indexing = Literal["xy", "ij"]
 
@@ -32,6 +32,10 @@ class RopeAxial(RopeBase):
     Bare ``rope_axial``, also called ``rope_axial.ropevit``, has the settings of the released rope-vit models;
     ``rope_axial.eva`` has those of EVA-02 and ``rope_axial.pe`` those of the Perception Encoder. On three axes
     it is the axial RoPE of volumes and video tubelets, with `spacing` for voxels that are no cubes.
+    ``rope_axial.p_rope`` lets only the fast pairs of each axis turn (arXiv 2410.06205), so that the others carry
+    content whatever the distance; on one axis it is p-RoPE itself. ``rope_axial.flux`` has the rotation of Flux
+    and Meissonic (arXiv 2410.08261), with (16, 56, 56) of 128 channels for (time, y, x): those of time do not turn in
+    a picture. Text in front stands in its corner there, where patch (0, 0) is: that is the identity, as here.
 
     Args:
         dim: width of the tokens, d.
@@ -45,6 +49,9 @@ class RopeAxial(RopeBase):
         rotated: share of the channels of a head that turn; the others carry content only.
         split: pairs of channels for each axis, first axis first; equal parts by default, and what three axes leave
             over does not turn.
+        turning: share p of the pairs of each axis that turn, the fastest, rounded down (p-RoPE). Their frequencies
+            stay, where `rotated` spreads all frequencies over fewer channels.
+        still: share of the pairs, the first ones, that belong to no axis and do not turn.
         spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
         schedule: what happens at another resolution, per axis: 'none' goes on with the patch numbers, 'rescale'
             maps them onto the training grid, 'pi' does so for larger grids only, 'ntk' stretches slow pairs more than
@@ -64,7 +71,8 @@ class RopeAxial(RopeBase):
     Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
         OptionError for options that do not fit together.
     Differs from the reference: tables are made from the coordinates of each grid; rope-vit reuses them whenever
-        the number of tokens agrees, so that 14 x 14 tables serve 7 x 28 patches.
+        the number of tokens agrees, so that 14 x 14 tables serve 7 x 28 patches. p-RoPE is defined on one axis;
+        here its rule holds for the pairs of each.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -82,6 +90,8 @@ class RopeAxial(RopeBase):
         "ropevit": {"temperature": 100.0, "indexing": "xy"},
         "eva": {"temperature": 10000.0, "indexing": "ij", "schedule": "rescale"},
         "pe": {"temperature": 10000.0, "indexing": "xy", "offset": 1.0, "schedule": "rescale"},
+        "p_rope": {"temperature": 10000.0, "layout": "half", "turning": 0.75},
+        "flux": {"temperature": 10000.0, "indexing": "ij", "still": 0.125},
     }
 
     temperature: Positive = 100.0
@@ -90,16 +100,24 @@ class RopeAxial(RopeBase):
     offset: Number = 0.0
     rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
     split: Shape | None = None
+    turning: Share = 1.0
+    still: Chance = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_split(self.name, self.split, self.pairs)
+        self._still = round(self.still * self.pairs)
+        check_split(self.name, self.split, self.pairs - self._still)
+
+    @property
+    def _whole(self) -> int:
+        return 4 if self.split is None else 2  # two axes get as many pairs each unless the user says
 
     def frequencies(self, pos: Positions) -> list[Tensor]:
         """Return radians per unit of the coordinates, per axis (b or 1, pairs of the axis) float64."""
-        counts = pair_counts(self.name, self.split, self.pairs, pos.axes)
+        counts = pair_counts(self.name, self.split, self.pairs - self._still, pos.axes)
         exact = exact_device(pos.coords)
-        own = [inverse_frequencies(2 * n, self.temperature, torch.float64)[None].to(exact) for n in counts]
+        plain = [inverse_frequencies(2 * n, self.temperature, torch.float64) for n in counts]
+        own = [(f if self.turning == 1 else p_rope(f, self.turning))[None].to(exact) for f in plain]
         if self.schedule == "none":
             return own
         now, trained = (t.to(exact, torch.float64) for t in self._sizes(pos))
@@ -121,4 +139,4 @@ class RopeAxial(RopeBase):
             coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
         axes = range(pos.axes)
         order = axes if self.indexing == "ij" else [*reversed(axes)]
-        return axial_angles(coords, self.frequencies(pos), order, self.pairs)
+        return axial_angles(coords, self.frequencies(pos), order, self.pairs, self._still)

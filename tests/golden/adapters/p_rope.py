@@ -1,0 +1,32 @@
+"""Golden cases of p-RoPE: a share of the pairs turns, on one axis, with halves of the channels as pairs."""
+
+import torch
+
+import vispe
+from tests.golden.adapters._turned import turned
+from vispe.attention import PairRotation
+
+
+def run(case):
+    width, heads = case.config("D"), case.config("H")
+    options = {"split": [width // 2], "turning": case.config("p"), "temperature": case.config("theta")}
+    encoding = vispe.create_encoding("rope_axial.p_rope", dim=width * heads, num_heads=heads, **options)
+    # the positions of a case are said to start at `shift`; they are taken to leave it out where they start elsewhere
+    place, shift = case.input("pos").float(), case.config("shift", 0)
+    place = place if float(place[0]) == shift else place + shift
+    if tuple(case.input("q").shape) != (case.config("B"), heads, case.config("N"), width):
+        raise ValueError("the queries are not of the sizes of the case")
+    line = vispe.Positions(place[:, None])
+    routes = {"1D": line}
+    if torch.equal(place, torch.arange(len(place)).to(place)):
+        routes["grid"] = vispe.Grid((len(place),)).positions()
+    for route, pos in routes.items():
+        yield route, {"inv_freq": encoding.frequencies(pos)[0][0]} | turned(case, encoding.transform(pos, 0))
+    # a row of a picture: the channels of the other axis would come after
+    column = torch.stack([torch.zeros_like(place), place], -1)
+    options["split"] = None
+    wide = vispe.create_encoding("rope_axial.p_rope", dim=2 * width * heads, num_heads=heads, **options)
+    turn = wide.transform(vispe.Positions(column), 0)
+    pairs = width // 2
+    turn = PairRotation(turn.cos[..., :pairs], turn.sin[..., :pairs], "half")
+    yield "2D", turned(case, turn)
