@@ -86,6 +86,7 @@ OPTIONS = {
         "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
         "jitter_coords=1.3,per_block=true",
         "still=0.25,split=[1,1,1]",
+        "logit_scale=ssmax",
     ],
     "rope_mixed": [
         "temperature=50,rotate=false",
@@ -97,6 +98,7 @@ OPTIONS = {
         "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
         "axes=1",
         "axes=3",
+        "logit_scale=ssmax",
     ],
     "rope_dinov3": [
         "temperature=50,normalize_coords=max",

@@ -484,6 +484,14 @@ def test_schedules_follow_free_coordinates_of_each_sample():
         ("rope_axial(logit_scale=entropy,reference=[4,4],rotated=0.5)", math.log(32) / math.log(16)),
         ("rope_mixed(logit_scale=entropy,reference=[4,4],rotate=false)", math.log(32) / math.log(16)),
         ("rope_dinov3(logit_scale=entropy,reference=[4,4])", math.log(32) / math.log(16)),
+        (
+            "rope_dinov3(logit_scale=yarn,reference=[4,4],rotated=0.5)",
+            (0.1 * math.log(math.sqrt(2)) + 1) ** 2,
+        ),
+        ("rope_axial(logit_scale=log_length,reference=[4,4])", math.log(32) / math.log(16)),
+        ("rope_axial(logit_scale=log_length,reference=[9,9])", 1.0),
+        ("rope_mixed(logit_scale=ssmax,reference=[4,4],rotate=false)", math.log(32) / math.log(16)),
+        ("rope_mixed(logit_scale=1.7,rotate=false)", 1.7),
     ],
 )
 def test_logit_scale_multiplies_all_logits(spec, factor):
@@ -496,6 +504,49 @@ def test_logit_scale_multiplies_all_logits(spec, factor):
         e.transform(pos, 0).query(q) @ e.transform(pos, 0).key(k).transpose(-1, -2) for e in (scaled, plain)
     ]
     torch.testing.assert_close(scores[0], scores[1] * factor, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ssmax_learns_a_factor_for_each_head(name):
+    encoding = build(f"{name}(logit_scale=ssmax,reference=[3,5])").double()
+    plain = build({k: v for k, v in encoding.spec.items() if k not in ("logit_scale", "reference")}).double()
+    plain.load_state_dict({k: v for k, v in encoding.state_dict().items() if k != "sharpness"})
+    assert encoding.per_layer
+    pos = Grid((6, 5), prefix=1).positions()
+    q, k, cotangent = torch.randn(3, 1, 2, pos.tokens, 16, dtype=torch.float64).requires_grad_().unbind(0)
+    with torch.no_grad():
+        encoding.sharpness.copy_(torch.tensor([-0.5, 2.0]))
+
+    def logits(e, q):
+        return e.transform(pos, 0).query(q) @ e.transform(pos, 0).key(k).transpose(-1, -2)
+
+    bare = logits(plain, q).detach() * math.log(30) / math.log(15)
+    found = logits(encoding, q)
+    torch.testing.assert_close(found, bare * encoding.sharpness[:, None, None], rtol=1e-6, atol=1e-6)
+    weights = cotangent @ k.transpose(-1, -2)
+    (grad,) = torch.autograd.grad((found * weights).sum(), [encoding.sharpness])
+    torch.testing.assert_close(grad, (bare * weights).sum((0, 2, 3)), rtol=1e-6, atol=1e-6)
+    encoding.reset_parameters()
+    assert torch.equal(encoding.sharpness, torch.ones(2, dtype=torch.float64))
+
+
+def test_samples_of_two_sizes_have_factors_of_their_own():
+    encoding = build("rope_axial(logit_scale=log_length,reference=[4,4])")
+    coords = torch.zeros(2, 3, 2)
+    pos = Positions(coords, extent=torch.tensor([[8.0, 4.0], [2.0, 2.0]]))
+    found = encoding.transform(pos, 0).query(torch.ones(2, 2, 3, 16))
+    assert found[:, 0, 0, 0].tolist() == pytest.approx([math.log(32) / math.log(16), 1.0])
+
+
+def test_every_layer_of_a_model_has_its_own_ssmax():
+    model = vispe.convert(vit(), "rope_axial(logit_scale=ssmax)")
+    stock = vispe.convert(vit(), "rope_axial")
+    stock.load_state_dict({k: v for k, v in model.state_dict().items() if "sharpness" not in k})
+    image = torch.randn(2, 3, 6, 8)
+    torch.testing.assert_close(model(image), stock(image))  # neutral at the training resolution
+    model.train()(image).square().sum().backward()
+    for block in model.blocks:
+        assert (block.attn.pos_enc.sharpness.grad != 0).all()
 
 
 def test_half_precision_rotates_with_exact_angles():
@@ -612,12 +663,12 @@ ERRORS = [
         r"rope_axial: reference needs a list of 1 to 3 whole numbers above 0, got reference=\[4, 0\]",
     ),
     ("rope_axial(schedule=pi,reference=4)", {}, "got reference=4"),
-    ("rope_axial(logit_scale=tau)", {}, "logit_scale must be one of none, yarn, entropy, got 'tau'"),
     (
-        "rope_dinov3(rotated=0.5,logit_scale=yarn)",
+        "rope_axial(logit_scale=tau)",
         {},
-        "must reach all channels, but rotated=0.5 with layout='half'",
+        "one of none, yarn, entropy, log_length, ssmax, or a number above 0, got 'tau'",
     ),
+    ("rope_axial(logit_scale=2,reference=[4,4])", {}, "has no effect with schedule='none', logit_scale=2"),
     ("rope_axial(shift_coords=-1)", {}, "shift_coords needs a number of 0 or more, got shift_coords=-1"),
     (
         "rope_axial(jitter_coords=0.5)",

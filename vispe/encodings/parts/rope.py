@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.transform.base import Layout
+from vispe.attention.precision import at_least_float32
+from vispe.attention.transform.affine import Affine
+from vispe.attention.transform.base import Layout, Transform
+from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.grid.frequencies import Schedule
-from vispe.options import Limits, NotNegative, Shape, Spacing, Whole
+from vispe.options import Limits, NotNegative, Positive, Shape, Spacing, Whole
 
-LogitScale = Literal["none", "yarn", "entropy"]
+LogitScale = Literal["none", "yarn", "entropy", "log_length", "ssmax"] | Positive
 AUGMENTATIONS = ("shift_coords", "jitter_coords", "rescale_coords")
 
 
@@ -43,7 +46,12 @@ class RopeBase(Rotary):
     """Rotates pairs of channels of queries and keys by angles linear in the coordinates.
 
     Subclasses give `_angles`. The options are those that all rotary encodings of grids have.
+
+    Attributes:
+        learned: the angles depend on parameters.
     """
+
+    learned: ClassVar[bool] = False
 
     ndim = (1, 2, 3)
 
@@ -72,6 +80,18 @@ class RopeBase(Rotary):
         self._check_augmentation()
         self._check_schedule()
         self._key = repr(self.config)  # what the tables depend on beside the positions
+        if self.logit_scale == "ssmax":
+            self.sharpness = nn.Parameter(torch.ones(self.num_heads))
+
+    @property
+    def per_layer(self) -> bool:
+        """Learned factors of the logits are one per head and layer."""
+        return self.logit_scale == "ssmax"
+
+    def reset_parameters(self) -> None:
+        """Set the learned factors of the logits to 1."""
+        if self.logit_scale == "ssmax":
+            nn.init.ones_(self.sharpness)
 
     @property
     def _whole(self) -> int:
@@ -85,22 +105,22 @@ class RopeBase(Rotary):
             raise OptionError("per_block=True draws for every block of the model; say how many by depth.")
 
     def _check_schedule(self) -> None:
-        schedule, scale = self.schedule, self.logit_scale
         if self.reference is not None and not self._needs_reference:
             raise OptionError(
-                f"reference={list(self.reference)} has no effect with schedule={schedule!r}, logit_scale={scale!r}; "
-                "choose others."
+                f"reference={list(self.reference)} has no effect with schedule={self.schedule!r}, "
+                f"logit_scale={self.logit_scale!r}; choose others."
             )
-        if scale != "none" and self.layout == "half" and 2 * self.pairs < self.width:
-            raise OptionError(
-                f"logit_scale={scale!r} must reach all channels, but rotated={self.rotated} with layout='half' "
-                "leaves some out; choose rotated=1 or layout='interleaved'."
-            )
+
+    @property
+    def _own_schedule(self) -> Schedule:
+        """The schedule that needs no training grid."""
+        return "none"
 
     @property
     def _needs_reference(self) -> bool:
         """Whether the training grid matters."""
-        return self.schedule != "none" or self.logit_scale != "none"
+        scaled = isinstance(self.logit_scale, str) and self.logit_scale != "none"
+        return scaled or self.schedule != self._own_schedule
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
@@ -130,35 +150,38 @@ class RopeBase(Rotary):
             raise ShapeError(f"{self.name} needs a draw of {name} of shape {shape}, got {tuple(draw.shape)}.")
         return draw
 
-    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
-        """Return the rotation of block `layer`; the identity for tokens without a place."""
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the rotation of block `layer`, the identity for tokens without a place, and the factor of queries."""
         self._need_axes(pos)
         if self.spacing is not None and len(self.spacing) != pos.axes:
             raise ShapeError(
                 f"{self.name} needs spacing for {pos.axes} axes, got spacing={self.spacing}; give one per axis."
             )
 
+        rotation = self._rotation(pos, layer)
+        if self.logit_scale == "none":
+            return rotation
+        factor = pos.remember((self._key, "logits"), lambda: self._logit_factor(pos)[:, None, None, None])
+        if self.logit_scale == "ssmax":
+            factor = at_least_float32(self.sharpness)[:, None, None] * factor  # (b or 1, h, 1, 1)
+        return Chain(rotation, Affine(q_mul=factor))
+
+    def _rotation(self, pos: Positions, layer: int) -> PairRotation:
+        """Return the rotation, made once for all blocks where neither draws nor parameters are in it."""
+
         def make() -> tuple[Tensor, Tensor]:
             return self._tables(pos, layer)
 
         if "rope" in pos.attrs:
             return PairRotation(*make(), self.layout)
-        if self.per_layer:
+        if self.learned:
             return PairRotation(*self._kept(self, pos, make), self.layout)
         return pos.remember(self._key, lambda: PairRotation(*make(), self.layout))
 
     def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         placed = pos if self.spacing is None else pos.spaced(self.spacing)
         angle = self._angles(placed, layer) * pos.spatial[:, None, :, None]  # (b or 1, h or 1, n, pairs)
-        cos, sin = angle.cos(), angle.sin()
-        if self.logit_scale == "none":
-            return cos, sin
-        rest = self.width // 2 - self.pairs
-        if rest:
-            still = cos.new_zeros(*cos.shape[:-1], rest)
-            cos, sin = torch.cat([cos, still + 1], -1), torch.cat([sin, still], -1)
-        root = self._logit_factor(placed).sqrt().to(cos)[:, None, None, None]
-        return cos * root, sin * root
+        return angle.cos(), angle.sin()
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         """Return the angles (b or 1, h or 1, n, pairs) of all tokens, in float32 or better."""
@@ -180,12 +203,16 @@ class RopeBase(Rotary):
         return now, now.new_tensor(reference)
 
     def _logit_factor(self, pos: Positions) -> Tensor:
-        """Return what multiplies the logits, (b or 1,)."""
+        """Return what multiplies the logits, (b or 1,), but for what is learned."""
+        if not isinstance(self.logit_scale, str):
+            return pos.coords.new_full((1,), self.logit_scale)
         now, trained = self._sizes(pos)
-        if self.logit_scale == "entropy":
-            return now.prod(-1).clamp(min=2).log() / trained.prod(-1).clamp(min=2).log()
-        scale = (now / trained).log().mean(-1).exp()  # what both axes have in common
-        return (0.1 * scale.clamp(min=1).log() + 1).square()
+        if self.logit_scale == "yarn":
+            scale = (now / trained).log().mean(-1).exp()  # what both axes have in common
+            return (0.1 * scale.clamp(min=1).log() + 1).square()
+        # attention over n even keys has the entropy ln n; a grid of one patch counts as two, as ln 1 is 0
+        factor = now.prod(-1).clamp(min=2).log() / trained.prod(-1).clamp(min=2).log()
+        return factor.clamp(min=1) if self.logit_scale == "log_length" else factor
 
 
 def check_split(name: str, split: tuple[int, ...] | None, pairs: int) -> None:

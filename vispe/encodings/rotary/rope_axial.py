@@ -57,15 +57,18 @@ class RopeAxial(RopeBase):
             maps them onto the training grid, 'pi' does so for larger grids only, 'ntk' stretches slow pairs more than
             fast ones, 'yarn' stretches only pairs of less than one turn in the training grid.
         reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
-        logit_scale: factor of all logits at another resolution: 'none', 'yarn' ((0.1 ln s + 1)^2 with s the mean
-            stretch) or 'entropy' (ln n / ln n_reference, n patches). Prefix tokens are scaled with the others.
+        logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
+            ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
+            (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
+            so that it starts neutral; arXiv 2501.19399 has s_h ln n).
         shift_coords: in training, adds uniform [-s, s] patches per axis.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
         per_block: fresh draws for every block instead of one draw per forward.
 
     Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not turned.
-    New resolution: see `schedule`.   Cost: no parameters, O(n d_h) per forward, 3 flops per channel of q and k.
+    New resolution: see `schedule`.   Cost: no parameters (h with logit_scale=ssmax), O(n d_h) per forward, 3 flops
+        per channel of q and k.
     Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are kept
         (logit_scale=none); a quarter turn of the grid exchanges the channel groups of the axes.
     Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;

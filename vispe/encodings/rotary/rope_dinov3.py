@@ -19,7 +19,7 @@ from vispe.encodings.parts.rope import (
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.grid.frequencies import grid_frequencies, inverse_frequencies
+from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
 from vispe.options import Limits, Positive, Shape
 
 NormalizeCoords = Literal["separate", "max", "min"]
@@ -53,15 +53,18 @@ class RopeDinov3(RopeBase):
             keeps the step of the training grid, 'pi' keeps it in smaller grids only, 'ntk' and 'yarn' keep it for fast
             pairs and stretch slow ones.
         reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
-        logit_scale: factor of all logits at another resolution: 'none', 'yarn' ((0.1 ln s + 1)^2 with s the mean
-            stretch) or 'entropy' (ln n / ln n_reference, n patches). Prefix tokens are scaled with the others.
+        logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
+            ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
+            (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
+            so that it starts neutral; arXiv 2501.19399 has s_h ln n).
         shift_coords: in training, adds uniform [-s, s] half pictures per axis.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
         per_block: fresh draws for every block, as the authors' training does, instead of one draw per forward.
 
     Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not turned.
-    New resolution: see `schedule`.   Cost: no parameters, O(n d_h) per forward, 3 flops per channel of q and k.
+    New resolution: see `schedule`.   Cost: no parameters (h with logit_scale=ssmax), O(n d_h) per forward, 3 flops
+        per channel of q and k.
     Invariant to: translation in scores between patches of one grid (not of prefix tokens with patches); scaling
         of picture and spacing together; norms are kept (logit_scale=none).
     Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
@@ -105,8 +108,8 @@ class RopeDinov3(RopeBase):
         check_split(self.name, self.split, self.pairs)
 
     @property
-    def _needs_reference(self) -> bool:
-        return self.schedule != "rescale" or self.logit_scale != "none"
+    def _own_schedule(self) -> Schedule:
+        return "rescale"
 
     def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
         """Drop the periods that released checkpoints save, once they agree with ours to bfloat16."""

@@ -44,8 +44,10 @@ class RopeMixed(RopeBase):
             maps them onto the training grid, 'pi' does so for larger grids only, 'yarn' stretches only pairs of less
             than one turn in the training grid. ('ntk' is for frequencies in order.)
         reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
-        logit_scale: factor of all logits at another resolution: 'none', 'yarn' ((0.1 ln s + 1)^2 with s the mean
-            stretch) or 'entropy' (ln n / ln n_reference, n patches). Prefix tokens are scaled with the others.
+        logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
+            ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
+            (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
+            so that it starts neutral; arXiv 2501.19399 has s_h ln n).
         shift_coords: in training, adds uniform [-s, s] patches per axis.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
@@ -74,6 +76,7 @@ class RopeMixed(RopeBase):
     ndim = (1, 2, 3)
     knows = ("distance", "direction")
     invariant = ("translation",)
+    learned = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ropevit": {"temperature": 10.0}}
 
     axes: Axes = 2
@@ -103,6 +106,7 @@ class RopeMixed(RopeBase):
 
     def reset_parameters(self) -> None:
         """Draw a frame for every head; magnitudes are ``temperature ** (-j / J)`` along each of its axes."""
+        super().reset_parameters()
         heads, like = self.num_heads, self.freqs
         if self.axes == 2:  # in the order of timm and the reference, so that seeds agree
             from timm.layers import pos_embed_sincos  # here: `import vispe` leaves timm alone
