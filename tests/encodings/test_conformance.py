@@ -268,6 +268,12 @@ OPTIONS = {
     "grape_path": [
         "p_dim=4,base=100",
     ],
+    "rope_field": [
+        "directions=spiral,groups=3,still=0.5,normalize_coords=max",
+        "frequencies=[[1,0],[0,1],[0.3,-0.4],[0,0]],normalize_coords=none,schedule=yarn,reference=[2,5]",
+        "normalize_coords=min,schedule=pi,reference=[2,5,7],shift_coords=0.5",
+        "layout=half,rotated=0.5,logit_scale=ssmax",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")

@@ -1,0 +1,26 @@
+"""Golden cases of Golden Gate RoPE: directions by the golden ratio, coordinates from -1 to 1 on each axis."""
+
+import torch
+
+import vispe
+from tests.golden.adapters._turned import turned
+
+
+def run(case):
+    grid, heads, width = tuple(case.config("grid")), case.config("H"), case.config("D")
+    options = {
+        "min_freq": case.config("min_freq"),
+        "max_freq": case.config("max_freq"),
+        "still": case.config("p_zero_freqs", 0.0),
+    }
+    if tuple(case.input("q").shape) != (case.config("B"), heads, grid[0] * grid[1], width):
+        raise ValueError("the queries are not of the sizes of the case")
+    encoding = vispe.create_encoding("rope_field.golden_gate", dim=width * heads, num_heads=heads, **options)
+    free = torch.cartesian_prod(*(torch.arange(n).double() for n in grid))
+    routes = {"grid": vispe.Grid(grid).positions(), "coordinates": vispe.Positions(free)}
+    for route, pos in routes.items():
+        freqs = {"freqs": encoding.field(2).flip(-1)}  # x first, as in the reference
+        yield route, freqs | turned(case, encoding.transform(pos, 0))
+    given = encoding.field(2).tolist()
+    own = vispe.create_encoding("rope_field", dim=width * heads, num_heads=heads, frequencies=given)
+    yield "given", turned(case, own.transform(routes["coordinates"], 0))
