@@ -52,6 +52,13 @@ def test_the_function_is_called_with_one_distance_per_cell():
     assert sizes == [40]
 
 
+def test_dense_values_do_not_round_by_place():
+    grids = [Grid((3, 7), prefix) for prefix in (0, 1, 5)]
+    found = [RadialBias(hat, g.positions()).dense()[..., g.prefix :, g.prefix :] for g in grids]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_it_is_the_distance_bias_where_the_function_is_a_slope():
     pos, slopes = Grid((4, 5), 1).positions(), torch.tensor([0.5, 2.0])
     for rule in RULES:
@@ -116,7 +123,7 @@ def test_bad_rules_are_refused():
 def test_a_function_without_heads_is_refused():
     bias = RadialBias(torch.cos, Grid((2, 3)).positions())
     with pytest.raises(
-        ShapeError, match=r"returns \(heads or 1, 36\) .* got \(36,\); give it an axis for heads"
+        ShapeError, match=r"returns \(heads or 1, 6\) .* got \(6,\); give it an axis for heads"
     ):
         bias.dense()
     with pytest.raises(ShapeError, match=r"returns \(heads or 1, 6\)"):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vispe.attention.bias.base import Bias, Request
 from vispe.attention.bias.distances import Metric, Normalize, Reference, check_rule, distances, offsets
+from vispe.attention.bias.table import TableBias
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
@@ -18,7 +19,7 @@ class RadialBias(Bias):
     """``f_h(distance(p_i, p_j))``, and 0 where either token has no place; differentiable in what `f` holds.
 
     On a grid `f` is called with one distance per cell, and the table of all offsets is made of its values by
-    reflection, so it costs what the table costs and takes the fused kernels.
+    reflection, so it costs what the table costs, dense as well, and takes the fused kernels.
 
     Args:
         function: takes distances (m,) and returns (h or 1, m).
@@ -82,6 +83,9 @@ class RadialBias(Bias):
 
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)
+        # where cells decide, each distance is one number: it does not round by its place in memory
+        if pos_q is pos_k is self.pos and pos_q.grid is not None and pos_q.in_place and pos_q.static:
+            return TableBias(self.table(pos_q.grid), pos_q).dense(heads=ask.heads)
         apart = pos_q if self.spacing is None else pos_q.spaced(self.spacing)
         other = apart if pos_k is pos_q else pos_k if self.spacing is None else pos_k.spaced(self.spacing)
         distance = distances(apart, other, *self.rule)
