@@ -273,6 +273,11 @@ OPTIONS = {
         "frequencies=[[1,0],[0,1],[0.3,-0.4],[0,0]],normalize_coords=none,schedule=yarn,reference=[2,5]",
         "normalize_coords=min,schedule=pi,reference=[2,5,7],shift_coords=0.5",
         "layout=half,rotated=0.5,logit_scale=ssmax",
+    "kerple": [
+        "kernel=power,metric=manhattan,normalize=max",
+        "positive=clamp,eps=0.1,wrap=true",
+        "weighted=true",
+        "normalize=reference,spacing=[2,0.5]",
     ],
 }
 # options that draw at random while training
@@ -301,6 +306,7 @@ EXCLUDED = {
         "seqpe.vit_s": "class_vector gives them vectors of their own",
         "comrope_ap.reference": "as in the reference, class tokens stand in the centre of the image",
         "comrope_ld.reference": "as in the reference, class tokens stand in the centre of the image",
+        "kerple(weighted=true)": "whole logits: prefix tokens keep their products of queries and keys",
     },
     "test_training_draws_come_from_the_given_generator": {
         "seqpe.vit_b": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",

@@ -1,0 +1,126 @@
+"""Checks of biases that offsets decide, against functions written for two tokens at a time."""
+
+import math
+
+import timm
+import torch
+
+from tests.attention import oracle
+from vispe import Grid, Positions, attention, create_encoding
+from vispe.attention.bias.lower import not_a_table
+
+HEADS, WIDTH = 3, 8
+GRIDS = [
+    Grid((7,), 2),
+    Grid((3, 4), 1),
+    Grid((5, 1)),
+    Grid((1, 1), 1),
+    Grid((2, 3, 2), 1, (5.0, 0.7, 0.5)),
+]
+
+
+def slow(pos, function):
+    """Return (h, n, n) float64: a function of the offset p_j - p_i (a tuple) for every pair, 0 without a place."""
+    coords, placed = pos.coords[0].double().tolist(), pos.spatial.expand(1, -1)[0].tolist()
+    heads = len(function((0.0,) * pos.axes))
+    out = torch.zeros(heads, pos.tokens, pos.tokens, dtype=torch.float64)
+    for i, p in enumerate(coords):
+        for j, r in enumerate(coords):
+            if placed[i] and placed[j]:
+                offset = tuple(b - a for a, b in zip(p, r, strict=True))
+                out[:, i, j] = torch.tensor(function(offset), dtype=torch.float64)
+    return out
+
+
+def of_length(function):
+    """Return a function of offsets from one of their length."""
+    return lambda offset: function(math.hypot(*offset))
+
+
+def check_values(made, function, grids=GRIDS):
+    """Compare the bias with its definition on grids, one after the other, on a table, and for free and kept tokens."""
+    for grid in grids:
+        pos = grid.positions()
+        bias, wanted = made.bias(pos, 0), slow(pos, function)
+        torch.testing.assert_close(bias.dense()[0].double(), wanted, rtol=1e-5, atol=1e-5)
+        assert not_a_table(bias) is None
+        found = oracle.table_matrix(bias.table(grid).double(), grid)
+        torch.testing.assert_close(found.expand_as(wanted), wanted, rtol=1e-5, atol=1e-5)
+        keep = torch.randperm(pos.tokens)[: grid.prefix + 3]
+        kept = made.bias(pos.gather(torch.stack([keep, keep.flip(0)])), 0).dense().double()
+        wanted = wanted[:, keep][:, :, keep]
+        torch.testing.assert_close(kept[0], wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(kept[1], wanted.flip(-1, -2), rtol=1e-5, atol=1e-5)
+        free = Positions(torch.rand(2, 4, grid.axes, dtype=torch.float64) * 5)
+        found = made.bias(free, 0).dense()
+        for sample in range(2):
+            one = Positions(free.coords[sample])
+            torch.testing.assert_close(found[sample].double(), slow(one, function), rtol=1e-6, atol=1e-6)
+
+
+def check_gradients(made, grid, dense=lambda bias: bias.dense()):
+    """Compare gradients of a random cotangent with differences, in float64, also through the kernels' table."""
+    made = made.double()
+    pos = grid.positions()
+    cotangent = torch.randn(dense(made.bias(pos, 0)).shape, dtype=torch.float64)
+
+    def loss():
+        return (dense(made.bias(pos, 0)) * cotangent).sum()
+
+    parameters = [p for p in made.parameters() if p.requires_grad]
+    for parameter, grad in zip(parameters, torch.autograd.grad(loss(), parameters), strict=True):
+        flat = parameter.detach().view(-1)
+        for i in range(flat.numel()):
+            start, step = flat[i].item(), 1e-6
+            ends = []
+            for moved in (start + step, start - step):
+                flat[i] = moved
+                ends.append(loss().item())
+            flat[i] = start
+            torch.testing.assert_close(
+                grad.flatten()[i].item(), (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=1e-6
+            )
+
+
+def check_routes(made, grid):
+    """Compare attention and all its gradients of the definition, of SDPA, and of what is chosen."""
+    pos = grid.positions()
+    inputs = [torch.randn(2, HEADS, pos.tokens, WIDTH, requires_grad=True) for _ in range(3)]
+    learned = [p for p in made.parameters() if p.requires_grad]
+    cotangent, grads = torch.randn(2, HEADS, pos.tokens, WIDTH), []
+    for backend in ("reference", "sdpa", "auto"):
+        out = attention(*inputs, bias=made.bias(pos, 0), backend=backend)
+        grads.append([out, *torch.autograd.grad(out, [*inputs, *learned], cotangent)])
+    for other in grads[1:]:
+        for mine, wanted in zip(other, grads[0], strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+def check_turned(made, degrees=37.0, mirrored=True):
+    """A picture that is turned about any point, and mirrored, keeps its bias."""
+    angle = math.radians(degrees)
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    turn = turn.double() @ torch.diag(torch.tensor([1.0, -1.0 if mirrored else 1.0])).double()
+    coords = torch.rand(1, 9, 2, dtype=torch.float64) * 6
+    before, after = (made.bias(Positions(c), 0).dense() for c in (coords, coords @ turn.T + 3))
+    torch.testing.assert_close(before, after, rtol=1e-6, atol=1e-6)
+
+
+def check_vit(spec):
+    """A whole model learns with the encoding, and takes another size of images."""
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "test_vit", pos_embed=spec, img_size=(48, 64), num_classes=3, depth=2, dynamic_img_size=True
+    )
+    out = model(torch.randn(2, 3, 48, 64))
+    out.backward(torch.randn_like(out))
+    found = [p for name, p in model.named_parameters() if "pos_enc" in name and p.requires_grad]
+    assert all(p.grad is not None for p in found)
+    assert model(torch.randn(1, 3, 80, 64)).isfinite().all()
+    return model
+
+
+def made(spec, **facts):
+    """Return an encoding for `HEADS` heads."""
+    facts = {"num_heads": HEADS, "dim": HEADS * WIDTH, **facts}
+    return create_encoding(spec, **facts)

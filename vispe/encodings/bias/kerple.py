@@ -1,0 +1,157 @@
+"""Kerple: logarithmic and power kernels of distance (arXiv 2205.09921)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.encodings.parts.radial import RadialEncoding, inverse_softplus, straight_clamp
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.options import Positive, Whole
+
+EPS = 0.01
+
+
+class WeightedBias(Bias):
+    """``scale * q_i . k_j * exp(weight(i, j)) + profile(i, j)``, in place of the product of queries and keys.
+
+    Args:
+        weight: logarithm of the factor.
+        profile: what is added.
+    """
+
+    __slots__ = ("profile", "weight")
+
+    def __init__(self, weight: Bias, profile: Bias) -> None:
+        super().__init__(profile.pos)
+        self.weight, self.profile, self.whole = weight, profile, True
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether samples of a batch differ: their queries and keys do."""
+        return True
+
+    def _dense(self, ask: Request) -> Tensor:
+        if ask.q is None or ask.k is None or ask.scale is None:
+            raise ShapeError("Weighted logits are made of queries and keys; pass q, k and scale to dense().")
+        product = exact_product(ask.pick(ask.q, 1) * ask.scale, ask.pick(ask.k, 1).transpose(-1, -2))
+        return product * self.weight._dense(ask).exp() + self.profile._dense(ask)
+
+
+@register
+class Kerple(RadialEncoding):
+    """Attention falls off with the logarithm or with a power of the distance, at rates that every head learns.
+
+    bias = -p_h ln(1 + a_h d), or -a_h d^p_h with 0 < p < 2          arXiv 2205.09921, section 4.2
+
+    ``kerple.log`` is the default, ``kerple.power`` the other kernel. Rates start at random, p in (0, 2) and a in
+    (0, 1), so a pretrained model does not keep its outputs.
+
+    Args:
+        num_heads: heads, h.
+        kernel: 'log' or 'power'.
+        positive: how p and a stay positive. 'softplus': they are softplus of the parameters, p of 'power' twice a
+            sigmoid; 'clamp': as the reference, parameters are raised to `eps` (and p of 'power' cut to 2) where they
+            are used, with a gradient as if they were not.
+        eps: the least p and a of positive='clamp', where it is 0.01 by default.
+        weighted: also multiply the products of queries and keys by exp(-a' d^p'), with a' and p' of their own. It reads
+            queries and keys as they are before any rotation, which then has no effect.
+        metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
+        wrap: distances on the torus: per axis min(d, n - d).
+        normalize: 'max' divides by the largest distance in the grid, so that the bias stretches with it, 'reference'
+            by that of the reference grid, 'none' not at all.
+        reference: shape for normalize='reference'; the grid that the host was built with by default.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Shapes: pos (n, axes) -> bias (1, h, n, n); prefix rows and columns are 0.
+    New resolution: no resampling needed; see `normalize`. Over an endless grid the attention of 'log' stays local only
+        where p is larger than the number of axes.
+    Cost: 2 h parameters per layer, 4 h with `weighted`; O(1) per score. `weighted` is made dense for every image.
+    Invariant to: translation, rotation by any angle, flips (euclidean or squared, without wrap).
+    Raises: ShapeError if `pos` has other axes than `spacing`; OptionError for options that do not fit together.
+    Differs from the reference: two-sided and on grids, equal to the original under a causal mask; softplus by default;
+        'clamp' leaves what is stored as it is, where the reference overwrites it.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("kerple", num_heads=2)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense().shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "kerple"
+    paper = "KERPLE: Kernelized Relative Positional Embedding, https://arxiv.org/abs/2205.09921"
+    year = 2022
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"log": {"kernel": "log"}, "power": {"kernel": "power"}}
+    knows = ("distance",)
+    invariant = ("translation", "quarter_turns", "reflection", "rotation")
+
+    num_heads: Whole
+    kernel: Literal["log", "power"] = "log"
+    positive: Literal["softplus", "clamp"] = "softplus"
+    eps: Positive | None = None
+    weighted: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eps is not None and self.positive != "clamp":
+            raise OptionError(f"eps={self.eps} has no effect with positive={self.positive!r}; leave it out.")
+        self.p, self.a = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
+        if self.weighted:
+            self.weight_p, self.weight_a = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has rates of its own."""
+        return True
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw p from U(0, 2) and a from U(0, 1), whatever keeps them positive."""
+        for name, parameter in self.named_parameters():
+            top = 2.0 if name.endswith("p") else 1.0
+            value = parameter.uniform_(0.0, top).clamp(EPS, top - EPS)
+            if self.positive == "softplus":
+                bounded = name.endswith("p") and self._most(name) is not None
+                value = torch.logit(value / 2) if bounded else inverse_softplus(value)
+            parameter.copy_(value)
+
+    def _most(self, name: str) -> float | None:
+        """Return the limit of a parameter: a power of more than 2 makes no kernel."""
+        return 2.0 if name == "weight_p" or (name == "p" and self.kernel == "power") else None
+
+    def _rate(self, name: str) -> Tensor:
+        """Return a parameter as it is used, (h, 1) float32 or better."""
+        raw, most = at_least_float32(self.get_parameter(name))[:, None], self._most(name)
+        if self.positive == "clamp":
+            return straight_clamp(raw, self.eps or EPS, most)
+        return F.softplus(raw) if most is None else most * raw.sigmoid()
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the bias; the whole logits with `weighted`."""
+        profile = self._radial(self._log if self.kernel == "log" else self._power, pos)
+        return WeightedBias(self._radial(self._weight, pos), profile) if self.weighted else profile
+
+    def _log(self, distance: Tensor) -> Tensor:
+        return -self._rate("p") * torch.log1p(self._rate("a") * distance)
+
+    def _power(self, distance: Tensor) -> Tensor:
+        return _falling(distance, self._rate("a"), self._rate("p"))
+
+    def _weight(self, distance: Tensor) -> Tensor:
+        return _falling(distance, self._rate("weight_a"), self._rate("weight_p"))
+
+
+def _falling(distance: Tensor, rate: Tensor, power: Tensor) -> Tensor:
+    """Return ``-rate * distance^power``, with gradient 0 at distance 0."""
+    # a power below 1 is infinitely steep at 0, so there the root is taken of something else
+    away = distance > 0
+    return torch.where(away, -rate * torch.where(away, distance, 1.0) ** power, 0.0)

@@ -1,0 +1,70 @@
+"""Biases that are functions of the distance of two patches: which distance, and what all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias.distances import Metric, Normalize
+from vispe.attention.bias.radial import RadialBias
+from vispe.encodings.base import Biased
+from vispe.encodings.parts.regrid import training_grid
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.options import Positive, Whole, check_per_axis
+
+
+class RadialEncoding(Biased):
+    """A bias that is a function of distance; its options say of which distance."""
+
+    fused = True
+    ndim = (1, 2, 3)
+
+    num_heads: Whole
+    metric: Metric = "euclidean"
+    wrap: bool = False
+    normalize: Normalize = "none"
+    reference: tuple[Whole, ...] | None = None
+    spacing: tuple[Positive, ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = [len(option) for option in (self.spacing, self.reference) if option is not None]
+        if given:
+            axes = given[0]
+            if axes not in self.ndim:
+                raise OptionError(
+                    f"{self.name} works on {' or '.join(map(str, self.ndim))} axes, got spacing={self.spacing}, "
+                    f"reference={self.reference}."
+                )
+            check_per_axis("spacing", self.spacing, axes)
+            used = self.normalize == "reference"
+            self.reference = training_grid(self.reference, axes, used, f"normalize={self.normalize!r}")
+            self._accept(axes)
+
+    def _radial(
+        self, function: Callable[[Tensor], Tensor], pos: Positions, key: Hashable | None = None
+    ) -> RadialBias:
+        """Return the bias that is `function` (h, m) of distances (m,)."""
+        self._need_axes(pos)
+        return RadialBias(
+            function,
+            pos,
+            metric=self.metric,
+            wrap=self.wrap,
+            normalize=self.normalize,
+            reference=self.reference,
+            spacing=self.spacing,
+            key=key,
+        )
+
+
+def straight_clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor:
+    """Return `x` within limits, with the gradient of `x` itself, so that what lies outside can come back."""
+    return x + (x.clamp(least, most) - x).detach()
+
+
+def inverse_softplus(x: Tensor) -> Tensor:
+    """Return y with softplus(y) = x, exact for small and large x."""
+    return x + torch.log(-torch.expm1(-x))
