@@ -9,6 +9,7 @@ from vispe.attention.bias.base import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.dense import DenseBias, LowRankBias, SumBias
 from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.values import ValueTerm
@@ -34,6 +35,7 @@ __all__ = [
     "Explanation",
     "GatedBias",
     "LowRankBias",
+    "OffsetBias",
     "PairRotation",
     "ProfileBias",
     "RadialBias",
