@@ -279,6 +279,11 @@ OPTIONS = {
         "weighted=true",
         "normalize=reference,spacing=[2,0.5]",
     ],
+    "bam": [
+        "train_loc=true,axis_scale=true,axes=3",
+        "shape_init=0.5,train_shape=false,wrap=true",
+        "scale_init=4,eps=0.1,spacing=[2,0.5]",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")

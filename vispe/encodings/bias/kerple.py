@@ -49,7 +49,7 @@ class WeightedBias(Bias):
 class Kerple(RadialEncoding):
     """Attention falls off with the logarithm or with a power of the distance, at rates that every head learns.
 
-    bias = -p_h ln(1 + a_h d), or -a_h d^p_h with 0 < p < 2          arXiv 2205.09921, section 4.2
+    bias = -p_h ln(1 + a_h d), or -a_h d^p_h with 0 < p < 2          arXiv 2205.09921
 
     ``kerple.log`` is the default, ``kerple.power`` the other kernel. Rates start at random, p in (0, 2) and a in
     (0, 1), so a pretrained model does not keep its outputs.

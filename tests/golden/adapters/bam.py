@@ -1,0 +1,53 @@
+"""Golden cases of BAM: the initial values and the bias, on a line and in the plane."""
+
+import torch
+
+import vispe
+from tests.golden.adapters._line import places
+
+NAMES = ("shape", "scale", "loc")
+
+
+def run(case):
+    case.ignore("jitter", "all values are given")
+    heads, length = case.config("n_heads"), case.config("seq_len")
+    options = {
+        "shape_init": case.config("shape_init"),
+        "scale_init": case.config("scale_init"),
+        "loc_init": float(case.config("loc_init")),
+        "eps": case.config("eps"),
+    }
+    own = vispe.create_encoding(
+        "bam", num_heads=heads, axes=1, train_loc=bool(case.config("train_loc")), **options
+    )
+    start = {name: getattr(own, name) for name in NAMES}
+    start = {f"init.{n}": torch.zeros(heads) if v is None else v.flatten() for n, v in start.items()}
+    found = {name: value for name, value in start.items() if name in case.output_names}
+    if found:
+        yield "start", found
+    for route, pos in places(length).items():
+        made = vispe.create_encoding(
+            "bam", num_heads=heads, axes=pos.axes, train_loc=True, **options
+        ).double()
+        yield route, _bias(case, made, pos)
+    if not case.param("loc").any():  # without a location at all
+        made = vispe.create_encoding("bam", num_heads=heads, **{**options, "loc_init": 0.0}).double()
+        yield "no location", _bias(case, made, places(length)[f"2D {(1, length)}"])
+
+
+def _bias(case, made, pos):
+    # the axis that is longer than one token is the line
+    along = max(range(pos.axes), key=lambda a: float(pos.coords[..., a].max()))
+    with torch.no_grad():
+        made.shape.copy_(case.param("shape").flatten())
+        made.scale.copy_(case.param("scale").flatten())
+        if made.loc is not None:
+            made.loc.zero_()[:, along] = case.param("loc").flatten()
+    dense = made.bias(pos, 0).dense()
+    found = {"bias": dense}
+    if case.backward(cotangent=dense):
+        found |= {"grad.shape": made.shape.grad, "grad.scale": made.scale.grad}
+        if made.loc is not None:
+            found["grad.loc"] = made.loc.grad[:, along]
+        found = {n: v if n == "bias" else v.reshape(1, -1, 1, 1) for n, v in found.items()}
+    return {name: value for name, value in found.items() if name in case.output_names}

@@ -1,0 +1,91 @@
+"""The generalised Gaussian of BAM (arXiv 2505.22842): its parameters, and the bias that they make."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.offset import OffsetBias
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.base import Biased
+from vispe.encodings.parts.radial import straight_clamp
+from vispe.encodings.parts.slopes import fixed_slopes
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.options import Axes, NotNegative, Number, Positive, Whole, check_per_axis
+
+
+class PriorEncoding(Biased):
+    """A generalised Gaussian of the offset of two patches."""
+
+    fused = True
+    ndim = (1, 2, 3)
+
+    num_heads: Whole
+    axes: Axes | None = None
+    shape_init: NotNegative | Literal["linear"] = 1.0
+    train_shape: bool = True
+    scale_init: Positive | Literal["slope"] = "slope"
+    axis_scale: bool = False
+    train_loc: bool = False
+    loc_init: Number = 0.0
+    eps: Positive = 1e-5
+    wrap: bool = False
+    spacing: tuple[Positive, ...] | None = None
+
+    def __post_init__(self) -> None:
+        axes = self.axes or (None if self.spacing is None else len(self.spacing))
+        if axes is not None:
+            check_per_axis("spacing", self.spacing, axes)
+            self._accept(axes)
+        located = self.train_loc or self.loc_init != 0.0
+        if axes is None and (located or self.axis_scale):
+            raise OptionError(
+                f"{self.name} needs axes, the number of axes of the grid, for a location or scale of each: say axes=2."
+            )
+        heads = self.num_heads
+        self.shape = nn.Parameter(torch.empty(heads), requires_grad=self.train_shape)
+        self.scale = nn.Parameter(torch.empty(heads))
+        self.loc = (
+            nn.Parameter(torch.empty(heads, axes or 0), requires_grad=self.train_loc) if located else None
+        )
+        self.stretch = nn.Parameter(torch.empty(heads, axes or 0)) if self.axis_scale else None
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has shapes and scales of its own."""
+        return True
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the parameters to what the options say; nothing is drawn."""
+        heads = self.num_heads
+        linear = torch.linspace(0.0, 1.0, heads)
+        self.shape.copy_(linear if self.shape_init == "linear" else torch.full((heads,), self.shape_init))
+        slope = self.scale_init == "slope"
+        scales = fixed_slopes("alibi", heads) if slope else (1.0 / float(self.scale_init),) * heads
+        self.scale.copy_(torch.tensor([math.log(s) for s in scales]))
+        if self.loc is not None:
+            nn.init.constant_(self.loc, self.loc_init)
+        if self.stretch is not None:
+            nn.init.zeros_(self.stretch)
+
+    def _prior(self, pos: Positions) -> OffsetBias:
+        self._need_axes(pos)
+        return OffsetBias(self._fall, pos, wrap=self.wrap, spacing=self.spacing)
+
+    def _fall(self, step: Tensor) -> Tensor:
+        """Return the logarithm of the prior (h, m) at offsets (m, axes)."""
+        step = step[None]
+        if self.loc is not None:  # where each head looks
+            step = step - 2.0 * at_least_float32(self.loc)[:, None].sinh()
+        if self.stretch is not None:
+            step = step * at_least_float32(self.stretch)[:, None].exp()
+        length = torch.linalg.vector_norm(step, dim=-1)
+        # a shape below 0 would be infinite at distance 0
+        shape = straight_clamp(at_least_float32(self.shape), 0.0)[:, None]
+        return -((length + self.eps) ** shape) * at_least_float32(self.scale)[:, None].exp()
