@@ -284,9 +284,19 @@ OPTIONS = {
         "shape_init=0.5,train_shape=false,wrap=true",
         "scale_init=4,eps=0.1,spacing=[2,0.5]",
     ],
+    "bam_ssmax": [
+        "scale_prior=false,shape_init=linear",
+        "causal=true",
+        "train_loc=true,axes=2",
+    ],
+    "ssmax": [
+        "causal=true,init=0.3",
+        "normalize=reference,reference=[5,7]",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
+TOKENS_COUNT = "its factor is the logarithm of the number of tokens; tests/encodings/rotary/test_ssmax.py"
 # test -> encoding or spec -> why the test is not meant for it
 EXCLUDED = {
     "test_every_parameter_learns": {
@@ -311,6 +321,7 @@ EXCLUDED = {
         "seqpe.vit_s": "class_vector gives them vectors of their own",
         "comrope_ap.reference": "as in the reference, class tokens stand in the centre of the image",
         "comrope_ld.reference": "as in the reference, class tokens stand in the centre of the image",
+        **dict.fromkeys(["ssmax", *list_encodings("*ssmax.*"), "bam_ssmax"], TOKENS_COUNT),
         "kerple(weighted=true)": "whole logits: prefix tokens keep their products of queries and keys",
     },
     "test_training_draws_come_from_the_given_generator": {
@@ -319,6 +330,7 @@ EXCLUDED = {
     },
     "test_dropped_tokens_take_their_rows_along": {
         "grape_path": "refuses dropped tokens; see tests/encodings/rotary/test_grape.py",
+        **dict.fromkeys(["bam_ssmax", *list_encodings("bam_ssmax.*")], TOKENS_COUNT),
     },
 }
 NAMES = [*list_encodings(), *list_encodings("*.*")]

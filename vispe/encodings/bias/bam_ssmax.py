@@ -1,0 +1,115 @@
+"""BAM with scalable softmax: logits and prior grow with the number of keys (arXiv 2505.22842)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.content import GatedBias
+from vispe.attention.bias.offset import OffsetBias
+from vispe.attention.transform.affine import Affine
+from vispe.attention.transform.base import Transform
+from vispe.encodings.base import Rotary
+from vispe.encodings.parts.prior import PriorEncoding
+from vispe.encodings.parts.ssmax import head_factor, log_keys
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.options import Whole
+
+
+@register
+class BamSsmax(PriorEncoding, Rotary):
+    """The prior of `bam`, and logits that grow with the logarithm of the number of keys, prior included.
+
+    logits[h, i, j] = s_h ln(n_i) (q_i . k_j / sqrt(d_h) + prior[h, i, j]), n_i keys of query i   arXiv 2505.22842
+
+    With ``scale_prior=false`` it is ``ssmax+bam``: only the product of queries and keys grows. Presets:
+    ``bam_ssmax.linear`` and ``bam_ssmax.gaussian`` have the tails of those of `bam`.
+
+    Args:
+        num_heads: heads, h.
+        scale_prior: whether the prior grows too.
+        causal: count the keys up to the token itself, for a causal softmax along 1 axis; else all tokens, padding
+            included.
+        axes: axes of the grids that it is for; any by default, but needed for train_loc, loc_init and axis_scale.
+        shape_init: beta of the prior at the start: a number, or 'linear': from 0 to 1 over the heads.
+        train_shape: whether beta learns. What falls below 0 acts as 0.
+        scale_init: 'slope': the prior starts with the slopes of ALiBi; a number s: with 1 / s.
+        axis_scale: learn a factor per head and axis of the offsets too, all 1 at the start.
+        train_loc: whether the place where a head looks learns, per head and axis.
+        loc_init: its parameter at the start, on every axis.
+        eps: what is added to the distance.
+        wrap: offsets on the torus.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Shapes: pos (n, axes) -> bias (1, h, n, n) and a factor of queries (1, h, 1 or n, 1); prefix rows and columns of the
+        bias are 0, the factor is that of all tokens: prefix tokens have as many keys.
+    New resolution: no resampling needed; the sharpness follows the number of tokens.
+    Cost: 3 h parameters per layer, h more for each axis with train_loc or axis_scale; O(1) per score. A pretrained
+        model does not keep its outputs at the start.
+    Invariant to: translation, rotation by any angle, flips; translation alone with train_loc or axis_scale.
+    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
+    Differs from the reference: that of `bam`; two-sided, the factor is the same for all queries of an image.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("bam_ssmax", num_heads=2)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense().shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "bam_ssmax"
+    paper = "Bayesian Attention Mechanism, https://arxiv.org/abs/2505.22842"
+    year = 2025
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "linear": {"shape_init": "linear"},
+        "gaussian": {"shape_init": 2.0, "train_shape": False},
+    }
+    calibrates = True
+    knows = ("distance",)
+    invariant = ("translation", "quarter_turns", "reflection", "rotation")
+
+    num_heads: Whole
+    scale_prior: bool = True
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        self.seq_scale = nn.Parameter(torch.empty(self.num_heads))
+        super().__post_init__()
+        if self.causal and 1 not in self.ndim:
+            raise OptionError(
+                f"causal=True counts keys along 1 axis, got axes={self.axes}, spacing={self.spacing}; leave it out."
+            )
+        if self.causal:
+            self._accept(1)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the parameters to what the options say; the scales are 1."""
+        super().reset_parameters()
+        nn.init.ones_(self.seq_scale)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the factor of queries."""
+        self._need_axes(pos)
+        return Affine(q_mul=self._factor(pos))
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the prior, scaled as the logits are."""
+        prior = self._prior(pos)
+        if not self.scale_prior:
+            return prior
+        factor = self._factor(pos)[..., 0]
+        if self.causal:
+            return GatedBias(factor, None, prior)
+        # one factor for all queries: the prior stays a table
+        return OffsetBias(
+            lambda step: factor[0] * self._fall(step), pos, wrap=self.wrap, spacing=self.spacing
+        )
+
+    def _factor(self, pos: Positions) -> Tensor:
+        return head_factor(self.seq_scale, log_keys(pos, self.causal))

@@ -1,0 +1,48 @@
+"""The factor of scalable softmax (arXiv 2501.19399): the logarithm of how many keys a query has."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.precision import at_least_float32
+from vispe.errors import OptionError
+from vispe.grid import Positions
+
+Relative = Literal["none", "reference"]
+
+
+def log_keys(
+    pos: Positions, causal: bool, normalize: Relative = "none", reference: tuple[int, ...] | None = None
+) -> Tensor:
+    """Return ln of the number of keys of each query, (n) float32, or (1) where all have the same keys.
+
+    Args:
+        pos: positions of the tokens.
+        causal: token i has i + 1 keys; else all tokens.
+        normalize: 'reference' divides by the logarithm of the number of tokens at training.
+        reference: the grid at training; `Grid.reference` by default.
+
+    Raises:
+        OptionError: normalize='reference' without a reference grid.
+    """
+    last = pos.coords.new_full((1,), pos.tokens, dtype=torch.float32)
+    keys = torch.arange(1, pos.tokens + 1, dtype=torch.float32, device=last.device) if causal else last
+    if normalize == "none":
+        return keys.log()
+    shape = reference or (pos.grid.reference if pos.grid else None)
+    if shape is None or pos.grid is None:
+        raise OptionError(
+            f"normalize='reference' needs the grid of the training resolution, got {pos}; pass reference=[h, w] and "
+            "tokens of a Grid, or Grid(..., reference=(h, w))."
+        )
+    # two tokens at least: the logarithm of one is 0
+    return keys.log() / math.log(max(math.prod(shape) + pos.grid.prefix, 2))
+
+
+def head_factor(scale: Tensor, logs: Tensor) -> Tensor:
+    """Return the factors (1, h, n or 1, 1) of queries, from scales (h,) and what `log_keys` returns."""
+    return (at_least_float32(scale)[:, None] * logs)[None, :, :, None]
