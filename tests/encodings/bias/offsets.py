@@ -37,11 +37,18 @@ def of_length(function):
     return lambda offset: function(math.hypot(*offset))
 
 
-def check_values(made, function, grids=GRIDS):
-    """Compare the bias with its definition on grids, one after the other, on a table, and for free and kept tokens."""
+def check_values(made, function, grids=GRIDS, by_field=False):
+    """Compare the bias with its definition on grids, one after the other, on a table, and for free and kept tokens.
+
+    `by_field`: positions make the function of offsets, since it depends on the field they are in.
+    """
+
+    def defined(pos):
+        return slow(pos, function(pos) if by_field else function)
+
     for grid in grids:
         pos = grid.positions()
-        bias, wanted = made.bias(pos, 0), slow(pos, function)
+        bias, wanted = made.bias(pos, 0), defined(pos)
         torch.testing.assert_close(bias.dense()[0].double(), wanted, rtol=1e-5, atol=1e-5)
         assert not_a_table(bias) is None
         found = oracle.table_matrix(bias.table(grid).double(), grid)
@@ -55,7 +62,7 @@ def check_values(made, function, grids=GRIDS):
         found = made.bias(free, 0).dense()
         for sample in range(2):
             one = Positions(free.coords[sample])
-            torch.testing.assert_close(found[sample].double(), slow(one, function), rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(found[sample].double(), defined(one), rtol=1e-6, atol=1e-6)
 
 
 def check_gradients(made, grid, dense=lambda bias: bias.dense()):

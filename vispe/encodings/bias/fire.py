@@ -1,0 +1,156 @@
+"""FIRE: a small network reads the distance, relative to the largest one (arXiv 2310.04418)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import DenseBias
+from vispe.attention.bias.distances import distances, largest
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.encodings.parts.radial import RadialEncoding
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Grid, Positions
+from vispe.options import NotNegative, Positive, Shape, Whole
+
+
+@register
+class Fire(RadialEncoding):
+    """A small network turns the distance, as a share of the largest one, into a number per head for the logits.
+
+    bias[h] = W2 relu(W1 r + b1) + b2, r = psi(d) / (psi(max(L, D)) + eps), psi(x) = ln(1 + |c x|)     arXiv 2310.04418
+
+    D is the largest distance of the grid, so r spans 0 to 1 at every resolution; below L it is held at L, so that small
+    crops keep the scale of patches. W2 starts small and b2 at 0: a pretrained model nearly keeps its outputs. The
+    hidden units switch on at places spread evenly over r. ``fire.causal`` is the form of the paper.
+
+    Args:
+        num_heads: heads, h.
+        grid: shape of the token grid at the training resolution, supplied by the host, for `threshold`.
+        hidden: width of the hidden layer.
+        threshold: L, in units of the spacing; by default half the largest distance of `grid`, and 512 with
+            `causal`.
+        init_c: c at the start.
+        causal: the original for causal sequences: D is the position of the query, and L learns, by a factor. 1 axis.
+        eps: what is added to the divisor.
+        metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
+        wrap: distances on the torus: per axis min(d, n - d).
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Shapes: pos (n, axes) -> bias (1, h, n, n); prefix rows and columns are 0.
+    New resolution: no resampling needed; the bias stretches with the grid, above L.
+    Cost: hidden (h + 2) + h + 1 parameters per layer; the network runs once per distance, O(1) per score. With `causal`
+        it runs for every pair of tokens.
+    Invariant to: translation, rotation by 90 degrees and flips; by any angle while the largest distance is the same.
+        Not with `causal`.
+    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together, or without `grid` and
+        `threshold`.
+    Differs from the reference: D of grids; there L is fixed, since one D for all queries is either above or below it;
+        the start of the network.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("fire", num_heads=2, grid=(4, 4))
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense().shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "fire"
+    paper = "Functional Interpolation for Relative Positions, https://arxiv.org/abs/2310.04418"
+    year = 2023
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"causal": {"causal": True}}
+    knows = ("distance",)
+    invariant = ("translation", "quarter_turns", "reflection")
+    normalize: ClassVar[Any] = "none"
+    reference: ClassVar[Any] = None
+
+    num_heads: Whole
+    grid: Shape | None = None
+    hidden: Whole = 32
+    threshold: NotNegative | None = None
+    init_c: Positive = 0.1
+    causal: bool = False
+    eps: Positive = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.causal and (self.metric != "euclidean" or self.wrap or self.spacing is not None):
+            raise OptionError(
+                "causal=True counts steps back along one axis; metric, wrap and spacing do nothing then."
+            )
+        if self.causal:
+            self._accept(1)
+        self.length = self._length()
+        self.mlp = nn.Sequential(nn.Linear(1, self.hidden), nn.ReLU(), nn.Linear(self.hidden, self.num_heads))
+        self.c = nn.Parameter(torch.empty(()))
+        self.L_multiplier = nn.Parameter(torch.empty(())) if self.causal else None
+        self.reset_parameters()
+
+    def _length(self) -> float:
+        """Return the threshold that the options say."""
+        if self.threshold is not None or self.causal:
+            return 512.0 if self.threshold is None else self.threshold
+        if self.grid is None:
+            raise OptionError(
+                "fire needs the grid of the training resolution for its threshold; pass grid=[h, w], or threshold "
+                "in patches (0 for none)."
+            )
+        pos = Grid(self.grid, spacing=self.spacing).positions("cpu")
+        return float(self._reach(pos)) / 2
+
+    def _reach(self, pos: Positions) -> Tensor:
+        """Return the largest distance of the field (b or 1)."""
+        return cast("Tensor", largest(pos.extent, pos.cell, pos.grid, self.metric, self.wrap, "max", None))
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has a network of its own."""
+        return True
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Spread the hidden units over the shares from 0 to 1; draw the outputs with standard deviation 0.02."""
+        weight, bias = self.mlp.get_parameter("0.weight"), self.mlp.get_parameter("0.bias")
+        # each unit is off at distance 0 and on at the largest, so that all learn
+        nn.init.uniform_(weight, 0.5, 1.5)
+        hinge = torch.arange(self.hidden, device=weight.device, dtype=weight.dtype) / self.hidden
+        bias.copy_(-weight[:, 0] * hinge)
+        nn.init.normal_(self.mlp.get_parameter("2.weight"), std=0.02)
+        nn.init.zeros_(self.mlp.get_parameter("2.bias"))
+        nn.init.constant_(self.c, self.init_c)
+        if self.L_multiplier is not None:
+            nn.init.ones_(self.L_multiplier)
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the bias, the same for every block that has this network."""
+        self._need_axes(pos)
+        placed = pos.spatial[:, :, None] & pos.spatial[:, None]
+        if self.causal:
+            place = pos.coords[..., 0]
+            distance, reach = (place[:, :, None] - place[:, None]).abs(), place[..., None].abs()
+            return DenseBias(self._values(distance, reach).masked_fill(~placed[:, None], 0.0), pos)
+        apart = pos if self.spacing is None else pos.spaced(self.spacing)
+        reach = self._reach(apart)
+        if len(reach) == 1:
+            return self._radial(lambda d: self._values(d[None], reach[:, None])[0], pos)
+        # samples of several sizes: shares of different distances
+        distance = distances(apart, apart, self.metric, self.wrap, "none")
+        values = self._values(distance, reach[:, None, None])
+        return DenseBias(values.masked_fill(~placed[:, None], 0.0), pos)
+
+    def _values(self, distance: Tensor, reach: Tensor) -> Tensor:
+        """Return what the network makes of distances (b, ...) up to `reach`, (b, h, ...)."""
+        c = at_least_float32(self.c)[None]  # with an axis, float64 counts
+        length = reach.new_tensor(self.length)
+        if self.L_multiplier is not None:
+            length = (at_least_float32(self.L_multiplier)[None] * length).abs()
+        # where a distance is 0, so is its share
+        share = (c * distance).abs().log1p() / ((c * torch.maximum(length, reach)).abs().log1p() + self.eps)
+        part = self.mlp.get_parameter
+        hidden = exact_product(share[..., None], part("0.weight").t()) + at_least_float32(part("0.bias"))
+        values = exact_product(hidden.relu(), part("2.weight").t()) + at_least_float32(part("2.bias"))
+        return values.movedim(-1, 1)
