@@ -294,6 +294,12 @@ OPTIONS = {
         "threshold=0,wrap=true",
         "causal=true,threshold=2",
     ],
+    "t5": [
+        "num_buckets=8,max_distance=5,std=1",
+        "mode=radial,axes=3,std=0.3",
+        "axes=1,causal=true,std=0.3",
+        "spacing=[2,0.5],std=0.3",
+    ],
     "ssmax": [
         "causal=true,init=0.3",
         "normalize=reference,reference=[5,7]",
@@ -315,6 +321,7 @@ EXCLUDED = {
         "irpe": "a small grid does not reach every bucket",
         **dict.fromkeys(list_encodings("irpe.*"), "a small grid does not reach every bucket"),
         "fire.causal": "units for the far end of 512 tokens are off in a short sequence",
+        **dict.fromkeys(["t5", *list_encodings("t5.*")], "a small grid does not reach every bucket"),
         "sincos3d_points": "a ReLU unit may be off at all of the few points of a small grid",
     },
     "test_prefix_tokens_are_untouched": {

@@ -1,0 +1,105 @@
+"""t5 against its definition: buckets one by one, tables per axis and by distance."""
+
+import math
+
+import pytest
+import torch
+
+from tests.encodings.bias import offsets
+from vispe import Grid, create_encoding
+from vispe.encodings.bias.t5 import relative_buckets
+from vispe.errors import OptionError, ShapeError
+
+
+def bucket(distance, count, far):
+    exact = count // 2
+    if distance < exact:
+        return int(distance)
+    return min(count - 1, exact + int(math.log(distance / exact) / math.log(far / exact) * (count - exact)))
+
+
+def relative(rel, count, far, causal=False):
+    if causal:
+        return bucket(max(-rel, 0), count, far)
+    return bucket(abs(rel), count // 2, far) + (count // 2 if rel > 0 else 0)
+
+
+def shaken(spec):
+    made = offsets.made(spec)
+    with torch.no_grad():
+        made.table.normal_()
+    return made
+
+
+def defined(made):
+    table, count, far = made.table.detach().double(), made.num_buckets, made.max_distance
+
+    def function(offset):
+        if made.mode == "radial":
+            return table[0, bucket(math.hypot(*offset), count, far)].tolist()
+        return sum(table[a, relative(d, count, far, made.causal)] for a, d in enumerate(offset)).tolist()
+
+    return function
+
+
+@pytest.mark.parametrize(("count", "far"), [(32, 128), (8, 5), (5, 3), (16, 20)])
+def test_buckets(count, far):
+    rel = [*range(-30, 31), 0.5, -0.5, 2.7, -3.2, 11.6]
+    for causal in (False, True):
+        found = relative_buckets(torch.tensor(rel), count, far, causal).tolist()
+        assert found == [relative(r, count, far, causal) for r in rel]
+        assert max(found) < count
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["axial", "radial"])
+def test_values(mode, axes):
+    made = shaken(f"t5.{mode}(axes={axes},num_buckets=9,max_distance=6)")
+    offsets.check_values(made, defined(made), [g for g in offsets.GRIDS if g.axes == axes])
+
+
+def test_causal_values():
+    made = shaken("t5(axes=1,causal=true,num_buckets=6,max_distance=5)")
+    offsets.check_values(made, defined(made), [Grid((7,), 2), Grid((3,))])
+
+
+@pytest.mark.parametrize("mode", ["axial", "radial"])
+def test_gradients_and_routes(mode):
+    made = shaken(f"t5.{mode}(num_buckets=8,max_distance=5)")
+    offsets.check_routes(made, Grid((3, 4), 1))
+    offsets.check_gradients(made, Grid((2, 3), 1))
+
+
+def test_the_distance_turns_with_the_picture():
+    offsets.check_turned(shaken("t5.radial"))
+
+
+def test_it_starts_without_effect():
+    assert not offsets.made("t5").bias(Grid((3, 4), 1).positions(), 0).dense().any()
+    assert offsets.made("t5(std=0.5)").table.std() > 0.1
+
+
+def test_a_vit():
+    offsets.check_vit("t5")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("causal=true", "causal=True counts steps back along 1 axis, got axes=2, mode='axial'; say axes=1"),
+        ("causal=true,axes=1,mode=radial", "got axes=1, mode='radial'"),
+        ("num_buckets=3", "t5 needs num_buckets of 4 or more and max_distance above their 0 whole steps"),
+        ("max_distance=8", "above their 8 whole steps, got num_buckets=32, max_distance=8"),
+        ("mode=radial,max_distance=16", "t5 needs num_buckets of 2 or more .* 16 whole steps"),
+        ("axes=4", "axes needs a whole number from 1 to 3"),
+        ("spacing=[1]", "spacing needs one number for each of 2 axes"),
+    ],
+)
+def test_option_errors(options, message):
+    with pytest.raises(OptionError, match=message):
+        create_encoding(f"t5({options})", num_heads=2)
+
+
+def test_other_axes_are_refused():
+    with pytest.raises(ShapeError, match=r"t5 needs 2-axis positions, got 3 axes .*; say t5\(axes=3\)"):
+        offsets.made("t5").bias(Grid((2, 2, 2)).positions(), 0)

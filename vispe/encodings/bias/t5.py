@@ -1,0 +1,145 @@
+"""T5's buckets of relative positions, near ones apart and far ones together, on grids (arXiv 1910.10683)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.offset import OffsetBias
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.base import Biased
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.options import Axes, NotNegative, Positive, Whole, check_per_axis
+
+
+def log_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
+    """Return the bucket of each distance, int64: whole distances below count // 2, logarithmic from there on."""
+    exact = count // 2
+    # float32 as in the released models: where a logarithm comes close to a whole number it decides
+    far = torch.log(distance.float().clamp(min=exact) / exact) / math.log(max_distance / exact)
+    far = (exact + (far * (count - exact)).long()).clamp(max=count - 1)
+    return torch.where(distance < exact, distance.long(), far)
+
+
+def relative_buckets(rel: Tensor, count: int, max_distance: int, causal: bool = False) -> Tensor:
+    """Return the bucket of each relative position, key minus query, int64.
+
+    Args:
+        rel: whole or real numbers.
+        count: number of buckets; without `causal` one half is for keys ahead.
+        max_distance: from here on all is one bucket.
+        causal: keys ahead count as distance 0.
+
+    Example:
+        >>> relative_buckets(torch.tensor([-2, -1, 0, 1, 2]), 32, 128).tolist()
+        [2, 1, 0, 17, 18]
+    """
+    if causal:
+        return log_buckets((-rel).clamp(min=0), count, max_distance)
+    half = count // 2
+    return log_buckets(rel.abs(), half, max_distance) + half * (rel > 0)
+
+
+@register
+class T5Buckets(Biased):
+    """Adds a learned number per head and bucket of the offset of two patches: near offsets one each, far ones together.
+
+    bias[h] = sum over axes a of table[a, bucket(p_j - p_i along a), h]          arXiv 1910.10683, section 2.1
+
+    The first half of the buckets is for keys behind or level, the second for keys ahead; in each, the first half are
+    whole steps and the others grow to `max_distance` in logarithmic steps. Bare ``t5``, also called ``t5.axial``, has a
+    table for each axis; ``t5.radial`` one for the distance, without direction. All start at 0, without effect.
+
+    Args:
+        num_heads: heads, h.
+        axes: axes of the grids that it is for.
+        mode: 'axial' adds over the axes as above; 'radial' takes the euclidean distance, and all buckets for it.
+        num_buckets: buckets of a table.
+        max_distance: distance, in units of the spacing, from which on all is one bucket.
+        causal: keys ahead count as distance 0 and no buckets are kept for them, for a causal softmax along 1 axis.
+        std: standard deviation of the initialisation.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Shapes: pos (n, axes) -> bias (1, h, n, n); table (axes, buckets, h), or (1, buckets, h) of 'radial'. Prefix rows
+        and columns are 0.
+    New resolution: no resampling needed; far offsets share buckets that are known.
+    Cost: buckets h parameters per axis and layer, O(1) per score.
+    Invariant to: translation; 'radial' to rotation by any angle and flips.
+    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
+    Differs from the reference: grids of several axes; a table per layer, where T5 shares that of its first layer; real
+        offsets are rounded towards 0.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("t5", num_heads=2)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense().shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "t5"
+    paper = "Exploring the Limits of Transfer Learning with T5, https://arxiv.org/abs/1910.10683"
+    year = 2019
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"axial": {"mode": "axial"}, "radial": {"mode": "radial"}}
+    fused = True
+    knows = ("distance", "direction")
+    invariant = ("translation",)
+
+    num_heads: Whole
+    axes: Axes = 2
+    mode: Literal["axial", "radial"] = "axial"
+    num_buckets: Whole = 32
+    max_distance: Whole = 128
+    causal: bool = False
+    std: NotNegative = 0.0
+    spacing: tuple[Positive, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self._accept(self.axes)
+        check_per_axis("spacing", self.spacing, self.axes)
+        if self.causal and (self.axes > 1 or self.mode == "radial"):
+            raise OptionError(
+                f"causal=True counts steps back along 1 axis, got axes={self.axes}, mode={self.mode!r}; say "
+                "axes=1, or leave it out."
+            )
+        one_way = self.causal or self.mode == "radial"
+        least = 2 if one_way else 4
+        exact = (self.num_buckets if one_way else self.num_buckets // 2) // 2
+        if self.num_buckets < least or self.max_distance <= exact:
+            raise OptionError(
+                f"t5 needs num_buckets of {least} or more and max_distance above their {exact} whole steps, got "
+                f"num_buckets={self.num_buckets}, max_distance={self.max_distance}."
+            )
+        tables = 1 if self.mode == "radial" else self.axes
+        self.table = nn.Parameter(torch.empty(tables, self.num_buckets, self.num_heads))
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has a table of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Draw the table with standard deviation `std`."""
+        nn.init.normal_(self.table, std=self.std)
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the bias, the same for every block that has this table."""
+        self._need_axes(pos)
+        return OffsetBias(self._read, pos, spacing=self.spacing)
+
+    def _read(self, step: Tensor) -> Tensor:
+        """Return what the tables hold for offsets (m, axes), (h, m)."""
+        table, count = at_least_float32(self.table), self.num_buckets
+        if self.mode == "radial":
+            length = torch.linalg.vector_norm(step, dim=-1)
+            return table[0].index_select(0, log_buckets(length, count, self.max_distance)).t()
+        buckets = relative_buckets(step, count, self.max_distance, self.causal)
+        reads = [part.index_select(0, along) for part, along in zip(table, buckets.unbind(-1), strict=True)]
+        return sum(reads[1:], reads[0]).t()
