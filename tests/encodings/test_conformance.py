@@ -303,6 +303,10 @@ OPTIONS = {
     "ssmax": [
         "causal=true,init=0.3",
         "normalize=reference,reference=[5,7]",
+    "shaw": [
+        "values=true,shared=false,resample=bicubic",
+        "clip=[2,1],index=key_query,method=key_query",
+        "clip=[3,3],method=distance_factor,shared=false",
     ],
 }
 # options that draw at random while training
@@ -319,6 +323,8 @@ EXCLUDED = {
         "seqpe_input": "a small grid does not have every digit",
         "seqpe": "a small grid does not have every digit",
         "irpe": "a small grid does not reach every bucket",
+        "shaw(clip=[2,1],index=key_query,method=key_query)": "row 1 of 3 x 4 patches has no offset of 2 to each side",
+        "shaw(clip=[3,3],method=distance_factor,shared=false)": "a small grid does not reach every distance",
         **dict.fromkeys(list_encodings("irpe.*"), "a small grid does not reach every bucket"),
         "fire.causal": "units for the far end of 512 tokens are off in a short sequence",
         **dict.fromkeys(["t5", *list_encodings("t5.*")], "a small grid does not reach every bucket"),

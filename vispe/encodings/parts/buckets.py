@@ -13,7 +13,7 @@ from vispe.attention.bias.base import Request
 from vispe.attention.bias.decomposed import DecomposedBias, line_of
 from vispe.attention.bias.table import table_index
 from vispe.attention.bias.values import ValueTerm
-from vispe.attention.precision import exact_product, no_infinity
+from vispe.attention.precision import at_least_float32, exact_product, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
@@ -122,7 +122,7 @@ def grid_lines(pos: Positions, ratio: float, prefix_buckets: int) -> tuple[Tenso
 
 
 class CrossBias(DecomposedBias):
-    """``scale * x_i . (R[row bucket(i, j)] + C[column bucket(i, j)])``, in its factored form.
+    """``scale * (x_i + shift) . (R[row bucket(i, j)] + C[column bucket(i, j)])``, in its factored form.
 
     A token reads h + w buckets, one per row and column of the grid, and not two for each of the h * w keys.
 
@@ -131,9 +131,11 @@ class CrossBias(DecomposedBias):
         lines: which bucket each token reads for every row, and for every column, as of `grid_lines`.
         dot: 'query' reads x = q; 'key' reads x = k, and the result is transposed.
         pos: the positions it is bound to.
+        scaled: whether it is multiplied by the scale of the logits.
+        shift: (h, d_h), what is added to the content first; None for nothing.
     """
 
-    __slots__ = ("lines", "weights")
+    __slots__ = ("lines", "scaled", "shift", "weights")
 
     def __init__(
         self,
@@ -141,9 +143,11 @@ class CrossBias(DecomposedBias):
         lines: tuple[Tensor, Tensor],
         dot: Literal["query", "key"],
         pos: Positions,
+        scaled: bool = True,
+        shift: Tensor | None = None,
     ) -> None:
         super().__init__(None, None, dot, pos)
-        self.weights, self.lines = weights, lines
+        self.weights, self.lines, self.scaled, self.shift = weights, lines, scaled, shift
 
     @property
     def finite(self) -> bool:
@@ -152,16 +156,23 @@ class CrossBias(DecomposedBias):
 
     def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
         """Return what each token reads for every row (b, h, n, rows + 1) and column of the grid."""
-        x = ask.q if self.dot == "query" else ask.k
-        if x is None or ask.scale is None:
-            raise ShapeError(f"The cross term of irpe reads the {self.dot}; pass q, k and scale.")
-        x = ask.pick(x, 1)
+        x, scale = ask.q if self.dot == "query" else ask.k, ask.scale if self.scaled else 1.0
+        if x is None or scale is None:
+            raise ShapeError(
+                f"A bias by rows and columns reads the {self.dot} with scaled={self.scaled}; pass q, k and scale."
+            )
+        x = ask.pick(shifted(x, self.shift), 1)
         found: list[Tensor] = []
         for weights, reads in zip(self.weights, self.lines, strict=True):
-            read = exact_product(x, ask.pick(weights).transpose(-1, -2)) * ask.scale
+            read = exact_product(x, ask.pick(weights).transpose(-1, -2)) * scale
             # scores of all buckets, then those that each row or column of the grid falls into
             found.append(read.gather(-1, reads[:, None].expand(*read.shape[:2], -1, -1)))
         return found[0], found[1]
+
+
+def shifted(x: Tensor, shift: Tensor | None) -> Tensor:
+    """Return queries or keys (b, h, n, d_h) plus a vector per head (h, d_h), the sum in float32 or better."""
+    return x if shift is None else at_least_float32(x) + at_least_float32(shift)[:, None]
 
 
 class CrossValue(ValueTerm):

@@ -1,0 +1,205 @@
+"""shaw against its definition, pair by pair, and what its docstring claims."""
+
+import itertools
+
+import pytest
+import timm
+import torch
+
+import vispe
+from tests.attention import oracle
+from vispe import Grid, Positions, attention, create_encoding
+from vispe.encodings.parts.tables import resample_table
+from vispe.errors import OptionError, ShapeError, VispeError
+
+DIM, HEADS, WIDTH = 12, 3, 4
+GRIDS = [Grid((5,), 1), Grid((3, 4), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]
+OPTIONS = [
+    {},
+    {"values": True, "shared": False},
+    {"method": "key_query", "index": "key_query", "values": True},
+    {"method": "key_query", "shared": False, "clip": (2, 1)},
+    {"clip": (1, 3), "index": "key_query"},
+    {"method": "offset_factor"},
+    {"method": "offset_factor", "clip": (0, 2), "index": "key_query", "shared": False},
+    {"method": "distance_factor", "shared": False},
+    {"method": "distance_factor", "clip": (1, 1), "values": True},
+]
+
+
+def build(grid, seed=0, **options):
+    made = create_encoding({"name": "shaw", **options}, dim=DIM, num_heads=HEADS, grid=grid).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def content(grid, b=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(b, HEADS, grid.tokens, WIDTH, generator=generator).double() for _ in range(3)]
+
+
+def entry(made, shape, p, q, folded):
+    """Return which row of its table a pair of cells reads."""
+    row = 0
+    for a, b, n in zip(p, q, shape, strict=True):
+        o, (least, most) = a - b, made.clip or (n - 1, n - 1)
+        o = -o if made.index == "key_query" else o
+        o = max(-least, min(most, o))
+        row = row * (most + 1) + abs(o) if folded else row * (least + most + 1) + o + least
+    return row
+
+
+def read(made, grid, name):
+    """Return for each head and pair what the pair reads (h, n, n, channels), by a loop over pairs."""
+    folded = made.method == "distance_factor" and name.startswith("distance")
+    table = getattr(made, name).weight
+    table = table.unflatten(1, (1 if made.shared else HEADS, -1)).transpose(0, 1).expand(HEADS, -1, -1)
+    cells = oracle.cells_of(grid.shape, grid.prefix)
+    rows = [
+        torch.zeros_like(table[:, 0])
+        if p is None or q is None
+        else table[:, entry(made, grid.shape, p, q, folded)]
+        for p, q in itertools.product(cells, cells)
+    ]
+    return torch.stack(rows, 1).unflatten(1, (len(cells), len(cells)))
+
+
+def slow(made, grid, q, k, v):
+    scale = WIDTH**-0.5
+    logits, r = scale * q @ k.mT, read(made, grid, "distance_embedding")
+    if "factor" in made.method:
+        logits = logits * (1 + r[..., 0])
+    else:
+        logits = logits + scale * torch.einsum("bhid,hijd->bhij", q, r)
+    if made.method == "key_query":
+        logits = logits + scale * torch.einsum("bhjd,hijd->bhij", k, r)
+    attn = logits.softmax(-1)
+    out = attn @ v
+    if made.values:
+        out = out + torch.einsum("bhij,hijd->bhid", attn, read(made, grid, "value_embedding"))
+    return out
+
+
+def fast(made, grid, q, k, v, backend="auto"):
+    pos = grid.positions()
+    return attention(q, k, v, bias=made.bias(pos, 0), value_term=made.value_term(pos, 0), backend=backend)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_attention_and_all_gradients(options):
+    for grid in GRIDS:
+        made = build(grid.shape, **options)
+        leaves = [t.requires_grad_() for t in content(grid)]
+        every = [*leaves, *made.parameters()]
+        wanted = slow(made, grid, *leaves)
+        cotangent = torch.randn_like(wanted)
+        grads = torch.autograd.grad(wanted, every, cotangent)
+        for backend in ("reference",) if made.values else ("reference", "sdpa"):
+            found = fast(made, grid, *leaves, backend=backend)
+            torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+            for f, w in zip(torch.autograd.grad(found, every, cotangent), grads, strict=True):
+                torch.testing.assert_close(f, w, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("resample", ["geometric", "bicubic"])
+@pytest.mark.parametrize("method", ["key", "distance_factor"])
+def test_another_grid_reads_a_resampled_table(method, resample):
+    made = build((3, 4), method=method, resample=resample)
+    other = build((5, 2), method=method)
+    weight = made.distance_embedding.weight
+    if method == "key":
+        values = weight.t().reshape(-1, 5, 7)
+    else:  # distances to both sides
+        values = weight.t().reshape(-1, 3, 4)[:, [2, 1, 0, 1, 2]][:, :, [3, 2, 1, 0, 1, 2, 3]]
+    values = resample_table(values, (3, 4), (5, 2), resample)
+    values = values if method == "key" else values[:, 4:, 1:]
+    with torch.no_grad():
+        other.distance_embedding.weight.copy_(values.flatten(1).t())
+    q, k, _ = content(Grid((5, 2), 1))
+    pos = Grid((5, 2), 1).positions()
+    dense = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
+    torch.testing.assert_close(dense, other.bias(pos, 0).dense(q=q, k=k, scale=0.5))
+    (grad,) = torch.autograd.grad(dense, weight, torch.randn_like(dense))
+    assert (grad != 0).any()
+    loaded = build((5, 2), method=method, resample=resample)
+    state = made.state_dict()
+    state._metadata = None
+    loaded.regrid(state, "", (3, 4))
+    torch.testing.assert_close(state["distance_embedding.weight"], other.distance_embedding.weight.detach())
+
+
+def test_clipped_tables_do_not_depend_on_the_grid():
+    made = create_encoding("shaw(clip=[2,1],axes=1)", dim=DIM, num_heads=HEADS)
+    assert made.distance_embedding.weight.shape == (4, WIDTH)
+    assert made.bias(Grid((30,)).positions(), 0).weights.shape == (
+        1,
+        5,
+        WIDTH,
+    )  # a row for tokens without a place
+
+
+def test_a_vit_stays_what_it_is_and_learns():
+    torch.manual_seed(0)
+    stock = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
+    x = torch.randn(2, 3, 64, 96)
+    before = stock(x)
+    for preset in ("values", "method1", "method2", "method4"):
+        model = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
+        model.load_state_dict(stock.state_dict())
+        vispe.convert(model, f"shaw.{preset}", keep_abs=True)
+        after = model(x)
+        torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+        after.backward(torch.randn_like(after))
+        for name, parameter in model.named_parameters():
+            assert "pos_enc" not in name or (parameter.grad != 0).any(), name
+
+
+def test_invariant_to_translation_and_distances_to_reflection():
+    grid = Grid((4, 5))
+    q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(grid))
+    for options in OPTIONS:
+        dense = build((4, 5), **options).bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0)
+        dense = dense.unflatten(-1, (4, 5)).unflatten(-3, (4, 5))
+        torch.testing.assert_close(dense[..., 1:, 2:, 1:, 2:], dense[..., :-1, :-2, :-1, :-2])
+        if "distance" in options.get("method", ""):
+            torch.testing.assert_close(dense.flip(-1, -3), dense)
+            torch.testing.assert_close(dense.flip(-2, -4), dense)
+
+
+def test_released_names_are_taken():
+    made = build((3, 3), values=True)
+    state = {f"attn.{name}": value for name, value in made.state_dict().items()}
+    made.adopt(state, "attn.", "attn.pos_enc.")
+    assert set(state) == {f"attn.pos_enc.{name}.weight" for name in ("distance_embedding", "value_embedding")}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "method3"}, "method must be one of key, key_query, distance_factor, offset_factor"),
+        ({"clip": [3]}, r"clip needs a list of 2 whole numbers of 0 or more, got clip=\[3\]"),
+        ({"clip": [-1, 2]}, "clip needs a list of 2 whole numbers"),
+        ({"clip": [2, 1], "method": "distance_factor"}, r"both numbers of clip must be equal, got \(2, 1\)"),
+        ({"index": "key"}, "index must be one of query_key, key_query, got 'key'"),
+        ({"grid": None}, "needs the grid that its table is for, or clip"),
+        ({"axes": 3}, r"axes=3, but the grid of the model is \(3, 3\)"),
+        ({"dim": 10}, "dim to be a multiple of num_heads, got dim=10, num_heads=3"),
+    ],
+)
+def test_option_errors(options, message):
+    with pytest.raises(OptionError, match=message):
+        create_encoding("shaw", **{"dim": DIM, "num_heads": HEADS, "grid": (3, 3), **options})
+
+
+def test_positions_and_content_that_do_not_fit():
+    made = build((3, 3), values=True)
+    for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
+        for part in (made.bias, made.value_term):
+            with pytest.raises(ShapeError, match=r"shaw needs the tokens of a 2-axis grid, got [12] axes"):
+                part(pos, 0)
+    for method in ("key", "offset_factor"):
+        with pytest.raises(VispeError, match="pass q, k and scale"):
+            build((2, 2), method=method).bias(Grid((2, 2)).positions(), 0).dense()

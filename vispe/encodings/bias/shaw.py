@@ -1,0 +1,208 @@
+"""Relative position representations: a learned vector for each offset that queries, keys or values meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.values import ValueTerm
+from vispe.encodings.base import Biased
+from vispe.encodings.parts.coords import coordinate_count
+from vispe.encodings.parts.regrid import trained_grid
+from vispe.encodings.parts.relative import FactorBias, offset_rows, pair_rows
+from vispe.encodings.parts.tables import Resample, resample_table, take
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.options import Axes, Count, Shape, Whole
+
+TermOn = Literal["key", "key_query", "distance_factor", "offset_factor"]
+TABLES = ("distance_embedding", "value_embedding")
+
+
+@register
+class Shaw(Biased):
+    """Queries meet a learned vector for the offset of two patches, as if it were added to the key.
+
+    o = p_i - p_j:  logits[i, j] += scale * q_i . r(o);  with values out_i += sum_j A_ij r'(o)          arXiv 1803.02155
+
+    key_query adds scale * k_j . r(o), method 4 of arXiv 2009.13658; distance_factor and offset_factor make the product
+    scale * (1 + t) q_i . k_j with numbers t(|o|) or t(o), its methods 1 and 2.
+
+    Args:
+        dim: width of the tokens; dim / num_heads is that of a head, d_h.
+        num_heads: heads, h.
+        method: 'key', 'key_query', 'distance_factor' or 'offset_factor', see above.
+        values: whether the values have a table of vectors, too.
+        shared: one table for all heads instead of one per head.
+        clip: a table for offsets from -clip[0] to clip[1] along each axis, which also take those beyond, in place of
+            one for all offsets of `grid`.
+        index: what rows of the table count: 'query_key' p_i - p_j (BERT), 'key_query' p_j - p_i (wav2vec 2.0 BERT).
+        resample: how another grid reads a table without `clip`: 'geometric' keeps near offsets and spreads far ones,
+            'bicubic' stretches all alike.
+        grid: shape of the token grid at the training resolution, 1 to 3 axes, supplied by the host.
+        axes: number of axes; by default that of `grid`, or 2.
+
+    Presets: ``shaw.values`` has keys and values as in the paper; ``shaw.method1``, ``shaw.method2`` and
+        ``shaw.method4`` are those of arXiv 2009.13658.
+
+    Shapes: pos of a grid -> bias (b, h, n, n). Tables, all 0 at first, so that nothing changes: (offsets, d_h), numbers
+        (offsets, 1), both h times as wide unless `shared`. Prefix rows and columns are 0.
+    New resolution: the table is resampled in each forward, see `resample`; with `clip` it is read as it is.
+    Cost: prod(2 n_a - 1) d_h parameters per layer; b h n prod(2 n_a - 1) d_h and a gather of n x n.
+    Invariant to: translation, at equal queries and keys; distance_factor: reflection of an axis, too.
+    Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for options that do not fit together.
+    Differs from the reference: several axes; tables start at 0, so that a trained model stays what it is; a factor is
+        1 + t and leaves rotations of queries and keys beside it alone.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("shaw", dim=16, num_heads=2, grid=(4, 4))
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense(q=q, k=q, scale=0.35).shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "shaw"
+    paper = "Self-Attention with Relative Position Representations, https://arxiv.org/abs/1803.02155"
+    year = 2018
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "values": {"values": True},
+        "method1": {"method": "distance_factor"},
+        "method2": {"method": "offset_factor"},
+        "method4": {"method": "key_query"},
+    }
+    extrapolates = False
+    knows = ("distance", "direction", "content")
+    invariant = ("translation",)
+
+    dim: Whole
+    num_heads: Whole
+    method: TermOn = "key"
+    values: bool = False
+    shared: bool = True
+    clip: tuple[Count, Count] | None = None
+    index: Literal["query_key", "key_query"] = "query_key"
+    resample: Resample = "geometric"
+    grid: Shape | None = None
+    axes: Axes | None = None
+
+    def __post_init__(self) -> None:
+        width, heads = self._head_width(), 1 if self.shared else self.num_heads
+        axes = coordinate_count(self.name, self.axes, self.grid)
+        self._accept(axes)
+        if self.grid is None and self.clip is None:
+            raise OptionError(
+                "shaw needs the grid that its table is for, or clip=[least, largest] offset; say one."
+            )
+        self.folded = self.method == "distance_factor"
+        if self.folded and self.clip is not None and self.clip[0] != self.clip[1]:
+            raise OptionError(
+                f"method='distance_factor' knows no direction, so both numbers of clip must be equal, got {self.clip}."
+            )
+        self.distance_embedding = self._made(heads * (1 if "factor" in self.method else width), self.folded)
+        self.value_embedding = self._made(heads * width, False) if self.values else None
+        self.reset_parameters()
+
+    def _made(self, channels: int, folded: bool) -> nn.Embedding:
+        rows = math.prod(self._sides(self.grid or (), folded))
+        return nn.Embedding(rows, channels)
+
+    def _sides(self, grid: Sequence[int], folded: bool) -> tuple[int, ...]:
+        """Return the shape of the table for a grid."""
+        if self.clip is not None:
+            return (self.clip[1] + 1 if folded else sum(self.clip) + 1,) * self.ndim[0]
+        return tuple(n if folded else 2 * n - 1 for n in grid)
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has tables of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Set all tables to 0, so that at first nothing changes."""
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Take the tables that released checkpoints keep on the attention layer."""
+        take(state_dict, beside, own, {f"{name}.weight": f"{name}.weight" for name in TABLES})
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Resample tables of another grid as `bias` would read them; without a known grid it must be square."""
+        for name in TABLES:
+            key, folded = f"{own}{name}.weight", self.folded and name == TABLES[0]
+            table = state_dict.get(key)
+            if table is None or table.ndim != 2 or self.clip is not None or self.grid is None:
+                continue
+            old = trained_grid(
+                key, grid, len(table), self.grid, lambda g, f=folded: math.prod(self._sides(g, f))
+            )
+            if old != self.grid:
+                made = self._resampled(table, old, self.grid, folded)
+                # of distances only those from 0 on are stored
+                half = tuple(slice(n - 1 if folded else 0, None) for n in self.grid)
+                state_dict[key] = made[(slice(None), *half)].flatten(1).t().to(table.dtype)
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
+        """Return what is added to the logits in block `layer`."""
+        pairs, table = self._read(
+            pos, self.distance_embedding, 1 if "factor" in self.method else None, self.folded
+        )
+        if "factor" in self.method:
+            return FactorBias(table[..., 0], pairs, pos)
+        terms = [ContextBias(table, pairs, "query", True, pos)]
+        if self.method == "key_query":
+            terms.append(ContextBias(table, pairs, "key", True, pos))
+        return SumBias(terms) if len(terms) > 1 else terms[0]
+
+    def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
+        """Return what is added to the output of attention, with values."""
+        if self.value_embedding is None:
+            return None
+        pairs, table = self._read(pos, self.value_embedding, None, False)
+        return ValueTerm(table, pairs)
+
+    def _read(
+        self, pos: Positions, embedding: nn.Embedding, channels: int | None, folded: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return which row each pair reads (b or 1, n, n), and the table (h or 1, rows, channels) for this grid."""
+        grid, weight = self._need_grid(pos), embedding.weight
+        if self.clip is None and self.grid is not None and (folded or grid.shape != self.grid):
+            weight = self._resampled(weight, self.grid, grid.shape, folded).flatten(1).t()
+        pairs = pair_rows(
+            pos,
+            ("shaw", self.clip, self.index, folded),
+            lambda: self._rows(grid.shape, folded, pos.coords.device),
+            len(weight),
+        )
+        table = weight.unflatten(1, (-1, channels or self._head_width())).transpose(0, 1)
+        return pairs, F.pad(table, (0, 0, 0, 1))  # a row of zeros for tokens without a place
+
+    def _rows(self, shape: Sequence[int], folded: bool, device: torch.device) -> Tensor:
+        """Return which row of the table every offset of a grid reads, (2 n_1 - 1, ...), query minus key."""
+        found = torch.zeros((), dtype=torch.int64, device=device)
+        for n in shape:
+            along, side = offset_rows(n, device, self.clip, self.index == "key_query"), 2 * n - 1
+            if self.clip is not None:
+                side = sum(self.clip) + 1
+            if self.clip is not None and folded:  # distances are stored from 0 on
+                along, side = (along - self.clip[0]).abs(), self.clip[0] + 1
+            found = found[..., None] * side + along
+        return found
+
+    def _resampled(self, table: Tensor, old: tuple[int, ...], new: tuple[int, ...], folded: bool) -> Tensor:
+        """Return a table of one grid for another, (channels, 2 n_1 - 1, ...)."""
+        values = table.t().unflatten(1, self._sides(old, folded))
+        for axis, n in enumerate(old if folded else (), 1):
+            values = torch.cat([values.narrow(axis, 1, n - 1).flip(axis), values], axis)
+        return resample_table(values, old, new, self.resample)

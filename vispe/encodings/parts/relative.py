@@ -1,0 +1,195 @@
+"""Vectors of relative positions that queries and keys meet: tables of offsets, of all axes at once or of each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.content import ContextBias, per_head
+from vispe.attention.bias.table import table_index
+from vispe.attention.precision import exact_product, no_infinity
+from vispe.encodings.parts.buckets import CrossBias, shifted
+from vispe.errors import ShapeError
+from vispe.grid import Grid, Positions
+
+Dot = Literal["query", "key"]
+
+
+class ShiftedContext(ContextBias):
+    """``(q_i + shift) . w[bucket(i, j)]``, or of the key: a `ContextBias` with a vector per head added to the content.
+
+    Args:
+        weights: (h or 1, buckets, d_h).
+        buckets: (n, m) or (b or 1, n, m) int64.
+        dot: which side the content comes from.
+        scaled: whether the term is multiplied by the scale of the logits.
+        pos: the positions it is bound to.
+        shift: (h, d_h), or None for nothing.
+    """
+
+    __slots__ = ("shift",)
+
+    def __init__(
+        self,
+        weights: Tensor,
+        buckets: Tensor,
+        dot: Dot,
+        scaled: bool,
+        pos: Positions,
+        shift: Tensor | None = None,
+    ) -> None:
+        super().__init__(weights, buckets, dot, scaled, pos)
+        self.shift = shift
+
+    @property
+    def finite(self) -> bool:
+        """Whether it is known to hold no infinity."""
+        return no_infinity(self.weights, self.shift)
+
+    def _dense(self, ask: Request) -> Tensor:
+        if self.dot == "query" and ask.q is not None:
+            ask = ask._replace(q=shifted(ask.q, self.shift))
+        elif self.dot == "key" and ask.k is not None:
+            ask = ask._replace(k=shifted(ask.k, self.shift))
+        return super()._dense(ask)
+
+
+class FactorBias(Bias):
+    """``scale * t[bucket(i, j)] * q_i . k_j``: added to the product, a factor ``1 + t`` of it for each bucket.
+
+    Args:
+        factors: t (h or 1, buckets).
+        buckets: (n, m) or (b or 1, n, m) int64.
+        pos: the positions it is bound to.
+    """
+
+    __slots__ = ("buckets", "factors")
+
+    def __init__(self, factors: Tensor, buckets: Tensor, pos: Positions) -> None:
+        super().__init__(pos)
+        self.factors, self.buckets = factors, buckets
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether samples of a batch differ."""
+        return True
+
+    @property
+    def finite(self) -> bool:
+        """Whether it is known to hold no infinity."""
+        return no_infinity(self.factors)
+
+    def _dense(self, ask: Request) -> Tensor:
+        if ask.q is None or ask.k is None or ask.scale is None:
+            raise ShapeError("FactorBias multiplies the product of queries and keys; pass q, k and scale.")
+        product = exact_product(ask.pick(ask.q, 1), ask.pick(ask.k, 1).transpose(-1, -2)) * ask.scale
+        buckets = per_head(self.buckets)
+        factors = ask.pick(self.factors)[None, :, :, None].to(product.dtype)
+        shape = buckets.shape[0], factors.shape[1], *buckets.shape[2:]
+        # one number for each bucket, then for each pair
+        chosen = factors.expand(shape[0], -1, -1, shape[3]).gather(2, buckets.expand(shape))
+        return chosen * product
+
+
+def offset_rows(n: int, device: torch.device, clip: tuple[int, int] | None, reverse: bool) -> Tensor:
+    """Return which row of a table each offset of one axis of n cells reads, (2 n - 1,) int64, query minus key.
+
+    Args:
+        n: cells.
+        device: where to.
+        clip: the table is for offsets from ``-clip[0]`` to ``clip[1]``, which take those beyond; None: for all offsets.
+        reverse: offsets are key minus query.
+    """
+    offset = torch.arange(1 - n, n, device=device)
+    offset = -offset if reverse else offset
+    return offset + n - 1 if clip is None else offset.clamp(-clip[0], clip[1]) + clip[0]
+
+
+def pair_rows(pos: Positions, key: Hashable, rows: Callable[[], Tensor], none: int) -> Tensor:
+    """Return which row of a table each pair of tokens reads, (b or 1, n, n) int64.
+
+    Args:
+        pos: positions of a grid.
+        key: what `rows` depends on beside the grid.
+        rows: makes those of every offset (2 n_1 - 1, ...), query minus key.
+        none: of pairs with a token that has no place.
+    """
+
+    def make() -> Tensor:
+        index = table_index(pos, pos)
+        # three entries behind those of the patches are for pairs with prefix tokens
+        return F.pad(rows().flatten(), (0, 3), value=none)[index]
+
+    return pos.remember(("rows of pairs", key), make)
+
+
+def line_rows(
+    pos: Positions, key: Hashable, axis: int, rows: Callable[[], Tensor], none: int, dot: Dot
+) -> Tensor:
+    """Return which row of a table each token reads for each line of an axis, (b or 1, n, n_a + 1), `none` for no place.
+
+    Args:
+        pos: positions of a grid.
+        key: what `rows` depends on beside the grid.
+        axis: of the grid.
+        rows: makes those of every offset of this axis (2 n_a - 1,), query minus key.
+        none: of pairs with a token that has no place.
+        dot: whether it is the query that reads, or the key.
+    """
+
+    def make() -> Tensor:
+        of_offset = rows()
+        n = (of_offset.shape[0] + 1) // 2
+        step = pos.cells()[..., axis, None] - torch.arange(n, device=of_offset.device)
+        read = of_offset[(step if dot == "query" else -step) + n - 1]
+        return F.pad(torch.where(pos.spatial[..., None], read, none), (0, 1), value=none)
+
+    return pos.remember(("rows of lines", key, axis, dot), make)
+
+
+def read_by_axis(
+    pos: Positions,
+    grid: Grid,
+    key: Hashable,
+    tables: Sequence[Tensor],
+    rows: Callable[[int], Tensor],
+    dot: Dot = "query",
+    scaled: bool = True,
+    shift: Tensor | None = None,
+) -> list[Bias]:
+    """Return the sum over axes a of ``(q_i + shift) . table_a[rows(n_a)[offset_a(i, j)]]``, or of the key.
+
+    On two axes it is one term in factored form, which kernels know. Pairs with a token that has no place get 0.
+
+    Args:
+        pos: positions of a grid.
+        grid: their grid.
+        key: what `rows` depends on beside the grid.
+        tables: of each axis, (h or 1, rows, d_h).
+        rows: makes the rows that the offsets of an axis of n cells read, (2 n - 1,), query minus key.
+        dot: which side the content comes from.
+        scaled: whether it is multiplied by the scale of the logits.
+        shift: (h, d_h), what is added to the content first.
+    """
+    padded = [F.pad(table, (0, 0, 0, 1)) for table in tables]  # a row of zeros for tokens without a place
+    if grid.axes == 2:
+        y, x = (
+            line_rows(pos, key, axis, lambda n=grid.shape[axis]: rows(n), tables[axis].shape[1], dot)
+            for axis in (0, 1)
+        )
+        return [CrossBias((padded[0], padded[1]), (y, x), dot, pos, scaled, shift)]
+
+    def spread(axis: int) -> Tensor:
+        along = rows(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(grid.axes)])
+        return along.expand([2 * n - 1 for n in grid.shape])
+
+    terms: list[Bias] = []
+    for axis, table in enumerate(padded):
+        pairs = pair_rows(pos, (key, axis), lambda a=axis: spread(a), tables[axis].shape[1])
+        terms.append(ShiftedContext(table, pairs, dot, scaled, pos, shift))
+    return terms
