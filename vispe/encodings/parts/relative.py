@@ -96,6 +96,47 @@ class FactorBias(Bias):
         return chosen * product
 
 
+class WaveBias(Bias):
+    """``scale * (q_i + shift) . (sin(d) of_sin + cos(d) of_cos)`` with angles d = a_i - a_j, of any coordinates.
+
+    Args:
+        of_sin: (h or 1, angles, d_h), the vectors that sines weigh.
+        of_cos: likewise for cosines.
+        cos: of the angles of every token, (b or 1, n, angles), 0 for tokens without a place.
+        sin: likewise.
+        shift: (h, d_h), what is added to the queries first.
+        pos: the positions it is bound to.
+    """
+
+    __slots__ = ("cos", "of_cos", "of_sin", "shift", "sin")
+
+    def __init__(
+        self, of_sin: Tensor, of_cos: Tensor, cos: Tensor, sin: Tensor, shift: Tensor, pos: Positions
+    ) -> None:
+        super().__init__(pos)
+        self.of_sin, self.of_cos, self.cos, self.sin, self.shift = of_sin, of_cos, cos, sin, shift
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether samples of a batch differ."""
+        return True
+
+    @property
+    def finite(self) -> bool:
+        """Whether it is known to hold no infinity."""
+        return no_infinity(self.of_sin, self.of_cos, self.shift)
+
+    def _dense(self, ask: Request) -> Tensor:
+        if ask.q is None or ask.scale is None:
+            raise ShapeError("WaveBias reads the query; pass q, k and scale.")
+        q = ask.pick(shifted(ask.q, self.shift), 1) * ask.scale
+        a, b = (exact_product(q, ask.pick(t).transpose(-1, -2)) for t in (self.of_sin, self.of_cos))
+        # the sine and cosine of a difference are products of those of both tokens, so no pair has angles of its own
+        cos, sin = self.cos[:, None], self.sin[:, None]
+        row = torch.cat([a * sin + b * cos, b * sin - a * cos], -1)
+        return exact_product(row, torch.cat([cos, sin], -1).transpose(-1, -2))
+
+
 def offset_rows(n: int, device: torch.device, clip: tuple[int, int] | None, reverse: bool) -> Tensor:
     """Return which row of a table each offset of one axis of n cells reads, (2 n - 1,) int64, query minus key.
 

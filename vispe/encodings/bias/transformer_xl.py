@@ -1,0 +1,161 @@
+"""Relative attention of Transformer-XL and XLNet: projected sinusoids of the offset that queries meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import SumBias
+from vispe.attention.precision import exact_product
+from vispe.attention.transform.affine import Affine
+from vispe.attention.transform.base import Transform
+from vispe.encodings.base import Biased, Rotary
+from vispe.encodings.parts.coords import exact_device
+from vispe.encodings.parts.relative import WaveBias, offset_rows, read_by_axis
+from vispe.encodings.registry import register
+from vispe.errors import ShapeError
+from vispe.grid import Grid, Positions
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.options import Even, NotNegative, Positive, Spacing, Whole
+
+
+@register
+class TransformerXL(Biased, Rotary):
+    """Queries meet a projection of the sines and cosines of the offset of two patches, and two learned vectors keys.
+
+    logits[i, j] = scale * ((q_i + u) . k_j + (q_i + v) . R(p_i - p_j) r)          arXiv 1901.02860, section 3.3
+
+    R(o) = [sin(w o), cos(w o)], w_c = temperature^(-2c / width). On several axes each has width = dim / axes channels
+    of R and as many rows of r.
+
+    Args:
+        dim: width of the tokens, d; a multiple of twice the number of axes.
+        num_heads: heads, h.
+        std: standard deviation of r at first; 0: nothing changes, and v learns from the second step on.
+        temperature: ratio of the longest wavelength to the shortest.
+        clamp_len: offsets beyond it, along each axis, count as this one.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Presets: ``transformer_xl.xlnet`` draws r as XLNet does.
+
+    Shapes: pos (n, axes) -> bias (b, h, n, n); r (d, h, d_h), r_w_bias and r_r_bias, u and v (h, d_h), both 0 at first.
+        Prefix rows and columns of the bias are 0; u is not added to prefix tokens.
+    New resolution: no resampling needed.
+    Cost: d^2 + 2 d parameters per layer; on grids of 2 axes b h n (gh + gw) d_h, else a gather of n x n for each axis.
+    Invariant to: translation, at equal queries and keys.
+    Raises: ShapeError where dim has no such width, or for clamp_len with coordinates off their grid.
+    Differs from the reference: several axes; offsets in both directions and no memory of earlier segments, as in
+        XLNet's bidirectional attention; r starts at 0, so that a trained model stays what it is.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("transformer_xl", dim=16, num_heads=2)
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense(q=q, k=q, scale=0.35).shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "transformer_xl"
+    paper = "Transformer-XL, https://arxiv.org/abs/1901.02860"
+    year = 2019
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"xlnet": {"std": 0.02}}
+    fused = True
+    knows = ("distance", "direction", "content")
+    invariant = ("translation",)
+    calibrates = True
+
+    dim: Even
+    num_heads: Whole
+    std: NotNegative = 0.0
+    temperature: Positive = 10000.0
+    clamp_len: Positive | None = None
+    spacing: Spacing | None = None
+
+    def __post_init__(self) -> None:
+        width = self._head_width()
+        if self.spacing is not None:
+            self._accept(len(self.spacing))
+        self.r = nn.Parameter(torch.empty(self.dim, self.num_heads, width))
+        self.r_w_bias = nn.Parameter(torch.empty(self.num_heads, width))
+        self.r_r_bias = nn.Parameter(torch.empty(self.num_heads, width))
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has a projection and vectors of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Draw r from a normal distribution of standard deviation `std` and set u and v to 0."""
+        nn.init.normal_(self.r, std=self.std) if self.std else nn.init.zeros_(self.r)
+        nn.init.zeros_(self.r_w_bias)
+        nn.init.zeros_(self.r_r_bias)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return what adds u to the queries of patches."""
+        self._need_axes(pos)
+        return Affine(q_add=self.r_w_bias[:, None] * pos.spatial[:, None, :, None])
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
+        """Return the bias of block `layer`."""
+        self._need_axes(pos)
+        if self.dim % (2 * pos.axes):
+            raise ShapeError(
+                f"transformer_xl needs dim to be a multiple of {2 * pos.axes} for {pos.axes}-axis positions, got "
+                f"dim={self.dim}; choose another width."
+            )
+        width = self.dim // pos.axes
+        parts = [part.transpose(0, 1) for part in self.r.split(width)]  # of each axis, (h, width, d_h)
+        grid = pos.grid
+        if grid is None or not pos.in_place:
+            return self._free(pos, parts)
+        tables = [exact_product(self._codes(pos, grid, axis), part) for axis, part in enumerate(parts)]
+        terms = read_by_axis(
+            pos,
+            grid,
+            "all offsets",
+            tables,
+            lambda n: offset_rows(n, pos.coords.device, None, False),
+            shift=self.r_r_bias,
+        )
+        return SumBias(terms) if len(terms) > 1 else terms[0]
+
+    def _codes(self, pos: Positions, grid: Grid, axis: int) -> Tensor:
+        """Return R of every offset along an axis, (2 n - 1, width)."""
+        step = (self.spacing or grid.spacing or (1.0,) * grid.axes)[axis]
+        dtype = torch.promote_types(self.r.dtype, torch.float32)
+
+        def make() -> Tensor:
+            # float64 until the waves are made: they are then exact for every length of the grid
+            n, device = grid.shape[axis], exact_device(pos.coords)
+            offset = torch.arange(1 - n, n, device=device, dtype=torch.float64) * step
+            if self.clamp_len is not None:
+                offset = offset.clamp(-self.clamp_len, self.clamp_len)
+            angle = offset[:, None] * self._rates(grid.axes, device)
+            return torch.cat([angle.sin(), angle.cos()], -1).to(dtype).to(pos.coords.device)
+
+        return pos.remember((self.name, axis, step, self.temperature, self.clamp_len, self.dim, dtype), make)
+
+    def _rates(self, axes: int, device: torch.device) -> Tensor:
+        return inverse_frequencies(self.dim // axes, self.temperature, torch.float64).to(device)
+
+    def _free(self, pos: Positions, parts: Sequence[Tensor]) -> Bias:
+        """Return the bias of coordinates that are not those of a grid."""
+        if self.clamp_len is not None:
+            raise ShapeError(
+                f"transformer_xl with clamp_len={self.clamp_len:g} needs the tokens of a grid in their places, got "
+                f"{pos}; leave clamp_len out for free coordinates."
+            )
+        coords = (pos if self.spacing is None else pos.spaced(self.spacing)).coords
+        rates = self._rates(pos.axes, exact_device(coords)).to(coords)
+        angle = (coords[..., None] * rates).flatten(-2)
+        cos, sin = (wave * pos.spatial[..., None] for wave in (angle.cos(), angle.sin()))
+        of_sin, of_cos = (
+            torch.cat(halves, 1) for halves in zip(*(p.chunk(2, 1) for p in parts), strict=True)
+        )
+        return WaveBias(of_sin, of_cos, cos, sin, self.r_r_bias, pos)
