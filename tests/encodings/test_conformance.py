@@ -312,6 +312,11 @@ OPTIONS = {
         "std=0.5,temperature=100,spacing=[2,0.5]",
         "std=0.5,clamp_len=1.5",
     ],
+    "deberta": [
+        "terms=p2c,std=0.5,position_buckets=4,max_relative_positions=9",
+        "terms=c2p,rescale=true,position_buckets=null,max_relative_positions=2",
+        "std=0.5,rescale=true",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
@@ -328,6 +333,8 @@ EXCLUDED = {
         "seqpe": "a small grid does not have every digit",
         "irpe": "a small grid does not reach every bucket",
         "transformer_xl": "v meets r, which is 0 at first; test_transformer_xl has the step that follows",
+        "deberta": "a small grid does not reach every bucket; test_deberta has the rest",
+        "deberta.scratch": "a small grid does not reach every bucket",
         "shaw(clip=[2,1],index=key_query,method=key_query)": "row 1 of 3 x 4 patches has no offset of 2 to each side",
         "shaw(clip=[3,3],method=distance_factor,shared=false)": "a small grid does not reach every distance",
         **dict.fromkeys(list_encodings("irpe.*"), "a small grid does not reach every bucket"),
@@ -337,8 +344,8 @@ EXCLUDED = {
     },
     "test_prefix_tokens_are_untouched": {
         **dict.fromkeys(
-            ["transformer_xl", "transformer_xl.xlnet"],
-            "another size rounds otherwise; test_transformer_xl.py has a tolerance",
+            ["transformer_xl", "transformer_xl.xlnet", "deberta", "deberta.scratch"],
+            "another size rounds otherwise; the encoding's own test has a tolerance",
         ),
         "grape_path": "needs the tokens x; see tests/encodings/rotary/test_grape.py",
         "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",

@@ -42,6 +42,22 @@ def piecewise_index(offset: Tensor, alpha: float, beta: float, gamma: float) -> 
     return torch.where(near, real.round(), real.sign() * far).to(torch.int64)
 
 
+def log_bucket(offset: Tensor, count: int, most: int) -> Tensor:
+    """Return the bucket of whole offsets, int64: themselves up to count / 2, logarithmic beyond (DeBERTa).
+
+    Args:
+        offset: whole numbers, of any shape.
+        count: buckets to each side.
+        most: offset that is one more than the last that has a bucket below `count`.
+    """
+    middle = count // 2
+    # float32 in the order of the public code, so that its buckets come out at their edges as well
+    far = offset.abs().clamp(min=max(middle, 1)).to(torch.float32) / middle
+    edge = torch.tensor((most - 1) / middle, dtype=torch.float32, device=offset.device)
+    far = (torch.log(far) / torch.log(edge) * (middle - 1)).ceil() + middle
+    return torch.where(offset.abs() <= middle, offset, (offset.sign() * far).to(torch.int64))
+
+
 def reach(ratio: float) -> int:
     """Return the largest bucket of one axis; there are as many below 0."""
     return int(2 * ratio)

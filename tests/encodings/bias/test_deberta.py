@@ -1,0 +1,217 @@
+"""deberta against its definition, pair by pair, and what its docstring claims."""
+
+import copy
+import math
+
+import pytest
+import timm
+import torch
+
+import vispe
+from tests.attention import oracle
+from vispe import Grid, Positions, create_encoding
+from vispe.encodings.layer import attend
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+
+DIM, HEADS, WIDTH = 12, 3, 4
+GRIDS = [Grid((9,), 1), Grid((3, 8), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]
+OPTIONS = [
+    {"position_buckets": 4, "max_relative_positions": 7},
+    {"terms": "p2c", "rescale": True, "position_buckets": None, "max_relative_positions": 2},
+    {"terms": "c2p", "rescale": True, "position_buckets": 2, "max_relative_positions": 9},
+    {"rescale": True},
+]
+
+
+def build(axes, seed=0, **options):
+    made = create_encoding({"name": "deberta", "axes": axes, **options}, dim=DIM, num_heads=HEADS).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def content(tokens, b=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(b, HEADS, tokens, WIDTH, generator=generator).double() for _ in range(3)]
+
+
+def bucket(offset, count, most):
+    """Return the bucket of one offset."""
+    middle = count // 2
+    if abs(offset) <= middle:
+        return offset
+    share = math.log(abs(offset) / middle) / math.log((most - 1) / middle)
+    return int(math.copysign(math.ceil(round(share * (middle - 1), 9)) + middle, offset))
+
+
+def embedding(made, p, q):
+    """Return the sum of embeddings of the offsets of two cells along all axes."""
+    total, span = 0, made.span
+    for axis, (a, b) in enumerate(zip(p, q, strict=True)):
+        d = a - b
+        d = (
+            d
+            if made.position_buckets is None
+            else bucket(d, made.position_buckets, made.max_relative_positions)
+        )
+        total = total + made.rel_embeddings[2 * span * axis + max(0, min(2 * span - 1, d + span))]
+    return total
+
+
+def slow(made, grid, q, k, v):
+    """Return attention, by a loop over pairs of tokens."""
+    cells = oracle.cells_of(grid.shape, grid.prefix)
+    count = 3 if made.terms == "both" else 2
+    factor = torch.ones(len(cells), 1, dtype=torch.float64)
+    if made.rescale:
+        factor[grid.prefix :] = count**-0.5
+    logits = (q * factor) @ k.mT
+    rows = []
+    for i, p in enumerate(cells):
+        row = []
+        for j, o in enumerate(cells):
+            term = torch.zeros(len(q), HEADS, dtype=torch.float64)
+            if p is not None and o is not None:
+                e = embedding(made, p, o)
+                if made.terms != "p2c":
+                    term = term + (q[:, :, i] * made.pos_key_proj(e).reshape(HEADS, WIDTH)).sum(-1)
+                if made.terms != "c2p":
+                    term = term + (k[:, :, j] * made.pos_query_proj(e).reshape(HEADS, WIDTH)).sum(-1)
+            row.append(term * factor[i, 0])
+        rows.append(torch.stack(row, -1))
+    return ((logits + torch.stack(rows, -2)) * WIDTH**-0.5).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_attention_and_all_gradients(options):
+    for grid in GRIDS:
+        made = build(grid.axes, **options)
+        leaves = [t.requires_grad_() for t in content(grid.tokens)]
+        every = [*leaves, *made.parameters()]
+        wanted = slow(made, grid, *leaves)
+        cotangent = torch.randn_like(wanted)
+        grads = torch.autograd.grad(wanted, every, cotangent)
+        for backend in ("reference", "sdpa"):
+            found = attend(*leaves, made.parts(), grid.positions(), 0, backend=backend)
+            torch.testing.assert_close(found, wanted)
+            for f, w in zip(torch.autograd.grad(found, every, cotangent), grads, strict=True):
+                torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-8)
+
+
+def test_buckets():
+    made = create_encoding("deberta(position_buckets=8,max_relative_positions=20)", dim=DIM, num_heads=HEADS)
+    offsets = torch.arange(-30, 31)
+    assert made.buckets(offsets).tolist() == [bucket(int(o), 8, 20) for o in offsets]
+    assert made.buckets(torch.tensor([-19, -5, -4, 0, 4, 5, 19])).tolist() == [-7, -5, -4, 0, 4, 5, 7]
+    plain = create_encoding("deberta(position_buckets=null)", dim=DIM, num_heads=HEADS)
+    assert torch.equal(plain.buckets(offsets), offsets)
+    assert plain.rel_embeddings.shape == (2 * 2 * 128, DIM)
+
+
+def test_dropped_tokens_on_each_sample():
+    made, pos = build(2), Grid((3, 4), 2).positions()
+    keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
+    q, k, _ = content(14)
+    few = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]
+    dense = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
+    found = made.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1], scale=0.5)
+    for b in range(2):
+        torch.testing.assert_close(found[b], dense[b][:, keep[b]][:, :, keep[b]])
+
+
+def test_invariant_to_translation():
+    grid, made = Grid((4, 5)), build(2)
+    q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(1))
+    dense = (
+        made.bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0).unflatten(-1, (4, 5)).unflatten(-3, (4, 5))
+    )
+    torch.testing.assert_close(dense[..., 1:, 2:, 1:, 2:], dense[..., :-1, :-2, :-1, :-2])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_shared_projections_are_those_of_attention(fused, biased):
+    torch.manual_seed(0)
+    layer = vispe.Attention(DIM, HEADS, "deberta(share_att_key=true)", fused_qkv=fused, qkv_bias=biased)
+    own = vispe.Attention(DIM, HEADS, "deberta", fused_qkv=fused, qkv_bias=biased)
+    x, grid = torch.randn(2, 13, DIM), Grid((3, 4), 1)
+    with pytest.raises(UnsupportedCombination, match=r"was not given; call its tie\(attention\)"):
+        layer(x, grid)
+    layer.pos_enc.tie(layer)
+    assert [n for n, _ in layer.pos_enc.named_parameters()] == ["rel_embeddings"]
+    parts = (
+        (layer.qkv.weight[:DIM], layer.qkv.weight[DIM : 2 * DIM]) if fused else (layer.q_proj, layer.k_proj)
+    )
+    bias = (layer.qkv.bias, DIM) if fused else None
+    with torch.no_grad():
+        own.load_state_dict(dict(layer.state_dict()), strict=False)
+        for i, mine in enumerate((own.pos_enc.pos_query_proj, own.pos_enc.pos_key_proj)):
+            mine.weight.copy_(parts[i] if fused else parts[i].weight)
+            if biased:
+                mine.bias.copy_(bias[0][i * DIM : (i + 1) * DIM] if fused else parts[i].bias)
+    wanted = own(x, grid)
+    torch.testing.assert_close(layer(x, grid), wanted)
+    # a copy shares with the copy of its attention
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.zero_()
+    torch.testing.assert_close(other(x, grid), wanted)
+
+
+def test_what_cannot_be_shared():
+    made = create_encoding("deberta(share_att_key=true)", dim=DIM, num_heads=HEADS)
+    for module in (torch.nn.Linear(DIM, DIM), vispe.Attention(2 * DIM, HEADS)):
+        with pytest.raises(
+            UnsupportedCombination, match="has no linear layers qkv, or q_proj and k_proj, from 12"
+        ):
+            made.tie(module)
+
+
+def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
+    x = torch.randn(2, 3, 64, 96)
+    before = model(x)
+    vispe.convert(model, "deberta", keep_abs=True)
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+    mine = {name: p for name, p in model.named_parameters() if "pos_enc" in name}
+    for step in range(2):
+        out = model(x)
+        grads = torch.autograd.grad(out, [*mine.values()], torch.randn_like(out))
+        for (name, p), grad in zip(mine.items(), grads, strict=True):
+            assert (grad != 0).any() == (step == 1 or "rel_embeddings" not in name), name
+            p.data -= 0.1 * grad
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"terms": "p2p"}, "terms must be one of both, c2p, p2c, got 'p2p'"),
+        (
+            {"position_buckets": 1},
+            "position_buckets needs a whole number of 2 or more, got position_buckets=1",
+        ),
+        (
+            {"position_buckets": 8, "max_relative_positions": 5},
+            r"max_relative_positions above position_buckets / 2 \+ 1 = 5, where buckets become wider, got 5",
+        ),
+        ({"max_relative_positions": 0}, "max_relative_positions needs a whole number above 0"),
+        ({"std": -1}, "std needs a number of 0 or more, got std=-1"),
+        ({"axes": 4}, "axes needs a whole number from 1 to 3, got axes=4"),
+        ({"dim": 10}, "dim to be a multiple of num_heads, got dim=10, num_heads=3"),
+    ],
+)
+def test_option_errors(options, message):
+    with pytest.raises(OptionError, match=message):
+        create_encoding("deberta", **{"dim": DIM, "num_heads": HEADS, **options})
+
+
+def test_positions_that_do_not_fit():
+    for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
+        with pytest.raises(ShapeError, match=r"deberta needs the tokens of a 2-axis grid, got [12] axes"):
+            build(2).bias(pos, 0)
+    with pytest.raises(ShapeError, match=r"reads the query.*pass q, k and scale"):
+        build(1).bias(Grid((4,)).positions(), 0).dense()

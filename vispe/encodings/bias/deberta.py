@@ -1,0 +1,195 @@
+"""Disentangled attention of DeBERTa: what is here meets how far away it is, and the other way round."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import SumBias
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.transform.affine import Affine
+from vispe.attention.transform.base import Transform
+from vispe.encodings.base import Biased, Rotary
+from vispe.encodings.parts.buckets import log_bucket
+from vispe.encodings.parts.coords import coordinate_count
+from vispe.encodings.parts.relative import Dot, read_by_axis
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, UnsupportedCombination
+from vispe.grid import Positions
+from vispe.options import Axes, Limits, NotNegative, Whole
+
+
+@register
+class Deberta(Biased, Rotary):
+    """Queries meet keys made of relative positions, and keys meet queries made of relative positions.
+
+    logits[i, j] = scale * (q_i . k_j + q_i . K(p_i - p_j) + k_j . Q(p_i - p_j))          arXiv 2006.03654, section 3.1
+
+    K and Q are projections of one table of embeddings, whose rows are buckets of offsets: each to half of
+    position_buckets, logarithmic beyond. On several axes embeddings of both offsets are added.
+
+    Args:
+        dim: width of the tokens, d; dim / num_heads is that of a head, d_h.
+        num_heads: heads, h.
+        terms: 'c2p' (the one with K), 'p2c' (the one with Q) or 'both'.
+        share_att_key: project with the layers that make queries and keys, which `tie` has to be given, in place of own
+            ones.
+        position_buckets: buckets to each side; None: one for each offset up to max_relative_positions.
+        max_relative_positions: where offsets begin to share the last bucket, in patches.
+        rescale: divide all terms, q_i . k_j too, by the square root of their number, as the authors do.
+        std: standard deviation of the projections at first; 0: nothing changes, and the embeddings learn from the
+            second step on.
+        grid: shape of the token grid, supplied by the host.
+        axes: number of axes; by default that of `grid`, or 2.
+
+    Presets: ``deberta.scratch`` rescales and draws the projections, for models that are trained from scratch.
+
+    Shapes: pos of a grid -> bias (b, h, n, n); rel_embeddings (axes * 2 span, d), with span the buckets to each side;
+        pos_key_proj and pos_query_proj d to d. Prefix rows and columns are 0; prefix tokens are not rescaled.
+    New resolution: no resampling needed; far offsets share the outer bucket.
+    Cost: 2 span d axes + 2 d^2 parameters per layer; on grids of 2 axes b h n (gh + gw + 4 span) d_h, else a gather of
+        n x n for each term and axis.
+    Invariant to: translation, at equal queries and keys.
+    Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for buckets that do not fit;
+        UnsupportedCombination for share_att_key without `tie`.
+    Differs from the reference: several axes; embeddings of each layer are its own and have no norm; buckets for
+        images are fewer; rescale is off and projections start at 0, so that a trained model stays what it is.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("deberta", dim=16, num_heads=2)
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense(q=q, k=q, scale=0.35).shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "deberta"
+    paper = "DeBERTa: Decoding-enhanced BERT with Disentangled Attention, https://arxiv.org/abs/2006.03654"
+    year = 2020
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"scratch": {"rescale": True, "std": 0.02}}
+    fused = True
+    knows = ("distance", "direction", "content")
+    invariant = ("translation",)
+    calibrates = True
+
+    dim: Whole
+    num_heads: Whole
+    terms: Literal["both", "c2p", "p2c"] = "both"
+    share_att_key: bool = False
+    position_buckets: Annotated[int, Limits(least=2)] | None = 32
+    max_relative_positions: Whole = 128
+    rescale: bool = False
+    std: NotNegative = 0.0
+    grid: tuple[Whole, ...] | None = None
+    axes: Axes | None = None
+
+    def __post_init__(self) -> None:
+        self._head_width()
+        self._accept(coordinate_count(self.name, self.axes, self.grid))
+        buckets, most = self.position_buckets, self.max_relative_positions
+        if buckets is not None and most <= buckets // 2 + 1:
+            raise OptionError(
+                f"deberta needs max_relative_positions above position_buckets / 2 + 1 = {buckets // 2 + 1}, where "
+                f"buckets become wider, got {most}; or position_buckets=null for one bucket for each offset."
+            )
+        self.span = buckets or most
+        self.rel_embeddings = nn.Parameter(torch.empty(self.ndim[0] * 2 * self.span, self.dim))
+        for name, term in (("pos_key_proj", "c2p"), ("pos_query_proj", "p2c")):
+            own = self.terms in (term, "both") and not self.share_att_key
+            setattr(self, name, nn.Linear(self.dim, self.dim) if own else None)
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has embeddings and projections of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Draw embeddings with standard deviation 0.02 and projections with `std`."""
+        nn.init.normal_(self.rel_embeddings, std=0.02)
+        for layer in self.children():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=self.std) if self.std else nn.init.zeros_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def tie(self, attention: nn.Module) -> None:
+        """Project with the layers of `attention` that make queries and keys: `qkv`, or `q_proj` and `k_proj`."""
+        fused = getattr(attention, "qkv", None)
+        layers = (
+            [fused, fused] if fused is not None else [getattr(attention, f"{c}_proj", None) for c in "qk"]
+        )
+        wanted = 3 * self.dim if fused is not None else self.dim
+        for layer in layers:
+            if not isinstance(layer, nn.Linear) or layer.weight.shape != (wanted, self.dim):
+                raise UnsupportedCombination(
+                    f"{type(attention).__name__} has no linear layers qkv, or q_proj and k_proj, from {self.dim} to "
+                    f"{self.dim} channels that deberta could share; leave share_att_key out."
+                )
+        # not as submodules: they belong to the attention layer
+        vars(self)["_tied"] = tuple(layers)
+
+    def buckets(self, offset: Tensor) -> Tensor:
+        """Return the bucket of whole offsets, int64, from -span on."""
+        if self.position_buckets is None:
+            return offset
+        return log_bucket(offset, self.position_buckets, self.max_relative_positions)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return what rescales the queries of patches, or the identity."""
+        self._need_axes(pos)
+        if not self.rescale:
+            return Transform()
+        placed = pos.spatial.to(torch.promote_types(self.rel_embeddings.dtype, torch.float32))
+        return Affine(q_mul=(1 + (self._factor - 1) * placed)[:, None, :, None])
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
+        """Return the terms of block `layer`."""
+        grid = self._need_grid(pos)
+
+        def rows(n: int) -> Tensor:
+            offset = torch.arange(1 - n, n, device=pos.coords.device)
+            return (self.buckets(offset) + self.span).clamp(0, 2 * self.span - 1)
+
+        key = (self.name, self.position_buckets, self.max_relative_positions)
+        found: list[Bias] = []
+        sides: tuple[tuple[str, Dot], ...] = (("c2p", "query"), ("p2c", "key"))
+        for term, dot in sides:
+            if self.terms in (term, "both"):
+                found += read_by_axis(
+                    pos, grid, key, self._tables("key" if term == "c2p" else "query"), rows, dot
+                )
+        return SumBias(found) if len(found) > 1 else found[0]
+
+    @property
+    def _factor(self) -> float:
+        """One over the square root of the number of terms."""
+        return (2.0 + (self.terms == "both")) ** -0.5 if self.rescale else 1.0
+
+    def _tables(self, side: Literal["query", "key"]) -> list[Tensor]:
+        """Return the projected embeddings of each axis, (h, 2 span, d_h)."""
+        weight, bias = self._projection(side)
+        made = exact_product(self.rel_embeddings, weight.t())
+        parts = list(made.split(2 * self.span))
+        if bias is not None:  # once, however many axes there are
+            parts[0] = parts[0] + bias
+        return [(p * self._factor).unflatten(1, (self.num_heads, -1)).transpose(0, 1) for p in parts]
+
+    def _projection(self, side: Literal["query", "key"]) -> tuple[Tensor, Tensor | None]:
+        layer = self.pos_key_proj if side == "key" else self.pos_query_proj
+        if not self.share_att_key:
+            return cast("nn.Linear", layer).weight, cast("nn.Linear", layer).bias
+        tied = vars(self).get("_tied")
+        if tied is None:
+            raise UnsupportedCombination(
+                "deberta with share_att_key=True projects with the layers of its attention, which it was not given; "
+                "call its tie(attention), or leave share_att_key out."
+            )
+        layer = tied[side == "key"]
+        # a fused layer has the rows of queries, then those of keys
+        start = self.dim if layer.weight.shape[0] > self.dim and side == "key" else 0
+        own = slice(start, start + self.dim)
+        return layer.weight[own], None if layer.bias is None else at_least_float32(layer.bias[own])
