@@ -317,6 +317,10 @@ OPTIONS = {
         "terms=c2p,rescale=true,position_buckets=null,max_relative_positions=2",
         "std=0.5,rescale=true",
     ],
+    "decomposed": [
+        "scaled=true,shared=false,std=0.5",
+        "window=[5,3],std=0.5",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
@@ -344,7 +348,14 @@ EXCLUDED = {
     },
     "test_prefix_tokens_are_untouched": {
         **dict.fromkeys(
-            ["transformer_xl", "transformer_xl.xlnet", "deberta", "deberta.scratch"],
+            [
+                "transformer_xl",
+                "transformer_xl.xlnet",
+                "deberta",
+                "deberta.scratch",
+                "decomposed",
+                "decomposed.mvitv2",
+            ],
             "another size rounds otherwise; the encoding's own test has a tolerance",
         ),
         "grape_path": "needs the tokens x; see tests/encodings/rotary/test_grape.py",

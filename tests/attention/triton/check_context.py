@@ -157,13 +157,13 @@ def test_gradients_do_not_change_from_run_to_run():
         assert torch.equal(one, other)
 
 
-def layers(spec, dim=32, heads=2):
+def layers(spec, dim=32, heads=2, std=1.0):
     """Return a layer for kernels and the same in float64, with tables that are not zero."""
     fused = vispe.Attention(dim, heads, spec, backend="triton")
     exact = vispe.Attention(dim, heads, spec, backend="reference").double()
     for name, parameter in fused.named_parameters():
-        if "rpe_" in name:
-            torch.nn.init.normal_(parameter)
+        if "pos_enc" in name:
+            torch.nn.init.normal_(parameter, std=std)
     exact.load_state_dict(fused.state_dict())
     return fused, exact
 
@@ -197,6 +197,15 @@ def compare_layers(fused, exact, grid):
 def test_irpe(options, grid):
     fused, exact = layers({"name": "irpe", **options})
     compare_layers(fused, exact, grid)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["decomposed(grid=[3,5])", "transformer_xl(clamp_len=2)", "deberta(rescale=true,position_buckets=4)"],
+)
+def test_relative_positions_by_rows_and_columns(spec):
+    fused, exact = layers(spec, std=0.3)
+    compare_layers(fused, exact, Grid((4, 3), 1))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,196 @@
+"""decomposed against timm's SAM, its definition pair by pair, and what its docstring claims."""
+
+import itertools
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer_sam import Attention as SamAttention
+from torch.nn import functional as F
+
+import vispe
+from tests.attention import oracle
+from vispe import Grid, Positions, attention, create_encoding
+from vispe.encodings.bias.decomposed import TABLES
+from vispe.errors import EncodingMismatch, OptionError, ShapeError
+
+DIM, HEADS, WIDTH = 12, 3, 4
+GRIDS = [Grid((5,), 1), Grid((3, 4), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]
+
+
+def build(grid, seed=0, **options):
+    made = create_encoding({"name": "decomposed", **options}, dim=DIM, num_heads=HEADS, grid=grid).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def content(tokens, b=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(b, HEADS, tokens, WIDTH, generator=generator).double() for _ in range(3)]
+
+
+def slow(made, grid, q, k, v):
+    """Return attention with the vector of every pair of tokens written out."""
+    cells = oracle.cells_of(grid.shape, grid.prefix)
+    vectors = torch.zeros(HEADS, len(cells), len(cells), WIDTH, dtype=torch.float64)
+    for (i, p), (j, o) in itertools.product(enumerate(cells), enumerate(cells)):
+        for axis, name in enumerate(made.names if p is not None and o is not None else ()):
+            row = getattr(made, name)[p[axis] - o[axis] + made.grid[axis] - 1]
+            vectors[:, i, j] = vectors[:, i, j] + row.reshape(-1, WIDTH)
+    read = torch.einsum("bhid,hijd->bhij", q, vectors) * (WIDTH**-0.5 if made.scaled else 1)
+    return (WIDTH**-0.5 * q @ k.mT + read).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("options", [{}, {"scaled": True, "shared": False}], ids=str)
+def test_attention_and_all_gradients(options):
+    for grid in GRIDS:
+        made = build(grid.shape, **options)
+        leaves = [t.requires_grad_() for t in content(grid.tokens)]
+        every = [*leaves, *made.parameters()]
+        wanted = slow(made, grid, *leaves)
+        cotangent = torch.randn_like(wanted)
+        grads = torch.autograd.grad(wanted, every, cotangent)
+        for backend in ("reference", "sdpa"):
+            found = attention(*leaves, bias=made.bias(grid.positions(), 0), backend=backend)
+            torch.testing.assert_close(found, wanted)
+            for f, w in zip(torch.autograd.grad(found, every, cotangent), grads, strict=True):
+                torch.testing.assert_close(f, w, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_equals_the_attention_of_sam(shape, fused):
+    torch.manual_seed(0)
+    stock = SamAttention(DIM, HEADS, use_rel_pos=True, input_size=shape).double()
+    stock.fused_attn = fused
+    torch.nn.init.normal_(stock.rel_pos_h)
+    torch.nn.init.normal_(stock.rel_pos_w)
+    mine = vispe.Attention(DIM, HEADS, {"name": "decomposed", "grid": shape}).double()
+    state = {f"attn.{name}": value for name, value in stock.state_dict().items()}
+    mine.pos_enc.adopt(state, "attn.", "attn.pos_enc.")
+    mine.load_state_dict({name.removeprefix("attn."): value for name, value in state.items()})
+    for size in (shape, (6, 5), (2, 1), shape):  # other grids stretch the tables
+        x = torch.randn(2, *size, DIM, dtype=torch.float64)
+        wanted = stock(x)
+        found = mine(x.flatten(1, 2), size).reshape(wanted.shape)
+        torch.testing.assert_close(found, wanted)
+        cotangent = torch.randn_like(wanted)
+        sides = [
+            torch.autograd.grad(y, [*module.parameters()], cotangent)
+            for y, module in ((found, mine), (wanted, stock))
+        ]
+        theirs = dict(zip(dict(stock.named_parameters()), sides[1], strict=True))
+        for name, grad in zip(dict(mine.named_parameters()), sides[0], strict=True):
+            torch.testing.assert_close(grad, theirs[name.removeprefix("pos_enc.")])
+
+
+def test_a_whole_sam_block_of_timm_gives_the_same():
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "samvit_base_patch16", img_size=64, depth=1, embed_dim=24, num_heads=3, window_size=0, num_classes=0
+    ).eval()
+    block = model.blocks[0]
+    for name in ("rel_pos_h", "rel_pos_w"):
+        torch.nn.init.normal_(getattr(block.attn, name))
+    mine = vispe.Attention(24, 3, {"name": "decomposed.sam", "grid": (4, 4)}).eval()
+    state = dict(block.attn.state_dict())
+    mine.pos_enc.adopt(state, "", "pos_enc.")
+    mine.load_state_dict(state)
+    x = torch.randn(2, 3, 64, 64)
+    wanted = model(x)
+    block.attn.forward = lambda t: mine(t.flatten(1, 2), t.shape[1:3]).reshape(t.shape)
+    torch.testing.assert_close(model(x), wanted)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 2)])
+def test_checkpoints_of_other_grids_are_stretched(shape):
+    made, larger = build(shape), tuple(n + 2 for n in shape)
+    other = build(larger)
+    state = dict(made.state_dict())
+    other.regrid(state, "", None)
+    for name, n in zip(TABLES[-len(shape) :], larger, strict=True):
+        table = getattr(made, name).detach()
+        wanted = F.interpolate(table.t()[None], size=2 * n - 1, mode="linear")[0].t()
+        torch.testing.assert_close(state[name], wanted)
+    other.load_state_dict(state)
+    q, k, _ = content(Grid(larger).tokens)
+    pos = Grid(larger).positions()
+    dense = made.bias(pos, 0).dense(q=q, k=k)
+    torch.testing.assert_close(dense, other.bias(pos, 0).dense(q=q, k=k))
+    for grad in torch.autograd.grad(dense, [*made.parameters()], torch.randn_like(dense)):
+        assert (grad != 0).all()
+    with pytest.raises(EncodingMismatch, match="rel_pos_w has 4 entries"):
+        other.regrid({"rel_pos_w": torch.zeros(4, WIDTH)}, "", None)
+
+
+def test_window_is_the_grid_of_the_tables():
+    made = build((6, 6), window=[3, 4])
+    assert (made.rel_pos_h.shape, made.rel_pos_w.shape) == ((5, WIDTH), (7, WIDTH))
+    q, k, _ = content(12)
+    pos = Grid((3, 4)).positions()
+    torch.testing.assert_close(made.bias(pos, 0).dense(q=q, k=k), build((3, 4)).bias(pos, 0).dense(q=q, k=k))
+    state = dict(build((6, 6)).state_dict())
+    made.regrid(state, "", (6, 6))
+    assert len(state["rel_pos_h"]) == 11
+
+
+def test_dropped_tokens_on_each_sample():
+    made, pos = build((3, 4)), Grid((3, 4), 2).positions()
+    keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
+    q, k, _ = content(14)
+    few = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]
+    dense = made.bias(pos, 0).dense(q=q, k=k)
+    found = made.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1])
+    for b in range(2):
+        torch.testing.assert_close(found[b], dense[b][:, keep[b]][:, :, keep[b]])
+
+
+def test_invariant_to_translation():
+    made, grid = build((4, 5)), Grid((4, 5))
+    q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(1))
+    dense = made.bias(grid.positions(), 0).dense(q=q, k=k).unflatten(-1, (4, 5)).unflatten(-3, (4, 5))
+    torch.testing.assert_close(dense[..., 1:, 2:, 1:, 2:], dense[..., :-1, :-2, :-1, :-2])
+
+
+def test_a_vit_stays_what_it_is_and_learns():
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit", img_size=(64, 96), num_classes=3, global_pool="avg").eval()
+    x = torch.randn(2, 3, 64, 96)
+    before = model(x)
+    vispe.convert(model, "decomposed", keep_abs=True)
+    after = model(x)
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+    after.backward(torch.randn_like(after))
+    assert all((p.grad != 0).all() for name, p in model.named_parameters() if "pos_enc" in name)
+    released = {
+        name.replace("pos_enc.", ""): torch.randn_like(p) if "pos_enc" in name else p
+        for name, p in model.state_dict().items()
+    }
+    model.load_state_dict(released)
+    assert torch.equal(model.blocks[1].attn.pos_enc.rel_pos_w, released["blocks.1.attn.rel_pos_w"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": []}, "grid needs a list of 1 to 3 whole numbers above 0"),
+        ({"window": [3]}, r"window needs one number for each of 2 axes, got window=\[3\]"),
+        ({"scaled": 1}, "scaled is true or false, got scaled=1"),
+        ({"std": -1}, "std needs a number of 0 or more, got std=-1"),
+        ({"dim": 10}, "dim to be a multiple of num_heads, got dim=10, num_heads=3"),
+    ],
+)
+def test_option_errors(options, message):
+    with pytest.raises(OptionError, match=message):
+        create_encoding("decomposed", **{"dim": DIM, "num_heads": HEADS, "grid": (3, 3), **options})
+
+
+def test_positions_that_do_not_fit():
+    for pos in (Grid((4,)).positions(), Positions(torch.zeros(1, 4, 2))):
+        with pytest.raises(ShapeError, match=r"decomposed needs the tokens of a 2-axis grid, got [12] axes"):
+            build((3, 3)).bias(pos, 0)
+    with pytest.raises(ShapeError, match=r"reads the query.*pass q, k and scale"):
+        build((2, 2)).bias(Grid((2, 2)).positions(), 0).dense()
