@@ -66,6 +66,9 @@ def test_calibration_is_its_formula_with_gradients(kv_heads):
     with pytest.raises(ShapeError, match="two matrices for keys, got up alone"):
         Calibrate(q_up, q_down, k_up)
     assert turn.query(q.half()).dtype == torch.float16
+    wanted = formula(q, q_up, q_down)
+    with torch.autocast("cpu", torch.bfloat16):  # which rounds none of it
+        torch.testing.assert_close(turn.query(q), wanted)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

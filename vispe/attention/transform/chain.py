@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vispe.attention.precision import exact_product
 from vispe.attention.transform.affine import widened
 from vispe.attention.transform.base import Transform
 from vispe.errors import ShapeError
@@ -121,5 +122,7 @@ def _calibrated(x: Tensor, up: Tensor | None, down: Tensor | None) -> Tensor:
     if up is None or down is None:
         return x
     wide = widened(x, up)
-    factor = 1 + torch.tanh(F.silu(wide @ up) @ down) / 2
+    # autocast would round the products, and with them the weights of channels
+    hidden = F.silu(exact_product(wide, up))
+    factor = 1 + torch.tanh(exact_product(hidden, down)) / 2
     return (wide * factor).to(x.dtype)
