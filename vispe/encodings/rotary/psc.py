@@ -1,0 +1,78 @@
+"""PSC: channels of queries and keys are weighed by what they hold, before any rotation (Phase Shift Calibration)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import at_least_float32
+from vispe.attention.transform.chain import Calibrate
+from vispe.encodings.base import Rotary
+from vispe.encodings.registry import register
+from vispe.grid import Positions
+from vispe.options import Whole
+
+
+@register
+class Psc(Rotary):
+    """Channels of queries and keys are weighed by what they hold, so that a rotation that follows need not change.
+
+    q_i -> q_i (1 + tanh(silu(q_i U_h) V_h) / 2), keys likewise with their own U and V          arXiv 2505.12423
+
+    It knows no positions: it is an adapter for models whose rotation is frozen, at a resolution that they were not
+    trained at. ``psc+rope_axial`` puts it before the rotation. It is the identity at the start, where U is 0.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+
+    Shapes: queries and keys (b, h, n, d_h) stay as wide as they are; class and register tokens are calibrated like
+        patches, since it does not ask where they are.
+    New resolution: nothing depends on it.   Cost: 4 h d_h^2 parameters per layer; as many products per token.
+    Invariant to: everything that moves patches without changing them.
+    Raises: OptionError if dim is no multiple of num_heads.
+    Differs from the reference: all weights of a head are drawn by the width of one head, V from +-1 / sqrt(d_h). V has
+        no gradient until U has left 0, as there.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("psc+rope_axial", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
+    """
+
+    name = "psc"
+    paper = "PSC: Extending Context Window of Large Language Models via Phase Shift Calibration, https://arxiv.org/abs/2505.12423"
+    year = 2025
+    ndim = (1, 2, 3)
+    calibrates: ClassVar[bool] = True
+    knows = ("content",)
+    invariant = ("translation", "quarter_turns", "reflection", "rotation")
+
+    dim: Whole
+    num_heads: Whole
+
+    def __post_init__(self) -> None:
+        width = self._head_width()
+        for name in ("q_up", "q_down", "k_up", "k_down"):
+            setattr(self, name, nn.Parameter(torch.empty(self.num_heads, width, width)))
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has matrices of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Set U to 0 and draw V, the identity."""
+        for name, matrix in self.named_parameters():
+            bound = 1 / math.sqrt(matrix.shape[-1])
+            nn.init.zeros_(matrix) if name.endswith("up") else nn.init.uniform_(matrix, -bound, bound)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Calibrate:
+        """Return the calibration of queries and keys, the same for all tokens."""
+        self._need_axes(pos)
+        return Calibrate(*(at_least_float32(m) for m in (self.q_up, self.q_down, self.k_up, self.k_down)))
