@@ -320,6 +320,10 @@ OPTIONS = {
     "decomposed": [
         "scaled=true,shared=false,std=0.5",
         "window=[5,3],std=0.5",
+    "pope": [
+        "rotated=0.75,layout=half",
+        "split=[2,1,5],init=uniform",
+        "spacing=[2,0.5]",
     ],
 }
 # options that draw at random while training
@@ -364,6 +368,8 @@ EXCLUDED = {
         "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi.key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi": "softplus rounds by place in memory; test_grape.py has a tolerance",
+        "pope": "their channels become magnitudes as well; test_pope.py has what is kept",
+        "pope.text": "their channels become magnitudes as well; test_pope.py has what is kept",
         "loope(context=none,class_token=origin)": "as in the reference, the class token is in front of patch 1",
         "seqpe(mode=attn_scalar)": "another size rounds otherwise; test_seqpe.py has a tolerance",
         "seqpe.vit_b": "class_vector gives them vectors of their own",

@@ -1,0 +1,42 @@
+"""Golden cases of PoPE: expanded queries and keys, their products, and gradients."""
+
+import torch
+
+import vispe
+
+
+def run(case):
+    heads, width, turned = case.config("H"), case.config("D"), case.config("rotate_dim")
+    split, shape, places = case.config("axial_dims", None), case.config("grid", None), case.input("pos")
+    # the reference counts axes from the last one
+    coords = places[:, None] if places.ndim == 1 else places.flip(-1)
+    encoding = vispe.create_encoding(
+        "pope",
+        dim=heads * width,
+        num_heads=heads,
+        base=case.config("theta", 10000),
+        rotated=turned / width,
+        split=None if split is None else split[::-1],
+    )
+    encoding.load_state_dict({"bias": case.param("bias")})
+    encoding.double()
+    routes = {"coordinates": vispe.Positions(coords.double())}
+    if shape is not None:
+        routes["grid"] = vispe.Grid(tuple(shape)).positions()
+    for route, pos in routes.items():
+        q, k = (case.input(name).double().requires_grad_() for name in "qk")
+        if q.shape != (case.config("B"), heads, case.config("N"), width):
+            raise ValueError(f"q is {tuple(q.shape)}")
+        encoding.zero_grad()
+        turn = encoding.transform(pos, 0)
+        found = {"q_rot": turn.query(q), "k_rot": turn.key(k)}
+        found["scores"] = found["q_rot"] @ found["k_rot"].mT
+        if case.backward(cotangent=found["scores"]):
+            found |= {"grad.q": q.grad, "grad.k": k.grad, "grad.bias": encoding.bias.grad}
+        yield route, {name: value for name, value in found.items() if name in case.output_names}
+    # backends take heads as wide as these
+    q, k = case.input("q").double(), case.input("k").double()
+    outs = [vispe.attention(q, k, q, transform=turn, backend=b) for b in ("reference", "sdpa")]
+    case.agree("the outputs of the backends", *outs)
+    weights = (found["scores"].detach() * width**-0.5).softmax(-1)
+    case.agree("the output of attention and that of its scores", outs[0], torch.matmul(weights, q))

@@ -1,0 +1,136 @@
+"""PoPE: what a channel holds is a magnitude, where its token is an angle (polar coordinates, arXiv 2509.10534)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.precision import at_least_float32
+from vispe.attention.transform.base import Layout
+from vispe.attention.transform.expand import Expand
+from vispe.encodings.base import Rotary
+from vispe.encodings.parts.coords import exact_device
+from vispe.encodings.parts.rope import axial_angles
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.options import Limits, Positive, Shape, Spacing, Whole
+
+
+@register
+class Pope(Rotary):
+    """Every channel of queries and keys becomes a magnitude, turned by an angle of the position alone.
+
+    score(i, j) = sum_c softplus(q_ic) softplus(k_jc) cos((p_j - p_i) w_c + clamp(bias_hc, -2 pi, 0))  arXiv 2509.10534
+
+    Channel c of the C of an axis has w_c = base^(-c / C): a frequency for each channel, where RoPE has one for each
+    pair. Content moves magnitudes only, and position angles only. ``pope.text`` has the base of language models.
+
+    A pretrained model starts as another one: no setting makes it the identity, because of the softplus.
+
+    Args:
+        dim: width of the tokens; its channels per head are d.
+        num_heads: heads, h.
+        base: ratio of the first frequency of an axis to the one after its last; the first is 1 per unit of the
+            spacing.
+        rotated: share r / d of the channels of a head, the first r, that become magnitudes; the others pass unchanged.
+        split: channels for each axis, first axis first, r in all; equal parts, as nearly as they go, by default. The
+            last axis (x) has the first channels.
+        init: where the biases start: 'zeros', or 'uniform' in -2 pi to 0. A bias that has risen above 0 learns no
+            longer.
+        layout: whether the cosines of all channels come before the sines ('half') or each channel has both side
+            by side ('interleaved'); scores do not differ.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Shapes: pos (n, axes) -> tables (1 or b, h, n, r); queries and keys are d + r wide. Class and register tokens stand
+        at angle 0 with bias 0, and become magnitudes as well.
+    New resolution: coordinates go on.   Cost: h r parameters per layer; queries and keys of twice the width.
+    Invariant to: translation in scores between patches (not of prefix tokens with patches).
+    Raises: ShapeError if `split` is for other axes than `pos` has; OptionError for options that do not fit together.
+    Differs from the reference: scores are scaled by d ** -0.5, not by the wider head; base 100 by default, for grids of
+        tens of patches; prefix tokens have no place; a bias of exactly 0 has a gradient, with every release of torch.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("pope", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 16])
+    """
+
+    name = "pope"
+    paper = "Decoupling the What and Where With Polar Coordinate Positional Embeddings, https://arxiv.org/abs/2509.10534"
+    year = 2025
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
+    knows = ("distance", "direction")
+    invariant = ("translation",)
+
+    dim: Whole
+    num_heads: Whole
+    base: Positive = 100.0
+    rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
+    split: Shape | None = None
+    init: Literal["zeros", "uniform"] = "zeros"
+    layout: Layout = "interleaved"
+    spacing: Spacing | None = None
+
+    def __post_init__(self) -> None:
+        width = self._head_width()
+        self.channels = round(width * self.rotated)
+        if not self.channels or abs(self.channels - width * self.rotated) > 1e-6 * width:
+            raise OptionError(
+                f"pope needs a whole number of channels, got rotated={self.rotated:g} of {width} per head; "
+                f"choose {max(self.channels, 1)}/{width}."
+            )
+        if self.split is not None and sum(self.split) != self.channels:
+            raise OptionError(
+                f"split needs {self.channels} channels in all, got split={list(self.split)}; choose others, or rotated."
+            )
+        given = {len(option) for option in (self.split, self.spacing) if option is not None}
+        if len(given) > 1:
+            raise OptionError(
+                f"pope got split={self.split} and spacing={self.spacing}, which are for other numbers of axes; "
+                "give one number per axis in both."
+            )
+        self._accept(*(n for n in self.ndim if (n in given if given else n <= self.channels)))
+        self.bias = nn.Parameter(torch.empty(self.num_heads, self.channels))
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has biases of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Set the biases to 0, or draw them."""
+        nn.init.uniform_(self.bias, -2 * math.pi, 0) if self.init == "uniform" else nn.init.zeros_(self.bias)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Expand:
+        """Return the expansion of queries and keys; prefix tokens have angle 0."""
+        if pos.axes not in self.ndim:
+            raise ShapeError(
+                f"pope needs {' or '.join(map(str, self.ndim))} axes, for its {self.channels} channels with "
+                f"split={self.split} and spacing={self.spacing}, got {pos.axes} axes ({pos})."
+            )
+        cos, sin = self._kept(self, pos, lambda: self._tables(pos))
+        return Expand(cos[0], sin[0], (cos[1], sin[1]), "softplus", self.layout)
+
+    def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, (2, b or 1, h, n, r) each: of queries and of keys."""
+        placed = pos if self.spacing is None else pos.spaced(self.spacing)
+        counts = self.split or [len(c) for c in torch.arange(self.channels).tensor_split(pos.axes)]
+        exact = exact_device(pos.coords)
+        freqs = [inverse_frequencies(2 * n, self.base, torch.float64)[None].to(exact) for n in counts]
+        angle = axial_angles(placed.coords, freqs, [*reversed(range(pos.axes))], self.channels)
+        bias = at_least_float32(self.bias)[:, None]
+        # not clamp: it has no gradient at its ends, and 0, where the biases start, is one
+        bias = bias.masked_fill(bias > 0, 0.0).masked_fill(bias < -2 * math.pi, -2 * math.pi)
+        # tokens without a place are at angle 0 as keys too, so that they meet each other by magnitudes alone
+        spatial = pos.spatial[:, None, :, None]
+        keys = (angle + bias) * spatial
+        angles = torch.stack([(angle * spatial).expand_as(keys), keys])
+        return angles.cos(), angles.sin()
