@@ -89,6 +89,16 @@ def test_keys_may_have_tables_of_their_own(layout, values):
         PairRotation(turn.cos, turn.sin, layout, keys=(own.cos[..., :1], own.sin[..., :1]))
 
 
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "auto"])
+def test_groups_of_queries_with_tables_of_their_own_share_keys(backend):
+    q, k, v = qkv(kv_heads=2)
+    angle, other = torch.randn(1, H, N, 3), torch.randn(1, 1, N, 3)
+    turn = PairRotation(angle.cos(), angle.sin(), "half", keys=(other.cos(), other.sin()))
+    out = attention(q, k, v, transform=turn, enable_gqa=True, backend=backend)
+    k, v = (t.repeat_interleave(H // 2, 1) for t in (k, v))
+    torch.testing.assert_close(out, attention(turn.query(q), turn.key(k), v, backend="reference"))
+
+
 def test_a_quarter_turn_of_the_keys_gives_the_imaginary_part():
     """What complex numbers say: Re(z conj w) and, turned by 90 degrees, Im(z conj w)."""
     q, k, _ = (t.detach() for t in qkv())

@@ -27,7 +27,8 @@ class PairRotation(Transform):
         layout: ``'half'`` pairs channel c with c + pairs, ``'interleaved'`` pairs 2c with 2c + 1. It travels
             with the angles, so producer and consumer cannot disagree.
         values: whether values are rotated like keys, and outputs back by the angles of their queries.
-        keys: cos and sin of the keys where they are not those of the queries, of the same shape.
+        keys: cos and sin of the keys where they are not those of the queries, of the same shape but for samples and
+            heads.
 
     Raises:
         ShapeError: tables are not of one shape, or there is no such layout.
@@ -58,10 +59,12 @@ class PairRotation(Transform):
                 f"PairRotation needs cos and sin of one shape (b, h, n, pairs), got {tuple(cos.shape)} "
                 f"and {tuple(sin.shape)}."
             )
-        if keys is not None and not keys[0].shape == keys[1].shape == cos.shape:
+        if keys is not None and not (
+            keys[0].shape == keys[1].shape and keys[0].ndim == 4 and keys[0].shape[2:] == cos.shape[2:]
+        ):
             raise ShapeError(
-                f"PairRotation needs tables of keys of the shape of those of queries, {tuple(cos.shape)}, got "
-                f"{tuple(keys[0].shape)} and {tuple(keys[1].shape)}."
+                f"PairRotation needs tables of keys of the shape of those of queries, {tuple(cos.shape)}, up to "
+                f"samples and heads, got {tuple(keys[0].shape)} and {tuple(keys[1].shape)}."
             )
         self.cos, self.sin, self.layout, self.values = cos, sin, layout, values
         self.of_keys = self if keys is None else PairRotation(*keys, layout)
