@@ -325,6 +325,11 @@ OPTIONS = {
         "split=[2,1,5],init=uniform",
         "spacing=[2,0.5]",
     ],
+    "rope_pp": [
+        "mode=imago,layout=interleaved",
+        "mode=imag1,turned=axis",
+        "mode=none,spacing=[2,0.5]",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")

@@ -12,12 +12,10 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.base import Layout
 from vispe.attention.transform.expand import Expand
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rope import axial_angles
+from vispe.encodings.parts.angles import even_counts, spread_angles
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.grid.frequencies import inverse_frequencies
 from vispe.options import Limits, Positive, Shape, Spacing, Whole
 
 
@@ -122,10 +120,8 @@ class Pope(Rotary):
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, (2, b or 1, h, n, r) each: of queries and of keys."""
         placed = pos if self.spacing is None else pos.spaced(self.spacing)
-        counts = self.split or [len(c) for c in torch.arange(self.channels).tensor_split(pos.axes)]
-        exact = exact_device(pos.coords)
-        freqs = [inverse_frequencies(2 * n, self.base, torch.float64)[None].to(exact) for n in counts]
-        angle = axial_angles(placed.coords, freqs, [*reversed(range(pos.axes))], self.channels)
+        counts = self.split or even_counts(self.channels, pos.axes)
+        angle = spread_angles(placed, counts, self.base)
         bias = at_least_float32(self.bias)[:, None]
         # not clamp: it has no gradient at its ends, and 0, where the biases start, is one
         bias = bias.masked_fill(bias > 0, 0.0).masked_fill(bias < -2 * math.pi, -2 * math.pi)

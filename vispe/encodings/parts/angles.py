@@ -1,0 +1,77 @@
+"""Angles of grids with an equal share of channels for each axis, and the base of rotations that start from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vispe.attention.transform.base import Layout
+from vispe.encodings.base import Rotary
+from vispe.encodings.parts.coords import exact_device
+from vispe.encodings.parts.rope import axial_angles
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.options import Positive, Spacing, Whole
+
+
+class AxialRotary(Rotary):
+    """Starts from the angles of RoPE, with an equal share of the pairs for each axis, the last axis (x) first.
+
+    Subclasses say what they make of `angles`.
+    """
+
+    ndim = (1, 2, 3)
+
+    dim: Whole
+    num_heads: Whole
+    base: Positive = 100.0
+    layout: Layout = "half"
+    spacing: Spacing | None = None
+
+    def __post_init__(self) -> None:
+        width = self._head_width()
+        if width % 2:
+            raise OptionError(
+                f"{self.name} needs pairs of channels, got head width {width} (dim={self.dim}, num_heads="
+                f"{self.num_heads}); choose another num_heads."
+            )
+        self.pairs = width // 2
+        given = self.spacing
+        self._accept(*(n for n in self.ndim if (n <= self.pairs if given is None else n == len(given))))
+
+    def _need_axes(self, pos: Positions) -> None:
+        if pos.axes in self.ndim:
+            return
+        if pos.axes in type(self).ndim:
+            raise ShapeError(
+                f"{self.name} needs {' or '.join(map(str, self.ndim))} axes, for its {self.pairs} pairs with "
+                f"spacing={self.spacing}, got {pos.axes} axes ({pos})."
+            )
+        super()._need_axes(pos)
+
+    def angles(self, pos: Positions) -> Tensor:
+        """Return the angles of RoPE (b or 1, 1, n, pairs) in float32 or better, 0 for tokens without a place."""
+        placed = pos if self.spacing is None else pos.spaced(self.spacing)
+        counts = even_counts(self.pairs, pos.axes)
+        return spread_angles(placed, counts, self.base) * pos.spatial[:, None, :, None]
+
+
+def even_counts(total: int, axes: int) -> list[int]:
+    """Return how many of `total` belong to each axis, first axis first: equal parts, as nearly as they go."""
+    return [total // axes + (i < total % axes) for i in range(axes)]
+
+
+def spread_angles(pos: Positions, counts: Sequence[int], base: float) -> Tensor:
+    """Return coordinates times frequencies (b or 1, 1, n, sum of counts), the last axis first.
+
+    Args:
+        pos: positions.
+        counts: how many frequencies each axis has, first axis first; number c of C is ``base ** (-c / C)``.
+        base: ratio of the first frequency to the one after the last.
+    """
+    exact = exact_device(pos.coords)
+    freqs = [inverse_frequencies(2 * n, base, torch.float64)[None].to(exact) for n in counts]
+    return axial_angles(pos.coords, freqs, [*reversed(range(pos.axes))], sum(counts))

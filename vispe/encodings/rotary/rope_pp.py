@@ -1,0 +1,101 @@
+"""RoPE++: heads that read the imaginary part of the complex product which RoPE takes the real part of."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.transform.pairs import PairRotation
+from vispe.encodings.parts.angles import AxialRotary, even_counts
+from vispe.encodings.registry import register
+from vispe.grid import Positions
+
+Mode = Literal["imagh", "imago", "imag1", "none"]
+
+
+@register
+class RopePp(AxialRotary):
+    """Some heads score by the imaginary part of the product of turned queries and keys, which knows left from right.
+
+    real: score = Re sum_c z_q conj(z_k), imaginary: score = Im sum_c z_q conj(z_k)          arXiv 2512.07525
+
+    with z_q, z_k the pairs of channels as complex numbers, turned as in RoPE, so that an imaginary head turns its
+    queries by 90 degrees less and its keys as ever. With equal queries and keys its score is odd in their offset.
+    ``rope_pp.text`` has the base of language models. Imaginary heads of a pretrained model start as other heads.
+
+    With shared projections, EH and EC, RoPE++ makes a real and an imaginary head of each query: say twice the
+    heads with ``mode=imag1`` and give `vispe.attention` ``q.repeat_interleave(2, 1)`` with ``enable_gqa=True``.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads of queries, h.
+        mode: which heads are imaginary: 'imagh' those after the first h / 2, 'imago' all, 'imag1' every second,
+            'none' none: plain RoPE.
+        turned: which pairs an imaginary head turns by 90 degrees: 'all', or those of one 'axis', the heads
+            taking the axes in turn, the last (x) first: the others compare places along the other axes.
+        base: ratio of the first frequency of an axis to the one after its last; the first is 1 per unit of the
+            spacing.
+        layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Shapes: pos (n, axes) -> tables of queries (1 or b, h, n, pairs), of keys (1 or b, 1, n, pairs); prefix tokens are
+        not turned, in imaginary heads either.
+    New resolution: coordinates go on.   Cost: no parameters; as RoPE.
+    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are kept.
+    Raises: ShapeError if a head has fewer pairs than `pos` has axes; OptionError for options that do not fit together.
+    Differs from the reference: the reference has one axis and base 10000, and changes queries in place; axes and
+        `turned` are ours. Query heads that share projections are left to the caller.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("rope_pp", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((2, 3)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
+    """
+
+    name = "rope_pp"
+    paper = (
+        "Beyond Real: Imaginary Extension of Rotary Position Embeddings for Long-Context LLMs, "
+        "https://arxiv.org/abs/2512.07525"
+    )
+    year = 2025
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
+    knows = ("distance", "direction")
+    invariant = ("translation",)
+
+    mode: Mode = "imagh"
+    turned: Literal["all", "axis"] = "all"
+
+    def imaginary(self) -> list[bool]:
+        """Return which heads are imaginary."""
+        heads, half = range(self.num_heads), self.num_heads // 2
+        rule = {"imagh": lambda h: h >= half, "imago": lambda h: True, "imag1": lambda h: h % 2 == 1}
+        return [rule[self.mode](h) if self.mode in rule else False for h in heads]
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
+        """Return the rotation; the identity for prefix tokens."""
+        self._need_axes(pos)
+        return pos.remember(repr(self.config), lambda: self._rotation(pos))
+
+    def _rotation(self, pos: Positions) -> PairRotation:
+        angle = self.angles(pos)
+        cos, sin = angle.cos(), angle.sin()
+        if self.mode == "none":
+            return PairRotation(cos, sin, self.layout)
+        # by 90 degrees less: exactly, not by the rounded number pi / 2
+        less = self._turned(pos.axes, angle.device) & pos.spatial[:, None, :, None]
+        keys = cos, sin
+        return PairRotation(torch.where(less, sin, cos), torch.where(less, -cos, sin), self.layout, keys=keys)
+
+    def _turned(self, axes: int, device: torch.device) -> Tensor:
+        """Return which pairs of which heads are turned, (1, h, 1, pairs)."""
+        counts = even_counts(self.pairs, axes)[::-1]
+        axis = torch.tensor([a for a, n in enumerate(counts) for _ in range(n)], device=device)
+        imaginary = torch.tensor(self.imaginary(), device=device)[:, None]
+        if self.turned == "all":
+            return imaginary.expand(-1, self.pairs)[None, :, None]
+        # the first imaginary head has the first axis
+        order = (imaginary.cumsum(0) - 1) % axes
+        return (imaginary & (axis == order))[None, :, None]
