@@ -329,6 +329,9 @@ OPTIONS = {
         "mode=imago,layout=interleaved",
         "mode=imag1,turned=axis",
         "mode=none,spacing=[2,0.5]",
+    "positional_attention": [
+        "table=learned,pos_dim=5",
+        "table=sincos2d+learned,pos_dim=8",
     ],
 }
 # options that draw at random while training
@@ -376,6 +379,7 @@ EXCLUDED = {
         "pope": "their channels become magnitudes as well; test_pope.py has what is kept",
         "pope.text": "their channels become magnitudes as well; test_pope.py has what is kept",
         "loope(context=none,class_token=origin)": "as in the reference, the class token is in front of patch 1",
+        "positional_attention": "another size rounds otherwise; its own test has a tolerance",
         "seqpe(mode=attn_scalar)": "another size rounds otherwise; test_seqpe.py has a tolerance",
         "seqpe.vit_b": "class_vector gives them vectors of their own",
         "seqpe.vit_s": "class_vector gives them vectors of their own",

@@ -1,0 +1,105 @@
+"""Positional attention: who attends to whom is said by places alone (opallab/positional_attention)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import LowRankBias
+from vispe.encodings.base import Additive, Biased
+from vispe.encodings.parts.coords import affine
+from vispe.encodings.registry import create_encoding, register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.options import Whole
+
+
+@register
+class PositionalAttention(Biased):
+    """Attention weights come from the places of tokens alone: what patches hold only matters for the values.
+
+    logits[h, i, j] = (W_q[h] p_i + b_q[h]) . (W_k[h] p_j + b_k[h]) / sqrt(d_p)          arXiv 2410.01686
+
+    p is a table of positions of width d_p, made by an additive encoding; the product of queries and keys is left out.
+    It shows what of a task needs no content in attention, and it is a baseline for heads that seem to attend by place.
+
+    Args:
+        num_heads: heads, h.
+        grid: shape of the model's grid, for tables that need it; supplied by the host.
+        table: the additive encoding that makes p, as a spec: 'sincos2d', 'learned', 'sincos2d+learned', ...; every
+            layer has its own parameters of it.
+        pos_dim: width of p, d_p, and of the queries and keys of every head, whatever the width of the model is.
+
+    Shapes: pos (n, axes) -> logits (1, h, n, n); rows and columns of prefix tokens are 0, so a class token attends to
+        all tokens alike.
+    New resolution: as the table.   Cost: 2 h d_p (d_p + 1) parameters per layer; the weights are the same for all
+        samples, and n h d_p columns are all that is made.
+    Invariant to: nothing, as the table; to the content of the patches, but for values.
+    Raises: OptionError for a table that is not additive; ShapeError for axes that the table has not.
+    Differs from the reference: any table of positions, on grids; the layer only, not the network around it. A
+        pretrained model starts anew, since its queries and keys are no longer read.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("positional_attention", num_heads=2, pos_dim=8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense().shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "positional_attention"
+    paper = "Positional Attention: Expressivity and Learnability of Algorithmic Computation, https://arxiv.org/abs/2410.01686"
+    year = 2024
+    ndim = (1, 2, 3)
+    fused = True
+    knows = ("place",)
+
+    num_heads: Whole
+    grid: tuple[Whole, ...] | None = None
+    table: Any = "sincos2d"
+    pos_dim: Whole = 64
+
+    def __post_init__(self) -> None:
+        facts = {} if self.grid is None else {"grid": self.grid}
+        made = create_encoding(self.table, dim=self.pos_dim, num_heads=self.num_heads, **facts)
+        if any(not isinstance(e, Additive) for e in made.parts()):
+            raise OptionError(
+                f"positional_attention needs an additive encoding as table, got table={self.table!r}; choose sincos2d, "
+                "fourier or learned, say."
+            )
+        self.table = made.spec if self.table is made else self.table  # JSON-able
+        self.places = made
+        self._accept(*(n for n in (1, 2, 3) if all(n in e.ndim for e in made.parts())))
+        self.qk_proj = nn.Linear(self.pos_dim, 2 * self.num_heads * self.pos_dim)
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has its own queries and keys of places."""
+        return True
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Make the draws of the table."""
+        return self.places.prepare(pos, generator, draws)
+
+    def reset_parameters(self) -> None:
+        """Initialise the table as its class does, and the projection as torch does."""
+        self.places.reset_parameters()
+        self.qk_proj.reset_parameters()
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the logits as columns of queries and keys."""
+        self._need_axes(pos)
+        row, col = self._kept(self, pos, lambda: self._columns(pos))
+        return LowRankBias(row, col, pos).as_whole()
+
+    def _columns(self, pos: Positions) -> tuple[Tensor, Tensor]:
+        table = self.places.table(pos)
+        # rows of the projection: head after head, the query of a head before its key
+        read = affine(self.qk_proj, table).unflatten(-1, (self.num_heads, 2, self.pos_dim))
+        # the projection has a bias: tokens without a place are 0 after it
+        row, col = (read * pos.spatial[..., None, None, None]).permute(3, 0, 2, 1, 4).unbind(0)
+        return row * self.pos_dim**-0.5, col
