@@ -333,6 +333,11 @@ OPTIONS = {
         "table=learned,pos_dim=5",
         "table=sincos2d+learned,pos_dim=8",
     ],
+    "string": [
+        "block=3,axes=1,std=0.5",
+        "block=4,axes=3",
+        "block=7,spacing=[2,0.5]",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
