@@ -338,6 +338,14 @@ OPTIONS = {
         "block=4,axes=3",
         "block=7,spacing=[2,0.5]",
     ],
+    "tapa": [
+        "theta=0.3,alpha=1",
+        "alpha=0,spacing=[2,0.5]",
+    ],
+    "hope_hyperbolic": [
+        "axes=1,temperature=100",
+        "axes=3,spacing=[1,0.1,0.1]",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
@@ -385,6 +393,8 @@ EXCLUDED = {
         "pope.text": "their channels become magnitudes as well; test_pope.py has what is kept",
         "loope(context=none,class_token=origin)": "as in the reference, the class token is in front of patch 1",
         "positional_attention": "another size rounds otherwise; its own test has a tolerance",
+        "tapa": "is all of the logits: pairs with a prefix token keep their product; see its own test",
+        "hope_hyperbolic": "is all of the logits: pairs with a prefix token keep their product; see its own test",
         "seqpe(mode=attn_scalar)": "another size rounds otherwise; test_seqpe.py has a tolerance",
         "seqpe.vit_b": "class_vector gives them vectors of their own",
         "seqpe.vit_s": "class_vector gives them vectors of their own",

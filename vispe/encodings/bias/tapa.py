@@ -1,0 +1,112 @@
+"""TAPA: the logit oscillates with distance, as fast as the content of the pair says (arXiv 2509.12635)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.distances import distances
+from vispe.encodings.base import Biased
+from vispe.encodings.parts.scores import ScoreBias
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.options import Limits, NotNegative, Spacing, Whole
+
+
+@register
+class Tapa(Biased):
+    """Some channels say how much a pair attends, the others how its logit oscillates with distance.
+
+    logits = (q_A . k_A / sqrt(theta d)) cos(2 pi |p_i - p_j|^alpha q_P . k_P / sqrt((1 - theta) d))  arXiv 2509.12635
+
+    A are the first theta d channels of a head, P the others. A token meets itself with the amplitude alone.
+
+    Args:
+        dim: width of the tokens; its channels per head are d.
+        num_heads: heads, h.
+        theta: share of the channels that are amplitude, rounded to whole channels; above 0 and below 1.
+        alpha: power of the distance; 0 tells a token from all others only.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Shapes: pos (n, axes), q and k (b, h, n, d) -> logits (b, h, n, n); pairs with a prefix token keep q . k / sqrt(d).
+    New resolution: distances go on; for small alpha they grow slowly.
+    Cost: no parameters; two products instead of one, and dense logits for every image.
+    Invariant to: translation, rotation by any angle and reflection, when patches keep their content.
+    Raises: ShapeError without queries and keys; OptionError where a share has no channel.
+    Differs from the reference: no code is public; euclidean distances on grids, where the paper has one axis, and no
+        mask: pass is_causal to attention for its language models. A pretrained model starts anew, since its products
+        of queries and keys are cut in two.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("tapa", dim=16, num_heads=2)
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense(q=q, k=q).shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "tapa"
+    paper = "Positional Encoding via Token-Aware Phase Attention, https://arxiv.org/abs/2509.12635"
+    year = 2025
+    ndim = (1, 2, 3)
+    knows = ("distance", "content")
+    invariant = ("translation", "quarter_turns", "reflection", "rotation")
+
+    dim: Whole
+    num_heads: Whole
+    theta: Annotated[float, Limits(above=0, below=1)] = 0.5
+    alpha: NotNegative = 0.1
+    spacing: Spacing | None = None
+
+    def __post_init__(self) -> None:
+        width = self._head_width()
+        if not 0 < round(self.theta * width) < width:
+            raise OptionError(
+                f"tapa needs channels of both kinds, got theta={self.theta:g} of {width} channels per head; choose "
+                "another share or fewer heads."
+            )
+        if self.spacing is not None:
+            self._accept(len(self.spacing))
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the logits; what `dense` gives of them depends on queries and keys."""
+        self._need_axes(pos)
+        return PhaseScores(pos, self.theta, self.alpha, self.spacing)
+
+
+class PhaseScores(ScoreBias):
+    """The logits of `Tapa`."""
+
+    __slots__ = ("alpha", "spacing", "theta")
+
+    def __init__(self, pos: Positions, theta: float, alpha: float, spacing: tuple[float, ...] | None) -> None:
+        super().__init__(pos)
+        self.theta, self.alpha, self.spacing = theta, alpha, spacing
+
+    def scores(
+        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, ask: Request
+    ) -> Tensor:
+        """Return the logits (b, h, n, m)."""
+        width = q.shape[-1]
+        cut = round(self.theta * width)
+        # two products of every pair, each scaled by the channels that it sums over
+        amplitude = (q[..., :cut] @ k[..., :cut].transpose(-1, -2)) * (self.theta * width) ** -0.5
+        phase = (q[..., cut:] @ k[..., cut:].transpose(-1, -2)) * ((1 - self.theta) * width) ** -0.5
+        return amplitude * (2 * math.pi * self._reach(pos_q, pos_k) * phase).cos()
+
+    def _reach(self, pos_q: Positions, pos_k: Positions) -> Tensor:
+        """Return distance ** alpha, (b or 1, 1, n, m); 0 at distance 0, where no power has a gradient that ends."""
+
+        def make() -> Tensor:
+            a, b = (p if self.spacing is None else p.spaced(self.spacing) for p in (pos_q, pos_k))
+            distance = distances(a, b, "euclidean", wrap=False, normalize="none")[:, None]
+            apart = distance > 0
+            return torch.where(apart, torch.where(apart, distance, 1.0) ** self.alpha, 0.0)
+
+        key = ("tapa", self.alpha, self.spacing)
+        return pos_q.remember(key, make) if pos_k is pos_q else make()
