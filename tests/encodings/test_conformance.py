@@ -273,6 +273,7 @@ OPTIONS = {
         "frequencies=[[1,0],[0,1],[0.3,-0.4],[0,0]],normalize_coords=none,schedule=yarn,reference=[2,5]",
         "normalize_coords=min,schedule=pi,reference=[2,5,7],shift_coords=0.5",
         "layout=half,rotated=0.5,logit_scale=ssmax",
+    ],
     "kerple": [
         "kernel=power,metric=manhattan,normalize=max",
         "positive=clamp,eps=0.1,wrap=true",
@@ -303,6 +304,7 @@ OPTIONS = {
     "ssmax": [
         "causal=true,init=0.3",
         "normalize=reference,reference=[5,7]",
+    ],
     "shaw": [
         "values=true,shared=false,resample=bicubic",
         "clip=[2,1],index=key_query,method=key_query",
@@ -320,6 +322,7 @@ OPTIONS = {
     "decomposed": [
         "scaled=true,shared=false,std=0.5",
         "window=[5,3],std=0.5",
+    ],
     "pope": [
         "rotated=0.75,layout=half",
         "split=[2,1,5],init=uniform",
@@ -329,6 +332,7 @@ OPTIONS = {
         "mode=imago,layout=interleaved",
         "mode=imag1,turned=axis",
         "mode=none,spacing=[2,0.5]",
+    ],
     "positional_attention": [
         "table=learned,pos_dim=5",
         "table=sincos2d+learned,pos_dim=8",
@@ -385,7 +389,6 @@ EXCLUDED = {
             ],
             "another size rounds otherwise; the encoding's own test has a tolerance",
         ),
-        "grape_path": "needs the tokens x; see tests/encodings/rotary/test_grape.py",
         "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi.key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi": "softplus rounds by place in memory; test_grape.py has a tolerance",
