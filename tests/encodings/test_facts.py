@@ -10,7 +10,7 @@ from vispe import Biased, Grid, Positions, Rotary, create_encoding, encoding_inf
 from vispe.encodings.base import INVARIANCES, KNOWLEDGE
 from vispe.encodings.branches import calls_of
 from vispe.encodings.registry import encoding_class
-from vispe.errors import OptionError, ShapeError, VispeError
+from vispe.errors import OptionError, VispeError
 
 DIM, HEADS = 24, 3
 SHAPES = {1: (16,), 2: (6, 6), 3: (4, 4, 4)}
@@ -59,7 +59,7 @@ def invariances(encoding, axes):
 
     def moved(order):
         order = order.flatten()
-        return torch.allclose(logits(encoding, pos, at(order)), base[:, :, order][..., order], atol=1e-6)
+        return torch.allclose(logits(encoding, pos, at(order)), base[:, :, order][..., order], atol=1e-5)
 
     if all(moved(cells.flip(axis)) for axis in range(axes)):
         found.add("reflection")
@@ -69,7 +69,7 @@ def invariances(encoding, axes):
     here, there = (cells[(part,) * axes].flatten() for part in (slice(0, 3), slice(-3, None)))
     order = torch.arange(n).index_copy(0, there, here)
     copied = logits(encoding, pos, at(order))[:, :, there][..., there]
-    if torch.allclose(copied, base[:, :, here][..., here], atol=1e-6):
+    if torch.allclose(copied, base[:, :, here][..., here], atol=1e-5):
         found.add("translation")
     if axes > 1 and turned(encoding, pos, [t[..., :10, :] for t in content], generator):
         found.add("rotation")
@@ -86,7 +86,7 @@ def turned(encoding, pos, content, generator):
         return torch.allclose(
             *(logits(encoding, encoding.prepare(p), content) for p in (here, there)), atol=1e-4
         )
-    except ShapeError:  # it needs a grid
+    except VispeError:  # it needs a grid
         return False
 
 
@@ -111,7 +111,7 @@ def test_facts_are_of_the_words_of_the_field():
     for name in list_encodings():
         cls = encoding_class(name)
         assert set(cls.knows) <= set(KNOWLEDGE), name
-        assert cls.knows or name == "none"
+        assert cls.knows or set(cls.invariant) == set(INVARIANCES), name
         assert set(cls.preset_invariant) <= set(cls.presets)
         for facts in (cls.invariant, *cls.preset_invariant.values()):
             assert set(facts) <= set(INVARIANCES), name

@@ -59,6 +59,7 @@ class Bam(PriorEncoding):
     }
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"offset": ("translation",)}
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias, the same for every block that has these parameters."""

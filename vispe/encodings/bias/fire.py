@@ -64,7 +64,7 @@ class Fire(RadialEncoding):
     year = 2023
     presets: ClassVar[dict[str, dict[str, Any]]] = {"causal": {"causal": True}}
     knows = ("distance",)
-    invariant = ("translation", "quarter_turns", "reflection")
+    invariant = ("translation", "quarter_turns", "reflection", "rotation")
     normalize: ClassVar[Any] = "none"
     reference: ClassVar[Any] = None
 

@@ -84,6 +84,7 @@ class Shaw(Biased):
     extrapolates = False
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"method1": ("translation", "reflection")}
 
     dim: Whole
     num_heads: Whole

@@ -90,6 +90,9 @@ class T5Buckets(Biased):
     fused = True
     knows = ("distance", "direction")
     invariant = ("translation",)
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
+        "radial": ("translation", "quarter_turns", "reflection", "rotation")
+    }
 
     num_heads: Whole
     axes: Axes = 2

@@ -56,6 +56,9 @@ class Ssmax(Rotary):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"retrofit": {"normalize": "reference"}}
     calibrates = True
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
+        "retrofit": ("translation", "quarter_turns", "reflection")
+    }
 
     num_heads: Whole
     init: Positive = 1.0
