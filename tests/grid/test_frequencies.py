@@ -121,24 +121,29 @@ def test_ms_poe_p_rope_and_the_rest():
     torch.testing.assert_close(sin[0, 1] / 1.5, torch.tensor([2.0, 0.2, 2.0, 0.2]).sin())
 
 
-@pytest.mark.parametrize(
-    ("pairs", "side", "base"),
-    [
-        (8, 14, 36),
-        (8, 37, 397),
-        (16, 14, 24),
-        (16, 32, 109),
-        (16, 64, 317),
-        (24, 24, 43),
-        (32, 37, 65),
-        (32, 128, 480),
-    ],
-)
-def test_min_base_is_that_of_the_table(pairs, side, base):
-    found = fr.min_base(pairs, side)
-    assert found == pytest.approx(base, rel=0.03)
-    likeness = torch.cos(torch.arange(side + 1)[:, None] * found ** (-torch.arange(pairs) / pairs)).sum(-1)
-    assert (likeness > -1e-4).all()
+SMALLEST_BASES = {  # of side 14, 16, 24, 32, 37, 64, 128, by pairs
+    8: (36, 106, 106, 209, 397, 1726, 2774),
+    16: (24, 33, 51, 109, 109, 317, 1224),
+    24: (23, 31, 43, 57, 86, 199, 684),
+    32: (22, 30, 42, 53, 65, 169, 480),
+}
+
+
+@pytest.mark.parametrize("pairs", SMALLEST_BASES)
+def test_min_base_is_that_of_the_table(pairs):
+    for side, base in zip((14, 16, 24, 32, 37, 64, 128), SMALLEST_BASES[pairs], strict=True):
+        found = fr.min_base(pairs, side)
+        assert found == pytest.approx(base, rel=0.025)
+        wanted = torch.cos(torch.arange(side + 1)[:, None] * found ** (-torch.arange(pairs) / pairs)).sum(-1)
+        assert (wanted > -1e-4).all()
+        freqs = torch.tensor([found ** (-i / pairs) for i in range(pairs)])
+        torch.testing.assert_close(fr.likeness(freqs, side), wanted, rtol=1e-4, atol=1e-4)
+        smaller = (found / 1.0101) ** (-torch.arange(pairs) / pairs)
+        assert (fr.likeness(smaller, side) < 0).any()
+
+
+def test_min_base_of_text_is_that_of_the_table():
+    assert fr.min_base(64, 1024) == pytest.approx(4303, rel=0.025)
 
 
 def on_grid(schedule, scale, length=16.0, dim=32, base=100.0, cell=1.0):

@@ -251,18 +251,24 @@ def entropy_factor(tokens: float, trained: float) -> float:
     return math.log(tokens) / math.log(trained)
 
 
+def likeness(freqs: Tensor, side: int) -> Tensor:
+    """Return ``sum_i cos(m * freqs_i)`` for m = 0 .. side: how much more than chance like tokens m apart look alike."""
+    steps = torch.arange(side + 1, dtype=freqs.dtype, device=freqs.device)
+    return (steps[:, None] * freqs).cos().sum(-1)
+
+
 def min_base(pairs: int, side: int) -> float:
     """Return the smallest base with which no distance up to `side` looks less alike than chance.
 
-    ``sum_i cos(m * base ** (-i / pairs))`` stays 0 or more for m = 0 .. side; searched on a grid of 1 %.
+    `likeness` of ``base ** (-i / pairs)`` stays 0 or more for m = 0 .. side; searched on a grid of 1 %. With two axes
+    it is enough that each of them has such a base.
     """
     if pairs < 1 or side < 1:
         raise OptionError(f"min_base needs pairs and side of 1 or more, got pairs={pairs}, side={side}.")
-    steps = torch.arange(side + 1, dtype=torch.float64)
     share = torch.arange(pairs, dtype=torch.float64) / pairs
     for k in range(1, 3000):
         base = 1.01**k
-        if ((steps[:, None] * base**-share).cos().sum(-1) >= 0).all():
+        if (likeness(base**-share, side) >= 0).all():
             return base
     raise OptionError(
         f"No base below {1.01**3000:.1e} serves side={side} with pairs={pairs}; use more pairs."

@@ -26,7 +26,8 @@ def convert(
     Weights keep their names, so stock checkpoints load strictly before or after. The spec names everything that the
     model will know about position: its own absolute table and its own rotary embedding (of Eva and NaFlexVit) are
     put aside until `restore`, so ``'none'`` leaves none, unless they are kept. A converted model can be converted
-    again.
+    again. A `UserWarning` says where `rope_axial` has less than half the temperature that the grid needs; `describe`
+    says any that is too small.
 
     Example:
         >>> import timm

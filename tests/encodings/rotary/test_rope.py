@@ -1,6 +1,7 @@
 """`rope_axial`, `rope_mixed` and `rope_dinov3` against angles written out token by token, and against timm."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -613,6 +614,51 @@ def test_a_converted_model_sees_where_patches_are(name):
     flipped = model(image.flip(-1))
     assert not torch.allclose(model(image), flipped, atol=1e-5)
     assert model(torch.randn(1, 3, 10, 4)).isfinite().all()
+
+
+def wide(spec, size):
+    """Return a model with heads of 64 channels, as nearly all ViTs have, for pictures of so many patches a side."""
+    model = VisionTransformer(img_size=size, patch_size=1, embed_dim=64, depth=1, num_heads=1, num_classes=0)
+    return model, spec
+
+
+def test_a_base_that_is_too_small_for_the_grid_is_said():
+    model, spec = wide("rope_axial", 48)
+    with pytest.warns(
+        UserWarning, match=r"a side of 48 patches .16 pairs. needs 220: .*; say temperature=220"
+    ):
+        vispe.convert(model, spec)
+    assert "temperature=100, but a side of 48 patches (16 pairs) needs 220: below" in vispe.describe(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for quiet in (
+            "rope_axial(temperature=220)",
+            "rope_axial.eva",
+            "rope_mixed",
+            "rope_dinov3",
+            "rope_field",
+        ):
+            assert "needs" not in vispe.describe(vispe.convert(model, quiet))
+        # a side of 37 is at the bound: likeness falls but little below chance, which is said and not warned of
+        model, spec = wide("rope_axial", 37)
+        assert "needs 109" in vispe.describe(vispe.convert(model, spec))
+        # usual grids and heads, the defaults of this encoding
+        for side in (7, 12, 14, 16, 24):
+            assert "needs" not in vispe.describe(vispe.convert(*wide("rope_axial", side)))
+        with torch.device("meta"):
+            vispe.convert(*wide("rope_axial", 37))
+
+
+def test_the_bound_follows_schedule_spacing_and_split():
+    grid, small = Grid((48, 8)), Grid((48, 8), reference=(16, 8))
+    assert build("rope_axial", dim=128).too_small(grid).needed == pytest.approx(220, rel=0.01)
+    assert build("rope_axial(schedule=rescale)", dim=128).too_small(small) is None
+    assert build("rope_axial(spacing=[0.5,1])", dim=128).too_small(grid) is None
+    found = build("rope_axial(split=[8,24])", dim=128).too_small(grid)
+    assert (found.side, found.pairs) == (48, 8)
+    assert found.far
+    assert build("rope_axial(turning=0.5)", dim=128).too_small(grid) is None
+    assert build("rope_axial(split=[3,29])", dim=128).too_small(grid) is None  # too few pairs to tell
 
 
 ERRORS = [

@@ -17,7 +17,7 @@ from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.errors import OptionError, ShapeError
-from vispe.grid import Positions
+from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import Schedule
 from vispe.options import Limits, NotNegative, Positive, Shape, Spacing, Whole
 
@@ -40,6 +40,35 @@ class Draws(NamedTuple):
         if jitter is not None:
             coords = coords * jitter
         return coords if rescale is None else coords * rescale
+
+
+class TooSmall(NamedTuple):
+    """A base that is too small for a grid.
+
+    Attributes:
+        name: the encoding.
+        base: what it has.
+        needed: what the grid needs, by `min_base`.
+        side: patches along the axis that needs most.
+        pairs: pairs of channels of that axis.
+    """
+
+    name: str
+    base: float
+    needed: float
+    side: int
+    pairs: int
+
+    @property
+    def far(self) -> bool:
+        """Whether it is too small by more than a factor of 2: below, likeness falls but little under chance."""
+        return self.needed > 2 * self.base
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} has temperature={self.base:g}, but a side of {self.side} patches ({self.pairs} pairs) needs "
+            f"{math.ceil(self.needed)}: below, like patches at some distances look less alike than chance"
+        )
 
 
 class RopeBase(Rotary):
@@ -97,6 +126,10 @@ class RopeBase(Rotary):
     def _whole(self) -> int:
         """What the channels that turn must be a multiple of."""
         return 4
+
+    def too_small(self, grid: Grid) -> TooSmall | None:
+        """Return what base a grid needs where that of the encoding is too small; None where it will do or has none."""
+        del grid
 
     def _check_augmentation(self) -> None:
         if self.per_block and all(getattr(self, name) is None for name in AUGMENTATIONS):

@@ -11,16 +11,18 @@ from vispe.attention.transform.base import Layout
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rope import (
     RopeBase,
+    TooSmall,
     axial_angles,
     check_split,
     pair_counts,
 )
 from vispe.encodings.registry import register
-from vispe.grid import Positions
-from vispe.grid.frequencies import grid_frequencies, inverse_frequencies, p_rope
+from vispe.grid import Grid, Positions
+from vispe.grid.frequencies import grid_frequencies, inverse_frequencies, likeness, min_base, p_rope
 from vispe.options import Chance, Limits, Number, Positive, Shape, Share
 
 Indexing = Literal["xy", "ij"]
+FEW = 4  # pairs of an axis: the cosines of fewer do not average out, whatever the base
 
 
 @register
@@ -41,7 +43,9 @@ class RopeAxial(RopeBase):
         dim: width of the tokens, d.
         num_heads: heads, h.
         depth: blocks of the model, for `per_block`.
-        temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi units of the spacing.
+        temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi units of the spacing. 100 is
+            enough for a side of 24 patches with heads of 64 channels, 318 for one of 64
+            (`vispe.grid.frequencies.min_base`); hosts say so where it is too small.
         indexing: 'xy' gives the first channels to the last axis (x, then y), 'ij' to the first axis.
         layout: which channels are a pair: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs. A checkpoint
             works only with its own.
@@ -135,6 +139,24 @@ class RopeAxial(RopeBase):
             )
             for i, freqs in enumerate(own)
         ]
+
+    def too_small(self, grid: Grid) -> TooSmall | None:
+        """Return the base that the longest side needs; None where it has that. Axes of few pairs are left out."""
+        with torch.device("cpu"):  # models may be built without memory
+            pos = grid.positions()
+            pos = pos if self.spacing is None else pos.spaced(self.spacing)
+            sides = zip(grid.shape, self.frequencies(pos), pos.cell[0].tolist(), strict=True)
+            found = [self._side_too_small(*side) for side in sides]
+        return max((one for one in found if one), key=lambda one: one.needed, default=None)
+
+    def _side_too_small(self, side: int, freqs: Tensor, cell: float) -> TooSmall | None:
+        pairs = freqs.shape[-1]
+        if pairs < FEW or (likeness(freqs[0] * cell, side) >= 0).all():
+            return None
+        needed = min_base(pairs, max(round(side * cell), 1))
+        return (
+            TooSmall(self.name, self.temperature, needed, side, pairs) if needed > self.temperature else None
+        )
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         coords = pos.coords + self.offset * pos.cell[:, None] if self.offset else pos.coords

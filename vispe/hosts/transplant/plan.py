@@ -7,6 +7,8 @@ hosts is asked of a `Family`.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -14,8 +16,10 @@ import torch
 from torch import nn
 
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
+from vispe.encodings.parts.rope import RopeBase, TooSmall
 from vispe.encodings.registry import create_encoding
 from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.grid import Grid
 from vispe.hosts.transplant.context import HostState, backend_in_words
 from vispe.hosts.transplant.fitting import attach, check_axes, joined, refuse_patched, take_over
 from vispe.hosts.transplant.words import Wanted
@@ -199,9 +203,13 @@ def put_in(model: Any, family: Family, wanted: Wanted, built: bool = False) -> N
     # nothing fails from here on
     if old:
         _strip(model, family)
+    reference = old.reference if old else plan.grid
+    for one in _too_small(plan.parts, plan.grid, reference):
+        if one.far:
+            text = f"{one}; say temperature={math.ceil(one.needed)} or more."
+            warnings.warn(text, stacklevel=4)  # the caller of `vispe.convert`
     table = _own(model, keep_abs, has_table, family.take_table, family.put_table, table)
     rope = _own(model, keep_rope, has_rope, family.take_rope, family.put_rope, rope)
-    reference = old.reference if old else plan.grid
     model.vispe = HostState(
         spec=wanted.terms,
         stock=stock,
@@ -265,10 +273,24 @@ def in_words(model: Any, family: Family) -> str:
     own = [m.pos_enc for m in layers if m.pos_enc is not None]
     if own:
         lines.append(f"  {len(own)} attention layers with their own: {own[0].name}, {_count(own)} parameters")
+    parts = [part for e in (model.pos_enc, *own[:1]) if e is not None for part in e.parts()]
+    shape = family.facts(model, list(family.attentions(model)))["grid"]
+    lines += [f"  {one}" for one in _too_small(parts, shape, state.reference)]
     if layers:
         backend = backend_in_words(all(m.fused_attn for m in layers), family.unfused)
         lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
     return "\n".join(lines)
+
+
+def _too_small(
+    parts: Sequence[Encoding], shape: tuple[int, ...] | None, reference: tuple[int, ...] | None
+) -> list[TooSmall]:
+    """Return rotations whose base is too small for a grid, where the host has one."""
+    if shape is None:
+        return []
+    grid = Grid(shape, reference=reference)
+    found = [e.too_small(grid) for e in parts if isinstance(e, RopeBase)]
+    return [one for one in found if one is not None]
 
 
 def _count(encodings: Sequence[Encoding]) -> int:
