@@ -23,6 +23,7 @@ DIM, HEADS, DEPTH = 24, 3, 4
 FACTS = {"dim": DIM, "num_heads": HEADS, "depth": DEPTH, "grid": (3, 4)}
 OPTIONS = {
     "alibi": [
+        "slopes=harmonic,steepest=0.5",
         "slopes=learned",
         "slopes=learned,softplus=true",
         "slopes=geometric",
@@ -46,6 +47,7 @@ OPTIONS = {
         "layers=[0,2]",
         "jitter=0.5",
         "biased_heads=2",
+        "slopes=radius,radius=[0.2,2],biased_heads=2",
     ],
     "sincos2d": ["temperature=100", "std=0.02"],
     "gaussian2d": [
@@ -786,7 +788,7 @@ def test_every_class_is_of_a_kind(name):
         (
             "alibi2d(slopes=constnt)",
             {},
-            "slopes must be one of constant, geometric, alibi, learned, got 'constnt'",
+            "slopes must be one of constant, geometric, alibi, harmonic, radius, learned, got 'constnt'",
         ),
         ("alibi2d(softplus=true)", {}, "softplus keeps learned slopes positive, but slopes='constant'"),
         ("alibi2d(metric=euclid)", {}, "metric must be one of euclidean"),
@@ -815,6 +817,25 @@ def test_every_class_is_of_a_kind(name):
         ("alibi2d(jitter=-1)", {}, "jitter needs a number of 0 or more, got jitter=-1"),
         ("alibi2d(jitter=much)", {}, "jitter needs a number of 0 or more, got jitter='much'"),
         ("alibi2d(jitter=true)", {}, "jitter needs a number of 0 or more, got jitter=True"),
+        ("alibi2d(steepest=2)", {}, "steepest=2 has no effect with slopes='constant'; say slopes=harmonic"),
+        (
+            "alibi2d(radius=[1,2])",
+            {},
+            r"radius=\[1, 2\] has no effect with slopes='constant'; say slopes=radius",
+        ),
+        (
+            "alibi(slopes=radius)",
+            {},
+            r"slopes=radius needs the reach of the heads .* say radius=\[first,last\]",
+        ),
+        ("alibi(slopes=radius,radius=[2])", {}, r"one for each of 3 heads, got \[2\]"),
+        ("alibi3d(slopes=radius,radius=[1,2,3,4])", {}, r"one for each of 3 heads, got \[1, 2, 3, 4\]"),
+        ("alibi2d(slopes=radius,radius=[0,2])", {}, "radius needs a list of numbers above 0"),
+        (
+            "alibi2d(slopes=radius,radius=[1,2],metric=squared)",
+            {},
+            "penalties linear in the distance, but metric",
+        ),
         ("alibi2d(biased_heads=4)", {}, "between 1 and num_heads=3, got 4"),
         ("alibi2d(biased_heads=0)", {}, "biased_heads needs a whole number above 0, got biased_heads=0"),
         ("alibi2d(biased_heads=1.5)", {}, "biased_heads needs a whole number above 0, got biased_heads=1.5"),

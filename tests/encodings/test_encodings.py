@@ -30,7 +30,41 @@ def test_slopes(heads):
     assert fixed_slopes("constant", heads) == (1.0,) * heads
 
 
-@pytest.mark.parametrize("slopes", ["constant", "geometric", "alibi"])
+@pytest.mark.parametrize("name", ["alibi", "alibi2d", "alibi3d"])
+def test_harmonic_and_radius_slopes(name):
+    def slopes(options, heads=4):
+        return create_encoding(f"{name}({options})", num_heads=heads).head_slopes()
+
+    reach = {"alibi": 3.00, "alibi2d": 4.74, "alibi3d": 6.30}[name]
+    assert slopes("slopes=harmonic") == pytest.approx((1, 1 / 2, 1 / 3, 1 / 4))
+    assert slopes("slopes=harmonic,steepest=0.3,biased_heads=2") == pytest.approx((0.3, 0.15, 0, 0))
+    assert slopes("slopes=radius,radius=[2,16]") == pytest.approx([reach / r for r in (2, 4, 8, 16)])
+    assert slopes("slopes=radius,radius=[3,1,7,2]") == pytest.approx([reach / r for r in (3, 1, 7, 2)])
+    assert slopes("slopes=radius,radius=[3,9]", heads=2) == pytest.approx([reach / 3, reach / 9])
+    assert slopes("slopes=radius,radius=[5]", heads=1) == pytest.approx([reach / 5])
+    assert slopes("slopes=radius,radius=[4,1],biased_heads=3") == pytest.approx(
+        [reach / r for r in (4, 2, 1)] + [0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("alibi", (401,)), ("alibi2d", (81, 81)), ("alibi3d", (41, 41, 41))]
+)
+@pytest.mark.parametrize("metric", ["euclidean", "manhattan"])
+def test_radius_holds_95_percent_of_even_attention(name, shape, metric):
+    radius = {"alibi": 40.0, "alibi2d": 15.0, "alibi3d": 9.0}[name]
+    (slope,) = create_encoding(f"{name}(slopes=radius,radius=[{radius}])", num_heads=1).head_slopes()
+    lines = torch.meshgrid(*(torch.arange(n) - n // 2.0 for n in shape), indexing="ij")
+    offsets = torch.stack(lines).flatten(1)
+    distance = offsets.norm(dim=0) if metric == "euclidean" else offsets.abs().sum(0)
+    weight = (-slope * distance).exp()
+    # a cell at the edge is in or out as a whole: the radius half a cell in and out are the bounds
+    within = [(weight * (distance <= radius + off)).sum() / weight.sum() for off in (-0.5, 0.5)]
+    assert within[0] - 0.01 < 0.95 < within[1] + 0.01
+    assert within[1] - within[0] < 0.05
+
+
+@pytest.mark.parametrize("slopes", ["constant", "geometric", "alibi", "harmonic"])
 @pytest.mark.parametrize(
     "rule", [("euclidean", True, "max"), ("manhattan", False, "none"), ("squared", True, "reference")]
 )

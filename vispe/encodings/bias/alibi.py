@@ -16,10 +16,14 @@ class Alibi(AlibiBase):
         num_heads: heads, h.
         depth: blocks of the model, to check `layers`.
         slopes: 'alibi' (2^(-8k/h) with the original rule where h is no power of two), 'geometric' (2^(-8k/h) for
-            any h), 'constant' (all 1) or 'learned' (h per layer, from U[0, 1)).
+            any h), 'constant' (all 1), 'harmonic' (c / k), 'radius' (3.00 / r_k: even attention has 95 % of its weight
+            within r_k tokens) or 'learned' (h per layer, from U[0, 1)).
         softplus: learned slopes pass through softplus, so that they stay positive.
         layers: blocks that have the bias; all by default.
         biased_heads: the first so many heads have slopes, the others 0; all by default.
+        steepest: c of slopes='harmonic', 1 by default.
+        radius: r of slopes='radius', in tokens: two numbers, of the first and the last head, spaced evenly in the
+            logarithm, or one for each head.
 
     Shapes: pos (n, 1) -> bias (1, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; a step costs the same.   Cost: O(h) memory, O(1) per score.

@@ -22,7 +22,8 @@ class Alibi2D(GridAlibi):
         num_heads: heads, h.
         depth: blocks of the model, to check `layers`.
         slopes: 'constant' (all 1), 'geometric' (2^(-8k/h), k = 1..h, any h), 'alibi' (the rule of arXiv 2108.12409 for
-            head counts that are no power of two) or 'learned' (h per layer, from U[0, 1)).
+            head counts that are no power of two), 'harmonic' (c / k), 'radius' (4.74 / r_k: on a large grid without
+            normalize even attention has 95 % of its weight within r_k) or 'learned' (h per layer, from U[0, 1)).
             Under class-token pooling the learned slopes of the last block get no gradient: only its class row is
             read, and that has no bias.
         softplus: learned slopes pass through softplus, so that they stay positive.
@@ -35,6 +36,9 @@ class Alibi2D(GridAlibi):
         layers: blocks that have the bias; all by default.
         jitter: standard deviation of Gaussian noise on the bias, one draw per forward, in training only.
         biased_heads: the first so many heads have slopes, the others 0; all by default.
+        steepest: c of slopes='harmonic', 1 by default.
+        radius: r of slopes='radius', in units of the distance (shares of the divisor where there is one): two numbers,
+            of the first and the last head, spaced evenly in the logarithm, or one for each head.
 
     Shapes: pos (n, 2) -> bias (1, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; see `normalize`.   Cost: O(h) memory, O(1) per score.

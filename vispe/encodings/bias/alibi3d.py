@@ -23,7 +23,8 @@ class Alibi3D(GridAlibi):
         num_heads: heads, h.
         depth: blocks of the model, to check `layers`.
         slopes: 'geometric' (2^(-8k/h), k = 1..h, any h), 'alibi' (the rule of arXiv 2108.12409 for head counts that are
-            no power of two), 'constant' (all 1) or 'learned' (h per layer, from U[0, 1)).
+            no power of two), 'constant' (all 1), 'harmonic' (c / k), 'radius' (6.30 / r_k: in a large volume without
+            normalize even attention has 95 % of its weight within r_k) or 'learned' (h per layer, from U[0, 1)).
         softplus: learned slopes pass through softplus, so that they stay positive.
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
         wrap: distances on the torus: per axis min(d, n - d).
@@ -34,6 +35,9 @@ class Alibi3D(GridAlibi):
         layers: blocks that have the bias; all by default.
         jitter: standard deviation of Gaussian noise on the bias, one draw per forward, in training only.
         biased_heads: the first so many heads have slopes, the others 0; all by default.
+        steepest: c of slopes='harmonic', 1 by default.
+        radius: r of slopes='radius', in units of the distance (shares of the divisor where there is one): two numbers,
+            of the first and the last head, spaced evenly in the logarithm, or one for each head.
 
     Shapes: pos (n, 3) -> bias (1, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; see `normalize`.   Cost: O(h) memory, O(1) per score.

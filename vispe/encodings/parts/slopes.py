@@ -18,7 +18,9 @@ from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
 from vispe.options import Integer, NotNegative, Positive, Whole, check_per_axis
 
-Slopes = Literal["constant", "geometric", "alibi", "learned"]
+Slopes = Literal["constant", "geometric", "alibi", "harmonic", "radius", "learned"]
+# m r within which exp(-m d) has 95 % of its weight, by axes: the quantile of a gamma distribution of that shape
+REACH = {1: 3.00, 2: 4.74, 3: 6.30}
 
 
 def fixed_slopes(rule: Slopes, heads: int) -> tuple[float, ...]:
@@ -26,14 +28,38 @@ def fixed_slopes(rule: Slopes, heads: int) -> tuple[float, ...]:
 
     'constant': 1. 'geometric': ``2 ** (-8 k / h)``, k = 1 .. h, for any h (arXiv 2603.16840). 'alibi': the same for
     powers of two; otherwise those of the next lower power p, then the first h - p of every second slope of
-    the 2p-head rule (arXiv 2108.12409).
+    the 2p-head rule (arXiv 2108.12409). 'harmonic': ``1 / k``, k = 1 .. h.
     """
+    if rule == "harmonic":
+        return tuple(1.0 / k for k in range(1, heads + 1))
     if rule == "constant":
         return (1.0,) * heads
     if rule == "geometric" or heads & (heads - 1) == 0:
         return tuple(2.0 ** (-8.0 * k / heads) for k in range(1, heads + 1))
     lower = 1 << (heads.bit_length() - 1)
     return fixed_slopes("alibi", lower) + fixed_slopes("alibi", 2 * lower)[::2][: heads - lower]
+
+
+def radius_slopes(radius: tuple[float, ...], heads: int, axes: int) -> tuple[float, ...]:
+    """Return the slopes with which even attention has 95 % of its weight within the radius of each head.
+
+    Args:
+        radius: one for each head, or the first and the last, between which they are spaced evenly in the logarithm.
+        heads: heads.
+        axes: axes of the grid, 1 to 3: ``REACH / radius`` with 3.00, 4.74 or 6.30.
+
+    Raises:
+        OptionError: there are other numbers of radii.
+    """
+    if len(radius) == 2 < heads:
+        low, high = radius
+        radius = tuple(low * (high / low) ** (k / (heads - 1)) for k in range(heads))
+    if len(radius) != heads:
+        raise OptionError(
+            f"radius needs two numbers, of the first and the last head, or one for each of {heads} heads, got "
+            f"{list(radius)}."
+        )
+    return tuple(REACH[axes] / r for r in radius)
 
 
 class AlibiBase(Biased):
@@ -47,6 +73,8 @@ class AlibiBase(Biased):
     softplus: bool = False
     layers: tuple[Integer, ...] | None = None
     biased_heads: Whole | None = None
+    steepest: Positive | None = None
+    radius: tuple[Positive, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.softplus and self.slopes != "learned":
@@ -61,9 +89,27 @@ class AlibiBase(Biased):
             raise OptionError(
                 f"biased_heads must be between 1 and num_heads={self.num_heads}, got {self.biased_heads}."
             )
+        self._check_rule(biased)
         if self.slopes == "learned":
             self.slope = nn.Parameter(torch.empty(biased))
             self.reset_parameters()
+
+    def _check_rule(self, heads: int) -> None:
+        """Check the numbers that single rules of slopes need."""
+        if self.steepest is not None and self.slopes != "harmonic":
+            raise OptionError(
+                f"steepest={self.steepest:g} has no effect with slopes={self.slopes!r}; say slopes=harmonic."
+            )
+        if self.radius is not None and self.slopes != "radius":
+            raise OptionError(
+                f"radius={list(self.radius)} has no effect with slopes={self.slopes!r}; say slopes=radius."
+            )
+        if self.slopes == "radius":
+            if self.radius is None:
+                raise OptionError(
+                    "slopes=radius needs the reach of the heads in units of the distance; say radius=[first,last]."
+                )
+            radius_slopes(self.radius, heads, self.ndim[0])
 
     @property
     def per_layer(self) -> bool:
@@ -97,8 +143,12 @@ class AlibiBase(Biased):
         """Return one slope per head: floats of a fixed rule, or the learned tensor (h,) float32."""
         active = self.biased_heads or self.num_heads
         rest = self.num_heads - active
+        if self.radius is not None:
+            return radius_slopes(self.radius, active, self.ndim[0]) + (0.0,) * rest
         if self.slopes != "learned":
-            return fixed_slopes(self.slopes, active) + (0.0,) * rest
+            return (
+                tuple((self.steepest or 1.0) * m for m in fixed_slopes(self.slopes, active)) + (0.0,) * rest
+            )
         slope = self.slope if self.slope.dtype == torch.float64 else self.slope.float()
         slope = F.softplus(slope) if self.softplus else slope
         return F.pad(slope, (0, rest)) if rest else slope
@@ -130,6 +180,10 @@ class GridAlibi(AlibiBase):
         used = self.normalize == "reference"
         self.reference = training_grid(self.reference, self.ndim[0], used, f"normalize={self.normalize!r}")
         check_per_axis("spacing", self.spacing, self.ndim[0])
+        if self.slopes == "radius" and self.metric == "squared":
+            raise OptionError(
+                "slopes=radius is for penalties linear in the distance, but metric='squared'; choose another metric."
+            )
         super().__post_init__()
 
     def prepare(
