@@ -297,6 +297,11 @@ OPTIONS = {
         "threshold=0,wrap=true",
         "causal=true,threshold=2",
     ],
+    "sandwich": [
+        "width=6,base=50,metric=chebyshev",
+        "wrap=true,normalize=max",
+        "spacing=[2,0.5]",
+    ],
     "t5": [
         "num_buckets=8,max_distance=5,std=1",
         "mode=radial,axes=3,std=0.3",

@@ -1,0 +1,52 @@
+"""sandwich against inner products of sinusoids, and on grids against sums of cosines."""
+
+import math
+
+import pytest
+import torch
+
+from tests.encodings.bias import offsets
+from vispe import Grid, create_encoding
+from vispe.errors import OptionError
+
+
+def defined(width=128, base=10000.0, heads=offsets.HEADS):
+    rates = [base ** (-2 * c / width) for c in range(width // 2)]
+    return offsets.of_length(
+        lambda d: [sum(math.cos(w * d) - 1 for w in rates) / (8 * h / heads) for h in range(1, heads + 1)]
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"width": 6, "base": 50.0}, {"width": 20}])
+def test_values(options):
+    offsets.check_values(create_encoding("sandwich", num_heads=3, **options), defined(**options))
+
+
+def test_it_is_the_product_of_sinusoids_on_a_line():
+    place = torch.arange(9.0).double()[:, None]
+    angle = place * 10000.0 ** (-torch.arange(64).double() / 64)
+    table = torch.cat([angle.sin(), angle.cos()], -1)
+    wanted = (table @ table.T - 64) / (torch.arange(1, 5) * 2.0)[:, None, None]
+    found = create_encoding("sandwich", num_heads=4).bias(Grid((9,)).positions(), 0).dense()[0]
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_routes_symmetry_and_masks():
+    made = offsets.made("sandwich")
+    offsets.check_routes(made, Grid((3, 4), 1))
+    offsets.check_turned(made)
+    pos = Grid((3, 4)).positions()
+    assert made.bias(pos, 0).key == made.bias(pos, 3).key
+    assert made.bias(pos, 0).key != offsets.made("sandwich(width=64)").bias(pos, 0).key
+    assert not list(made.parameters())
+
+
+def test_a_vit():
+    offsets.check_vit("sandwich")
+
+
+def test_option_errors():
+    with pytest.raises(
+        OptionError, match="width needs a whole number above 0 and divisible by 2, got width=5"
+    ):
+        create_encoding("sandwich(width=5)", num_heads=2)
