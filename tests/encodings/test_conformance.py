@@ -297,6 +297,11 @@ OPTIONS = {
         "threshold=0,wrap=true",
         "causal=true,threshold=2",
     ],
+    "alibi_graph": [
+        "unreachable=mask,neighbours=corners",
+        "slopes=learned,softplus=true",
+        "layers=[0,2],biased_heads=2",
+    ],
     "sandwich": [
         "width=6,base=50,metric=chebyshev",
         "wrap=true,normalize=max",

@@ -83,7 +83,8 @@ def _difference(case: Case, name: str, value: Any) -> tuple[float, str]:
     close = case.close(got, want)
     got, want = got.astype(np.float64), want.astype(np.float64)
     same = (got == want) | (np.isnan(got) & np.isnan(want))
-    error = np.where(same, 0.0, np.abs(got - want))
+    with np.errstate(invalid="ignore"):  # equal infinities have no difference
+        error = np.where(same, 0.0, np.abs(got - want))
     scale = max(np.abs(want[np.isfinite(want)]).max(initial=0.0), 1e-12)
     relative = float(np.nan_to_num(error, nan=np.inf, posinf=np.inf).max() / scale)
     return relative, "" if close.all() else f"differs in {int((~close).sum())} of {close.size} values"

@@ -1,0 +1,133 @@
+"""ALiBi over a graph: the bias falls with the length of the shortest path between two tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import DenseBias
+from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.parts.slopes import AlibiBase
+from vispe.encodings.registry import register
+from vispe.errors import ShapeError
+from vispe.grid import PerToken, Positions
+
+GIVEN, FAR = "distance", "distance of the unreachable"
+
+
+@register
+class AlibiGraph(AlibiBase):
+    """Attention falls off linearly with the number of steps from token to token in a graph, which may be given.
+
+    bias[h, i, j] = -slope[h] * (length of the shortest path from i to j)          ALiBi: arXiv 2108.12409
+
+    The lengths come with the positions, ``pos.replace(attrs={'distance': lengths})``, lengths (1 or b, n, n) with rows
+    and columns for prefix tokens, which are not read: neighbourhoods of superpixels, geodesic distances within a mask,
+    cells of a tissue. A negative or infinite length says that there is no path. Without lengths, tokens of a grid are
+    the graph, with an edge between neighbours.
+
+    Args:
+        num_heads: heads, h.
+        depth: blocks of the model, to check `layers`.
+        unreachable: 'far': one more than the largest length of the sample; 'mask': never attended, -inf.
+        neighbours: of a patch where the grid is the graph: 'edges' (2 per axis, as paths of a rook in single steps) or
+            'corners' too (as of a king).
+        slopes: 'alibi' (the rule of arXiv 2108.12409), 'geometric' (2^(-8k/h)), 'constant' (all 1) or 'learned' (h per
+            layer, from U[0, 1)).
+        softplus: learned slopes pass through softplus, so that they stay positive.
+        layers: blocks that have the bias; all by default.
+        biased_heads: the first so many heads have slopes, the others 0; all by default. 'mask' closes pairs to all.
+
+    Shapes: pos (n, axes) -> bias (1 or b, h, n, n); prefix rows and columns are 0.
+    New resolution: a step costs the same.   Cost: O(h) memory on a grid; given lengths are made dense, h n^2.
+    Invariant to: what leaves the graph as it is; on a grid to translation, rotation by 90 degrees and flips.
+    Raises: ShapeError without lengths for tokens that are not of a grid, if lengths are not (1 or b, n, n), or if
+        tokens were dropped and the lengths not with them, which `prepare` sees to.
+    Differs from the reference: there is no public code; the form on grids is ours.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> ring = torch.tensor([[[0.0, 1, 2, 1], [1, 0, 1, 2], [2, 1, 0, 1], [1, 2, 1, 0]]])
+        >>> pos = Grid((4,)).positions().replace(attrs={"distance": ring})
+        >>> create_encoding("alibi_graph(slopes=constant)", num_heads=1).bias(pos, 0).dense()[0, 0, 0]
+        tensor([-0., -1., -2., -1.])
+    """
+
+    name = "alibi_graph"
+    paper = "Train Short, Test Long, https://arxiv.org/abs/2108.12409"
+    year = 2021
+    ndim = (1, 2, 3)
+    fused = False
+    knows = ("distance",)
+    invariant = ("translation", "quarter_turns", "reflection")
+
+    unreachable: Literal["far", "mask"] = "far"
+    neighbours: Literal["edges", "corners"] = "edges"
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Bind the lengths to their tokens, so that they follow when some are dropped, and note the largest."""
+        lengths = pos.attrs.get(GIVEN)
+        if lengths is None or FAR in pos.attrs:
+            return pos
+        bound = lengths if isinstance(lengths, PerToken) else PerToken(lengths, (1, 2))
+        values = self._lengths(pos, bound)
+        return pos.replace(attrs={**pos.attrs, GIVEN: bound, FAR: _largest(values, _placed(pos)) + 1})
+
+    def _lengths(self, pos: Positions, bound: PerToken) -> Tensor:
+        """Return the lengths that go with positions, checked."""
+        values, n = bound.values, pos.tokens
+        if values.ndim != 3 or tuple(values.shape[1:]) != (n, n):
+            raise ShapeError(
+                f"alibi_graph needs attrs['distance'] of shape (1 or b, {n}, {n}), prefix tokens included, got "
+                f"{tuple(values.shape)}."
+            )
+        return at_least_float32(values)
+
+    def _distance(self, pos: Positions) -> Bias:
+        lengths = pos.attrs.get(GIVEN)
+        if lengths is None and pos.grid is not None and pos.in_place:
+            metric = "manhattan" if self.neighbours == "edges" else "chebyshev"
+            return DistanceBias(self.head_slopes(), pos, metric=metric, spacing=(1.0,) * pos.axes)
+        if lengths is None:
+            raise ShapeError(
+                f"alibi_graph needs lengths of paths for tokens that are not on a grid ({pos}); pass "
+                "pos.replace(attrs={'distance': lengths})."
+            )
+        if FAR not in pos.attrs:
+            if pos.index is not None:
+                raise ShapeError(
+                    "alibi_graph was given positions of which tokens had been dropped; call its prepare(pos) before."
+                )
+            pos = self.prepare(pos)
+        return DenseBias(self._fall(pos), pos)
+
+    def _fall(self, pos: Positions) -> Tensor:
+        """Return the bias (1 or b, h, n, n) of given lengths."""
+        values, placed = self._lengths(pos, pos.attrs[GIVEN]), _placed(pos)
+        apart = _no_path(values)
+        steps = torch.where(apart, pos.attrs[FAR] if self.unreachable == "far" else 0.0, values)
+        steps = steps.masked_fill(~placed, 0.0)[:, None]
+        slopes = self.head_slopes()
+        slopes = slopes if isinstance(slopes, Tensor) else steps.new_tensor(slopes)
+        bias = steps * -slopes[:, None, None]
+        return bias.masked_fill((apart & placed)[:, None], -torch.inf) if self.unreachable == "mask" else bias
+
+
+def _placed(pos: Positions) -> Tensor:
+    """Return which pairs of tokens both have a place, (b or 1, n, n)."""
+    return pos.spatial[:, :, None] & pos.spatial[:, None]
+
+
+def _no_path(lengths: Tensor) -> Tensor:
+    return (lengths < 0) | lengths.isinf()
+
+
+def _largest(lengths: Tensor, placed: Tensor) -> Tensor:
+    """Return the largest length of each sample, (b or 1, 1, 1)."""
+    return lengths.masked_fill(_no_path(lengths) | ~placed, 0.0).amax((1, 2), keepdim=True)
