@@ -362,6 +362,11 @@ OPTIONS = {
         "axes=1,temperature=100",
         "axes=3,spacing=[1,0.1,0.1]",
     ],
+    "lookhere": [
+        "directions=eighths2-none,distance=sqrt",
+        "directions=diagonals,layer_slopes=[1,0]",
+        "spacing=[2,0.5],distance=square",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
