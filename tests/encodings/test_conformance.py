@@ -367,6 +367,12 @@ OPTIONS = {
         "directions=diagonals,layer_slopes=[1,0]",
         "spacing=[2,0.5],distance=square",
     ],
+    "pape": [
+        "parabolas=3",
+        "axes=1,parabolas=1",
+        "axes=3",
+        "form=radial,spacing=[2,0.5]",
+    ],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
@@ -406,6 +412,8 @@ EXCLUDED = {
             ],
             "another size rounds otherwise; the encoding's own test has a tolerance",
         ),
+        "grape_path": "needs the tokens x; see tests/encodings/rotary/test_grape.py",
+        **dict.fromkeys(["pape", "pape.ri"], "needs the tokens x; see tests/encodings/bias/test_pape.py"),
         "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi.key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi": "softplus rounds by place in memory; test_grape.py has a tolerance",
@@ -430,6 +438,7 @@ EXCLUDED = {
     "test_dropped_tokens_take_their_rows_along": {
         "grape_path": "refuses dropped tokens; see tests/encodings/rotary/test_grape.py",
         **dict.fromkeys(["bam_ssmax", *list_encodings("bam_ssmax.*")], TOKENS_COUNT),
+        **dict.fromkeys(["pape", "pape.ri"], "needs the tokens x; see tests/encodings/bias/test_pape.py"),
     },
 }
 NAMES = [*list_encodings(), *list_encodings("*.*")]

@@ -1,0 +1,143 @@
+"""pape against its definition, pair by pair, and the invariance of the radial form to every rotation."""
+
+import math
+
+import pytest
+import timm
+import torch
+from torch.nn import functional as F
+
+from vispe import Grid, Positions, attention, create_encoding
+from vispe.errors import OptionError, ShapeError
+
+RI = "pape.ri"
+
+
+def build(spec="pape", **options):
+    return create_encoding(spec, dim=12, num_heads=3, **options).double()
+
+
+def definition(made, coords, x):
+    """Return the bias by loops over heads, parabolas and pairs; coords (n, axes)."""
+    n, heads, scale = len(coords), made.num_heads, (made.dim / made.num_heads) ** -0.5
+    rows = []
+    for sample in x:
+        for h in range(heads):
+            for i in range(n):
+                for j in range(n):
+                    gap, total = coords[j] - coords[i], 0
+                    if made.form == "radial":
+                        a = F.softplus(made.a.weight[h] @ sample[i])
+                        total = -a * made.position_scales[0, h, 0, 0] ** 2 * (gap @ gap)
+                    else:
+                        count = made.parabolas or made.axes
+                        a, b = (made.ab.weight @ sample[i]).reshape(2, heads, count)[:, h]
+                        for m in range(count):
+                            step = made.position.weight[h * count + m] @ gap
+                            total = total - F.softplus(a[m]) * step**2 - b[m] * step
+                    rows.append(scale * total)
+    return torch.stack(rows).reshape(len(x), heads, n, n)
+
+
+@pytest.mark.parametrize("spec", ["pape", "pape(parabolas=1)", RI])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 1, 2)])
+def test_values_and_gradients(spec, shape):
+    made = build(spec, axes=len(shape))
+    pos = Grid(shape).positions()
+    x = torch.randn(2, pos.tokens, 12, dtype=torch.float64, requires_grad=True)
+    found, wanted = made.bias(pos, 0, x).dense(), definition(made, pos.coords[0].double(), x)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+    leaves, cotangent = [x, *made.parameters()], torch.randn_like(found)
+    sides = (torch.autograd.grad(y, leaves, cotangent) for y in (found, wanted))
+    torch.testing.assert_close(*sides, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("spec", ["pape", RI])
+def test_spacing(spec):
+    x = torch.randn(1, 6, 12, dtype=torch.float64)
+    torch.manual_seed(0)
+    made = build(spec, spacing=[2, 0.5])
+    coords = Grid((2, 3)).positions().coords[0].double() * torch.tensor([2, 0.5])
+    torch.testing.assert_close(made.bias(Grid((2, 3)).positions(), 0, x).dense(), definition(made, coords, x))
+
+
+@pytest.mark.parametrize("spec", ["pape", RI])
+def test_prefix_and_dropped_tokens(spec):
+    made = build(spec)
+    pos = Grid((3, 4), prefix=2).positions()
+    x = torch.randn(2, 14, 12, dtype=torch.float64)
+    dense = made.bias(pos, 0, x).dense()
+    assert not dense[:, :, :2].any()
+    assert not dense[..., :2].any()
+    torch.testing.assert_close(dense[:, :, 2:, 2:], made.bias(Grid((3, 4)).positions(), 0, x[:, 2:]).dense())
+    keep = torch.tensor([[0, 1, 5, 13], [0, 1, 2, 9]])
+    few = made.bias(pos.gather(keep), 0, torch.stack([x[i, k] for i, k in enumerate(keep)])).dense()
+    for i, kept in enumerate(keep):
+        torch.testing.assert_close(few[i], dense[i][:, kept][:, :, kept])
+
+
+@pytest.mark.parametrize("degrees", [37, 90, 201.5])
+def test_radial_form_is_blind_to_rotation_about_any_point(degrees):
+    x = torch.randn(2, 9, 12, dtype=torch.float64)
+    coords, centre = torch.rand(1, 9, 2, dtype=torch.float64) * 20, torch.randn(2, dtype=torch.float64)
+    angle = math.radians(degrees)
+    turn = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    turn = torch.tensor(turn, dtype=torch.float64)
+    moved = (coords - centre) @ turn.T * torch.tensor([1.0, -1.0]) + 3
+    for spec, same in ((RI, True), ("pape", False)):
+        made = build(spec)
+        still, turned = (made.bias(Positions(c), 0, x).dense() for c in (coords, moved))
+        assert torch.allclose(still, turned, rtol=1e-9, atol=1e-9) == same
+        shifted = made.bias(Positions(coords + 5), 0, x).dense()
+        torch.testing.assert_close(still, shifted, rtol=1e-9, atol=1e-9)
+
+
+def test_radial_form_on_three_axes_is_blind_to_rotation():
+    x, coords = torch.randn(1, 7, 12, dtype=torch.float64), torch.randn(1, 7, 3, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64))[0]
+    made = build(RI, axes=3)
+    torch.testing.assert_close(
+        made.bias(Positions(coords), 0, x).dense(), made.bias(Positions(coords @ turn), 0, x).dense()
+    )
+
+
+@pytest.mark.parametrize(("spec", "backend"), [("pape", "sdpa"), ("pape", "lowrank"), (RI, "sdpa")])
+def test_backends_agree(spec, backend):
+    made, pos = build(spec), Grid((3, 5), prefix=1).positions()
+    x = torch.randn(2, 16, 12, dtype=torch.float64)
+    q, k, v, cotangent = torch.randn(4, 2, 3, 16, 4, dtype=torch.float64)
+    found = []
+    for name in ("reference", backend):
+        leaves = [x.clone().requires_grad_(), *made.parameters()]
+        out = attention(q, k, v, bias=made.bias(pos, 0, leaves[0]), backend=name)
+        found.append((out, *torch.autograd.grad(out, leaves, cotangent)))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
+
+
+def test_far_from_the_origin_nothing_is_lost():
+    made = build().float()
+    x, grid = torch.randn(1, 300, 12), Grid((2, 150))
+    found = made.bias(grid.positions(), 0, x).dense()
+    exact = made.double().bias(grid.positions(), 0, x.double()).dense()
+    assert (found - exact).abs().max() < 1e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize("spec", ["pape", RI])
+def test_whole_model(spec):
+    model = timm.create_model("test_vit", pos_embed=spec, img_size=64)
+    for size in (64, 96):
+        model.set_input_size((size, 64))
+        out = model(torch.randn(2, 3, size, 64))
+        torch.autograd.backward(out, torch.randn_like(out))
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_refusals():
+    with pytest.raises(OptionError, match=r"parabolas=2 has no effect with form='radial'"):
+        build(RI, parabolas=2)
+    with pytest.raises(OptionError, match=r"needs dim to be a multiple of num_heads, got dim=10"):
+        create_encoding("pape", dim=10, num_heads=3)
+    with pytest.raises(ShapeError, match="pape reads the tokens; pass x"):
+        build().bias(Grid((2, 3)).positions(), 0)
+    with pytest.raises(ShapeError, match=r"pape needs 2-axis positions, got 3 axes .*say pape\(axes=3\)"):
+        build().bias(Grid((2, 3, 2)).positions(), 0)

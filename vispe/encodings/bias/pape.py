@@ -1,0 +1,140 @@
+"""PaPE: parabolas of projected positions whose shape each query sets (arXiv 2602.01418)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.content import GatedBias
+from vispe.attention.bias.dense import LowRankBias
+from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.encodings.base import Biased
+from vispe.encodings.parts.coords import affine_weight
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.options import Axes, Positive, Whole, check_per_axis
+
+
+@register
+class PaPE(Biased):
+    """Every query lays parabolas over the image, whose width and slope it reads from its token.
+
+    bias[h, i, j] = scale * sum_m -a_hm(i) (u_j - u_i)^2 - b_hm(i) (u_j - u_i)          arXiv 2602.01418
+    radial:       = scale * -a_h(i) s_h^2 |p_j - p_i|^2
+
+    u = P_hm . p with a learned row P_hm for each head and parabola, a = softplus(W_a x) and b = W_b x of the layer's
+    input x, scale = 1 / sqrt(d_h), as that of q . k. In the radial form s_h is a fixed number, drawn once.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        axes: number of axes.
+        form: 'projected' (the first line) or 'radial' (the second, alike in all directions).
+        parabolas: of each head, m; one for each axis by default. Only 'projected' has several.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Presets: ``pape.ri`` is the form that is invariant to rotation.
+
+    Shapes: pos (n, axes), x (b, n, d) -> bias (b, h, n, n); prefix rows and columns are 0.
+    New resolution: no resampling needed; a step costs the same.   Cost: h m (axes + 2 d) parameters per layer, d h in
+        the radial form; O(m) per score, as 2 m + 1 more columns of q and k, or one factor per query.
+    Invariant to: translation, at equal tokens; in the radial form rotation by any angle and reflection too.
+    Raises: ShapeError for another number of axes or without the tokens x; OptionError for options that do not fit
+        together.
+    Differs from the reference: coordinates are centred first, which changes only the rounding; prefix tokens, which it
+        has none of, neither have nor get a bias.
+
+    Not near the identity: a is about 0.7 at first, so far patches fade; a pretrained model needs training with it.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("pape", dim=16, num_heads=2)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0, torch.ones(1, 6, 16)).dense().shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "pape"
+    paper = "Parabolic Position Encoding, https://arxiv.org/abs/2602.01418"
+    year = 2026
+    ndim = (1, 2, 3)
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"ri": {"form": "radial"}}
+    fused = True
+    knows = ("distance", "direction", "content")
+    invariant = ("translation",)
+
+    dim: Whole
+    num_heads: Whole
+    axes: Axes = 2
+    form: Literal["projected", "radial"] = "projected"
+    parabolas: Whole | None = None
+    spacing: tuple[Positive, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self._accept(self.axes)
+        self._head_width()
+        check_per_axis("spacing", self.spacing, self.axes)
+        if self.form == "radial":
+            if self.parabolas is not None:
+                raise OptionError(
+                    f"parabolas={self.parabolas} has no effect with form='radial', which has one for each head."
+                )
+            self.a = nn.Linear(self.dim, self.num_heads, bias=False)
+            self.register_buffer("position_scales", torch.empty(1, self.num_heads, 1, 1))
+        else:
+            rows = self.num_heads * (self.parabolas or self.axes)
+            self.position = nn.Linear(self.axes, rows, bias=False)
+            self.ab = nn.Linear(self.dim, 2 * rows, bias=False)
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has weights of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Draw the projections as torch does, and the scales of the radial form from U(-1, 1) / sqrt(axes)."""
+        if self.form == "radial":
+            self.a.reset_parameters()
+            nn.init.uniform_(self.position_scales, -(self.axes**-0.5), self.axes**-0.5)
+        else:
+            self.position.reset_parameters()
+            self.ab.reset_parameters()
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
+        """Return the bias for the tokens `x` (b, n, d)."""
+        self._need_axes(pos)
+        if x is None:
+            raise ShapeError("pape reads the tokens; pass x (b, n, d) to bias().")
+        if self.form == "radial":
+            return self._radial(pos, x)
+        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
+        # only differences count, and small numbers leave more digits to them; prefix tokens are at 0
+        coords = (spaced.coords - spaced.extent[:, None] / 2) * spaced.spatial[..., None]
+        u = (
+            exact_product(coords, self.position.weight.t())
+            .unflatten(-1, (self.num_heads, -1))
+            .transpose(1, 2)
+        )
+        ab = affine_weight(self.ab, x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        placed = spaced.spatial[:, None, :, None]
+        # prefix queries have no parabola; the scale of the rows is that of the whole bias
+        a, b = (t * placed * self._scale() for t in (F.softplus(ab[0]), ab[1]))
+        # -a (u_j - u_i)^2 - b (u_j - u_i), by powers of u_j
+        row = torch.cat([((b - a * u) * u).sum(-1, keepdim=True), -a, 2 * a * u - b], -1)
+        col = torch.cat([placed.to(u).expand(len(u), *u.shape[1:3], 1), u.square(), u], -1)
+        return LowRankBias(row, col, pos)
+
+    def _radial(self, pos: Positions, x: Tensor) -> Bias:
+        scales = at_least_float32(self.position_scales).square().flatten()[:, None]
+        a = F.softplus(affine_weight(self.a, x)).transpose(1, 2)
+        profile = DistanceBias((1.0,), pos, metric="squared", spacing=self.spacing)
+        return GatedBias(a * scales * self._scale(), None, profile)
+
+    def _scale(self) -> float:
+        return self._head_width() ** -0.5
