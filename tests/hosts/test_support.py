@@ -55,7 +55,7 @@ def open_clip_tower(name):
 def own_attention(name):
     axes = vispe.encoding_info(name).ndim
     shape = {1: (12,), 2: (3, 4), 3: (3, 2, 2)}[2 if 2 in axes else axes[-1]]
-    needs = name.startswith("rpb")  # only a host knows its grid
+    needs = name.startswith(("rpb", "decomposed", "shaw"))  # only a host knows its grid
     layer = vispe.Attention(96, 4, {"name": name, "grid": shape} if needs else name)
     assert layer(torch.randn(2, 12, 96), shape).isfinite().all()
 

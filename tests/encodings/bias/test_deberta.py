@@ -200,6 +200,7 @@ def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
         ),
         ({"max_relative_positions": 0}, "max_relative_positions needs a whole number above 0"),
         ({"std": -1}, "std needs a number of 0 or more, got std=-1"),
+        ({"std": 0.5, "share_att_key": True}, "std=0.5 is about own projections"),
         ({"axes": 4}, "axes needs a whole number from 1 to 3, got axes=4"),
         ({"dim": 10}, "dim to be a multiple of num_heads, got dim=10, num_heads=3"),
     ],

@@ -132,6 +132,8 @@ def test_another_grid_reads_a_resampled_table(method, resample):
 
 
 def test_clipped_tables_do_not_depend_on_the_grid():
+    assert build((3, 4), clip=(2, 2)).extrapolates
+    assert not build((3, 4)).extrapolates
     made = create_encoding("shaw(clip=[2,1],axes=1)", dim=DIM, num_heads=HEADS)
     assert made.distance_embedding.weight.shape == (4, WIDTH)
     assert made.bias(Grid((30,)).positions(), 0).weights.shape == (
@@ -183,6 +185,8 @@ def test_released_names_are_taken():
         ({"clip": [3]}, r"clip needs a list of 2 whole numbers of 0 or more, got clip=\[3\]"),
         ({"clip": [-1, 2]}, "clip needs a list of 2 whole numbers"),
         ({"clip": [2, 1], "method": "distance_factor"}, r"both numbers of clip must be equal, got \(2, 1\)"),
+        ({"index": "key_query", "method": "distance_factor"}, "index is about directions"),
+        ({"clip": [2, 1], "resample": "bicubic"}, r"resample='bicubic' has no effect with clip=\[2, 1\]"),
         ({"index": "key"}, "index must be one of query_key, key_query, got 'key'"),
         ({"grid": None}, "needs the grid that its table is for, or clip"),
         ({"axes": 3}, r"axes=3, but the grid of the model is \(3, 3\)"),

@@ -96,6 +96,10 @@ class Deberta(Biased, Rotary):
                 f"deberta needs max_relative_positions above position_buckets / 2 + 1 = {buckets // 2 + 1}, where "
                 f"buckets become wider, got {most}; or position_buckets=null for one bucket for each offset."
             )
+        if self.share_att_key and self.std:
+            raise OptionError(
+                f"std={self.std:g} is about own projections, which share_att_key=True does not have; leave one out."
+            )
         self.span = buckets or most
         self.rel_embeddings = nn.Parameter(torch.empty(self.ndim[0] * 2 * self.span, self.dim))
         for name, term in (("pos_key_proj", "c2p"), ("pos_query_proj", "p2c")):

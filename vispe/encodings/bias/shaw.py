@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.content import ContextBias
@@ -17,7 +16,7 @@ from vispe.attention.bias.values import ValueTerm
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.regrid import trained_grid
-from vispe.encodings.parts.relative import FactorBias, offset_rows, pair_rows
+from vispe.encodings.parts.relative import FactorBias, offset_rows, pair_rows, with_none
 from vispe.encodings.parts.tables import Resample, resample_table, take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
@@ -105,10 +104,21 @@ class Shaw(Biased):
             raise OptionError(
                 "shaw needs the grid that its table is for, or clip=[least, largest] offset; say one."
             )
+        if self.clip is not None:  # every grid reads the table as it is
+            vars(self)["extrapolates"] = True
         self.folded = self.method == "distance_factor"
         if self.folded and self.clip is not None and self.clip[0] != self.clip[1]:
             raise OptionError(
                 f"method='distance_factor' knows no direction, so both numbers of clip must be equal, got {self.clip}."
+            )
+        if self.folded and self.index != "query_key":
+            raise OptionError(
+                "index is about directions, which method='distance_factor' does not know; leave it out."
+            )
+        if self.clip is not None and self.resample != "geometric":
+            raise OptionError(
+                f"resample={self.resample!r} has no effect with clip={list(self.clip)}, which all grids read alike; "
+                "leave one out."
             )
         self.distance_embedding = self._made(heads * (1 if "factor" in self.method else width), self.folded)
         self.value_embedding = self._made(heads * width, False) if self.values else None
@@ -180,14 +190,10 @@ class Shaw(Biased):
         grid, weight = self._need_grid(pos), embedding.weight
         if self.clip is None and self.grid is not None and (folded or grid.shape != self.grid):
             weight = self._resampled(weight, self.grid, grid.shape, folded).flatten(1).t()
-        pairs = pair_rows(
-            pos,
-            ("shaw", self.clip, self.index, folded),
-            lambda: self._rows(grid.shape, folded, pos.coords.device),
-            len(weight),
-        )
+        key = ("shaw", self.clip, self.index, folded)
+        pairs = pair_rows(pos, key, lambda: self._rows(grid.shape, folded, pos.coords.device))
         table = weight.unflatten(1, (-1, channels or self._head_width())).transpose(0, 1)
-        return pairs, F.pad(table, (0, 0, 0, 1))  # a row of zeros for tokens without a place
+        return pairs, with_none(table)
 
     def _rows(self, shape: Sequence[int], folded: bool, device: torch.device) -> Tensor:
         """Return which row of the table every offset of a grid reads, (2 n_1 - 1, ...), query minus key."""

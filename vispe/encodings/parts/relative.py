@@ -151,44 +151,46 @@ def offset_rows(n: int, device: torch.device, clip: tuple[int, int] | None, reve
     return offset + n - 1 if clip is None else offset.clamp(-clip[0], clip[1]) + clip[0]
 
 
-def pair_rows(pos: Positions, key: Hashable, rows: Callable[[], Tensor], none: int) -> Tensor:
-    """Return which row of a table each pair of tokens reads, (b or 1, n, n) int64.
+def with_none(table: Tensor) -> Tensor:
+    """Return a table (h, rows, d) with a row of zeros in front, which tokens without a place read."""
+    return F.pad(table, (0, 0, 1, 0))
+
+
+def pair_rows(pos: Positions, key: Hashable, rows: Callable[[], Tensor]) -> Tensor:
+    """Return which row of a table `with_none` each pair of tokens reads, (b or 1, n, n) int64.
 
     Args:
         pos: positions of a grid.
         key: what `rows` depends on beside the grid.
-        rows: makes those of every offset (2 n_1 - 1, ...), query minus key.
-        none: of pairs with a token that has no place.
+        rows: makes those of every offset (2 n_1 - 1, ...), query minus key, in the table without that row.
     """
 
     def make() -> Tensor:
         index = table_index(pos, pos)
         # three entries behind those of the patches are for pairs with prefix tokens
-        return F.pad(rows().flatten(), (0, 3), value=none)[index]
+        return F.pad(rows().flatten() + 1, (0, 3))[index]
 
     return pos.remember(("rows of pairs", key), make)
 
 
-def line_rows(
-    pos: Positions, key: Hashable, axis: int, rows: Callable[[], Tensor], none: int, dot: Dot
-) -> Tensor:
-    """Return which row of a table each token reads for each line of an axis, (b or 1, n, n_a + 1), `none` for no place.
+def line_rows(pos: Positions, key: Hashable, axis: int, rows: Callable[[], Tensor], dot: Dot) -> Tensor:
+    """Return which row of a table `with_none` each token reads for each line of an axis, (b or 1, n, n_a + 1) int64.
 
     Args:
         pos: positions of a grid.
         key: what `rows` depends on beside the grid.
         axis: of the grid.
-        rows: makes those of every offset of this axis (2 n_a - 1,), query minus key.
-        none: of pairs with a token that has no place.
+        rows: makes those of every offset of this axis (2 n_a - 1,), query minus key, in the table without that row.
         dot: whether it is the query that reads, or the key.
     """
 
     def make() -> Tensor:
-        of_offset = rows()
+        of_offset = rows() + 1
         n = (of_offset.shape[0] + 1) // 2
         step = pos.cells()[..., axis, None] - torch.arange(n, device=of_offset.device)
         read = of_offset[(step if dot == "query" else -step) + n - 1]
-        return F.pad(torch.where(pos.spatial[..., None], read, none), (0, 1), value=none)
+        # the last line is that of tokens without a place
+        return F.pad(read * pos.spatial[..., None], (0, 1))
 
     return pos.remember(("rows of lines", key, axis, dot), make)
 
@@ -217,20 +219,16 @@ def read_by_axis(
         scaled: whether it is multiplied by the scale of the logits.
         shift: (h, d_h), what is added to the content first.
     """
-    padded = [F.pad(table, (0, 0, 0, 1)) for table in tables]  # a row of zeros for tokens without a place
     if grid.axes == 2:
-        y, x = (
-            line_rows(pos, key, axis, lambda n=grid.shape[axis]: rows(n), tables[axis].shape[1], dot)
-            for axis in (0, 1)
-        )
-        return [CrossBias((padded[0], padded[1]), (y, x), dot, pos, scaled, shift)]
+        y, x = (line_rows(pos, key, axis, lambda n=n: rows(n), dot) for axis, n in enumerate(grid.shape))
+        return [CrossBias((with_none(tables[0]), with_none(tables[1])), (y, x), dot, pos, scaled, shift)]
 
     def spread(axis: int) -> Tensor:
         along = rows(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(grid.axes)])
         return along.expand([2 * n - 1 for n in grid.shape])
 
     terms: list[Bias] = []
-    for axis, table in enumerate(padded):
-        pairs = pair_rows(pos, (key, axis), lambda a=axis: spread(a), tables[axis].shape[1])
-        terms.append(ShiftedContext(table, pairs, dot, scaled, pos, shift))
+    for axis, table in enumerate(tables):
+        pairs = pair_rows(pos, (key, axis), lambda a=axis: spread(a))
+        terms.append(ShiftedContext(with_none(table), pairs, dot, scaled, pos, shift))
     return terms
