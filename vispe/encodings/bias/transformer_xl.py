@@ -25,7 +25,7 @@ from vispe.options import Even, NotNegative, Positive, Spacing, Whole
 
 @register
 class TransformerXL(Biased, Rotary):
-    """Queries meet a projection of the sines and cosines of the offset of two patches, and two learned vectors keys.
+    """Queries, plus one learned vector or another, meet keys and projected sines and cosines of the offset of patches.
 
     logits[i, j] = scale * ((q_i + u) . k_j + (q_i + v) . R(p_i - p_j) r)          arXiv 1901.02860, section 3.3
 
