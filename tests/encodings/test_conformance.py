@@ -373,6 +373,8 @@ OPTIONS = {
         "axes=3",
         "form=radial,spacing=[2,0.5]",
     ],
+    "fox": ["shared=false,scale=0.5", "causal=true,gate_bias=0"],
+    "cable": ["shared=false", "causal=true,gate_bias=0"],
 }
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
@@ -430,6 +432,8 @@ EXCLUDED = {
         "comrope_ld.reference": "as in the reference, class tokens stand in the centre of the image",
         **dict.fromkeys(["ssmax", *list_encodings("*ssmax.*"), "bam_ssmax"], TOKENS_COUNT),
         "kerple(weighted=true)": "whole logits: prefix tokens keep their products of queries and keys",
+        "fox": "needs the tokens x; see tests/encodings/bias/test_fox.py",
+        "cable": "needs the tokens x; see tests/encodings/bias/test_fox.py",
     },
     "test_training_draws_come_from_the_given_generator": {
         "seqpe.vit_b": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
@@ -439,6 +443,8 @@ EXCLUDED = {
         "grape_path": "refuses dropped tokens; see tests/encodings/rotary/test_grape.py",
         **dict.fromkeys(["bam_ssmax", *list_encodings("bam_ssmax.*")], TOKENS_COUNT),
         **dict.fromkeys(["pape", "pape.ri"], "needs the tokens x; see tests/encodings/bias/test_pape.py"),
+        "fox": "needs the tokens x; see tests/encodings/bias/test_fox.py",
+        "cable": "needs the tokens x; see tests/encodings/bias/test_fox.py",
     },
 }
 NAMES = [*list_encodings(), *list_encodings("*.*")]

@@ -29,10 +29,20 @@ SERVED = [
 ]
 ENCODINGS = {
     "alibi", "alibi2d", "alibi2d(slopes=learned,metric=squared,wrap=false)", "alibi3d", "gaussian2d", "grape_alibi",
+    "cable", "fox", "fox(shared=false)",
     "grape_path", "irpe", "irpe(mode=bias)", "irpe(on=kv)", "rpb.swin", "rpb.beit", "rpb_cpb",
     "seqpe(mode=attn_scalar)",
 }  # fmt: skip
-TABLES = ENCODINGS - {"grape_alibi", "grape_path", "irpe", "irpe(on=kv)", "seqpe(mode=attn_scalar)"}
+TABLES = ENCODINGS - {
+    "cable",
+    "fox",
+    "fox(shared=false)",
+    "grape_alibi",
+    "grape_path",
+    "irpe",
+    "irpe(on=kv)",
+    "seqpe(mode=attn_scalar)",
+}
 
 
 @pytest.fixture
