@@ -29,6 +29,7 @@ from vispe.attention.transform.base import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.errors import UnsupportedCombination
 from vispe.report.style import GREY, INK
 
 OUT = Path(__file__).parents[1] / "docs" / "gallery"
@@ -65,7 +66,10 @@ def picture(name: str) -> bytes:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(3)
         facts: dict[str, Any] = {"dim": HEADS * WIDTH, "num_heads": HEADS, "depth": DEPTH, "grid": shape}
-        encoding = vispe.create_encoding(name, **facts).eval()
+        try:
+            encoding = vispe.create_encoding(name, **facts).eval()
+        except UnsupportedCombination:  # it must be promised a causal mask
+            encoding = vispe.create_encoding(name, **facts, causal=True).eval()
         view = seen(encoding, shape)
         if encoding.name != "none" and _blank(view.values):
             fill(encoding)

@@ -375,7 +375,18 @@ OPTIONS = {
     ],
     "fox": ["shared=false,scale=0.5", "causal=true,gate_bias=0"],
     "cable": ["shared=false", "causal=true,gate_bias=0"],
+    "fope": [
+        "norm=true,trainable=true,train_length=100",
+        "axes=3,train_length=60,layout=interleaved",
+        "axes=1,spacing=[0.5]",
+    ],
+    "xpos": [
+        "causal=true,layout=half,centre=up",
+        "causal=true,spacing=[2],scale_base=5",
+    ],
 }
+# methods for one direction, which refuse attention until it is promised to be causal
+PROMISED = {"xpos": "xpos(causal=true)"}
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
 TOKENS_COUNT = "its factor is the logarithm of the number of tokens; tests/encodings/rotary/test_ssmax.py"
@@ -467,6 +478,7 @@ def Grid(shape, **arguments):
 
 
 def build(spec, **facts):
+    spec = PROMISED.get(spec, spec) if isinstance(spec, str) else spec
     return create_encoding(spec, **{**FACTS, **facts})
 
 

@@ -9,7 +9,7 @@ import torch
 from vispe.attention.bias.table import has_grid_table
 from vispe.encodings.base import Additive, Biased, Encoding
 from vispe.encodings.registry import create_encoding, encoding_info, list_encodings
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid
 
 HOSTS: dict[str, str] = {
@@ -63,7 +63,7 @@ def support(name: str) -> dict[str, str | None]:
         "naflex": flat or mixing,
         "packed": packed,
         "open_clip": flat,
-        "attention": outside,
+        "attention": outside or _refused(name),
         "other": _OTHER,
     }
 
@@ -98,6 +98,16 @@ def _reads_image(name: str) -> bool:
         except ShapeError:
             return True
     return False
+
+
+@cache
+def _refused(name: str) -> str | None:
+    """Return why an encoding cannot be built with its default options, such as one that must be promised a mask."""
+    try:
+        _sample(name)
+    except UnsupportedCombination as error:
+        return str(error)
+    return None
 
 
 def _sample(name: str) -> Encoding:

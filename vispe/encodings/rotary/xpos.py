@@ -1,0 +1,90 @@
+"""xPos: RoPE whose scores fade with the distance to earlier tokens (arXiv 2212.10554)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.transform.base import Layout
+from vispe.attention.transform.pairs import PairRotation
+from vispe.encodings.parts.angles import AxialRotary
+from vispe.encodings.registry import register
+from vispe.errors import UnsupportedCombination
+from vispe.grid import Positions
+from vispe.options import Positive
+
+
+@register
+class Xpos(AxialRotary):
+    """Queries turn and shrink, keys turn and grow with their position, so that earlier tokens count less.
+
+    score(i, j) = sum_c zeta_c^((i - j) / scale_base) Re(q_c conj(k_c) e^(i (i - j) w_c))          arXiv 2212.10554
+
+    with zeta_c = (2c + 0.4 d_h) / (1.4 d_h) for pair c and w_c = base^(-2c / d_h). For sequences under a causal mask:
+    scores with later tokens grow with the distance. Text only; a pretrained model does not start as it was.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        causal: must be true: the promise that attention has a causal mask, which an encoding does not see.
+        scale_base: positions in which a pair fades by zeta_c.
+        centre: where the scale is 1, which no score depends on: half the length, rounded 'down' as in x-transformers,
+            or 'up' as in torchscale.
+        base: ratio of the first frequency to the one after the last; the first is 1 per position.
+        layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.
+        spacing: distance between neighbouring positions, in place of `Grid.spacing`.
+
+    Shapes: pos (n, 1) -> tables (1 or b, 1, n, pairs), of keys and of queries; prefix tokens are left as they are.
+    New resolution: positions go on. The scale is that of a position to the middle of the whole sequence; in half
+        precision queries at its end underflow from some 8000 positions on.   Cost: no parameters; as RoPE.
+    Invariant to: translation in scores between tokens with a place.
+    Raises: UnsupportedCombination without causal=true; ShapeError for other numbers of axes than 1.
+    Differs from the reference: the middle is that of the whole sequence also when tokens are dropped.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("xpos(causal=true)", dim=16, num_heads=2)
+        >>> encoding.transform(Grid((6,)).positions(), 0).query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
+    """
+
+    name = "xpos"
+    paper = "A Length-Extrapolatable Transformer, https://arxiv.org/abs/2212.10554"
+    year = 2022
+    ndim = (1,)
+    knows = ("distance", "direction")
+    invariant = ("translation",)
+
+    causal: bool = False
+    scale_base: Positive = 512.0
+    centre: Literal["down", "up"] = "down"
+    base: Positive = 10000.0
+    layout: Layout = "interleaved"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.causal:
+            raise UnsupportedCombination(
+                "xpos fades towards earlier tokens only: scores with later ones grow with the distance, so attention "
+                "in both directions cannot use it; say causal=true if it is causal, or choose rope_axial+alibi."
+            )
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
+        """Return the rotation and scale; the identity for prefix tokens."""
+        self._need_axes(pos)
+        return pos.remember(repr(self.config), lambda: self._rotation(pos))
+
+    def _rotation(self, pos: Positions) -> PairRotation:
+        placed = pos if self.spacing is None else pos.spaced(self.spacing)
+        pair = torch.arange(self.pairs, dtype=torch.float64)
+        zeta = (pair + 0.4 * self.pairs) / (1.4 * self.pairs)
+        # relative to the middle, so that neither side leaves the range of half precision soon
+        half = placed.extent / 2
+        middle = half.floor() if self.centre == "down" else half.ceil()
+        power = (placed.coords - middle[:, None]) / self.scale_base * pos.spatial[..., None]
+        scale = (power * zeta.log().to(power)).exp()[:, None]
+        angle = self.angles(pos)
+        cos, sin = angle.cos(), angle.sin()
+        return PairRotation(cos * scale, sin * scale, self.layout, keys=(cos / scale, sin / scale))
