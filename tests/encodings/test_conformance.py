@@ -384,6 +384,10 @@ OPTIONS = {
         "causal=true,layout=half,centre=up",
         "causal=true,spacing=[2],scale_base=5",
     ],
+    "tpe2d": [
+        "gate_dim=5,temperature=100",
+        "causal=true",
+    ],
 }
 # methods for one direction, which refuse attention until it is promised to be causal
 PROMISED = {"xpos": "xpos(causal=true)"}

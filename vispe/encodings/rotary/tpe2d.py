@@ -1,0 +1,129 @@
+"""2D-TPE: tokens are read row by row and column by column, and each head mixes both readings (arXiv 2409.19700)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.bias.dense import DenseBias
+from vispe.attention.precision import at_least_float32
+from vispe.attention.transform.pairs import PairRotation
+from vispe.encodings.base import Rotary
+from vispe.encodings.branches import Branch
+from vispe.encodings.parts.coords import affine_weight
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.options import Positive, Whole
+
+
+@register
+class TPE2D(Rotary):
+    """Attends twice, with RoPE along the rows and with RoPE along the columns, and each token mixes both per head.
+
+    out = sum_o g_o(i) softmax(R(r_o(i)) q_i . R(r_o(j)) k_j / sqrt(d_h)) v_j, r_o the rank of a cell in order o
+
+    g = softmax(W_3 (silu(W_1 x) * W_2 x)) over both orders, x the channels of the head in the layer's input
+    arXiv 2409.19700. R turns channels c and c + d_h / 2 by rank * temperature^(-2 c / d_h).
+
+    Made for tables of text. In images a rank jumps at the end of each row; `rope_axial` turns with both coordinates.
+
+    Args:
+        dim: width of the tokens.
+        num_heads: heads, h; their width d_h is even.
+        gate_dim: width of the gates, rows of W_1 and W_2; d_h by default.
+        temperature: ratio of the frequencies.
+        causal: whether each order sees only what comes before in it, as the released language models; tokens without a
+            place come before all others, in their own order.
+
+    Shapes: pos (n, 2) of a grid, x (b, n, d) -> two branches with gates (b, h, n, 1); prefix tokens are not turned.
+    New resolution: ranks go on; those of one cell differ between grids.   Cost: twice the attention; gate_dim
+        (2 d_h + 2) parameters per layer, shared by heads.
+    Invariant to: translation inside a grid, when patches keep their content.
+    Raises: ShapeError without the tokens x or the cells of a 2-axis grid; OptionError for heads of odd width.
+    Differs from the reference: attention in both directions unless causal; the loss on the entropy of the gates is left
+        to training, see `gates`. A pretrained model starts anew.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("tpe2d", dim=16, num_heads=2)
+        >>> [b.gate.shape for b in encoding.branches(Grid((2, 3)).positions(), 0, torch.ones(1, 6, 16))]
+        [torch.Size([1, 2, 6, 1]), torch.Size([1, 2, 6, 1])]
+    """
+
+    name = "tpe2d"
+    paper = "2D-TPE: Two-Dimensional Positional Encoding Enhances Table Understanding, https://arxiv.org/abs/2409.19700"
+    year = 2024
+    knows = ("distance", "direction", "content")
+    invariant = ("translation",)
+    branched = True
+
+    dim: Whole
+    num_heads: Whole
+    gate_dim: Whole | None = None
+    temperature: Positive = 10000.0
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        self.width = self._head_width()
+        if self.width % 2:
+            raise OptionError(
+                f"tpe2d turns pairs of channels, got {self.width} channels per head (dim={self.dim}, "
+                f"num_heads={self.num_heads}); choose another num_heads."
+            )
+        inner = self.gate_dim or self.width
+        self.gate_1 = nn.Linear(self.width, inner, bias=False)
+        self.gate_2 = nn.Linear(self.width, inner, bias=False)
+        self.gate_3 = nn.Linear(inner, 2, bias=False)
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has its own gates."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Initialise the gates as torch does."""
+        for layer in self.children():
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+
+    def gates(self, x: Tensor) -> Tensor:
+        """Return how much each token takes of either order, (b, h, n, 2), for the tokens `x` (b, n, d)."""
+        heads = at_least_float32(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        inner = F.silu(affine_weight(self.gate_1, heads)) * affine_weight(self.gate_2, heads)
+        return affine_weight(self.gate_3, inner).softmax(-1)
+
+    def branches(self, pos: Positions, layer: int, x: Tensor | None = None) -> list[Branch]:
+        """Return one branch for the order along rows and one for that along columns."""
+        self._need_grid(pos, "ranks count its cells")
+        if x is None:
+            raise ShapeError("tpe2d reads the tokens; pass x (b, n, d) to branches().")
+        gates = self.gates(x).unbind(-1)
+        key = (self.name, self.width, self.temperature, self.causal)
+        made = pos.remember(key, lambda: [self._order(pos, axis) for axis in (0, 1)])
+        return [
+            Branch(
+                gate[..., None],
+                PairRotation(cos, sin, "half"),
+                None if mask is None else DenseBias(mask, pos),
+            )
+            for gate, (cos, sin, mask) in zip(gates, made, strict=True)
+        ]
+
+    def _order(self, pos: Positions, slow: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return cosines, sines and mask of the order in which axis `slow` changes last."""
+        cells, grid = pos.cells(), self._need_grid(pos)
+        rank = cells[..., slow] * grid.shape[1 - slow] + cells[..., 1 - slow]
+        # tokens without a place have cell 0, so they are not turned
+        rates = inverse_frequencies(self.width, self.temperature, torch.float64).to(pos.coords)
+        angle = (rank[..., None].to(pos.coords.dtype) * rates)[:, None]
+        if not self.causal:
+            return angle.cos(), angle.sin(), None
+        # before all ranks, as many numbers below 0 as there are tokens
+        count = torch.arange(pos.tokens, device=rank.device) - pos.tokens
+        rank = torch.where(pos.spatial, rank, count)
+        later = rank[:, None, None] > rank[:, None, :, None]
+        mask = torch.zeros(later.shape, device=rank.device).masked_fill(later, float("-inf"))
+        return angle.cos(), angle.sin(), mask
