@@ -388,6 +388,9 @@ OPTIONS = {
         "gate_dim=5,temperature=100",
         "causal=true",
     ],
+    "path": [
+        "gate=true,rank=5",
+    ],
 }
 # methods for one direction, which refuse attention until it is promised to be causal
 PROMISED = {"xpos": "xpos(causal=true)"}
@@ -440,6 +443,7 @@ EXCLUDED = {
         "positional_attention": "another size rounds otherwise; its own test has a tolerance",
         "tapa": "is all of the logits: pairs with a prefix token keep their product; see its own test",
         "hope_hyperbolic": "is all of the logits: pairs with a prefix token keep their product; see its own test",
+        "path": "is all of the logits: pairs with a prefix token keep their product; see its own test",
         "seqpe(mode=attn_scalar)": "another size rounds otherwise; test_seqpe.py has a tolerance",
         "seqpe.vit_b": "class_vector gives them vectors of their own",
         "seqpe.vit_s": "class_vector gives them vectors of their own",
@@ -460,6 +464,7 @@ EXCLUDED = {
         **dict.fromkeys(["pape", "pape.ri"], "needs the tokens x; see tests/encodings/bias/test_pape.py"),
         "fox": "needs the tokens x; see tests/encodings/bias/test_fox.py",
         "cable": "needs the tokens x; see tests/encodings/bias/test_fox.py",
+        "path": "refuses dropped tokens; see its own test",
     },
 }
 NAMES = [*list_encodings(), *list_encodings("*.*")]

@@ -1,0 +1,161 @@
+"""PaTH: keys are reflected by every token on the way to their query (arXiv 2505.16381)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.encodings.base import Biased
+from vispe.encodings.parts.coords import affine, affine_weight
+from vispe.encodings.parts.scores import ScoreBias
+from vispe.encodings.registry import register
+from vispe.errors import ShapeError
+from vispe.grid import Positions
+from vispe.options import Whole
+
+TAPS = 3  # tokens that the convolution sees
+
+
+@register
+class Path(Biased):
+    """A query meets each key as all tokens in between have left it, each by a step that it reads from its content.
+
+    logits = scale (q_i^T (I - b_i w_i w_i^T) ... (I - b_{j+1} w_{j+1} w_{j+1}^T) k_j + g_{j+1} + ... + g_i), j <= i
+
+    w = silu(conv(U D x)), of length 1 per head; b = 2 sigmoid(B x + c); g = logsigmoid(G x + e), or none
+    arXiv 2505.16381. For sequences: attention becomes causal by it, since later keys get -inf.
+
+    Args:
+        dim: width of the tokens; its channels per head are d_h.
+        num_heads: heads, h.
+        rank: width between D and U; the convolution runs over 3 tokens, the last its own, channel by channel.
+        gate: whether there is g, which lets far tokens be forgotten.
+
+    Shapes: pos (n, 1), x (b, n, d), q and k (b, h, n, d_h) -> logits (b, h, n, n); pairs with a prefix token keep
+        scale q . k, and prefix tokens change no key.
+    New resolution: tokens go on.
+    Cost: 2 d rank + 3 d + (h or 2 h) (d + 1) parameters per layer; three more products of n x n and a triangular system
+        of n unknowns per head; the logits are dense.
+    Invariant to: nothing; where a stretch of tokens moves, the steps of its first two tokens change.
+    Raises: ShapeError without the tokens x, without queries and keys, for other numbers of axes, or when tokens have
+        been dropped, because the way then lacks their steps.
+    Differs from the reference: all ways at once, from one triangular system, in place of blocks. There is no start at
+        which a pretrained model stays as it is.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("path", dim=16, num_heads=2)
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((6,)).positions(), 0, torch.ones(1, 6, 16)).dense(q=q, k=q).shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "path"
+    paper = "PaTH Attention: Position Encoding via Accumulating Householder Transformations, https://arxiv.org/abs/2505.16381"
+    year = 2025
+    ndim = (1,)
+    knows = ("direction", "content")
+
+    dim: Whole
+    num_heads: Whole
+    rank: Whole = 32
+    gate: bool = False
+
+    def __post_init__(self) -> None:
+        self._head_width()
+        self.down = nn.Linear(self.dim, self.rank, bias=False)
+        self.up = nn.Linear(self.rank, self.dim, bias=False)
+        self.conv = nn.Conv1d(self.dim, self.dim, TAPS, groups=self.dim, bias=False)
+        self.beta = nn.Linear(self.dim, self.num_heads)
+        self.forget = nn.Linear(self.dim, self.num_heads) if self.gate else None
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has its own steps."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Initialise everything as torch does."""
+        for layer in self.children():
+            if isinstance(layer, nn.Linear | nn.Conv1d):
+                layer.reset_parameters()
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the logits for the tokens `x` (b, n, d); what `dense` gives of them depends on queries and keys."""
+        if pos.axes != 1:
+            raise ShapeError(
+                f"path needs 1-axis positions, got {pos.axes} axes ({pos}): a grid has no one way from key to query; "
+                "choose tapa or grape_alibi there."
+            )
+        if x is None:
+            raise ShapeError("path reads the tokens; pass x (b, n, d) to bias().")
+        if pos.index is not None:
+            raise ShapeError(
+                "path takes a step at every token of a sequence, but some have been dropped; keep all."
+            )
+        # tokens without a place take no step, and look like the nothing before the first token
+        placed = pos.spatial[..., None]
+        x = at_least_float32(x) * placed
+        beta = 2 * affine(self.beta, x).sigmoid() * placed
+        forget = (
+            None if self.forget is None else (F.logsigmoid(affine(self.forget, x)) * placed).transpose(1, 2)
+        )
+        return PathScores(pos, self._steps(x), beta.transpose(1, 2), forget)
+
+    def _steps(self, x: Tensor) -> Tensor:
+        """Return the directions w (b, h, n, d_h), of length 1."""
+        wide = F.pad(affine_weight(self.up, affine_weight(self.down, x)), (0, 0, TAPS - 1, 0))
+        # tap by tap: a convolution kernel would round under autocast
+        taps = self.conv.weight[:, 0].to(wide.dtype).unbind(-1)
+        mixed = sum(
+            (wide[:, i : i + x.shape[1]] * tap for i, tap in enumerate(taps)), torch.zeros_like(wide[:, :1])
+        )
+        heads = F.silu(mixed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return F.normalize(heads, dim=-1)
+
+
+class PathScores(ScoreBias):
+    """The logits of `Path`.
+
+    Args:
+        pos: positions along one axis.
+        steps: w (b, h or h_kv, n, d_h), of length 1.
+        beta: b (b, h or h_kv, n).
+        forget: g (b, h, n), or None.
+    """
+
+    __slots__ = ("beta", "forget", "steps")
+
+    def __init__(self, pos: Positions, steps: Tensor, beta: Tensor, forget: Tensor | None = None) -> None:
+        super().__init__(pos)
+        self.steps, self.beta, self.forget = steps, beta, forget
+
+    def scores(
+        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, ask: Request
+    ) -> Tensor:
+        """Return the logits (b, h, n, n); those of later keys are of no way."""
+        heads = q.shape[1] if ask.q is None else ask.q.shape[1]
+        # steps of key heads serve groups of query heads
+        groups = heads // self.steps.shape[1]
+        w, beta = (
+            at_least_float32(ask.pick(t.repeat_interleave(groups, 1), 1)) for t in (self.steps, self.beta)
+        )
+        wt, beta = w.transpose(-1, -2), beta[..., None]
+        # token t changes a key by a_t w_t: a = b (w . k - sum over s < t of (w_t . w_s) a_s), for all keys at once
+        steps = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device) + beta * (w @ wt).tril(-1)
+        after = beta * exact_product(w, k.transpose(-1, -2)).tril(-1)
+        amounts = torch.linalg.solve_triangular(steps, after, upper=False, unitriangular=True)
+        # a query has seen the steps up to its own
+        logits = q @ k.transpose(-1, -2) - exact_product(exact_product(q, wt).tril(), amounts)
+        if self.forget is not None:
+            upto = at_least_float32(ask.pick(self.forget, 1)).cumsum(-1)
+            logits = logits + (upto[..., :, None] - upto[..., None, :])
+        return scale * logits
+
+    def _dense(self, ask: Request) -> Tensor:
+        dense = super()._dense(ask)
+        later = torch.ones(dense.shape[-2:], dtype=torch.bool, device=dense.device).triu(1)
+        return dense.masked_fill(later, float("-inf"))
