@@ -36,11 +36,15 @@ class AlibiGraph(AlibiBase):
         unreachable: 'far': one more than the largest length of the sample; 'mask': never attended, -inf.
         neighbours: of a patch where the grid is the graph: 'edges' (2 per axis, as paths of a rook in single steps) or
             'corners' too (as of a king).
-        slopes: 'alibi' (the rule of arXiv 2108.12409), 'geometric' (2^(-8k/h)), 'constant' (all 1) or 'learned' (h per
-            layer, from U[0, 1)).
+        slopes: 'alibi' (the rule of arXiv 2108.12409), 'geometric' (2^(-8k/h)), 'constant' (all 1), 'harmonic'
+            (steepest / k), 'radius' (as many steps away as 95 % of the weight reach on a grid) or 'learned' (h per layer,
+            from U[0, 1)).
         softplus: learned slopes pass through softplus, so that they stay positive.
         layers: blocks that have the bias; all by default.
         biased_heads: the first so many heads have slopes, the others 0; all by default. 'mask' closes pairs to all.
+        steepest: c of slopes='harmonic', 1 by default.
+        radius: r of slopes='radius', in steps: two numbers, of the first and the last head, spaced evenly in the
+            logarithm, or one for each head.
 
     Shapes: pos (n, axes) -> bias (1 or b, h, n, n); prefix rows and columns are 0.
     New resolution: a step costs the same.   Cost: O(h) memory on a grid; given lengths are made dense, h n^2.

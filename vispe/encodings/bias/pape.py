@@ -67,6 +67,9 @@ class PaPE(Biased):
     fused = True
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
+        "ri": ("translation", "quarter_turns", "reflection", "rotation")
+    }
 
     dim: Whole
     num_heads: Whole
