@@ -110,7 +110,7 @@ def derived_agrees_or_refuses(spec, backends, limits):
     """Return why backends refused what an encoding derives, after the others agreed with the reference in float64."""
     encoding, wide, pos, layer, x = derived(spec)
     leaves, refusals = tensors(2, pos.tokens), {}
-    exact = [*doubles(leaves), *wide.parameters()]
+    exact = [*doubles(leaves), *(p for p in wide.parameters() if p.requires_grad)]
     for backend in backends:
         arguments = terms(encoding, pos, layer, x)
         reason = refused(backend, *leaves, **arguments)
@@ -119,5 +119,6 @@ def derived_agrees_or_refuses(spec, backends, limits):
             continue
         wanted = attention(*exact[:3], **terms(wide, pos, layer, x.double()), backend="reference")
         found = attention(*leaves, **arguments, backend=backend)
-        agrees(found, wanted, [*leaves, *encoding.parameters()], exact, limits.get(backend, ROUNDED))
+        learned = [p for p in encoding.parameters() if p.requires_grad]
+        agrees(found, wanted, [*leaves, *learned], exact, limits.get(backend, ROUNDED))
     return refusals

@@ -97,6 +97,7 @@ def test_the_threshold_is_half_the_training_diagonal():
     assert offsets.made("fire", grid=(4, 5)).length == pytest.approx(2.5)
     assert offsets.made("fire(spacing=[2,1],metric=manhattan)", grid=(4, 5)).length == pytest.approx(5)
     assert create_encoding("fire.causal", num_heads=2).length == 512
+    assert create_encoding("fire", num_heads=2).length == 0
     small, large = Grid((3, 3)).positions(), Grid((8, 8)).positions()
     made = shaken("threshold=4")
     near = [made.bias(p, 0).dense()[0, :, 0, 1] for p in (small, Grid((2, 3)).positions(), large)]
@@ -114,8 +115,6 @@ def test_a_vit():
 
 
 def test_errors():
-    with pytest.raises(OptionError, match=r"fire needs the grid .*; pass grid=\[h, w\], or threshold"):
-        create_encoding("fire", num_heads=2)
     with pytest.raises(OptionError, match="causal=True counts steps back along one axis"):
         create_encoding("fire(causal=true,wrap=true)", num_heads=2)
     with pytest.raises(OptionError, match="eps needs a number above 0"):

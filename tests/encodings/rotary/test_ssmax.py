@@ -121,3 +121,14 @@ def test_what_is_refused_at_the_call():
         create_encoding("ssmax.retrofit", num_heads=3).transform(Grid((3, 4)).positions(), 0)
     with pytest.raises(ShapeError, match="bam_ssmax needs 1-axis positions, got 2 axes"):
         offsets.made("bam_ssmax(causal=true)").bias(Grid((2, 2)).positions(), 0)
+
+
+def test_padding_of_packed_patches_does_not_count():
+    made = offsets.made("bam_ssmax")
+    spatial = torch.tensor([[False] + [True] * 4, [False] + [True] * 2 + [False] * 2])
+    coords = torch.rand(2, 5, 2) * spatial[..., None]
+    pos = Positions(coords, spatial, index=torch.zeros(2, 5, dtype=torch.int64), grid=Grid((2, 2), 1))
+    turned = made.transform(pos, 0).query(torch.ones(2, 3, 5, 1))[:, 0, 0, 0]
+    torch.testing.assert_close(turned, torch.tensor([5.0, 3.0]).log())
+    bam = offsets.made("bam").bias(pos, 0).dense()
+    torch.testing.assert_close(made.bias(pos, 0).dense(), bam * turned[:, None, None, None])

@@ -95,7 +95,7 @@ class AlibiGraph(AlibiBase):
 
     def _distance(self, pos: Positions) -> Bias:
         lengths = pos.attrs.get(GIVEN)
-        if lengths is None and pos.grid is not None and pos.in_place:
+        if lengths is None and pos.grid is not None:
             metric = "manhattan" if self.neighbours == "edges" else "chebyshev"
             return DistanceBias(self.head_slopes(), pos, metric=metric, spacing=(1.0,) * pos.axes)
         if lengths is None:

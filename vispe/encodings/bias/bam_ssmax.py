@@ -27,14 +27,14 @@ class BamSsmax(PriorEncoding, Rotary):
 
     logits[h, i, j] = s_h ln(n_i) (q_i . k_j / sqrt(d_h) + prior[h, i, j]), n_i keys of query i   arXiv 2505.22842
 
-    With ``scale_prior=false`` it is ``ssmax+bam``: only the product of queries and keys grows. Presets:
+    With ``scale_prior=false`` it is ``ssmax+bam``: only the product of queries and keys grows.
     ``bam_ssmax.linear`` and ``bam_ssmax.gaussian`` have the tails of those of `bam`.
 
     Args:
         num_heads: heads, h.
         scale_prior: whether the prior grows too.
-        causal: count the keys up to the token itself, for a causal softmax along 1 axis; else all tokens, padding
-            included.
+        causal: count the keys up to the token itself, for a causal softmax along 1 axis; else all tokens of the
+            sample.
         axes: axes of the grids that it is for; any by default, but needed for train_loc, loc_init and axis_scale.
         shape_init: beta of the prior at the start: a number, or 'linear': from 0 to 1 over the heads.
         train_shape: whether beta learns. What falls below 0 acts as 0.
@@ -46,8 +46,8 @@ class BamSsmax(PriorEncoding, Rotary):
         wrap: offsets on the torus.
         spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
 
-    Shapes: pos (n, axes) -> bias (1, h, n, n) and a factor of queries (1, h, 1 or n, 1); prefix rows and columns of the
-        bias are 0, the factor is that of all tokens: prefix tokens have as many keys.
+    Shapes: pos (n, axes) -> bias (1, h, n, n) and a factor of queries (1 or b, h, 1 or n, 1); prefix rows and columns
+        of the bias are 0, the factor is that of all tokens: prefix tokens have as many keys.
     New resolution: no resampling needed; the sharpness follows the number of tokens.
     Cost: 3 h parameters per layer, h more for each axis with train_loc or axis_scale; O(1) per score. A pretrained
         model does not keep its outputs at the start.
@@ -104,8 +104,8 @@ class BamSsmax(PriorEncoding, Rotary):
         if not self.scale_prior:
             return prior
         factor = self._factor(pos)[..., 0]
-        if self.causal:
-            return GatedBias(factor, None, prior)
+        if self.causal or len(factor) > 1:
+            return GatedBias(factor.expand(-1, -1, pos.tokens), None, prior)
         # one factor for all queries: the prior stays a table
         return OffsetBias(
             lambda step: factor[0] * self._fall(step), pos, wrap=self.wrap, spacing=self.spacing

@@ -32,8 +32,8 @@ class Fire(RadialEncoding):
         num_heads: heads, h.
         grid: shape of the token grid at the training resolution, supplied by the host, for `threshold`.
         hidden: width of the hidden layer.
-        threshold: L, in units of the spacing; by default half the largest distance of `grid`, and 512 with
-            `causal`.
+        threshold: L, in units of the spacing; by default half the largest distance of `grid`, 0 (D alone
+            counts) where that is not known, and 512 with `causal`.
         init_c: c at the start.
         causal: the original for causal sequences: D is the position of the query, and L learns, by a factor. 1 axis.
         eps: what is added to the divisor.
@@ -47,8 +47,7 @@ class Fire(RadialEncoding):
         it runs for every pair of tokens.
     Invariant to: translation, rotation by 90 degrees and flips; by any angle while the largest distance is the same.
         Not with `causal`.
-    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together, or without `grid` and
-        `threshold`.
+    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
     Differs from the reference: D of grids; there L is fixed, since one D for all queries is either above or below it;
         the start of the network.
 
@@ -95,10 +94,7 @@ class Fire(RadialEncoding):
         if self.threshold is not None or self.causal:
             return 512.0 if self.threshold is None else self.threshold
         if self.grid is None:
-            raise OptionError(
-                "fire needs the grid of the training resolution for its threshold; pass grid=[h, w], or threshold "
-                "in patches (0 for none)."
-            )
+            return 0.0
         pos = Grid(self.grid, spacing=self.spacing).positions("cpu")
         return float(self._reach(pos)) / 2
 

@@ -18,19 +18,25 @@ Relative = Literal["none", "reference"]
 def log_keys(
     pos: Positions, causal: bool, normalize: Relative = "none", reference: tuple[int, ...] | None = None
 ) -> Tensor:
-    """Return ln of the number of keys of each query, (n) float32, or (1) where all have the same keys.
+    """Return ln of the number of keys of each query, (b or 1, n) float32, or (b or 1, 1) where all have the same keys.
+
+    Behind its patches a sample of packed ones has padding, which is known from prefix tokens by the number of those.
 
     Args:
         pos: positions of the tokens.
-        causal: token i has i + 1 keys; else all tokens.
+        causal: token i has i + 1 keys; else all tokens but padding.
         normalize: 'reference' divides by the logarithm of the number of tokens at training.
         reference: the grid at training; `Grid.reference` by default.
 
     Raises:
         OptionError: normalize='reference' without a reference grid.
     """
-    last = pos.coords.new_full((1,), pos.tokens, dtype=torch.float32)
-    keys = torch.arange(1, pos.tokens + 1, dtype=torch.float32, device=last.device) if causal else last
+    keys = pos.coords.new_full((1, 1), pos.tokens, dtype=torch.float32)
+    if causal:
+        keys = torch.arange(1, pos.tokens + 1, dtype=torch.float32, device=keys.device)[None]
+    elif pos.grid is not None and not pos.regular:
+        patches = pos.spatial.sum(1, keepdim=True)
+        keys = (patches + (pos.tokens - patches).clamp(max=pos.grid.prefix)).float()
     if normalize == "none":
         return keys.log()
     shape = reference or (pos.grid.reference if pos.grid else None)
@@ -44,5 +50,5 @@ def log_keys(
 
 
 def head_factor(scale: Tensor, logs: Tensor) -> Tensor:
-    """Return the factors (1, h, n or 1, 1) of queries, from scales (h,) and what `log_keys` returns."""
-    return (at_least_float32(scale)[:, None] * logs)[None, :, :, None]
+    """Return the factors (b or 1, h, n or 1, 1) of queries, from scales (h,) and what `log_keys` returns."""
+    return (at_least_float32(scale)[:, None] * logs[:, None])[..., None]

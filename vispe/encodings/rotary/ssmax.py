@@ -30,13 +30,14 @@ class Ssmax(Rotary):
     Args:
         num_heads: heads, h.
         init: s_h at the start.
-        causal: count the keys up to the token itself, for a causal softmax; else all tokens, padding included.
+        causal: count the keys up to the token itself, for a causal softmax; else all tokens of the sample. Padding of
+            packed patches does not count; that of other batches does.
         normalize: 'reference' divides ln(n_i) by that of the reference grid with its prefix tokens, 'none' does not.
         reference: shape for normalize='reference'; the grid that the host was built with by default.
 
     Presets: ``ssmax.retrofit``.
 
-    Shapes: pos (n, axes) -> a factor of queries (1, h, 1 or n, 1), prefix tokens included: they have as many keys.
+    Shapes: pos (n, axes) -> a factor of queries (1 or b, h, 1 or n, 1), prefix tokens included: they have as many keys.
     New resolution: that is what it is for.   Cost: h parameters per layer, one product per query channel.
     Invariant to: every movement; it only counts tokens.
     Raises: OptionError for normalize='reference' where the reference grid is not known.
