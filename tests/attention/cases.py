@@ -12,6 +12,7 @@ from vispe.attention import (
     DistanceBias,
     GatedBias,
     LowRankBias,
+    OffsetBias,
     ProfileBias,
     RadialBias,
     SumBias,
@@ -128,6 +129,27 @@ def _radial(pos, learned=True, **rule):
     return Case(bias, params, dense)
 
 
+def _offset(pos):
+    """Waves along another direction for each head."""
+    waves = leaf(HEADS, pos.axes)
+
+    def function(p, steps):
+        along = steps @ p[0].T  # (m, h)
+        return (along.sin() + along.square() / 9).T
+
+    cells = oracle.cells_of(pos.grid.shape, pos.grid.prefix)
+    placed = torch.tensor([c is not None for c in cells])
+    at = torch.tensor([c or (0,) * pos.axes for c in cells], dtype=torch.float64)
+    at = at * torch.tensor(pos.grid.spacing or (1.0,) * pos.axes, dtype=torch.float64)
+    steps = at[None] - at[:, None]
+
+    def dense(p, q, k, s):
+        values = function(p, steps.flatten(0, 1)).unflatten(1, steps.shape[:2])
+        return values * (placed[:, None] & placed)
+
+    return Case(OffsetBias(lambda steps: function([waves], steps), pos), [waves], dense)
+
+
 def _whole(case):
     """The same without the product of queries and keys."""
 
@@ -173,6 +195,7 @@ CASES = {
     "context of content": lambda pos, b: _context(pos, "query", False, own=leaf(b, HEADS, pos.tokens, 4)),
     "radial": lambda pos, b: _radial(pos),
     "radial fixed": lambda pos, b: _radial(pos, learned=False, metric="squared", normalize="max"),
+    "offset": lambda pos, b: _offset(pos),
     "radial wrapped": lambda pos, b: _radial(pos, metric="manhattan", wrap=True),
     "whole table": lambda pos, b: _whole(_table(pos)),
     "whole lowrank": lambda pos, b: _whole(_lowrank(pos)),

@@ -25,10 +25,13 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 LIMITS = EXACT | {torch.bfloat16: (8e-3, 2.4e-2)}
 GRID = Grid((3, 4), 1)
 SERVED = [
-    name for name in CASES if name.startswith(("none", "distance", "squared", "table", "profile", "radial"))
+    name
+    for name in CASES
+    if name.startswith(("none", "distance", "squared", "table", "profile", "radial", "offset"))
 ]
 ENCODINGS = {
-    "alibi", "alibi2d", "alibi2d(slopes=learned,metric=squared,wrap=false)", "alibi3d", "gaussian2d", "grape_alibi",
+    "alibi", "alibi_graph", "bam.offset", "fire", "kerple.power", "sandwich", "t5(std=1)",
+    "alibi2d", "alibi2d(slopes=learned,metric=squared,wrap=false)", "alibi3d", "gaussian2d", "grape_alibi",
     "cable", "fox", "fox(shared=false)",
     "grape_path", "irpe", "irpe(mode=bias)", "irpe(on=kv)", "rpb.swin", "rpb.beit", "rpb_cpb",
     "seqpe(mode=attn_scalar)",
