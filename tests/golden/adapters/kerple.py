@@ -10,27 +10,31 @@ NAMES = {"bias_p": "p", "bias_a": "a", "wei_p": "weight_p", "wei_a": "weight_a"}
 
 def run(case):
     heads, length = case.config("heads"), case.config("seq_len")
-    weighted = "wei_a" in case.params
+    weighted = case.config("weighted", "wei_a" in case.params)
     for route, pos in places(length).items():
         made = vispe.create_encoding(
             "kerple",
             num_heads=heads,
-            kernel=case.config("kind"),
+            kernel="log" if "log" in case.config("kind") else "power",
             positive="clamp",
             eps=case.config("eps"),
             weighted=weighted,
         ).double()
         made.load_state_dict({NAMES[name]: case.param(name).flatten() for name in case.params})
-        bias, found = made.bias(pos, 0), {}
-        if weighted:
-            logits = case.input("logits").double().requires_grad_()
-            given = {"q": logits, "k": torch.eye(length).double().expand_as(logits), "scale": 1.0}
-            dense, output = bias.dense(**given), "logits"
+        dense, found = made.bias(pos, 0), {}
+        if weighted:  # products of queries and keys are given as one matrix
+            (name,) = case.inputs - {"cotangent"}
+            logits = case.input(name).double().requires_grad_()
+            eye = torch.eye(length).double().expand_as(logits)
+            dense = dense.dense(q=logits, k=eye, scale=1.0)
         else:
-            dense, output = bias.dense(), "bias"
+            dense = dense.dense()
         dense = dense.tril() if case.config("causal") else dense
-        case.backward(cotangent=dense)
-        found = {output: dense, **{f"grad.{n}": made.get_parameter(NAMES[n]).grad for n in case.params}}
-        if weighted:
-            found["grad.logits"] = logits.grad
-        yield route, {name: value for name, value in found.items() if name in case.output_names}
+        if case.backward(cotangent=dense):
+            found = {f"grad.{n}": made.get_parameter(NAMES[n]).grad for n in case.params}
+            found = {n: grad.reshape(case.param(n[5:]).shape) for n, grad in found.items()}
+            if weighted:
+                found[f"grad.{name}"] = logits.grad
+        (output,) = (n for n in case.output_names if not n.startswith("grad."))
+        found[output] = dense
+        yield route, {n: value for n, value in found.items() if n in case.output_names}
