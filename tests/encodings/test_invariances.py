@@ -20,8 +20,6 @@ spacings = st.floats(1 / 64, 128, width=32)
 metrics = st.sampled_from(["euclidean", "manhattan", "chebyshev", "squared"])
 rules = st.sampled_from(["max", "reference", "none"])
 flags = st.booleans()
-# the first refuses dropped tokens, the other has a factor that counts tokens
-UNLIKE = ("grape_path", "bam_ssmax")
 
 
 def alibi2d(metric, wrap, normalize, slopes="geometric"):
@@ -152,15 +150,11 @@ def test_learned_resampling(h, w, to_h, to_w, prefix, level):
     torch.testing.assert_close(even, torch.full_like(even, level), rtol=1e-5, atol=1e-5)
 
 
-<<<<<<< ours
 # these read or count the tokens, or what is left of them, or refuse; their own tests drop some
 OF_TOKENS = ["grape_path", "pape", "fox", "cable", "xpos", "path", "bam_ssmax"]
 
 
 @pytest.mark.parametrize("name", list_encodings(exclude=OF_TOKENS))
-=======
-@pytest.mark.parametrize("name", list_encodings(exclude=UNLIKE))
->>>>>>> theirs
 @given(h=sides, w=sides, prefix=prefixes, dy=spacings, dx=spacings, data=st.data())
 def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, data):
     encoding = create_encoding(name, dim=8, num_heads=2, depth=2, grid=(3, 4))
