@@ -115,3 +115,16 @@ def test_hosts_do_not_add_the_product(window, fused):
         attn.qkv.weight[:48] = 0  # queries and keys
         attn.qkv.bias[:48] = 0
     torch.testing.assert_close(model(x), before)
+
+
+@pytest.mark.slow
+def test_it_compiles_in_one_graph():
+    q, k, v = tensors(2, POS.tokens)
+
+    def run(q, k, v, table):
+        bias = TableBias(table, Grid((3, 4), prefix=1).positions()).as_whole()
+        return attention(q, k, v, bias=bias)
+
+    table = torch.randn(1, 5, 7, dtype=q.dtype)
+    found = torch.compile(run, fullgraph=True, backend="eager")(q, k, v, table)
+    torch.testing.assert_close(found, run(q, k, v, table))

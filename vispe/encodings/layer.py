@@ -169,12 +169,10 @@ def attend(
     """
     branches = branches_of(encodings, pos, layer, x)
     if branches:
-        outs = [
-            # the gate in float32, its product in the dtype of attention
-            b.gate.to(q.dtype) * attention(q, k, v, bias=b.bias, transform=b.transform, **arguments)
-            for b in branches
-        ]
-        return sum(outs[1:], outs[0])
+        outs = [attention(q, k, v, bias=b.bias, transform=b.transform, **arguments) for b in branches]
+        # gates are float32; their products have the dtype of attention, which under autocast is not that of q
+        shares = [b.gate.to(out.dtype) * out for b, out in zip(branches, outs, strict=True)]
+        return sum(shares[1:], shares[0])
     return attention(
         q,
         k,

@@ -117,6 +117,8 @@ def _sample(name: str) -> Encoding:
 
 
 def _has_table(encoding: Encoding) -> bool:
+    if encoding.branched:  # which packed batches do not take at all
+        return True
     if not isinstance(encoding, Biased):
         return False
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

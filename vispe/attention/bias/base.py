@@ -10,7 +10,6 @@ unless a bias carries `prefix` values. Content-dependent members are in `vispe.a
 from __future__ import annotations
 
 from collections.abc import Hashable
-from copy import copy
 from typing import NamedTuple, Self
 
 import torch
@@ -75,7 +74,13 @@ class Bias:
             tensor([[[[2.],
                       [1.]]]])
         """
-        alone = copy(self)
+        # copy() would find no slots in a compiled graph
+        kind = type(self)
+        alone = kind.__new__(kind)
+        for name in (n for base in kind.__mro__ for n in vars(base).get("__slots__", ())):
+            setattr(alone, name, getattr(self, name))
+        for name, value in getattr(self, "__dict__", {}).items():
+            setattr(alone, name, value)
         alone.whole = True
         return alone
 

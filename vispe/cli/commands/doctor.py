@@ -191,7 +191,7 @@ def _backends() -> dict[str, str]:
     import torch
 
     import vispe
-    from vispe.encodings.base import bias_of
+    from vispe.encodings.branches import calls_of
     from vispe.errors import BackendUnavailable
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -202,9 +202,13 @@ def _backends() -> dict[str, str]:
         axes = vispe.encoding_info(name).ndim
         grid = grids[2 if 2 in axes else axes[0]]
         encoding = vispe.create_encoding(name, dim=384, num_heads=6, depth=12, grid=grid.shape).to(device)
-        bias = bias_of(encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
+        calls = calls_of(q, q, q, encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
         try:
-            backends[name] = str(vispe.explain(q, q, q, bias=bias))
+            # an encoding may take several softmaxes, each on the backend that suits it
+            chosen = [
+                str(vispe.explain(q, q, q, bias=call.bias, transform=call.transform)) for _, call in calls
+            ]
+            backends[name] = "; ".join(dict.fromkeys(chosen))
         except BackendUnavailable as error:  # the backend that the environment names
             backends[name] = str(error)
     return backends
