@@ -391,6 +391,12 @@ OPTIONS = {
     "path": [
         "gate=true,rank=5",
     ],
+    "gpsa": [
+        "local_init=false,gating=-1",
+        "locality_strength=0.5,spacing=[2,0.5]",
+        "layers=[0,2]",
+        "axes=3",
+    ],
 }
 # methods for one direction, which refuse attention until it is promised to be causal
 PROMISED = {"xpos": "xpos(causal=true)"}
@@ -418,6 +424,7 @@ EXCLUDED = {
         **dict.fromkeys(["t5", *list_encodings("t5.*")], "a small grid does not reach every bucket"),
         "psc": "starts as the identity, by matrices of zeros; test_psc has the step that follows",
         "psc+rope_axial": "starts as the identity, by matrices of zeros; test_psc has the step that follows",
+        "gpsa": "softmax does not see what all offsets share; test_gpsa.py checks the other gradients",
         "sincos3d_points": "a ReLU unit may be off at all of the few points of a small grid",
     },
     "test_prefix_tokens_are_untouched": {

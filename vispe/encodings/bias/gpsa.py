@@ -1,0 +1,154 @@
+"""GPSA of ConViT: each head mixes attention to places, a convolution at first, with attention to content."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.table import TableBias
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.base import Biased
+from vispe.encodings.branches import Branch
+from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.tables import take
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, UnsupportedCombination
+from vispe.grid import Grid, Positions
+from vispe.options import Axes, Integer, Number, Positive, Whole, check_per_axis
+
+NAMES = ("gating_param", "pos_proj.weight", "pos_proj.bias")
+
+
+@register
+class GPSA(Biased):
+    """Every head attends partly by content and partly by offset, as a convolution at the start.
+
+    weights = (1 - s_h) softmax(q_i . k_j / sqrt(d_h)) + s_h softmax(w_h . (dx, dy, dx^2 + dy^2) + c_h)
+
+    arXiv 2103.10697, section 4; (dx, dy) leads from the query to the key, s = sigmoid(gating).
+
+    Args:
+        num_heads: heads, h.
+        axes: number of axes; w_h has one number for each, the last axis first, and one for the square.
+        depth: blocks of the model, supplied by the host, to check `layers`.
+        local_init: the first k^axes heads start at the offsets of a convolution of k^axes cells, with the largest k
+            that they suffice for; the other heads, and all without it, start at random near even attention.
+        locality_strength: how sharply the heads look there at first: their logits are multiplied by it.
+        gating: of all heads at first; a low number, such as -8, leaves a pretrained model nearly as it is. Under
+            class-token pooling that of the last block gets no gradient: only its class row is read, which has no place.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        layers: blocks that have it; all by default. ConViT has it in all but the last two of twelve.
+
+    Shapes: pos of a grid (n, axes) -> two softmaxes (b, h, n, n) with gates (1, h, n, 1). Prefix tokens attend by
+        content alone, and are attended to by content alone.
+    New resolution: no resampling needed; a step counts the same.   Cost: h (axes + 3) parameters per layer, two
+        attentions, of which that by offset takes a mask (h, n, n).
+    Invariant to: translation.
+    Raises: ShapeError if `pos` is not of a grid with so many axes; OptionError for blocks that do not exist;
+        UnsupportedCombination beside another encoding inside attention.
+    Differs from the reference: grids of any shape, 1 to 3 axes and prefix tokens; the values start as those of the
+        model, where the reference sets their projection to the identity; dropout falls on either softmax.
+
+    Example:
+        >>> from vispe import Attention
+        >>> layer = Attention(8, 4, "gpsa")
+        >>> layer(torch.ones(1, 6, 8), (2, 3)).shape
+        torch.Size([1, 6, 8])
+    """
+
+    name = "gpsa"
+    paper = (
+        "ConViT: Improving Vision Transformers with Soft Convolutional Inductive Biases, "
+        "https://arxiv.org/abs/2103.10697"
+    )
+    year = 2021
+    ndim = (1, 2, 3)
+    knows = ("distance", "direction", "content")
+    invariant = ("translation",)
+    branched = True
+
+    num_heads: Whole
+    axes: Axes = 2
+    depth: Whole | None = None
+    local_init: bool = True
+    locality_strength: Positive = 1.0
+    gating: Number = 1.0
+    spacing: tuple[Positive, ...] | None = None
+    layers: tuple[Integer, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self._accept(self.axes)
+        check_per_axis("spacing", self.spacing, self.axes)
+        outside = [i for i in self.layers or () if i < 0 or i >= (self.depth or i + 1)]
+        if outside:
+            raise OptionError(f"layers must be block indices below depth={self.depth}, got {outside}.")
+        if not self.local_init and self.locality_strength != 1:
+            raise OptionError(
+                f"locality_strength={self.locality_strength} has no effect with local_init=false; leave it out."
+            )
+        self.pos_proj = nn.Linear(self.axes + 1, self.num_heads)
+        self.gating_param = nn.Parameter(torch.empty(self.num_heads))
+        self.reset_parameters()
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has gates and offsets of its own."""
+        return True
+
+    def active(self, layer: int) -> bool:
+        """Whether block `layer` attends by offset."""
+        return self.layers is None or layer in self.layers
+
+    def reset_parameters(self) -> None:
+        """Set the gates, and the offsets to those of a convolution or at random."""
+        nn.init.constant_(self.gating_param, self.gating)
+        nn.init.trunc_normal_(self.pos_proj.weight, std=0.02)
+        nn.init.zeros_(self.pos_proj.bias)
+        if not self.local_init:
+            return
+        side = 1
+        while (side + 1) ** self.axes <= self.num_heads:
+            side += 1
+        # -|d - c|^2 without its constant is largest at the offset c; the last axis counts heads in the largest steps
+        cells = itertools.product(range(side), repeat=self.axes)
+        made = [[*(2.0 * c - (side - 1) for c in cell), -1.0] for cell in cells]
+        with torch.no_grad():
+            self.pos_proj.weight[: len(made)] = self.pos_proj.weight.new_tensor(made)
+            self.pos_proj.weight.mul_(self.locality_strength)
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Take the gates and offsets that ConViT keeps on the attention layer."""
+        take(state_dict, beside, own, {name: name for name in NAMES})
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Refuse: there are two softmaxes, see `branches`."""
+        raise UnsupportedCombination("gpsa takes two softmaxes, so it has not one bias; call its branches().")
+
+    def branches(self, pos: Positions, layer: int, x: Tensor | None = None) -> Sequence[Branch]:
+        """Return attention by content and attention by offset in block `layer`."""
+        grid = self._need_grid(pos)
+        if not self.active(layer):
+            return [Branch(torch.ones(1, 1, 1, 1, device=pos.coords.device))]
+        # without a place there is nothing but content
+        share = (
+            torch.sigmoid(at_least_float32(self.gating_param))[:, None, None] * pos.spatial[:, None, :, None]
+        )
+        values = affine(self.pos_proj, self._offsets(grid, pos.coords.device)).movedim(-1, 0)
+        # patches look at patches: prefix tokens are at no offset
+        edge = values.new_tensor([[0.0, -torch.inf, 0.0]]) if grid.prefix else None
+        by_place = TableBias(values, pos, edge, one_grid=False).as_whole()
+        return [Branch(1 - share), Branch(share, bias=by_place)]
+
+    def _offsets(self, grid: Grid, device: torch.device) -> Tensor:
+        """Return the steps from query to key and their square, (2 n_1 - 1, ..., axes + 1), the last axis first."""
+        spacing = self.spacing or grid.spacing or (1.0,) * self.axes
+        # tables are read at query minus key
+        sides = zip(grid.shape, spacing, strict=True)
+        lines = [torch.arange(1 - n, n, dtype=torch.float32, device=device) * -s for n, s in sides]
+        steps = torch.stack(torch.meshgrid(*lines, indexing="ij")[::-1], -1)
+        return torch.cat([steps, steps.square().sum(-1, keepdim=True)], -1)
