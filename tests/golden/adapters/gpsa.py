@@ -45,7 +45,8 @@ def _ours(case):
 
 def _theirs(layer):
     """Return the gradients of a layer with the names of the case."""
-    grads = {name.removeprefix("pos_enc."): p.grad for name, p in layer.named_parameters()}
+    given = [(name, p.grad) for name, p in layer.named_parameters() if p.grad is not None]
+    grads = {name.removeprefix("pos_enc."): grad for name, grad in given}
     for kind in ("weight", "bias"):
         if f"q_proj.{kind}" in grads:
             grads[f"qk.{kind}"] = torch.cat([grads.pop(f"{letter}_proj.{kind}") for letter in "qk"])
