@@ -29,6 +29,7 @@ from vispe.attention.transform.base import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.branches import calls_of, weights_of
 from vispe.errors import UnsupportedCombination
 from vispe.report.style import GREY, INK
 
@@ -98,6 +99,10 @@ def seen(encoding: Encoding, shape: tuple[int, ...]) -> View:
     n = pos.tokens
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(1, 1, HEADS * WIDTH, generator=generator).expand(1, n, -1).contiguous()
+    if encoding.branched:
+        q = torch.ones(1, HEADS, n, WIDTH)
+        weights = weights_of(calls_of(q, q, q, [encoding], pos, 0, x))
+        return View(weights[0], "attention weights between equal tokens")
     if isinstance(encoding, Biased):
         layer = next(i for i in range(DEPTH) if encoding.active(i))
         q = torch.randn(1, HEADS, 1, WIDTH, generator=generator).expand(-1, -1, n, -1)
@@ -107,9 +112,12 @@ def seen(encoding: Encoding, shape: tuple[int, ...]) -> View:
     if isinstance(encoding, Rotary):
         transform = encoding.transform(pos, 0, x)
         ones = torch.ones(1, HEADS, n, WIDTH)
-        q, k = (
-            torch.nn.functional.normalize(t, dim=-1)[0] for t in (transform.query(ones), transform.key(ones))
-        )
+        noise = torch.randn(1, 1, 1, WIDTH, generator=generator).expand_as(ones)
+        for token in (ones, noise):  # there are rotations about the one
+            turned = transform.query(token), transform.key(token)
+            q, k = (torch.nn.functional.normalize(t, dim=-1)[0] for t in turned)
+            if not _blank(q @ k.mT):
+                break
         line = diagonal(shape)
         return View(
             q @ k.mT,
@@ -225,7 +233,8 @@ def draw(name: str, view: View, shape: tuple[int, ...]) -> bytes:
 
 def _limits(values: np.ndarray) -> dict[str, Any]:
     """Return colours and scale: two colours around 0 where both signs occur."""
-    low, high = float(values.min()), float(values.max())
+    seen = values[np.isfinite(values)]
+    low, high = float(seen.min()), float(seen.max())
     if low < -1e-3 * max(high, 1e-9) and high > 1e-3 * -low:
         top = max(-low, high)
         return {"cmap": SIGNED, "vmin": -top, "vmax": top}
