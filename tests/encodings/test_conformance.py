@@ -397,6 +397,7 @@ OPTIONS = {
         "layers=[0,2]",
         "axes=3",
     ],
+    "distance_bank": ["max_dist=4,basis=3", "over=offset,max_dist=3", "causal=true", "spacing=[2,0.5]"],
 }
 # methods for one direction, which refuse attention until it is promised to be causal
 PROMISED = {"xpos": "xpos(causal=true)"}
@@ -425,6 +426,7 @@ EXCLUDED = {
         "psc": "starts as the identity, by matrices of zeros; test_psc has the step that follows",
         "psc+rope_axial": "starts as the identity, by matrices of zeros; test_psc has the step that follows",
         "gpsa": "softmax does not see what all offsets share; test_gpsa.py checks the other gradients",
+        "distance_bank": "a small grid does not reach every distance",
         "sincos3d_points": "a ReLU unit may be off at all of the few points of a small grid",
     },
     "test_prefix_tokens_are_untouched": {
@@ -460,6 +462,7 @@ EXCLUDED = {
         "kerple(weighted=true)": "whole logits: prefix tokens keep their products of queries and keys",
         "fox": "needs the tokens x; see tests/encodings/bias/test_fox.py",
         "cable": "needs the tokens x; see tests/encodings/bias/test_fox.py",
+        "distance_bank": "needs the tokens x; see tests/encodings/bias/test_distance_bank.py",
     },
     "test_training_draws_come_from_the_given_generator": {
         "seqpe.vit_b": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
@@ -472,6 +475,7 @@ EXCLUDED = {
         "fox": "needs the tokens x; see tests/encodings/bias/test_fox.py",
         "cable": "needs the tokens x; see tests/encodings/bias/test_fox.py",
         "path": "refuses dropped tokens; see its own test",
+        "distance_bank": "needs the tokens x; see tests/encodings/bias/test_distance_bank.py",
     },
 }
 NAMES = [*list_encodings(), *list_encodings("*.*")]
