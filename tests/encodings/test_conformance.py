@@ -397,6 +397,8 @@ OPTIONS = {
         "layers=[0,2]",
         "axes=3",
     ],
+    "cope": ["max_pos=3", "causal=true", "spacing=[2,0.5]"],
+    "tra": ["gate_bias=-1,eps=0.1", "causal=true", "spacing=[2,0.5]"],
     "distance_bank": ["max_dist=4,basis=3", "over=offset,max_dist=3", "causal=true", "spacing=[2,0.5]"],
 }
 # methods for one direction, which refuse attention until it is promised to be causal
@@ -427,6 +429,7 @@ EXCLUDED = {
         "psc+rope_axial": "starts as the identity, by matrices of zeros; test_psc has the step that follows",
         "gpsa": "softmax does not see what all offsets share; test_gpsa.py checks the other gradients",
         "distance_bank": "a small grid does not reach every distance",
+        "cope": "a small grid does not reach every count",
         "sincos3d_points": "a ReLU unit may be off at all of the few points of a small grid",
     },
     "test_prefix_tokens_are_untouched": {
@@ -463,6 +466,7 @@ EXCLUDED = {
         "fox": "needs the tokens x; see tests/encodings/bias/test_fox.py",
         "cable": "needs the tokens x; see tests/encodings/bias/test_fox.py",
         "distance_bank": "needs the tokens x; see tests/encodings/bias/test_distance_bank.py",
+        "tra": "needs the tokens x, and keeps prefix tokens by content; see tests/encodings/bias/test_cope.py",
     },
     "test_training_draws_come_from_the_given_generator": {
         "seqpe.vit_b": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
@@ -476,6 +480,8 @@ EXCLUDED = {
         "cable": "needs the tokens x; see tests/encodings/bias/test_fox.py",
         "path": "refuses dropped tokens; see its own test",
         "distance_bank": "needs the tokens x; see tests/encodings/bias/test_distance_bank.py",
+        "cope": "counts the tokens that are left; see tests/encodings/bias/test_cope.py",
+        "tra": "counts the tokens that are left; see tests/encodings/bias/test_cope.py",
     },
 }
 NAMES = [*list_encodings(), *list_encodings("*.*")]

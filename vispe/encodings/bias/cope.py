@@ -1,0 +1,131 @@
+"""CoPE: positions count relevant tokens instead of all tokens (arXiv 2405.18719), on lines and grids."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.precision import exact_product, no_infinity
+from vispe.encodings.base import Biased
+from vispe.encodings.parts.counts import count_nearer
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.options import Spacing, Whole
+
+
+class CountBias(Bias):
+    """``q_i . table[count(i, j)]`` between the two whole numbers next to it; counts are sums of sigmoid(logits).
+
+    Args:
+        table: (counts, d_h).
+        pos: the positions it is bound to.
+        order: the positions by which keys are nearer or farther.
+        causal: whether only what is before a query counts.
+    """
+
+    __slots__ = ("causal", "order", "table_of_counts")
+
+    def __init__(self, table: Tensor, pos: Positions, order: Positions, causal: bool) -> None:
+        super().__init__(pos)
+        self.table_of_counts, self.order, self.causal = table, order, causal
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether samples of a batch differ."""
+        return True
+
+    @property
+    def finite(self) -> bool:
+        """Whether it is known to hold no infinity."""
+        return no_infinity(self.table_of_counts)
+
+    def _dense(self, ask: Request) -> Tensor:
+        if ask.q is None or ask.k is None or ask.scale is None:
+            raise ShapeError("cope counts keys by their logits; pass q, k and scale to dense().")
+        q, k = ask.pick(ask.q, 1), ask.pick(ask.k, 1)
+        gates = (exact_product(q, k.transpose(-1, -2)) * ask.scale).sigmoid()
+        count, seen = count_nearer(gates, self.order, self.causal)
+        most = self.table_of_counts.shape[0] - 1
+        count = count.clamp(max=most)
+        # what the query reads for every whole count, and between two of them a share of both
+        read = exact_product(q, self.table_of_counts.t())
+        below = count.detach().floor()
+        low, high = (read.gather(-1, index.long()) for index in (below, (below + 1).clamp(max=most)))
+        return (low + (high - low) * (count - below)).where(seen, 0.0)
+
+
+@register
+class Cope(Biased):
+    """Adds what a query reads for how many relevant patches are nearer than the one it looks at.
+
+    bias[h, i, j] = q_i . e[count_ij], count_ij = sum over m of sigmoid(q_i . k_m / sqrt(d_h))          arXiv 2405.18719
+
+    The sum is over the patches that are as near to i as j is, or nearer: a patch counts as far as the query cares for
+    it. Between whole counts e is interpolated.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        max_pos: vectors in e; larger counts read the last one.
+        causal: one axis, looking back, for sequences under a causal mask: the sum is over j <= m <= i, as in the paper.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Shapes: pos (n, axes) -> bias (b, h, n, n); prefix rows and columns are 0, and prefix tokens do not count.
+    New resolution: no resampling needed; larger grids have larger counts. Dropped patches do not count.
+    Cost: max_pos d_h parameters per layer, for all heads; keys are sorted once per grid; the bias is made dense for
+        every image. e starts at 0, so a pretrained model starts as it was.
+    Invariant to: translation, rotation by any angle and reflection, when patches keep their content.
+    Raises: ShapeError for causal=True on a grid of several axes, or without queries and keys.
+    Differs from the reference: the order of keys on grids; logits are those before any rotation.
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("cope", dim=16, num_heads=2)
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense(q=q, k=q, scale=0.5).shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "cope"
+    paper = (
+        "Contextual Position Encoding: Learning to Count What's Important, https://arxiv.org/abs/2405.18719"
+    )
+    year = 2024
+    ndim = (1, 2, 3)
+    knows: ClassVar[tuple[str, ...]] = ("distance", "content")
+    invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection", "rotation")
+
+    dim: Whole
+    num_heads: Whole
+    max_pos: Whole = 64
+    causal: bool = False
+    spacing: Spacing | None = None
+
+    def __post_init__(self) -> None:
+        if self.causal and self.spacing is not None:
+            raise OptionError("cope: causal=True counts along one axis, where spacing does nothing.")
+        if self.causal or self.spacing is not None:
+            self._accept(1 if self.spacing is None else len(self.spacing))
+        self.pos_emb = nn.Parameter(torch.zeros(self.max_pos, self._head_width()))
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has vectors of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Set the vectors to 0."""
+        nn.init.zeros_(self.pos_emb)
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the bias; what `dense` gives of it depends on queries and keys."""
+        if self.causal and pos.axes != 1:
+            raise ShapeError(f"cope needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
+        self._need_axes(pos)
+        order = pos if self.spacing is None else pos.spaced(self.spacing)
+        return CountBias(self.pos_emb, pos, order, self.causal)
