@@ -380,6 +380,16 @@ OPTIONS = {
         "axes=3,train_length=60,layout=interleaved",
         "axes=1,spacing=[0.5]",
     ],
+    "selective_rope": [
+        "projection=full,layout=interleaved",
+        "spacing=[2,0.5],rank=3",
+        "form=scan,gate=true,drift=true",
+        "form=scan,projection=full,filter=difference",
+    ],
+    "carope": [
+        "form=scan,layout=interleaved",
+        "base=20,spacing=[2,0.5]",
+    ],
     "xpos": [
         "causal=true,layout=half,centre=up",
         "causal=true,spacing=[2],scale_base=5",
@@ -425,6 +435,7 @@ EXCLUDED = {
         **dict.fromkeys(list_encodings("irpe.*"), "a small grid does not reach every bucket"),
         "fire.causal": "units for the far end of 512 tokens are off in a short sequence",
         **dict.fromkeys(["t5", *list_encodings("t5.*")], "a small grid does not reach every bucket"),
+        "selective_rope": "starts as RoPE, by a matrix of zeros; test_context has the step that follows",
         "psc": "starts as the identity, by matrices of zeros; test_psc has the step that follows",
         "psc+rope_axial": "starts as the identity, by matrices of zeros; test_psc has the step that follows",
         "gpsa": "softmax does not see what all offsets share; test_gpsa.py checks the other gradients",
@@ -446,6 +457,10 @@ EXCLUDED = {
         ),
         "grape_path": "needs the tokens x; see tests/encodings/rotary/test_grape.py",
         **dict.fromkeys(["pape", "pape.ri"], "needs the tokens x; see tests/encodings/bias/test_pape.py"),
+        **dict.fromkeys(
+            ["carope", "carope.scan", "selective_rope", "selective_rope.scan"],
+            "needs the tokens x; see tests/encodings/rotary/test_context.py",
+        ),
         "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi.key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi": "softplus rounds by place in memory; test_grape.py has a tolerance",

@@ -32,15 +32,19 @@ class AxialRotary(Rotary):
     spacing: Spacing | None = None
 
     def __post_init__(self) -> None:
+        self.pairs = self._pair_count()
+        given = self.spacing
+        self._accept(*(n for n in self.ndim if (n <= self.pairs if given is None else n == len(given))))
+
+    def _pair_count(self) -> int:
+        """Return the pairs of channels of a head, checked."""
         width = self._head_width()
         if width % 2:
             raise OptionError(
                 f"{self.name} needs pairs of channels, got head width {width} (dim={self.dim}, num_heads="
                 f"{self.num_heads}); choose another num_heads."
             )
-        self.pairs = width // 2
-        given = self.spacing
-        self._accept(*(n for n in self.ndim if (n <= self.pairs if given is None else n == len(given))))
+        return width // 2
 
     def _need_axes(self, pos: Positions) -> None:
         if pos.axes in self.ndim:

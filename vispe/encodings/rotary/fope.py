@@ -90,9 +90,9 @@ class Fope(AxialRotary):
                 "units of the spacing; choose train_length=7 or more."
             )
         mixed = max(min(waves, self.share // 2), 1)
-        for name in ("cos_coef", "sin_coef"):
-            start = torch.empty(self.axes, self.num_heads, waves, mixed)
-            setattr(self, name, nn.Parameter(start, requires_grad=self.trainable))
+        shape = (self.axes, self.num_heads, waves, mixed)
+        self.cos_coef = nn.Parameter(torch.empty(shape), requires_grad=self.trainable)
+        self.sin_coef = nn.Parameter(torch.empty(shape), requires_grad=self.trainable)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -57,8 +57,9 @@ class Psc(Rotary):
 
     def __post_init__(self) -> None:
         width = self._head_width()
-        for name in ("q_up", "q_down", "k_up", "k_down"):
-            setattr(self, name, nn.Parameter(torch.empty(self.num_heads, width, width)))
+        shape = (self.num_heads, width, width)
+        self.q_up, self.q_down = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
+        self.k_up, self.k_down = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
         self.reset_parameters()
 
     @property

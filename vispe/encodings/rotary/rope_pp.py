@@ -70,9 +70,10 @@ class RopePp(AxialRotary):
 
     def imaginary(self) -> list[bool]:
         """Return which heads are imaginary."""
-        heads, half = range(self.num_heads), self.num_heads // 2
-        rule = {"imagh": lambda h: h >= half, "imago": lambda h: True, "imag1": lambda h: h % 2 == 1}
-        return [rule[self.mode](h) if self.mode in rule else False for h in heads]
+        heads, first = range(self.num_heads), {"imagh": self.num_heads // 2, "imago": 0}
+        if self.mode in first:
+            return [h >= first[self.mode] for h in heads]
+        return [self.mode == "imag1" and h % 2 == 1 for h in heads]
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
         """Return the rotation; the identity for prefix tokens."""

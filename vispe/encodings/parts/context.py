@@ -1,0 +1,93 @@
+"""Rotations whose angles are read from the tokens: as a field beside those of RoPE, or summed along a sequence."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.precision import at_least_float32
+from vispe.attention.transform.pairs import PairRotation
+from vispe.encodings.parts.angles import AxialRotary
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+
+Form = Literal["field", "scan"]
+
+
+class ContextRotary(AxialRotary):
+    """Turns queries and keys by angles that depend on what their token holds.
+
+    As a 'field' each token adds a bounded angle of its own to those of RoPE: offsets still count, between places that
+    the content has moved. As a 'scan' angles are sums over all tokens of a sequence up to one. Subclasses give
+    `_field` and `_steps`.
+    """
+
+    form: Form = "field"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form == "scan":
+            if self.spacing is not None:
+                raise OptionError(
+                    f"form='scan' counts tokens, so spacing={list(self.spacing)} has no effect; leave it out."
+                )
+            self._accept(1)
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer reads its own tokens."""
+        return True
+
+    def _need_axes(self, pos: Positions) -> None:
+        if self.form == "scan" and pos.axes != 1:
+            raise ShapeError(
+                f"{self.name} with form='scan' needs 1 axis, along which it sums, got {pos.axes} axes ({pos}); "
+                "choose form='field'."
+            )
+        super()._need_axes(pos)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
+        """Return the rotation for the tokens `x` (b, n, d); the identity for prefix tokens."""
+        self._need_axes(pos)
+        if x is None or x.shape[1:] != (pos.tokens, self.dim):
+            found = "none" if x is None else tuple(x.shape)
+            raise ShapeError(
+                f"{self.name} reads the tokens; pass x (b, {pos.tokens}, {self.dim}) to transform(), got {found}."
+            )
+        if self.form == "scan" and pos.index is not None:
+            raise ShapeError(
+                f"{self.name} with form='scan' sums over all tokens of a sequence, but some have been dropped; keep "
+                "all, or choose form='field'."
+            )
+        tokens = at_least_float32(x)
+        spatial = pos.spatial[:, None, :, None]
+        if self.form == "field":
+            angle = self.angles(pos) + self._field(tokens, pos) * spatial
+        else:
+            angle = self._steps(tokens, spatial).mul(spatial).cumsum(-2) * self._rates() * spatial
+        return PairRotation(angle.cos(), angle.sin(), self.layout)
+
+    def _field(self, x: Tensor, pos: Positions) -> Tensor:
+        """Return what tokens (b, n, d) add to the angles, (b, h, n, pairs)."""
+        raise NotImplementedError
+
+    def _steps(self, x: Tensor, spatial: Tensor) -> Tensor:
+        """Return by how much each of the tokens (b, n, d) turns all that follow, (b, h, n, pairs)."""
+        raise NotImplementedError
+
+    def _rates(self) -> Tensor | float:
+        """Return what the sums of each pair are multiplied with."""
+        return 1.0
+
+
+def heads_of(x: Tensor, heads: int) -> Tensor:
+    """Return (b, n, h * c) as (b, h, n, c)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def unit_heads(x: Tensor, heads: int, eps: float) -> Tensor:
+    """Return tokens (b, n, d) with the part of every head at length 1, (b, h, n, d / h)."""
+    parts = heads_of(x, heads)
+    return parts * torch.rsqrt(parts.square().sum(-1, keepdim=True) + eps)

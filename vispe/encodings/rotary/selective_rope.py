@@ -1,0 +1,159 @@
+"""Selective RoPE: how far queries and keys turn is read from the tokens (arXiv 2511.17388)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.encodings.parts.context import ContextRotary, heads_of, unit_heads
+from vispe.encodings.parts.coords import affine, affine_weight
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.options import Even, Positive, Whole
+
+WIDTH = 4  # taps of the learned filter
+
+
+@register
+class SelectiveRope(ContextRotary):
+    """Every token says how far it turns queries and keys: along a sequence, or beside the angles of a grid.
+
+    scan:  angle_t = temperature * sum over s <= t of phi_s, phi = filter(W x~)          arXiv 2511.17388
+    field: angle = w . p + pi tanh(W x~)          on grids, ours
+
+    x~ are the tokens with the part of every head at length 1. The filter runs over the last 4 tokens. The field moves
+    the place of each token by what it holds, half a turn at most; it starts at 0: as RoPE.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        head_dim: channels of a head of queries and keys; d / h by default.
+        form: 'field' on 1 to 3 axes, or 'scan' along one, as the reference, where attention usually is causal.
+        projection: W: 'low' of rank `rank` from all channels, or 'full' from those of the head, of columns of length 1
+            and a factor per head ('scan') or free ('field').
+        rank: of W with projection='low'.
+        filter: of a scan: 'learned' taps of the last 4 tokens, or the 'difference' of the last two.
+        gate: of a scan: whether sigmoid(V x~ + c) of each head multiplies phi.
+        drift: of a scan: whether exp(bias) is added to phi, 1 per token at the start: angles then grow as in RoPE.
+        eps: added to the squared length of x~.
+        base: ratio of the first frequency of an axis, or temperature, to the one after its last.
+        layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`; of a field.
+
+    Presets: ``selective_rope.scan`` is the scan with the base of the reference, 500000.
+
+    Shapes: pos (n, axes), x (b, n, d) -> tables (b, h, n, pairs); prefix tokens are not turned and no part of a scan.
+    New resolution: a field goes on as RoPE, a scan by its sums.   Cost: rank (d + h pairs) parameters per layer, with
+        projection='full' d pairs; as many products per token, and tables for every image.
+    Invariant to: translation in scores between patches, each with its content (a field); norms are kept.
+    Raises: ShapeError without the tokens x, or for a scan of other numbers of axes than 1 or of dropped tokens;
+        OptionError for options that do not fit together.
+    Differs from the reference: fields are ours; a norm of queries and keys comes before the rotation, there after it;
+        only its first rule for the temperature, with a highest one of 1.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("selective_rope", dim=16, num_heads=2)
+        >>> turn = encoding.transform(Grid((2, 3)).positions(), 0, torch.ones(1, 6, 16))
+        >>> turn.query(torch.ones(1, 2, 6, 8)).shape
+        torch.Size([1, 2, 6, 8])
+    """
+
+    name = "selective_rope"
+    paper = "Selective Rotary Position Embedding, https://arxiv.org/abs/2511.17388"
+    year = 2025
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"scan": {"form": "scan", "base": 500000.0}}
+    knows = ("distance", "direction", "content")
+    invariant = ("translation",)
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"scan": ()}  # sums hold what stands before
+
+    head_dim: Even | None = None
+    projection: Literal["low", "full"] = "low"
+    rank: Whole = 16
+    filter: Literal["learned", "difference"] = "learned"
+    gate: bool = False
+    drift: bool = False
+    eps: Positive = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        heads, scan, full = self.num_heads, self.form == "scan", self.projection == "full"
+        if not scan and (self.filter != "learned" or self.gate or self.drift):
+            raise OptionError(
+                "filter, gate and drift are steps of form='scan'; leave them out, or choose it."
+            )
+        if full and self.rank != 16:
+            raise OptionError(f"projection='full' has no rank, got rank={self.rank}; leave it out.")
+        self.down = None if full else nn.Linear(self.dim, self.rank, bias=False)
+        self.up = None if full else nn.Linear(self.rank, heads * self.pairs, bias=False)
+        self.weight = nn.Parameter(torch.empty(heads, self.dim // heads, self.pairs)) if full else None
+        self.scalar = nn.Parameter(torch.empty(heads)) if full and scan else None
+        self.temperature = nn.Parameter(torch.empty(self.pairs)) if scan else None
+        learned = scan and self.filter == "learned"
+        self.taps = nn.Parameter(torch.empty(heads * self.pairs, WIDTH)) if learned else None
+        self.drift_log = nn.Parameter(torch.empty(heads, self.pairs)) if self.drift else None
+        self.gate_proj = nn.Linear(self.dim, heads) if self.gate else None
+        self.reset_parameters()
+
+    def _pair_count(self) -> int:
+        self._head_width()  # of the tokens, checked as well
+        return self.head_dim // 2 if self.head_dim else super()._pair_count()
+
+    def reset_parameters(self) -> None:
+        """Draw the maps as torch does; the last map of a field starts at 0."""
+        for linear in (self.down, self.up, self.gate_proj):
+            if linear is not None:
+                linear.reset_parameters()
+        last = self.weight if self.up is None else self.up.weight
+        with torch.no_grad():
+            if self.weight is not None:
+                self.weight.normal_(std=self.weight.shape[1] ** -0.5)
+            if self.form == "field" and last is not None:
+                last.zero_()
+            if self.scalar is not None:
+                self.scalar.fill_(1)
+            if self.temperature is not None:
+                freqs = inverse_frequencies(2 * self.pairs, self.base, torch.float64)
+                self.temperature.copy_(freqs)
+            if self.taps is not None:
+                self.taps.uniform_(-1 / math.sqrt(WIDTH), 1 / math.sqrt(WIDTH))
+            if self.drift_log is not None:
+                self.drift_log.zero_()
+
+    def _phases(self, unit: Tensor) -> Tensor:
+        """Return W x~ (b, h, n, pairs) of the parts of heads (b, h, n, d / h)."""
+        if self.weight is None:
+            assert self.down is not None
+            assert self.up is not None
+            whole = unit.transpose(1, 2).flatten(2)
+            return heads_of(affine_weight(self.up, affine_weight(self.down, whole)), self.num_heads)
+        weight = at_least_float32(self.weight)
+        if self.scalar is not None:
+            weight = F.normalize(weight, dim=1) * self.scalar[:, None, None]
+        return exact_product(unit, weight)
+
+    def _field(self, x: Tensor, pos: Positions) -> Tensor:
+        return math.pi * torch.tanh(self._phases(unit_heads(x, self.num_heads, self.eps)))
+
+    def _steps(self, x: Tensor, spatial: Tensor) -> Tensor:
+        unit = unit_heads(x, self.num_heads, self.eps)
+        phi = self._phases(unit) * spatial  # tokens without a place stand in front, where the filter sees 0
+        taps = phi.new_tensor([0.0, 0.0, -1.0, 1.0]) if self.taps is None else at_least_float32(self.taps)
+        shifted = F.pad(phi, (0, 0, WIDTH - 1, 0)).unfold(2, WIDTH, 1)  # (b, h, n, pairs, taps)
+        phi = (shifted * taps.reshape(-1, 1, self.pairs if self.taps is not None else 1, WIDTH)).sum(-1)
+        if self.drift_log is not None:
+            phi = phi + at_least_float32(self.drift_log).exp()[:, None]
+        if self.gate_proj is not None:
+            opened = torch.sigmoid(affine(self.gate_proj, unit.transpose(1, 2).flatten(2)))
+            phi = phi * opened.transpose(1, 2)[..., None]
+        return phi
+
+    def _rates(self) -> Tensor | float:
+        return 1.0 if self.temperature is None else at_least_float32(self.temperature)
