@@ -141,5 +141,5 @@ def test_errors():
         ShapeError, match=r"needs 2-axis positions, got 1 axes .*; say hope_hyperbolic\(axes=1\)"
     ):
         build().bias(Grid((4,)).positions(), 0)
-    with pytest.raises(ShapeError, match="made of queries and keys"):
+    with pytest.raises(ShapeError, match="logits of hope_hyperbolic are made of queries and keys"):
         build().bias(Grid((2, 2)).positions(), 0).dense()

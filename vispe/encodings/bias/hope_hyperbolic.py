@@ -15,7 +15,6 @@ from vispe.encodings.parts.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.grid.frequencies import inverse_frequencies
 from vispe.options import Axes, Limits, Spacing, Whole, check_per_axis
 
 MARGIN = 1e-4  # by which decay stays above the fastest growth
@@ -105,6 +104,7 @@ class HyperbolicScores(ScoreBias):
     """The logits of `HopeHyperbolic`."""
 
     __slots__ = ("decay", "pairs", "spacing", "temperature")
+    of = "hope_hyperbolic"
 
     def __init__(
         self, pos: Positions, decay: Tensor, pairs: int, temperature: float, spacing: tuple[float, ...] | None
@@ -118,7 +118,7 @@ class HyperbolicScores(ScoreBias):
         """Return the logits (b, h, n, m)."""
         a, b = (p if self.spacing is None else p.spaced(self.spacing) for p in (pos_q, pos_k))
         gap = a.coords[:, :, None] - b.coords[:, None]
-        rates = inverse_frequencies(2 * self.pairs, self.temperature, torch.float64).tolist()
+        rates = [self.temperature ** (-c / self.pairs) for c in range(self.pairs)]
         # in the light-cone basis, q1 + q2 and q1 - q2, a hyperbolic turn is a factor for each: exp(D w) and exp(-D w)
         used = 2 * self.pairs * pos_q.axes
         (q_up, q_down), (k_up, k_down) = (

@@ -128,6 +128,7 @@ class PathScores(ScoreBias):
     """
 
     __slots__ = ("beta", "forget", "steps")
+    of = "path"
 
     def __init__(self, pos: Positions, steps: Tensor, beta: Tensor, forget: Tensor | None = None) -> None:
         super().__init__(pos)

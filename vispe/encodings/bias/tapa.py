@@ -83,6 +83,7 @@ class PhaseScores(ScoreBias):
     """The logits of `Tapa`."""
 
     __slots__ = ("alpha", "spacing", "theta")
+    of = "tapa"
 
     def __init__(self, pos: Positions, theta: float, alpha: float, spacing: tuple[float, ...] | None) -> None:
         super().__init__(pos)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -14,10 +16,11 @@ from vispe.grid import Positions
 class ScoreBias(Bias):
     """The logits themselves, in place of ``scale * q . k``, which pairs with a token without a place keep.
 
-    Subclasses give `scores`. Everything is dense: no kernel can see the structure.
+    Subclasses give `scores`, and the name of their encoding as `of`. All is dense: no kernel can see the structure.
     """
 
     __slots__ = ()
+    of: ClassVar[str]
 
     def __init__(self, pos: Positions) -> None:
         super().__init__(pos)
@@ -45,7 +48,9 @@ class ScoreBias(Bias):
 
     def _dense(self, ask: Request) -> Tensor:
         if ask.q is None or ask.k is None:
-            raise ShapeError(f"{type(self).__name__} is made of queries and keys; pass q and k to dense().")
+            raise ShapeError(
+                f"The logits of {self.of} are made of queries and keys; pass q and k to dense()."
+            )
         pos_q, pos_k = ask.where(self.pos)
         q, k = (at_least_float32(ask.pick(x, 1)) for x in (ask.q, ask.k))
         scale = q.shape[-1] ** -0.5 if ask.scale is None else ask.scale
