@@ -8,7 +8,7 @@ import torch
 
 from vispe.attention.bias.table import has_grid_table
 from vispe.encodings.base import Additive, Biased, Encoding
-from vispe.encodings.registry import create_encoding, encoding_info, list_encodings
+from vispe.encodings.registry import create_encoding, encoding_class, encoding_info, list_encodings
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid
 
@@ -79,7 +79,7 @@ def _for_one_grid(name: str) -> bool:
     facts = encoding_info(name)
     if not {"bias", "rotary"} & set(facts.kinds):
         return False
-    if not facts.extrapolates:
+    if not facts.extrapolates or encoding_class(name.partition(".")[0]).branched:
         return True
     return "bias" in facts.kinds and any(_has_table(e) for e in _sample(name).parts())
 
