@@ -399,7 +399,7 @@ OPTIONS = {
         "causal=true",
     ],
     "path": [
-        "gate=true,rank=5",
+        "causal=true,gate=true,rank=5",
     ],
     "gpsa": [
         "local_init=false,gating=-1",
@@ -412,7 +412,7 @@ OPTIONS = {
     "distance_bank": ["max_dist=4,basis=3", "over=offset,max_dist=3", "causal=true", "spacing=[2,0.5]"],
 }
 # methods for one direction, which refuse attention until it is promised to be causal
-PROMISED = {"xpos": "xpos(causal=true)"}
+PROMISED = {"xpos": "xpos(causal=true)", "path": "path(causal=true)"}
 # options that draw at random while training
 DRAWN = ("jitter", "dropout", "shift_coords", "jitter_coords", "rescale_coords")
 TOKENS_COUNT = "its factor is the logarithm of the number of tokens; tests/encodings/rotary/test_ssmax.py"

@@ -6,11 +6,13 @@ from torch.nn import functional as F
 
 from vispe import Attention, Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.path import PathScores
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, UnsupportedCombination
 
 
 def build(**options):
-    return create_encoding("path", **{"dim": 12, "num_heads": 2, "rank": 5, **options}).double()
+    return create_encoding(
+        "path", **{"dim": 12, "num_heads": 2, "causal": True, "rank": 5, **options}
+    ).double()
 
 
 def slow(q, k, w, beta, g, scale, prefix=0):
@@ -73,7 +75,7 @@ def test_steps_of_key_heads_serve_groups_of_queries():
 
 
 def test_nothing_comes_from_later_tokens():
-    layer = Attention(12, 2, "path(gate=true)").double()
+    layer = Attention(12, 2, "path(causal=true,gate=true)").double()
     x = torch.randn(1, 8, 12, dtype=torch.float64)
     changed = x.clone()
     changed[:, 5] += 1
@@ -83,7 +85,7 @@ def test_nothing_comes_from_later_tokens():
 
 
 def test_gradients():
-    layer = Attention(4, 2, "path(gate=true,rank=2)").double()
+    layer = Attention(4, 2, "path(causal=true,gate=true,rank=2)").double()
     names = [n for n, _ in layer.named_parameters() if "pos_enc" in n]
     x = torch.randn(1, 4, 4, dtype=torch.float64)
 
@@ -105,6 +107,10 @@ def test_long_ways_stay_finite():
 
 
 def test_errors():
+    with pytest.raises(
+        UnsupportedCombination, match="say causal=true if it is causal, or choose grape_alibi"
+    ):
+        build(causal=False)
     made, x = build(), torch.zeros(1, 4, 12).double()
     with pytest.raises(
         ShapeError, match=r"path needs 1-axis positions, got 2 axes .*choose tapa or grape_alibi"

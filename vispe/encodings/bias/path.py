@@ -12,7 +12,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.parts.coords import affine, affine_weight
 from vispe.encodings.parts.scores import ScoreBias
 from vispe.encodings.registry import register
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Positions
 from vispe.options import Whole
 
@@ -26,11 +26,12 @@ class Path(Biased):
     logits = scale (q_i^T (I - b_i w_i w_i^T) ... (I - b_{j+1} w_{j+1} w_{j+1}^T) k_j + g_{j+1} + ... + g_i), j <= i
 
     w = silu(conv(U D x)), of length 1 per head; b = 2 sigmoid(B x + c); g = logsigmoid(G x + e), or none
-    arXiv 2505.16381. For sequences: attention becomes causal by it, since later keys get -inf.
+    arXiv 2505.16381. For sequences: there is no way back to a query, so later keys get -inf, and attention is causal.
 
     Args:
         dim: width of the tokens; its channels per head are d_h.
         num_heads: heads, h.
+        causal: must be true: attention in both directions has no such ways.
         rank: width between D and U; the convolution runs over 3 tokens, the last its own, channel by channel.
         gate: whether there is g, which lets far tokens be forgotten.
 
@@ -40,14 +41,14 @@ class Path(Biased):
     Cost: 2 d rank + 3 d + (h or 2 h) (d + 1) parameters per layer; three more products of n x n and a triangular system
         of n unknowns per head; the logits are dense.
     Invariant to: nothing; where a stretch of tokens moves, the steps of its first two tokens change.
-    Raises: ShapeError without the tokens x, without queries and keys, for other numbers of axes, or when tokens have
-        been dropped, because the way then lacks their steps.
+    Raises: UnsupportedCombination without causal=true; ShapeError without the tokens x, without queries and keys, for
+        other numbers of axes, or when tokens have been dropped, because the way then lacks their steps.
     Differs from the reference: all ways at once, from one triangular system, in place of blocks. There is no start at
         which a pretrained model stays as it is.
 
     Example:
         >>> from vispe import Grid, create_encoding
-        >>> encoding = create_encoding("path", dim=16, num_heads=2)
+        >>> encoding = create_encoding("path(causal=true)", dim=16, num_heads=2)
         >>> q = torch.ones(1, 2, 6, 8)
         >>> encoding.bias(Grid((6,)).positions(), 0, torch.ones(1, 6, 16)).dense(q=q, k=q).shape
         torch.Size([1, 2, 6, 6])
@@ -61,11 +62,17 @@ class Path(Biased):
 
     dim: Whole
     num_heads: Whole
+    causal: bool = False
     rank: Whole = 32
     gate: bool = False
 
     def __post_init__(self) -> None:
         self._head_width()
+        if not self.causal:
+            raise UnsupportedCombination(
+                "path walks from earlier keys to later queries, so attention in both directions cannot use it; say "
+                "causal=true if it is causal, or choose grape_alibi."
+            )
         self.down = nn.Linear(self.dim, self.rank, bias=False)
         self.up = nn.Linear(self.rank, self.dim, bias=False)
         self.conv = nn.Conv1d(self.dim, self.dim, TAPS, groups=self.dim, bias=False)
