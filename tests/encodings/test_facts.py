@@ -18,7 +18,7 @@ INSIDE = [n for n in list_encodings() if issubclass(encoding_class(n), Biased | 
 NAMES = [*INSIDE, *(p for n in INSIDE for p in list_encodings(f"{n}.*"))]
 
 # causal alone; the caller promises it
-PROMISED = {"xpos": "xpos(causal=true)"}
+PROMISED = {"xpos": "xpos(causal=true)", "path": "path(causal=true)"}
 
 
 def build(name, axes):
