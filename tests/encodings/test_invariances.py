@@ -150,23 +150,23 @@ def test_learned_resampling(h, w, to_h, to_w, prefix, level):
     torch.testing.assert_close(even, torch.full_like(even, level), rtol=1e-5, atol=1e-5)
 
 
-<<<<<<< ours
-<<<<<<< ours
-# these read the tokens, or what is left of them, or refuse; their own tests drop some
-OF_TOKENS = ["grape_path", "pape", "fox", "cable", "xpos", "path", "bam_ssmax", "distance_bank"]
-=======
-# these read the tokens, or what is left of them; their own tests drop some
-OF_TOKENS = ["grape_path", "fox", "cable", "distance_bank", "cope", "tra"]
->>>>>>> theirs
+# these read or count the tokens, or what is left of them, or refuse; their own tests drop some
+OF_TOKENS = [
+    "grape_path",
+    "pape",
+    "fox",
+    "cable",
+    "xpos",
+    "path",
+    "bam_ssmax",
+    "distance_bank",
+    "cope",
+    "tra",
+    "gpsa",
+]
 
 
 @pytest.mark.parametrize("name", list_encodings(exclude=OF_TOKENS))
-
-
-@pytest.mark.parametrize("name", list_encodings(exclude=OF_TOKENS))
-=======
-@pytest.mark.parametrize("name", list_encodings(exclude=["gpsa", "grape_path", "pape"]))  # they read tokens
->>>>>>> 5c4b9dd (GPSA of ConViT: attention by content and by offset, which can start as a convolution)
 @given(h=sides, w=sides, prefix=prefixes, dy=spacings, dx=spacings, data=st.data())
 def test_dropped_tokens_read_rows_of_the_full_table(name, h, w, prefix, dy, dx, data):
     encoding = create_encoding(name, dim=8, num_heads=2, depth=2, grid=(3, 4))

@@ -33,8 +33,8 @@ ENCODINGS = {
     "alibi", "alibi_graph", "bam.offset", "fire", "kerple.power", "sandwich", "t5(std=1)",
     "alibi2d", "alibi2d(slopes=learned,metric=squared,wrap=false)", "alibi3d", "gaussian2d", "grape_alibi",
     "cable", "fox", "fox(shared=false)",
-    "lookhere", "pape", "pape.ri", "grape_path", "irpe", "irpe(mode=bias)", "irpe(on=kv)", "rpb.swin", "rpb.beit", "rpb_cpb",
-    "seqpe(mode=attn_scalar)",
+    "lookhere", "pape", "pape.ri", "grape_path", "irpe", "irpe(mode=bias)", "irpe(on=kv)", "rpb.swin", "rpb.beit",
+    "rpb_cpb", "seqpe(mode=attn_scalar)",
 }  # fmt: skip
 TABLES = ENCODINGS - {
     "cable",

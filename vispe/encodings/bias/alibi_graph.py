@@ -37,8 +37,8 @@ class AlibiGraph(AlibiBase):
         neighbours: of a patch where the grid is the graph: 'edges' (2 per axis, as paths of a rook in single steps) or
             'corners' too (as of a king).
         slopes: 'alibi' (the rule of arXiv 2108.12409), 'geometric' (2^(-8k/h)), 'constant' (all 1), 'harmonic'
-            (steepest / k), 'radius' (as many steps away as 95 % of the weight reach on a grid) or 'learned' (h per layer,
-            from U[0, 1)).
+            (steepest / k), 'radius' (as many steps away as 95 % of the weight reach on a grid) or 'learned' (h per
+            layer, from U[0, 1)).
         softplus: learned slopes pass through softplus, so that they stay positive.
         layers: blocks that have the bias; all by default.
         biased_heads: the first so many heads have slopes, the others 0; all by default. 'mask' closes pairs to all.
