@@ -444,6 +444,7 @@ EXCLUDED = {
         "sincos3d_points": "a ReLU unit may be off at all of the few points of a small grid",
     },
     "test_prefix_tokens_are_untouched": {
+        "gpsa": "its softmax by offsets leaves prefix tokens out, by -inf; see tests/encodings/bias/test_gpsa.py",
         **dict.fromkeys(
             [
                 "transformer_xl",

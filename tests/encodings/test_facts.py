@@ -73,18 +73,22 @@ def invariances(encoding, axes):
     here, there = (cells[(part,) * axes].flatten() for part in (slice(0, 3), slice(-3, None)))
     order = torch.arange(n).index_copy(0, there, here)
     copied = logits(encoding, pos, at(order))[:, :, there][..., there]
-    if torch.allclose(copied, base[:, :, here][..., here], atol=1e-5):
+    few = [t[..., :10, :] for t in content]
+    # what counts the tokens in between stays where all of them are moved
+    if torch.allclose(copied, base[:, :, here][..., here], atol=1e-5) or moved_anywhere(encoding, pos, few):
         found.add("translation")
-    if axes > 1 and turned(encoding, pos, [t[..., :10, :] for t in content], generator):
-        found.add("rotation")
+    if axes > 1:
+        frame = torch.linalg.qr(torch.randn((axes, axes), generator=generator, dtype=torch.float64))[0]
+        if moved_anywhere(encoding, pos, few, frame):
+            found.add("rotation")
     return found
 
 
-def turned(encoding, pos, content, generator):
-    """Whether tokens anywhere keep their logits when all are turned by one angle and moved."""
+def moved_anywhere(encoding, pos, content, frame=None):
+    """Whether tokens at any coordinates keep their logits when all are moved, and turned by one matrix if given."""
+    generator = torch.Generator().manual_seed(9)
     points = 5 * torch.rand((1, 10, pos.axes), generator=generator, dtype=torch.float64)
-    frame = torch.linalg.qr(torch.randn((pos.axes,) * 2, generator=generator, dtype=torch.float64))[0]
-    both = (points, points @ frame.T + 3)
+    both = (points, (points if frame is None else points @ frame.T) + 3)
     try:
         here, there = (Positions(p.float(), extent=pos.extent) for p in both)
         return torch.allclose(
