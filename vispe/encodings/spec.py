@@ -15,7 +15,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 def parse_text(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Return (name with preset, options) of every term; names and options are not checked.
 
-    ``:`` is accepted for ``=``. Values are Python literals, true, false, null, bare words, or lists of these.
+    ``:`` is accepted for ``=``. Values are Python literals, true, false, null, bare words, specs, or lists of these.
 
     Raises:
         OptionError: the text cannot be read.
@@ -69,9 +69,17 @@ def _value(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        if re.fullmatch(r"[\w./+-]+", text):
+        if re.fullmatch(r"[\w./+-]+", text) or _is_spec(text):
             return text
         raise OptionError(f"The value {text!r} cannot be read; put texts into quotes.") from None
+
+
+def _is_spec(text: str) -> bool:
+    """Whether a value is an encoding with options, for encodings that take another one."""
+    try:
+        return bool(parse_text(text))
+    except OptionError:
+        return False
 
 
 def _split(text: str, at: str) -> list[str]:

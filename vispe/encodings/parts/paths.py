@@ -67,7 +67,8 @@ class PathBias(Biased):
             raise ShapeError(f"{self.name} reads the tokens; pass x (b, n, d) to bias().")
         gates = self.log_gate(affine(self.gate, x)).transpose(1, 2)
         field = _field(gates, pos, grid)
-        first, second = (field, field) if self.shared else field.split(self.num_heads, 1)
+        first = field if self.shared else field[:, : self.num_heads]
+        second = field if self.shared else field[:, self.num_heads :]
         return _line(first, second, pos, grid, self.causal) if pos.axes == 1 else _plane(first, second, pos)
 
 

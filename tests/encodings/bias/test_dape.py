@@ -1,0 +1,146 @@
+"""dape against a loop over pairs and windows of keys, and specs inside specs."""
+
+import itertools
+import json
+
+import pytest
+import timm
+import torch
+from torch.nn import functional as F
+
+from vispe import Grid, attention, create_encoding
+from vispe.encodings.registry import parse_spec
+from vispe.encodings.spec import as_text
+from vispe.errors import OptionError, ShapeError
+
+FACTS = {"dim": 12, "num_heads": 3}
+
+
+def build(inner="alibi2d(slopes=learned,wrap=false)", grid=(3, 4), **options):
+    made = create_encoding(
+        {"name": "dape", "inner": inner, "width": 5, **options}, **FACTS, grid=grid
+    ).double()
+    with torch.no_grad():
+        for parameter in made.mlp2.parameters():
+            parameter.normal_()
+    return made
+
+
+def content(count):
+    return torch.randn(2, 2, 3, count, 4, dtype=torch.float64).requires_grad_().unbind()
+
+
+def slow(made, grid, q, k):
+    """Return the bias (b, h, n, n), pair by pair."""
+    pos = grid.positions()
+    a = made.adapted.bias(pos, 0).dense().to(q.dtype).expand(2, 3, -1, -1)
+    first, second = made.mlp2[0], made.mlp2[2]
+    x, p, n = torch.cat([q @ k.mT / 2, a], 1), grid.prefix, grid.patches
+    cells = list(itertools.product(*map(range, grid.shape)))
+
+    def layer(module, picture, i, j):
+        if made.version == 1:
+            return picture[..., i, j] @ module.weight.t() + module.bias
+        side, total = module.weight.shape[-1], module.bias.expand(2, -1)
+        for tap in itertools.product(range(side), repeat=grid.axes):
+            cell = tuple(c + t - side // 2 for c, t in zip(cells[j], tap, strict=True))
+            if cell in cells:
+                total = (
+                    total
+                    + picture[..., i, cells.index(cell)] @ module.weight[(slice(None), slice(None), *tap)].t()
+                )
+        return total
+
+    def all_pairs(module, picture):
+        rows = [layer(module, picture, i, j) for i in range(n) for j in range(n)]
+        return torch.stack(rows, -1).unflatten(-1, (n, n))
+
+    x = x[..., p:, p:]
+    x = x.tril() if made.causal else x
+    out = all_pairs(second, F.leaky_relu(all_pairs(first, x), made.negative_slope))
+    return a + F.pad(out, (p, 0, p, 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "grid"),
+    [
+        ({}, Grid((3, 2), 2)),
+        ({"inner": "alibi", "negative_slope": 0.3}, Grid((5,), 1)),
+        ({"inner": "alibi3d"}, Grid((2, 1, 2), 1)),
+        ({"version": 2}, Grid((3, 2), 1)),
+        ({"version": 2, "inner": "alibi(slopes=learned)", "causal": True, "kernel": 5}, Grid((5,), 1)),
+        ({"version": 2, "inner": "alibi3d", "grid": (2, 2, 2), "kernel": 1}, Grid((2, 1, 2))),
+    ],
+)
+def test_values_and_gradients(options, grid):
+    made, (q, k) = build(**options), content(grid.tokens)
+    found, wanted = made.bias(grid.positions(), 0).dense(q=q, k=k, scale=0.5), slow(made, grid, q, k)
+    torch.testing.assert_close(found, wanted)
+    cotangent, leaves = torch.randn_like(found), [q, k, *made.parameters()]
+    ours = torch.autograd.grad(found, leaves, cotangent)
+    torch.testing.assert_close(ours, torch.autograd.grad(wanted, leaves, cotangent))
+
+
+def test_backends_and_some_heads():
+    made, pos, (q, k) = build(), Grid((3, 4), 1).positions(), content(13)
+    bias, v = made.bias(pos, 0), torch.randn(2, 3, 13, 4, dtype=torch.float64)
+    wanted = ((q @ k.mT) / 2 + bias.dense(q=q, k=k, scale=0.5)).softmax(-1) @ v
+    for backend in ("reference", "sdpa"):
+        torch.testing.assert_close(attention(q, k, v, bias=bias, backend=backend), wanted)
+    few = torch.tensor([[0, 3, 8], [0, 12, 5]])
+    rows = torch.arange(2)[:, None]
+    kept = {"q": q[rows, :, few].transpose(1, 2), "k": k[rows, :, few].transpose(1, 2), "scale": 0.5}
+    dropped = made.bias(pos.gather(few), 0).dense(**kept)
+    for b in range(2):
+        torch.testing.assert_close(dropped[b], bias.dense(q=q, k=k, scale=0.5)[b][:, few[b]][:, :, few[b]])
+    part = bias.dense(q=q, k=k, scale=0.5, heads=slice(1, 3))
+    torch.testing.assert_close(part, bias.dense(q=q, k=k, scale=0.5)[:, 1:3])
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_turns_of_what_is_inside(turns):
+    made, pos, (q, k) = build(), Grid((3, 3)).positions(), content(9)
+    order = torch.arange(9).reshape(3, 3).rot90(turns).flip(0).flatten()
+    dense = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
+    turned = made.bias(pos, 0).dense(q=q[:, :, order], k=k[:, :, order], scale=0.5)
+    torch.testing.assert_close(turned, dense[..., order, :][..., order])
+
+
+def test_specs_inside_specs():
+    text = "dape(inner=alibi2d(slopes=learned,wrap=false)+alibi2d.local,width=4)"
+    made = create_encoding(text, **FACTS)
+    assert made.inner == "alibi2d(slopes=learned,wrap=false)+alibi2d(normalize=none,wrap=false)"
+    again = create_encoding(json.loads(json.dumps(made.config)))
+    assert again.config == made.config
+    again.load_state_dict(made.state_dict(), strict=True)
+    assert create_encoding(as_text([made.spec]), **FACTS).config == made.config
+    terms = parse_spec({"name": "dape", "inner": {"name": "alibi2d", "slopes": "learned"}})
+    assert create_encoding(terms[0], **FACTS).inner == "alibi2d(slopes=learned)"
+    assert {"adapted.members.0.slope"} <= set(made.state_dict())
+
+
+def test_a_vit_with_blocks_left_out():
+    spec = "dape(inner=alibi2d(layers=[0],slopes=learned),width=4)"
+    model = timm.create_model("test_vit", pos_embed=spec, img_size=(48, 32), num_classes=3)
+    model(torch.randn(2, 3, 48, 32)).square().sum().backward()
+    own = {name: p.grad for name, p in model.named_parameters() if "mlp2" in name}
+    assert len(own) == 4
+    assert all(g is not None for g in own.values())
+
+
+def test_errors():
+    with pytest.raises(OptionError, match="kernel and causal are about convolutions; say version=2"):
+        build(causal=True)
+    with pytest.raises(OptionError, match="inner needs encodings of kind bias alone, got rope_axial"):
+        build("rope_axial+alibi2d")
+    with pytest.raises(OptionError, match="kernel needs an odd number, got kernel=4"):
+        build(version=2, kernel=4)
+    with pytest.raises(OptionError, match="inner=alibi2d has not the axes"):
+        build("alibi2d", version=2, causal=True)
+    with pytest.raises(OptionError, match="a finished alibi2d; give its config"):
+        build(create_encoding("alibi2d", num_heads=3))
+    pos = Grid((3, 4), 1).positions()
+    with pytest.raises(ShapeError, match="some have been dropped; say version=1"):
+        build(version=2).bias(pos.gather(torch.tensor([[0, 2]])), 0)
+    with pytest.raises(ShapeError, match="pass q, k and scale to dense"):
+        build().bias(pos, 0).dense()

@@ -1,0 +1,51 @@
+"""Golden cases of DAPE: logits that a network adapts, on and below the diagonal of a causal sequence."""
+
+import torch
+
+import vispe
+from vispe import Grid
+from vispe.attention import DenseBias
+from vispe.encodings.bias.dape import AdaptedBias
+
+GIVEN = ("a", "bias", "static_bias", "static")  # the static bias as a matrix
+
+
+def run(case):
+    version, heads, length = case.config("version"), case.config("heads"), case.config("N")
+    kind, kernel = case.config("bias"), case.config("kernel", None)
+    options = {"width": case.config("width"), "negative_slope": case.config("negative_slope")}
+    options |= {"version": version} | ({"kernel": kernel, "causal": True} if version == 2 else {})
+    if tuple(case.input("logits").shape) != (case.config("B"), heads, length, length):
+        raise ValueError("the logits are not those that the case says")
+    net = [name for name in case.params if name.startswith("mlp2.")]
+    matrix = next((name for name in GIVEN if name in case.inputs), None)
+    own = sorted(case.params - set(net)) if matrix is None else []
+    if kind == "alibi" and matrix is None:
+        wanted = vispe.create_encoding("alibi", num_heads=heads).head_slopes()
+        case.agree("the slopes", torch.tensor(wanted), case.param("slopes").flatten())
+        own = []
+    inner = "alibi" if matrix is not None else kind
+    made = vispe.create_encoding({"name": "dape", "inner": inner, **options}, num_heads=heads, grid=(length,))
+    with torch.no_grad():
+        for name in net:
+            target = made.get_parameter(name)
+            target.copy_(case.param(name).reshape(target.shape))
+        for name in own:  # parameters of the bias inside, by its own names
+            target = made.adapted.get_parameter(name)
+            target.copy_(case.param(name).reshape(target.shape))
+    made.double()
+    logits = case.input("logits").double().requires_grad_()
+    # queries that are the logits and keys that are the identity
+    eye = torch.eye(length, dtype=logits.dtype).expand_as(logits)
+    bias = made.bias(Grid((length,)).positions(), 0)
+    if matrix is not None:
+        a = case.input(matrix).double()
+        given = DenseBias(a.reshape(-1, *a.shape[-3:]), bias.pos)
+        bias = AdaptedBias(given, bias.network, bias.pos)
+    out = (logits + bias.dense(q=logits, k=eye, scale=1.0)).tril()
+    case.backward(cotangent=out)
+    found = {"logits": out, "grad.logits": logits.grad}
+    for name in net + own:
+        grad = (made if name in net else made.adapted).get_parameter(name).grad
+        found[f"grad.{name}"] = None if grad is None else grad.reshape(case.param(name).shape)
+    yield "dense", {name: value for name, value in found.items() if name in case.output_names}

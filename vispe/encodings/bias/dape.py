@@ -1,0 +1,239 @@
+"""DAPE: a static bias that a small network adapts to the content (arXiv 2405.14722, arXiv 2410.04798)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.bias.base import ALL, Bias, Request
+from vispe.attention.bias.values import ValueTerm
+from vispe.attention.precision import at_least_float32, exact_product, no_autocast
+from vispe.encodings.base import HOST_FACTS, Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.parts.coords import affine
+from vispe.encodings.registry import create_encoding, parse_spec, register
+from vispe.encodings.spec import as_text
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.grid import Positions
+from vispe.options import NotNegative, Shape, Whole
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+class AdaptedBias(Bias):
+    """``a + f([x, a])``, a the bias inside and x the scaled products of queries and keys, of all heads.
+
+    Args:
+        inner: the bias a.
+        network: f, from (b, 2 h, n, n), x before a, to (b, h, n, n).
+        pos: the positions it is bound to.
+    """
+
+    __slots__ = ("inner", "network")
+
+    def __init__(self, inner: Bias, network: Callable[[Tensor], Tensor], pos: Positions) -> None:
+        super().__init__(pos)
+        self.inner, self.network = inner, network
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether samples of a batch differ."""
+        return True
+
+    def _dense(self, ask: Request) -> Tensor:
+        if ask.q is None or ask.k is None or ask.scale is None:
+            raise ShapeError("dape adapts a bias to the logits; pass q, k and scale to dense().")
+        x = exact_product(ask.q, ask.k.transpose(-1, -2)) * ask.scale
+        a = self.inner._dense(ask._replace(heads=ALL)).expand_as(x)
+        # what is closed stays closed, and is no number for a network
+        adapted = self.network(torch.cat([x, a.masked_fill(a == float("-inf"), 0.0)], 1))
+        pos_q, pos_k = ask.where(self.pos)
+        placed = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+        return ask.pick(a + adapted.where(placed[:, None], 0.0), 1)
+
+
+@register
+class Dape(Biased):
+    """Adapts another bias to the content: a small network sees it beside the logits, over all heads.
+
+    logits = x + a + f([x, a]), x = q . k / sqrt(d_h), a the other bias          arXiv 2405.14722, arXiv 2410.04798
+
+    version=1: f is Linear(2h, width), LeakyReLU, Linear(width, h), for every pair by itself. version=2: convolutions
+    over the grid of keys in place of the linear maps.
+
+    Args:
+        num_heads: heads, h.
+        dim: width of the tokens, for biases that need it.
+        depth: blocks of the model, likewise.
+        grid: shape of the grid of the model, likewise; with version=2 its number of axes is that of the convolutions (2
+            without it).
+        inner: the bias a: any spec of kind bias, such as alibi2d, 'alibi2d(slopes=learned)' or rpb+alibi2d.
+        version: 1 or 2.
+        width: channels between the two layers.
+        kernel: side of the convolutions, odd; version=2 only, 3 by default.
+        causal: one axis, for sequences under a causal mask: convolutions do not see what is later; version=2 only.
+        negative_slope: of the LeakyReLU.
+
+    Shapes: pos (n, axes) -> bias (b, h, n, n); prefix rows and columns are those of `inner`.
+    New resolution: as for `inner`.   Cost: 3 h width + width + h parameters per layer (version=2: weights times the
+        entries of a kernel) and those of `inner`; O(n^2 h width) work, and the bias is made dense for every image. The
+        last layer is drawn small, so a model starts near what it is with `inner` alone.
+    Invariant to: what `inner` is invariant to, when patches keep their content; with version=2 nothing exactly.
+    Raises: OptionError where `inner` is no bias; ShapeError for dropped tokens with version=2, and without queries and
+        keys; UnsupportedCombination where `inner` takes the place of the logits.
+    Differs from the reference: two-sided attention and grids; convolutions go over all axes of the keys, where those
+        of the reference go along a sequence (causal=true).
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("dape(inner=alibi2d(slopes=alibi))", num_heads=2)
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense(q=q, k=q, scale=0.5).shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "dape"
+    paper = (
+        "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation, https://arxiv.org/abs/2405.14722"
+    )
+    year = 2024
+    ndim = (1, 2, 3)
+    knows: ClassVar[tuple[str, ...]] = ("distance", "content")
+    invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection")
+
+    num_heads: Whole
+    dim: Whole | None = None
+    depth: Whole | None = None
+    grid: Shape | None = None
+    inner: Any = "alibi2d"
+    version: Literal[1, 2] = 1
+    width: Whole = 32
+    kernel: Whole | None = None
+    causal: bool = False
+    negative_slope: NotNegative = 0.01
+
+    def __post_init__(self) -> None:
+        if self.version == 1 and (self.causal or self.kernel is not None):
+            raise OptionError("dape: kernel and causal are about convolutions; say version=2.")
+        if isinstance(self.inner, Encoding):
+            raise OptionError(f"dape: inner needs a spec, got a finished {self.inner.name}; give its config.")
+        self.inner = as_text(parse_spec(self.inner))
+        facts = {name: getattr(self, name) for name in HOST_FACTS}
+        self.adapted = cast("Biased", create_encoding(self.inner, **facts))
+        parts = self.adapted.parts()
+        others = [
+            e.name for e in parts if not isinstance(e, Biased) or isinstance(e, Additive | Rotary | Mixing)
+        ]
+        others += [e.name for e in parts if e.branched]
+        if others:
+            raise OptionError(
+                f"dape: inner needs encodings of kind bias alone, got {' + '.join(others)}; say inner=alibi2d."
+            )
+        axes = set.intersection(*(set(e.ndim) for e in parts))
+        if self.version == 2:
+            axes &= {1 if self.causal else 2 if self.grid is None else len(self.grid)}
+        if not axes:
+            raise OptionError(
+                f"dape: inner={self.inner} has not the axes that were asked; choose another one."
+            )
+        self._accept(*sorted(axes))
+        vars(self)["extrapolates"] = all(e.extrapolates for e in parts)
+        self._make(min(axes))
+        self._start()
+
+    def _make(self, axes: int) -> None:
+        side = self.kernel or 3
+        if side % 2 == 0:
+            raise OptionError(f"dape: kernel needs an odd number, got kernel={side}.")
+        sizes = (2 * self.num_heads, self.width), (self.width, self.num_heads)
+        layers: list[nn.Module] = [nn.Linear(*size) for size in sizes]
+        if self.version == 2:
+            layers = [CONVOLUTIONS[axes](*size, side, padding=side // 2) for size in sizes]
+        self.mlp2 = nn.Sequential(layers[0], nn.LeakyReLU(self.negative_slope), layers[1])
+
+    def _start(self) -> None:
+        self._layer(0).reset_parameters()
+        nn.init.trunc_normal_(self._layer(2).weight, std=0.02)
+        nn.init.zeros_(cast("Tensor", self._layer(2).bias))
+
+    def _layer(self, index: int) -> nn.Linear:
+        """Return a layer, which may be a convolution as well."""
+        return cast("nn.Linear", self.mlp2[index])
+
+    @property
+    def per_layer(self) -> bool:
+        """Every layer has a network of its own."""
+        return True
+
+    def reset_parameters(self) -> None:
+        """Initialise the bias inside, and the network: its last layer small."""
+        self.adapted.reset_parameters()
+        self._start()
+
+    def active(self, layer: int) -> bool:
+        """Whether the bias inside does anything in block `layer`."""
+        return self.adapted.active(layer)
+
+    def truncate(self, depth: int) -> None:
+        """Drop what belongs to blocks from `depth` on."""
+        self.adapted.truncate(depth)
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Rename entries of released checkpoints for the bias inside."""
+        self.adapted.adopt(state_dict, beside, f"{own}adapted.")
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Return the positions with the draws of the bias inside."""
+        return self.adapted.prepare(pos, generator, draws)
+
+    def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
+        """Return the value term of the bias inside."""
+        return self.adapted.value_term(pos, layer)
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the bias; what `dense` gives of it depends on queries and keys."""
+        self._need_axes(pos)
+        inner = self.adapted.bias(pos, layer, x)
+        if inner is None:
+            return None
+        if inner.whole:
+            raise UnsupportedCombination(
+                f"dape adapts a bias, but {self.inner} takes the place of the logits; choose another inner."
+            )
+        if self.version == 1:
+            return AdaptedBias(inner, self._pairs, pos)
+        grid = self._need_grid(pos, "version=1 takes any positions")
+        if pos.index is not None:
+            raise ShapeError(
+                "dape with version=2 convolves over all keys of a grid, but some have been dropped; say version=1."
+            )
+        return AdaptedBias(inner, lambda both: self._convolve(both, grid.prefix, grid.shape), pos)
+
+    def _pairs(self, both: Tensor) -> Tensor:
+        hidden = F.leaky_relu(affine(self._layer(0), both.movedim(1, -1)), self.negative_slope)
+        return affine(self._layer(2), hidden).movedim(-1, 1)
+
+    def _convolve(self, both: Tensor, prefix: int, shape: tuple[int, ...]) -> Tensor:
+        both = both[..., prefix:, prefix:]
+        if self.causal:
+            both = both.tril()
+        # each query has a picture of its keys, of 2 h channels
+        b, _, n, _ = both.shape
+        pictures = both.transpose(1, 2).reshape(b * n, -1, *shape)
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(shape) - 1]
+        with no_autocast(both.device):
+            for i in (0, 2):
+                weight, bias = (
+                    at_least_float32(cast("Tensor", t)).to(pictures.dtype)
+                    for t in (self._layer(i).weight, self._layer(i).bias)
+                )
+                pictures = convolve(pictures, weight, bias, padding=weight.shape[-1] // 2)
+                pictures = F.leaky_relu(pictures, self.negative_slope) if i == 0 else pictures
+        made = pictures.reshape(b, n, -1, n).transpose(1, 2)
+        return F.pad(made, (prefix, 0, prefix, 0))
