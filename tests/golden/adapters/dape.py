@@ -7,6 +7,8 @@ from vispe import Grid
 from vispe.attention import DenseBias
 from vispe.encodings.bias.dape import AdaptedBias
 
+# parameters of Kerple, theirs to ours; those of other biases have their own names
+NAMES = {"bias_p": "p", "bias_a": "a"}
 GIVEN = ("a", "bias", "static_bias", "static")  # the static bias as a matrix
 
 
@@ -25,13 +27,16 @@ def run(case):
         case.agree("the slopes", torch.tensor(wanted), case.param("slopes").flatten())
         own = []
     inner = "alibi" if matrix is not None else kind
+    if matrix is None and "kerple" in kind:
+        inner = {"name": "kerple", "kernel": "power" if "power" in kind else "log", "positive": "clamp"}
+        inner["eps"] = case.config("eps", 0.01)
     made = vispe.create_encoding({"name": "dape", "inner": inner, **options}, num_heads=heads, grid=(length,))
     with torch.no_grad():
         for name in net:
             target = made.get_parameter(name)
             target.copy_(case.param(name).reshape(target.shape))
         for name in own:  # parameters of the bias inside, by its own names
-            target = made.adapted.get_parameter(name)
+            target = made.adapted.get_parameter(NAMES.get(name, name))
             target.copy_(case.param(name).reshape(target.shape))
     made.double()
     logits = case.input("logits").double().requires_grad_()
@@ -46,6 +51,7 @@ def run(case):
     case.backward(cotangent=out)
     found = {"logits": out, "grad.logits": logits.grad}
     for name in net + own:
-        grad = (made if name in net else made.adapted).get_parameter(name).grad
+        held = made.get_parameter(name) if name in net else made.adapted.get_parameter(NAMES.get(name, name))
+        grad = held.grad
         found[f"grad.{name}"] = None if grad is None else grad.reshape(case.param(name).shape)
     yield "dense", {name: value for name, value in found.items() if name in case.output_names}

@@ -133,7 +133,7 @@ class Dape(Biased):
             raise OptionError(
                 f"dape: inner needs encodings of kind bias alone, got {' + '.join(others)}; say inner=alibi2d."
             )
-        axes = set.intersection(*(set(e.ndim) for e in parts))
+        axes = {a for a in (1, 2, 3) if all(a in e.ndim for e in parts)}
         if self.version == 2:
             axes &= {1 if self.causal else 2 if self.grid is None else len(self.grid)}
         if not axes:

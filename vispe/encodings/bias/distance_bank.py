@@ -111,7 +111,8 @@ class DistanceBank(Biased):
         spaced = pos if self.spacing is None else pos.spaced(self.spacing)
         key = ("distance bank", self.over, self.causal, self.max_dist)
         buckets = spaced.remember(key, lambda: self._buckets(spaced))
-        content = affine(self.gates, x).unflatten(-1, (self.num_heads, self.basis)).transpose(1, 2)
+        gates = affine(self.gates, x)
+        content = gates.reshape(*gates.shape[:2], self.num_heads, self.basis).transpose(1, 2)
         # the last bucket is for what the bank does not reach
         bank = nn.functional.pad(at_least_float32(self.distance_bank), (0, 1)).t()[None]
         return ContextBias(bank, buckets, "query", scaled=False, pos=pos, content=content)
