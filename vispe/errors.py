@@ -79,8 +79,7 @@ def require(module: str, extra: str, purpose: str) -> None:
 
     if importlib.util.find_spec(module.partition(".")[0]) is None:
         raise MissingExtra(
-            f"{purpose} needs the package {module!r}, which is not installed; "
-            f"run: pip install 'vispe[{extra}]'"
+            f"{purpose} needs the package {module!r}, which is not installed; run: pip install 'vispe[{extra}]'"
         )
 
 

@@ -58,10 +58,7 @@ class Page:
 
     def __init__(self, subject: str, kind: str, verdict: str, tone: Tone = "plain") -> None:
         self._title = f"{kind}: {subject}"
-        self._parts = [
-            f"<h1>{escape(self._title)}</h1>",
-            f'<p class="verdict {tone}">{escape(verdict)}</p>',
-        ]
+        self._parts = [f"<h1>{escape(self._title)}</h1>", f'<p class="verdict {tone}">{escape(verdict)}</p>']
 
     def section(self, title: str) -> None:
         """Start a part of the page under a heading."""
@@ -110,9 +107,8 @@ class Page:
         figure.savefig(buffer, format="png")
         data = base64.b64encode(buffer.getvalue()).decode()
         words = escape(caption, quote=True)
-        self._parts.append(
-            f'<figure><img alt="{words}" src="data:image/png;base64,{data}"><figcaption>{words}</figcaption></figure>'
-        )
+        image = f'<img alt="{words}" src="data:image/png;base64,{data}">'
+        self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
 
     def html(self) -> str:
         """Return the page."""

@@ -107,9 +107,7 @@ def bootstrap_interval(
     rng, n = np.random.default_rng(seed), len(values)
     # at most a million indices are held at once
     rows = max(1, 1_000_000 // n)
-    means = [
-        values[rng.integers(0, n, (min(rows, draws - start), n))].mean(1) for start in range(0, draws, rows)
-    ]
+    means = [values[rng.integers(0, n, (min(rows, draws - at), n))].mean(1) for at in range(0, draws, rows)]
     tail = 50 * (1 - level)
     low, high = np.percentile(np.concatenate(means), [tail, 100 - tail])
     return float(low), float(high)

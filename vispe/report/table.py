@@ -40,6 +40,15 @@ def interval(ends: tuple[float, float] | None, decimals: int | None = None) -> s
     return "" if ends is None else " to ".join(number(end, decimals) for end in ends)
 
 
+def capital(sentence: str) -> str:
+    """Return a sentence with a capital letter at its start.
+
+    >>> capital("no linear position")
+    'No linear position'
+    """
+    return sentence[0].upper() + sentence[1:]
+
+
 def aligned(table: Table, left: Sequence[int] = (0,)) -> str:
     """Return a table of text, heads first, as Markdown with aligned columns; those of `left` are flush left.
 
@@ -67,9 +76,13 @@ def columns(table: Table, left: Sequence[int] = (0,)) -> str:
 def json_value(value: Any) -> Any:
     """Return a value as JSON has it: arrays and tuples as lists, numbers that are not finite as None.
 
+    Results that have a `to_dict` say themselves what they are.
+
     >>> json_value({"a": np.array([1.5, np.nan]), "b": (1, "c")})
     {'a': [1.5, None], 'b': [1, 'c']}
     """
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     if isinstance(value, dict):
         return {key: json_value(v) for key, v in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -77,6 +90,15 @@ def json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [json_value(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_entries(owner: object, *names: str) -> dict[str, Any]:
+    """Return attributes of a result by name, as JSON has them.
+
+    >>> json_entries(slice(1, 9), "start", "stop", "step")
+    {'start': 1, 'stop': 9, 'step': None}
+    """
+    return {name: json_value(getattr(owner, name)) for name in names}
 
 
 def json_list(values: np.ndarray | Sequence[float]) -> list[Any]:
@@ -91,11 +113,5 @@ def json_list(values: np.ndarray | Sequence[float]) -> list[Any]:
 def _padded(table: Table, left: Sequence[int]) -> tuple[list[int], list[list[str]]]:
     """Return the widths of the columns, and the cells padded to them."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    cells = [
-        [
-            cell.ljust(w) if i in left else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in table
-    ]
-    return widths, cells
+    sides = [str.ljust if i in left else str.rjust for i in range(len(widths))]
+    return widths, [[side(c, w) for side, c, w in zip(sides, row, widths, strict=True)] for row in table]
