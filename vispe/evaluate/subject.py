@@ -144,15 +144,9 @@ def load_subject(
     remarks += ["symmetric patch kernel"] if symmetric else []
     remarks += [f"block {layer}"] if layer is not None else []
     title = f"open_clip {name}" if place == "open_clip" else text
-    return Subject(
-        _titled(f"{title} + {pos_embed}" if pos_embed else title, remarks, d4),
-        D4Features(f) if d4 else f,
-        mean=f.mean,
-        std=f.std,
-        patch=f.patch,
-        size=f.size,
-        exact=f.exact,
-    )
+    title = _titled(f"{title} + {pos_embed}" if pos_embed else title, remarks, d4)
+    known = {key: getattr(f, key) for key in ("mean", "std", "patch", "size", "exact")}
+    return Subject(title, D4Features(f) if d4 else f, **known)
 
 
 def _titled(name: str, remarks: Sequence[str], d4: bool) -> str:
@@ -162,14 +156,8 @@ def _titled(name: str, remarks: Sequence[str], d4: bool) -> str:
 
 def _saved(text: str, d4: bool, device: str) -> Subject:
     s = SavedSegmenter(text, device=device)
-    return Subject(
-        _titled(text, (), d4),
-        segmenter=D4Segmenter(s.probabilities) if d4 else s,
-        channels=s.channels,
-        normalize=s.normalize,
-        clip=s.clip,
-        names=tuple(s.names),
-    )
+    known = {"channels": s.channels, "normalize": s.normalize, "clip": s.clip, "names": tuple(s.names)}
+    return Subject(_titled(text, (), d4), segmenter=D4Segmenter(s.probabilities) if d4 else s, **known)
 
 
 def _called(text: str, place: str, name: str, d4: bool, patch: int | None, kind: Kind | None) -> Subject:

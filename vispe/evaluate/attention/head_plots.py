@@ -7,6 +7,7 @@ import numpy as np
 from vispe.evaluate.attention.heads import PATTERNS, HeadHealth
 from vispe.report.page import Page
 from vispe.report.style import BLUE, GREY, INK, ORANGE, clean, new_figure
+from vispe.report.table import capital
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +38,7 @@ def plot_health(result: HeadHealth, title: str = "") -> "Figure":
     inch = 1 / high
     colour = ORANGE if result.collapsed > 0 else BLUE
     figure.text(0.04, 1 - 0.42 * inch, f"Attention heads: {title}" if title else "Attention heads", size=13)
-    figure.text(0.04, 1 - 0.82 * inch, _capital(result.verdict), size=16, weight="bold", color=colour)
+    figure.text(0.04, 1 - 0.82 * inch, capital(result.verdict), size=16, weight="bold", color=colour)
     figure.text(0.04, 1 - 1.10 * inch, "  ".join(result.notes), size=10, color=INK)
     figure.text(0.04, 0.22 * inch, _footnote(result), size=9, color=GREY, linespacing=1.5)
     box = {"top": 1 - (1.55 + 0.2 * bool(result.notes)) * inch, "bottom": 1.35 * inch}
@@ -77,7 +78,7 @@ def health_page(result: HeadHealth, title: str, figure: "Figure") -> Page:
         figure: of `plot_health`.
     """
     tone = "mild" if result.collapsed > 0 else "good"
-    page = Page(title, "Attention heads", f"{_capital(result.verdict)}.", tone)
+    page = Page(title, "Attention heads", f"{capital(result.verdict)}.", tone)
     page.text(
         "A head that puts most of its attention on one token adds nearly the same vector everywhere. On a class or "
         "register token this is a common resting place and no defect; on a patch, or in most heads of a layer, it is "
@@ -207,10 +208,6 @@ def _clean(ax: "Axes") -> None:
     ax.tick_params(labelsize=9)
 
 
-def _capital(sentence: str) -> str:
-    return sentence[0].upper() + sentence[1:]
-
-
 def _footnote(result: HeadHealth) -> str:
     h, w = result.grid
     t = result.thresholds
@@ -225,7 +222,6 @@ def _footnote(result: HeadHealth) -> str:
     dotted = "  Dotted: the bias alone." if np.isfinite(result.bias_profile).any() else ""
     return (
         f"{images}, {h}x{w} patches.  Sink: one token receives over {100 * t.sink:.0f} % of a head's attention; dead: "
-        f"over {100 * t.dead:.0f} %; local: over {100 * t.local:.0f} % stays within 3x3 patches.\n"
-        f"{marks} ({letters}).  Profiles: one line per head, coloured by class; "
-        f"one scale for all layers.{dotted}"
+        f"over {100 * t.dead:.0f} %; local: over {100 * t.local:.0f} % stays within 3x3 patches.\n{marks} ({letters}). "
+        f" Profiles: one line per head, coloured by class; one scale for all layers.{dotted}"
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.report.table import aligned, json_list
+from vispe.report.table import aligned, json_entries
 
 PATTERNS = ("distributed", "local", "sink", "dead")  # their numbers are codes 0 to 3
 
@@ -135,24 +135,18 @@ class HeadHealth:
         """Return everything as JSON values; NaN becomes None."""
         names = [n for n, v in vars(self).items() if isinstance(v, np.ndarray)]
         return {
-            "verdict": self.verdict,
-            "notes": list(self.notes),
-            "collapsed": self.collapsed,
-            "images": self.images,
-            "grid": list(self.grid),
+            **json_entries(self, "verdict", "notes", "collapsed", "images", "grid"),
             "layers": list(self.paths),
             "tokens": list(self.tokens),
             "patterns": list(PATTERNS),
             "thresholds": vars(self.thresholds),
-            "massive": [list(m) for m in self.massive],
-            **{name: _json(getattr(self, name)) for name in names},
+            **json_entries(self, "massive", *names),
         }
 
     def rows(self) -> list[list[str]]:
         """Return the table of the layers as text, the heads of the columns first."""
-        rows = [
-            ["layer", *PATTERNS, "sink mass", "entropy", "local", "position", "95 % reach", "of the bias"]
-        ]
+        head = ["layer", *PATTERNS, "sink mass", "entropy", "local", "position", "95 % reach", "of the bias"]
+        rows = [head]
         for i in range(len(self.paths)):
             counts = [str(int((self.pattern[i] == c).sum())) for c in range(len(PATTERNS))]
             means = (self.sink_mass, self.entropy, self.local_mass, self.position_share)
@@ -168,7 +162,3 @@ class HeadHealth:
 
 def _a(kind: str) -> str:
     return f"the {kind} token" if kind in ("class", "distillation") else f"a {kind}"
-
-
-def _json(values: np.ndarray) -> Any:
-    return json_list(values) if np.issubdtype(values.dtype, np.floating) else values.tolist()

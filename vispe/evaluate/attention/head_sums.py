@@ -122,9 +122,8 @@ def by_offset(values: Tensor, grid: Grid) -> Tensor:
     """Return sums of values (h, N, N) float64 by offset, (h, 2 gh - 1, 2 gw - 1)."""
     h, w = grid.shape
     table = values.new_zeros(len(values), (2 * h - 1) * (2 * w - 1))
-    return table.index_add_(1, offsets(grid, values.device).flatten(), values.flatten(1)).unflatten(
-        1, (2 * h - 1, 2 * w - 1)
-    )
+    table.index_add_(1, offsets(grid, values.device).flatten(), values.flatten(1))
+    return table.unflatten(1, (2 * h - 1, 2 * w - 1))
 
 
 def pairs(grid: Grid) -> Tensor:

@@ -19,19 +19,10 @@ from torch import Tensor, nn
 
 from vispe.backbones.attention import prefix_names, watch
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.attention.head_result import PATTERNS, HeadHealth, Thresholds
+from vispe.evaluate.attention.head_result import PATTERNS as PATTERNS
+from vispe.evaluate.attention.head_result import HeadHealth, Thresholds
 from vispe.evaluate.attention.head_sums import CLAMP, HeadSums, LayerSums, entropy, pairs, radii, reach
 from vispe.grid import Grid
-
-__all__ = [
-    "PATTERNS",
-    "HeadHealth",
-    "LanguageScores",
-    "Thresholds",
-    "drifted",
-    "head_health",
-    "language_scores",
-]
 
 MASSIVE = 5.0  # times the mean norm of the channels of a head
 DRIFT = 0.05  # change of sink mass that `drifted` reports
@@ -80,9 +71,8 @@ def language_scores(
     attn = attn.double()
     near = torch.ones(attn.shape[2:], device=attn.device).tril().triu(1 - window)
     mass, local = attn[..., sink].mean(-1), (attn * near).sum(-1).mean(-1)
-    return LanguageScores(
-        mass, entropy(attn, clamp), local, (thresholds or Thresholds()).classify(mass, local)
-    )
+    pattern = (thresholds or Thresholds()).classify(mass, local)
+    return LanguageScores(mass, entropy(attn, clamp), local, pattern)
 
 
 def head_health(

@@ -128,10 +128,7 @@ class Recipe:
 
 
 def train(
-    spec: Spec,
-    seed: int,
-    recipe: Recipe | None = None,
-    on_step: Callable[[int, float], None] | None = None,
+    spec: Spec, seed: int, recipe: Recipe | None = None, on_step: Callable[[int, float], None] | None = None
 ) -> Asked:
     """Return a model trained from scratch on fresh scenes of one grid.
 

@@ -200,8 +200,7 @@ def _prepare(feats: Features, mask: Features, fit: Fit):
     chosen = to_numpy(mask) != 0
     if x.ndim != 3 or chosen.shape != x.shape[:2] or 0 in x.shape:
         raise ShapeError(
-            f"The probe needs features (h, w, C) and a mask (h, w), "
-            f"got feats {x.shape} and mask {chosen.shape}."
+            f"The probe needs features (h, w, C) and a mask (h, w), got feats {x.shape} and mask {chosen.shape}."
         )
     if not chosen.any():
         raise ShapeError(

@@ -20,7 +20,7 @@ from vispe.errors import ShapeError
 from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.sources import check_images, patch_pixels
 from vispe.evaluate.probe.trials import POSITIONS, Trials, cell
-from vispe.report.table import aligned, json_list
+from vispe.report.table import aligned, json_entries, json_list
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,7 @@ class LayerProbe:
             return dict(zip(self.targets, json_list(values), strict=True))
 
         return {
-            "verdict": self.verdict,
-            "notes": list(self.notes),
-            "targets": list(self.targets),
-            "grids": [list(grid) for grid in self.grids],
-            "settings": self.settings,
+            **json_entries(self, "verdict", "notes", "targets", "grids", "settings"),
             "pixels": None if self.pixels is None else by_target(self.pixels),
             "blocks": [
                 {

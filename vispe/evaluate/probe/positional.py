@@ -23,7 +23,7 @@ from vispe.evaluate.probe.fit import Fit, Regressor, channel_r2, fit_probe
 from vispe.evaluate.probe.ramps import TARGETS, check_target, ramp, sample_mask
 from vispe.evaluate.probe.sources import Source, each_features
 from vispe.evaluate.probe.trials import check_sampled, follower, mixed, same_region
-from vispe.report.table import aligned, json_list
+from vispe.report.table import aligned, json_entries, json_list
 
 
 @dataclass(frozen=True)
@@ -118,18 +118,10 @@ class ProbeResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the example as JSON values; NaN becomes `None`."""
-        return {
-            "verdict": self.verdict,
-            "notes": list(self.notes),
-            "rows": [row.to_dict() for row in self.rows],
-            "grid": list(self.grid),
-            "n_images": self.n_images,
-            "n_samples": self.n_samples,
-            "n_nan": self.n_nan,
-            "settings": self.settings,
-            "top_channels": self.top_channels(),
-            "channel_r2": json_list(self.channel_r2),
-        }
+        facts = json_entries(
+            self, "verdict", "notes", "rows", "grid", "n_images", "n_samples", "n_nan", "settings"
+        )
+        return facts | {"top_channels": self.top_channels(), "channel_r2": json_list(self.channel_r2)}
 
     def to_markdown(self) -> str:
         """Return the table of scores as Markdown, its columns aligned."""

@@ -102,9 +102,8 @@ def sample_mask(
     box = mask[y0:y1, x0:x1]
     if random:
         draw = _need_generator(generator, "a random mask")
-        rows, cols = np.unravel_index(
-            draw.choice(box.size, n_random_samples(region, step), replace=False), box.shape
-        )
+        places = draw.choice(box.size, n_random_samples(region, step), replace=False)
+        rows, cols = np.unravel_index(places, box.shape)
         box[rows, cols] = True
     else:
         box[:: _check_step(step), ::step] = True
@@ -115,8 +114,7 @@ def check_target(target: str) -> None:
     """Raise `OptionError` for a target that does not exist."""
     if target not in TARGETS:
         raise OptionError(
-            f"There is no probe target {target!r}.{did_you_mean(target, TARGETS)} "
-            f"They are {', '.join(TARGETS)}."
+            f"There is no probe target {target!r}.{did_you_mean(target, TARGETS)} They are {', '.join(TARGETS)}."
         )
 
 

@@ -27,13 +27,7 @@ from vispe.evaluate.probe.averages import (
 from vispe.evaluate.probe.debias import blank_channels, svd_debias
 from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.remedy_table import NAMES, BaselineRow, BaselineTable
-from vispe.evaluate.probe.sources import (
-    Source,
-    black_image,
-    check_images,
-    feature_function,
-    is_features,
-)
+from vispe.evaluate.probe.sources import Source, black_image, check_images, feature_function, is_features
 from vispe.evaluate.probe.trials import POSITIONS, Trials
 
 

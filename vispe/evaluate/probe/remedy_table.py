@@ -7,7 +7,7 @@ import numpy as np
 
 from vispe.errors import OptionError
 from vispe.evaluate.probe.trials import cell
-from vispe.report.table import aligned, json_list
+from vispe.report.table import aligned, json_entries, json_list
 
 NAMES = {
     "none": "untouched",
@@ -123,13 +123,8 @@ class BaselineTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, every value by image; NaN becomes `None`."""
-        return {
-            "verdict": self.verdict,
-            "notes": list(self.notes),
-            "targets": list(self.targets),
-            "n_images": self.n_images,
-            "chosen_on": self.chosen_on,
-            "settings": self.settings,
+        facts = json_entries(self, "verdict", "notes", "targets", "n_images", "chosen_on", "settings")
+        return facts | {
             "rows": [
                 {
                     "key": row.key,

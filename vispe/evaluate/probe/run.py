@@ -110,9 +110,8 @@ def probe_source(
     fit = {"step": question.step, "masks_per_image": question.masks}
     fit |= {"regressor": question.regressor, "alpha": question.alpha}
     headline = question.target
-    probe = positional_probe(
-        model, shown(pictures, f"probing {source}"), targets=(headline, *TARGETS), generator=rng, **fit
-    )
+    looked_at = shown(pictures, f"probing {source}")
+    probe = positional_probe(model, looked_at, targets=(headline, *TARGETS), generator=rng, **fit)
     layers = baselines = None
     fit |= {"targets": (headline, *POSITIONS), "generator": question.seed}
     if question.layers:
@@ -120,9 +119,8 @@ def probe_source(
     if question.baselines:
         blank = 4 if question.blank is None else question.blank
         single = probe.n_images == 1 and isinstance(blank, int)
-        others = (
-            noise_images(_CHOSEN_ON, model, np.random.default_rng([question.seed, 1])) if single else None
-        )
+        generator = np.random.default_rng([question.seed, 1])
+        others = noise_images(_CHOSEN_ON, model, generator) if single else None
         each = Again(lambda: shown(pictures, f"remedies on {source}"))
         baselines = probe_baselines(model, each, blank=blank, choose_on=others, shifts=question.shifts, **fit)
     return SourceProbe(probe, layers, baselines)

@@ -115,9 +115,7 @@ def mixed(ramps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, n
     """Return the ramps with the patches in random order, the same order for all."""
     shape = next(iter(ramps.values())).shape[:2]
     order = rng.permutation(shape[0] * shape[1])
-    return {
-        name: values.reshape(len(order), -1)[order].reshape(values.shape) for name, values in ramps.items()
-    }
+    return {name: v.reshape(len(order), -1)[order].reshape(v.shape) for name, v in ramps.items()}
 
 
 def follower(rng: np.random.Generator) -> np.random.Generator:

@@ -164,13 +164,7 @@ def rank(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
 
 
 MEASURES: Mapping[str, Callable[..., float]] = {
-    "error": error,
-    "error_uncentred": error_uncentred,
-    "cosine": cosine,
-    "cosine_centred": cosine_centred,
-    "cka": cka,
-    "subspace": subspace,
-    "rank": rank,
+    f.__name__: f for f in (error, error_uncentred, cosine, cosine_centred, cka, subspace, rank)
 }
 """The measures of a pair of maps, the headline first."""
 

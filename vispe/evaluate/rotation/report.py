@@ -10,7 +10,7 @@ from vispe.evaluate.rotation import keys
 from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
 from vispe.evaluate.rotation.rows import Measurement, RotationResult
 from vispe.report.statistics import FEWEST
-from vispe.report.table import aligned, interval, number
+from vispe.report.table import aligned, interval, json_entries, number
 
 _CHANGE = "features, 0 = same, 1.41 = unrelated, no upper limit"
 _AGREE = "labels, 1 = same"
@@ -115,12 +115,8 @@ class RotationReport:
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
         """Return JSON values: verdict, remedy, settings, the value of every row for every image, and fingerprint."""
-        return {
-            "subject": self.subject,
-            **self.result.to_dict(seed),
-            "classes": list(self.names),
-            "fingerprint": None if self.fingerprint is None else self.fingerprint.to_dict(),
-        }
+        classes = {"classes": list(self.names), **json_entries(self, "fingerprint")}
+        return {"subject": self.subject, **self.result.to_dict(seed), **classes}
 
     def write_json(self, path: str | Path, force: bool = False) -> Path:
         """Write `to_dict`; an existing file is replaced with `force` only.

@@ -11,7 +11,7 @@ from vispe.errors import ShapeError, UnknownName
 from vispe.evaluate.rotation.keys import D4_MEAN, FULL, POSITION_CODE, UNMOVED, Key
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
 from vispe.report.statistics import Better, Summary, summarise
-from vispe.report.table import aligned, interval, json_list, number
+from vispe.report.table import aligned, interval, json_entries, json_list, json_value, number
 
 
 @dataclass(frozen=True)
@@ -146,18 +146,12 @@ class Measurement:
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
         """Return JSON values with every image's number; NaN becomes None."""
-        entry: dict[str, Any] = {
-            "transform": self.transform,
-            "metric": self.metric,
-            "part": self.part,
-            "control": self.control,
-            "values": json_list(self.values),
-            "summary": self.summary(seed).to_dict(),
-        }
+        entry = json_entries(self, "transform", "metric", "part", "control")
+        entry |= {"values": json_list(self.values), "summary": self.summary(seed).to_dict()}
         if self.floors:
             effect = self.effect(seed)
             entry["floors"] = {name: json_list(v) for name, v in self.floors.items()}
-            entry["effect"] = None if effect is None else effect.to_dict()
+            entry["effect"] = json_value(effect)
             entry["ratio"] = self.ratio()
         return entry
 
@@ -212,14 +206,8 @@ class RotationResult:
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "verdict": self.verdict,
-            "remedy": self.remedy,
-            "images": list(self.images),
-            "settings": self.settings,
-            "notes": list(self.notes),
-            "rows": [row.to_dict(seed) for row in self.rows],
-        }
+        facts = json_entries(self, "verdict", "remedy", "images", "settings", "notes")
+        return facts | {"rows": [row.to_dict(seed) for row in self.rows]}
 
     def to_markdown(self, seed: int = 0) -> str:
         """Return the table as Markdown, its columns aligned."""

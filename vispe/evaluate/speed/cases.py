@@ -154,14 +154,8 @@ def quick(device: str) -> Plan:
     """Return what a user measures in a few minutes: small batches, the main shapes and modes."""
     if device == "cpu":
         plan = protocol_cpu()
-        return replace(
-            plan,
-            cases=plan.cases[:4],
-            modes=("forward", "frozen", "table"),
-            reps=20,
-            slow=False,
-            structured=0,
-        )
+        fewer = {"cases": plan.cases[:4], "modes": ("forward", "frozen", "table"), "reps": 20}
+        return replace(plan, **fewer, slow=False, structured=0)
     sizes = (((32, 32), 1, 16), ((16, 16), 1, 64), ((37, 37), 1, 8), ((64, 64), 0, 2))
     cases = tuple(Case(s, p, b, 12) for s, p, b in sizes)
     return Plan(cases, ("forward", "frozen", "table"), structured=1, check_shapes=_CHECKS[:2])

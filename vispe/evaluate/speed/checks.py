@@ -46,9 +46,8 @@ def run_check(record: dict[str, Any], device: str, backend: str) -> dict[str, An
     shape, _, prefix = record["grid"].partition("+")
     grid = Grid(tuple(map(int, shape.split("x"))), int(prefix))
     try:
-        result = check(
-            grid, record["width"], getattr(torch, record["dtype"]), record["bias"], device, backend
-        )
+        width, dtype = record["width"], getattr(torch, record["dtype"])
+        result = check(grid, width, dtype, record["bias"], device, backend)
     except Exception as error:  # a failure is a result, too
         return {**record, "failure": f"{type(error).__name__}: {error}"[:300], "passed": False}
     limits = LIMITS[record["dtype"]]

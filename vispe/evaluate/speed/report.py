@@ -8,6 +8,7 @@ from typing import Any
 
 from vispe.evaluate.speed.cases import MODES, is_forward
 from vispe.evaluate.speed.targets import OURS, SDPA
+from vispe.report.table import columns
 
 Row = dict[str, Any]
 HEAD = (
@@ -99,12 +100,4 @@ def _cells(row: Row, best: float | None, own: float | None) -> tuple[str, ...]:
 
 
 def _aligned(cells: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  "
-        + "  ".join(
-            f"{c:<{w}}" if i in left else f"{c:>{w}}"
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
+    return [f"  {line}" for line in columns(cells, left).splitlines()]

@@ -192,12 +192,8 @@ def train(
             schedule.step()
             if file is not None and ((step + 1) % every == 0 or step + 1 == recipe.steps):
                 state = {key: part.state_dict() for key, part in stateful.items()}
-                state |= {
-                    "step": step + 1,
-                    "cpu_s": time.process_time() - start,
-                    "rng": torch.get_rng_state(),
-                }
-                _write(file, {**state, "run": run})
+                state |= {"step": step + 1, "cpu_s": time.process_time() - start}
+                _write(file, {**state, "rng": torch.get_rng_state(), "run": run})
             if on_step is not None:
                 on_step(step, float(loss.detach()))
         bits = three_cell.labels(test, recipe.grid)

@@ -98,10 +98,8 @@ def plot_probe_channels(result: LayerProbe, block: int = -1, ax: "Axes | None" =
         channels = np.flatnonzero(which == j)
         heights = np.maximum(best[channels], floor)
         ax.vlines(channels, 0, heights, color=colour, linewidth=1.1)
-        shown, style = (
-            heights > 0.05,
-            {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"},
-        )
+        shown = heights > 0.05
+        style = {"color": colour, "marker": marker, "markersize": 5, "linestyle": "none"}
         ax.plot(channels[shown], heights[shown], label=WORDS[name], **style)
     ax.axhline(0, color=INK, linewidth=0.8)
     ax.set_xlim(-0.02 * len(best), 1.02 * len(best))

@@ -10,6 +10,7 @@ import numpy as np
 from vispe.evaluate.probe.pictures.axes import r2_dots
 from vispe.evaluate.probe.positional import ProbeResult
 from vispe.report.style import BLUE, GREY, INK, ORANGE, clean, new_figure
+from vispe.report.table import capital
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,25 +112,14 @@ def _draw_channels(ax: "Axes", result: ProbeResult, n: int = 12) -> None:
     ax.tick_params(axis="x", labelsize=7.5)
 
 
-def capital(sentence: str) -> str:
-    """Return a sentence with a capital letter at its start.
-
-    >>> capital("no linear position")
-    'No linear position'
-    """
-    return sentence[0].upper() + sentence[1:]
-
-
 def _footnote(result: ProbeResult) -> str:
     h, w = result.grid
     settings = result.settings
     fit = f"ridge, alpha {settings['alpha']:g}" if settings["regressor"] == "ridge" else "least squares"
     images = f"{result.n_images} image{'s' if result.n_images > 1 else ''}"
     return (
-        f"Maps: first image and mask. White dots: the {result.n_samples} of {h}x{w} patches that were fitted "
-        f"({fit}, {len(result.channel_r2)} channels).\n"
-        f"Scores: patches that were not fitted; one dot per image and mask ({images}, "
-        f"{settings['masks_per_image']} masks each). 1 = position is known, 0 or less = unknown.\n"
-        f"Controls that must not be readable: random = noise; diamonds = the same target with its patches shuffled "
-        f"(median)."
+        f"Maps: first image and mask. White dots: the {result.n_samples} of {h}x{w} patches that were fitted ({fit}, "
+        f"{len(result.channel_r2)} channels).\nScores: patches that were not fitted; one dot per image and mask "
+        f"({images}, {settings['masks_per_image']} masks each). 1 = position is known, 0 or less = unknown.\nControls "
+        "that must not be readable: random = noise; diamonds = the same target with its patches shuffled (median)."
     )

@@ -27,10 +27,7 @@ def labels(page: Page, report: RotationReport) -> None:
     if any(r.transform in POSES and r.metric == "miou" for r in rows):
         drawn(page, plots.plot_d4, report.result, f"Consistency by pose. {NAMES}", metric="miou")
     if report.labels:
-        caption = (
-            f"Labels of {first_image(result)} in all poses, moved back, and the pixels that changed their "
-            "class."
-        )
+        caption = f"Labels of {first_image(result)} in all poses, moved back, and the pixels that changed their class."
         page.figure(pictures.plot_label_poses(report), caption)
     if angle_rows(result, "miou"):
         drawn(page, plots.plot_polar, report.result, "Consistency by angle.", metric="miou")
@@ -73,13 +70,8 @@ def corners(page: Page, report: RotationReport) -> None:
         "Where it works worse in the other corners (below 0), it may have learnt where it is instead of what it sees. "
         "Scribbles all over the image are the control: their gaps are differences of the sample."
     )
-    drawn(
-        page,
-        plots.plot_quadrants,
-        report.result,
-        "Accuracy elsewhere minus accuracy in that corner.",
-        (8.4, 4.0),
-    )
+    caption = "Accuracy elsewhere minus accuracy in that corner."
+    drawn(page, plots.plot_quadrants, report.result, caption, (8.4, 4.0))
     short_table(page, [r for r in report.result.rows if r.metric == "accuracy" and r.key.question != ANGLE])
 
 

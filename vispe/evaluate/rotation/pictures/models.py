@@ -62,9 +62,8 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     y = np.arange(len(order))
     columns = {key: [tables[name][key] for name in order] for key in ("full", "position", "effect", "r2")}
     both = np.array([[_mean(a), _mean(b)] for a, b in zip(columns["position"], columns["full"], strict=True)])
-    left.hlines(
-        y, both[:, 0], both[:, 1], color=draw.PALE, linewidth=5, zorder=1, label="added by the patch kernel"
-    )
+    look = {"color": draw.PALE, "linewidth": 5, "zorder": 1, "label": "added by the patch kernel"}
+    left.hlines(y, both[:, 0], both[:, 1], **look)
     _dots(left, y + 0.1, columns["position"], ORANGE, "s", "position code alone")
     _dots(left, y - 0.1, columns["full"], BLUE, "o", "image turned")
     _dots(middle, y, columns["effect"], BLUE, "o", "")
@@ -72,9 +71,8 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     chance = METRICS["error"].chance or 0.0
     left.axvline(chance, color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=0)
     left.set_xlim(0, 1.06 * max(chance, _furthest(columns["full"] + columns["position"])))
-    middle.set_xlim(
-        min(0, 1.1 * _furthest(columns["effect"], low=True)), 1.1 * max(MILD, _furthest(columns["effect"]))
-    )
+    ends = [_furthest(columns["effect"], low=low) for low in (True, False)]
+    middle.set_xlim(min(0, 1.1 * ends[0]), 1.1 * max(MILD, ends[1]))
     right.set_xlim(0, 1)
     for ax in (left, right):
         _zones(ax)
@@ -95,10 +93,8 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     left.set_yticks(y, order)
     for label in left.get_yticklabels():
         label.set_parse_math(False)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower left", ncols=3, frameon=False, fontsize=9.5, labelcolor=INK
-    )
+    look = {"ncols": 3, "frameon": False, "fontsize": 9.5, "labelcolor": INK}
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", **look)
     return figure
 
 

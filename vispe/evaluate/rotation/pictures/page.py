@@ -15,7 +15,7 @@ from vispe.evaluate.rotation.rows import METRICS, Measurement
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
 from vispe.report.page import Page, Tone
 from vispe.report.statistics import FEWEST
-from vispe.report.table import interval, number
+from vispe.report.table import capital, interval, number
 
 HEAD = ("transform", "metric", "of", "mean", "95 % interval", "worst image", "floor", "effect", "images")
 
@@ -102,9 +102,8 @@ def _table(page: Page, rows: Sequence[Measurement], folded: str = "") -> None:
 
 def _by_image(images: Sequence[str], rows: Sequence[Measurement]) -> list[list[str]]:
     """One line for each image, one column for each row."""
-    heads = [
-        f"{r.transform}, {METRICS[r.metric].title}{'' if r.part == FULL else f', {r.part}'}" for r in rows
-    ]
+    parts = ("" if r.part == FULL else f", {r.part}" for r in rows)
+    heads = [f"{r.transform}, {METRICS[r.metric].title}{part}" for r, part in zip(rows, parts, strict=True)]
     lines = ([name, *(number(r.values[k]) for r in rows)] for k, name in enumerate(images))
     return [["image", *heads], *lines]
 
@@ -118,7 +117,7 @@ def _verdict(report: RotationReport) -> tuple[str, Tone]:
     if np.isfinite(worst):
         tone = "good" if worst < INVARIANT else "mild" if worst < MILD else "bad"
     words = report.verdict or f"{len(report.result.rows)} rows were measured"
-    return words[0].upper() + words[1:], tone
+    return capital(words), tone
 
 
 def _value(value: Any) -> str:

@@ -64,16 +64,8 @@ def plot_polar(
         ax.bar(theta, floors, color=PALE, label="resampling alone (floor)", **bar)
     ax.bar(theta, reach, bottom=np.where(known, start, 0), color=LOST,
            label="lost against 0°" if still else "lost beyond it" if high else "beyond it (effect)", **bar)  # fmt: skip
-    ax.plot(
-        theta[known],
-        value[known],
-        "o",
-        color=BLUE,
-        markersize=5,
-        clip_on=False,
-        label=images_of(rows.values()),
-        zorder=5,
-    )
+    dots = {"color": BLUE, "markersize": 5, "clip_on": False, "zorder": 5}
+    ax.plot(theta[known], value[known], "o", label=images_of(rows.values()), **dots)
     draw.whiskers(ax, theta, draw.spans(r.summary() for r in rows.values()), color=BLUE)
     top = 1.0 if high else 1.12 * max(np.nanmax([*value, *floors]), LIMITS[0][0])
     ax.set_theta_zero_location("N")

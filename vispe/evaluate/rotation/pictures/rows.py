@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vispe.evaluate.rotation import keys
-from vispe.evaluate.rotation.pictures.models import plot_models
-from vispe.evaluate.rotation.pictures.polar import plot_polar
-from vispe.evaluate.rotation.pictures.sheets import plot_fingerprint, plot_label_poses, plot_poses
+from vispe.evaluate.rotation.pictures.models import plot_models as plot_models
+from vispe.evaluate.rotation.pictures.polar import plot_polar as plot_polar
+from vispe.evaluate.rotation.pictures.sheets import plot_fingerprint as plot_fingerprint
+from vispe.evaluate.rotation.pictures.sheets import plot_label_poses as plot_label_poses
+from vispe.evaluate.rotation.pictures.sheets import plot_poses as plot_poses
 from vispe.evaluate.rotation.pictures.style import LIMITS, images_of, mean, parts_of, title_of
 from vispe.evaluate.rotation.questions.quadrant import QUADRANTS
 from vispe.evaluate.rotation.rows import METRICS, Measurement, RotationResult
@@ -24,18 +26,6 @@ from vispe.symmetry.d4 import D4
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = [
-    "plot_d4",
-    "plot_fingerprint",
-    "plot_label_poses",
-    "plot_layers",
-    "plot_models",
-    "plot_polar",
-    "plot_poses",
-    "plot_quadrants",
-    "plot_translation",
-]
 
 
 def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "error") -> Axes:

@@ -40,9 +40,8 @@ def turned(page: Page, report: RotationReport) -> None:
         drawn(page, plots.plot_d4, report.result, f"Error by pose. {NAMES}")
     if report.poses:
         caption = (
-            f"Features of {first_image(result)} as colours (their first three principal components) in all "
-            "poses, moved back, and where they differ from those of the image as it stands. The same colours for all "
-            "poses."
+            f"Features of {first_image(result)} as colours (their first three principal components) in all poses, "
+            "moved back, and where they differ from those of the image as it stands. The same colours for all poses."
         )
         page.figure(pictures.plot_poses(report), caption)
 

@@ -8,6 +8,7 @@ from vispe.evaluate.rotation.keys import EVERY_POSE, FITTED_ONCE, FULL, POSITION
 from vispe.evaluate.rotation.rows import METRICS, Measurement
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
 from vispe.report.style import BLUE, GREY, ORANGE
+from vispe.report.table import capital
 
 LIMITS = ((INVARIANT, "invariant"), (MILD, "mild"), (float("inf"), "strong"))
 """Ends of the zones of the verdict, and their names."""
@@ -34,7 +35,7 @@ def images_of(rows: Iterable[Measurement]) -> str:
 def title_of(metric: str) -> str:
     """Return the name of a metric with a capital, but mIoU as it is."""
     words = METRICS[metric].title
-    return words if words.startswith("mIoU") else words[0].upper() + words[1:]
+    return words if words.startswith("mIoU") else capital(words)
 
 
 def parts_of(metric: str) -> tuple[tuple[str, str, str], ...]:

@@ -67,11 +67,8 @@ def cluster_consistency(
                 return g.undo(labels.astype(np.int64).reshape(grid) + 1).reshape(-1)
 
             tokens = [_tokens(one) for one in moved]
-            yield (
-                (g, FITTED_ONCE),
-                still,
-                [back(m.predict(one)) for m, one in zip(models, tokens, strict=True)],
-            )
+            applied = [back(m.predict(one)) for m, one in zip(models, tokens, strict=True)]
+            yield (g, FITTED_ONCE), still, applied
             if refit:
                 again = [back(_fit(one, clusters, seed).labels_) for one in tokens]
                 yield (g, REFITTED), still, [_matched(*ab, clusters) for ab in zip(again, still, strict=True)]

@@ -163,9 +163,8 @@ def _measured(
         if controls is not None:
             yield IDENTICAL, first, _inner(features_of(f, batch), margin)
             # every image has its own draw, whatever the batches
-            draws = (
-                np.random.default_rng([controls[0], controls[1] + number + k]) for k in range(len(batch))
-            )
+            seed, at = controls[0], controls[1] + number
+            draws = (np.random.default_rng([seed, at + k]) for k in range(len(batch)))
             yield SHUFFLED, first, (shuffled(one, rng) for one, rng in zip(first, draws, strict=True))
         number += len(batch)
 

@@ -19,7 +19,7 @@ from vispe.backbones.batches import FeatureFunction, batches, features_of
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.probe.fit import channel_r2
 from vispe.evaluate.probe.ramps import ramp
-from vispe.report.table import json_list
+from vispe.report.table import json_entries
 
 ENOUGH = 30
 """Images below which the mean map is still mostly content."""
@@ -59,17 +59,9 @@ class Fingerprint:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values, the principal components as the picture of the mean map."""
-        return {
-            "snr": json_list(np.array([self.snr]))[0],
-            "snr_uncentred": json_list(np.array([self.snr_uncentred]))[0],
-            "channel_snr": json_list(self.channel_snr),
-            "channel_r2": json_list(self.channel_r2),
-            "top_channels": self.top_channels(),
-            "components": json_list(self.components),
-            "explained": json_list(self.explained),
-            "n_images": self.n_images,
-            "notes": list(self.notes),
-        }
+        of_channels = json_entries(self, "snr", "snr_uncentred", "channel_snr", "channel_r2")
+        of_channels["top_channels"] = self.top_channels()
+        return of_channels | json_entries(self, "components", "explained", "n_images", "notes")
 
 
 def fingerprint(

@@ -148,13 +148,8 @@ def moved(values: Tensor, motion: Motion, t: float, stride: tuple[float, float] 
         u = u - t
     h, w = values.shape[-2:]
     grid = torch.stack([u * (2 / (stride[1] * (w - 1))), v * (2 / (stride[0] * (h - 1)))], -1)
-    return grid_sample(
-        values,
-        grid.expand(len(values), -1, -1, -1),
-        mode="bilinear",
-        padding_mode="reflection",
-        align_corners=True,
-    )
+    grid = grid.expand(len(values), -1, -1, -1)
+    return grid_sample(values, grid, mode="bilinear", padding_mode="reflection", align_corners=True)
 
 
 def _difference(f: FeatureFunction, images: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:

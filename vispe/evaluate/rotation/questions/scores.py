@@ -46,9 +46,8 @@ def argmax_consistency(
     values: list[float] = []
     for batch in batches(images, batch_size):
         still = _logits(classifier, batch).argmax(1)
-        same = sum(
-            (_logits(classifier, torch.roll(batch, s, (-2, -1))).argmax(1) == still).double() for s in shifts
-        )
+        rolled = (torch.roll(batch, s, (-2, -1)) for s in shifts)
+        same = sum((_logits(classifier, one).argmax(1) == still).double() for one in rolled)
         values += (torch.as_tensor(same) / len(shifts)).tolist()
     return (Measurement.of(Key("rolls", "argmax"), values),)
 

@@ -187,9 +187,8 @@ def phase_consistency(
     scores = agreement(n_classes)
     values = compared(images, pairs, scores)
     kind = ALL_PHASES if len(drawn) == len(every) else RANDOM_PHASES
-    return tuple(
-        Measurement.of(Key(kind, m, part), sum(values[p, m] for p in drawn) / len(drawn)) for m in scores
-    )
+    means = {m: sum(values[p, m] for p in drawn) / len(drawn) for m in scores}
+    return tuple(Measurement.of(Key(kind, m, part), v) for m, v in means.items())
 
 
 @question("segmentation")
@@ -198,9 +197,8 @@ def segmentation(measured: Measured, plan: Plan, step: Step) -> Found:
     k = plan.n_classes or 1
     pieces: Found = {}
     for training, elements in trainings(measured):
-        turned, angled, shifted = (
-            pieces.setdefault(f"{n} {training}", []) for n in ("D4", "angles", "phases")
-        )
+        names = (f"{n} {training}" for n in ("D4", "angles", "phases"))
+        turned, angled, shifted = (pieces.setdefault(name, []) for name in names)
         for n, image in enumerate(step.fitted):
             s = segmenter_for(measured, plan, step, n, elements)
             turned.append((1, None if s is None else under(consistency(s, [image], k), training)))
