@@ -141,14 +141,9 @@ class Batches:
         return digest(self.source.fingerprint(), own)
 
     def _loaded(self, step: int) -> Iterator[Tensor]:
-        loader = DataLoader(
-            _Steps(self),
-            batch_size=None,
-            sampler=itertools.count(step),
-            num_workers=self.workers,
-            prefetch_factor=AHEAD,
-            generator=torch.Generator().manual_seed(self.seed % 2**63),
-        )
+        generator = torch.Generator().manual_seed(self.seed % 2**63)
+        ahead = {"num_workers": self.workers, "prefetch_factor": AHEAD, "generator": generator}
+        loader = DataLoader(_Steps(self), batch_size=None, sampler=itertools.count(step), **ahead)
         for rows, note in loader:
             if isinstance(rows, VispeError):
                 raise rows

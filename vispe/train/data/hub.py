@@ -96,15 +96,8 @@ class HubSource(Source):
 
     def describe(self) -> dict[str, Any]:
         """Return kind, count, where, licence, split, column, and how pictures are read."""
-        return {
-            "kind": "hub",
-            "count": len(self),
-            "where": self.where,
-            "licence": self.licence,
-            "split": self.split,
-            "column": self.column,
-            **self.reading.describe(),
-        }
+        known = {"kind": "hub", "count": len(self), "where": self.where, "licence": self.licence}
+        return {**known, "split": self.split, "column": self.column, **self.reading.describe()}
 
     def fingerprint(self) -> str:
         """Return a sha256 over the data set's own fingerprint, or its name and length, the column and the reading."""

@@ -81,15 +81,8 @@ class PageSource(Source):
 
     def describe(self) -> dict[str, Any]:
         """Return kind, count, where, licence, how pictures are read, and how many files and damaged ones there are."""
-        return {
-            "kind": self._kind,
-            "count": len(self),
-            "where": self._where,
-            "licence": self.licence,
-            "files": len(self._ends),
-            "damaged": self._lost,
-            **self.reading.describe(),
-        }
+        known = {"kind": self._kind, "count": len(self), "where": self._where, "licence": self.licence}
+        return {**known, "files": len(self._ends), "damaged": self._lost, **self.reading.describe()}
 
     def _locate(self, i: int) -> tuple[int, int, int]:
         """Return the file of picture i, its page in there, and the number of pages."""

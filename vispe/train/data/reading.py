@@ -71,9 +71,8 @@ class Reading:
         if values.ndim not in (2, 3) or values.size == 0:
             raise InputError(f"{label} is an array of shape {values.shape}; give (h, w) or (h, w, c).")
         page = values.reshape(1, *values.shape[:2], -1)
-        return self.scaled(
-            Micrograph(Path(label), page.astype(np.uint8) * 255 if page.dtype == bool else page)
-        )
+        page = page.astype(np.uint8) * 255 if page.dtype == bool else page
+        return self.scaled(Micrograph(Path(label), page))
 
     def scaled(self, image: Micrograph) -> np.ndarray:
         """Return the pages of a micrograph scaled to [0, 1], (z, h, w, 1 or 3) float32."""

@@ -38,11 +38,8 @@ class SyntheticSource(Source):
     """
 
     def __init__(self, count: int, seed: int = 0, side: int = SIDE, cache: str | Path | None = None) -> None:
-        self.count, self.seed, self.side = (
-            whole("synthetic", count, 1),
-            whole("seed", seed, 0),
-            whole("side", side, 1),
-        )
+        self.count, self.seed = whole("synthetic", count, 1), whole("seed", seed, 0)
+        self.side = whole("side", side, 1)
         self.cache = None if cache is None else expanded(cache)
         self._kept: dict[int, Tensor] = {}
 
@@ -84,14 +81,8 @@ class SyntheticSource(Source):
 
     def describe(self) -> dict[str, Any]:
         """Return kind, count, where, licence, seed and side."""
-        return {
-            "kind": "synthetic",
-            "count": self.count,
-            "where": "vispe.train.data.synthetic",
-            "licence": "made by formula",
-            "seed": self.seed,
-            "side": self.side,
-        }
+        known = {"kind": "synthetic", "count": self.count, "where": "vispe.train.data.synthetic"}
+        return {**known, "licence": "made by formula", "seed": self.seed, "side": self.side}
 
     def fingerprint(self) -> str:
         """Return a sha256 over version, count, seed and side."""

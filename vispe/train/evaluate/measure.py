@@ -122,10 +122,8 @@ def evaluate(
     side = (size or known.size) // patch * patch
     _check(images, image_names, truths, n_classes)
     windows = Windows(images, patch, side)
-    noise, textures = (
-        Noise(much.noise, side, known, much.seed),
-        Textures(much.textures, side, known, much.seed),
-    )
+    noise = Noise(much.noise, side, known, much.seed)
+    textures = Textures(much.textures, side, known, much.seed)
     pair = Pair(feature_function(before), feature_function(after), list(channels))
     width = _check_maps(pair, noise[0])
 
@@ -147,16 +145,9 @@ def evaluate(
         sides[key]["fingerprint"] = fingerprint(functions[key], noise, batch_size=much.batch_size)
         if much.rotation:
             progress(f"turned images, {key}", 0.0)
-            sides[key]["rotation"] = measure(
-                functions[key],
-                kept[:TURNED],
-                metrics=("d4",),
-                image_names=names[:TURNED],
-                patch=patch,
-                batch_size=much.batch_size,
-                seed=much.seed,
-                subject=f"{subject}, {key}",
-            )
+            how = {"metrics": ("d4",), "patch": patch, "batch_size": much.batch_size, "seed": much.seed}
+            shown = {"image_names": names[:TURNED], "subject": f"{subject}, {key}"}
+            sides[key]["rotation"] = measure(functions[key], kept[:TURNED], **how, **shown)
 
     def maps() -> Iterator[dict[str, Tensor]]:
         for number, image in enumerate(kept):

@@ -9,6 +9,7 @@ import numpy as np
 from vispe.evaluate.rotation.report import HEADLINES
 from vispe.evaluate.rotation.verdict import SCALE
 from vispe.report.page import Page
+from vispe.report.table import columns, number
 from vispe.train.evaluate.criteria import tone
 from vispe.train.evaluate.masks import mean_known
 from vispe.train.evaluate.plots import fingerprint_figure, kept_figure, masks_figure, position_figure
@@ -90,10 +91,7 @@ def evaluation_page(report: RetrofitReport) -> Page:
 
 def to_text(report: RetrofitReport) -> str:
     """Return the verdict and the table of criteria as plain text."""
-    table = _criteria(report)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
-    return "\n".join([f"{report.verdict}.", "", *lines])
+    return f"{report.verdict}.\n\n{columns(_criteria(report), left=range(4))}"
 
 
 def _criteria(report: RetrofitReport) -> list[list[str]]:
@@ -149,12 +147,12 @@ def _turned(page: Page, report: RetrofitReport) -> None:
     page.section("Turned and mirrored")
     page.text(_TURNED)
     rows, quiet = [["what was done", "what is compared", "before", "after"]], []
-    for number, row in enumerate(first.headlines):
+    for k, row in enumerate(first.headlines):
         key = (row.transform, row.metric, row.part)
         other = second.result.find(*key)
         after = "" if other is None else _number(other.summary().mean)
         rows.append([*HEADLINES[key], _number(row.summary().mean), after])
-        quiet += [number] * row.control
+        quiet += [k] * row.control
     page.table(rows, left=(0, 1), quiet=quiet)
 
 
@@ -196,7 +194,7 @@ def _masks(page: Page, report: RetrofitReport) -> None:
 
 
 def _by_image(report: RetrofitReport) -> list[list[str]]:
-    columns = {
+    measured = {
         "cosine": report.cosine,
         "cosine to target": report.cosine_blanked,
         "rank before": report.before.rank,
@@ -205,10 +203,10 @@ def _by_image(report: RetrofitReport) -> list[list[str]]:
     if report.segmentation is not None:
         for key, word in {"own": "spread", "corner": "lost in a corner", "others": "other masks"}.items():
             rows = getattr(report.segmentation, key)
-            columns |= {f"{word}, {name}": values for name, values in rows.items()}
-    values = zip(*columns.values(), strict=True)
+            measured |= {f"{word}, {name}": values for name, values in rows.items()}
+    values = zip(*measured.values(), strict=True)
     rows = [_row(name, *numbers) for name, numbers in zip(report.image_names, values, strict=True)]
-    return [["image", *columns], *rows]
+    return [["image", *measured], *rows]
 
 
 def _row(title: str, *values: float) -> list[str]:
@@ -216,9 +214,4 @@ def _row(title: str, *values: float) -> list[str]:
 
 
 def _number(value: float) -> str:
-    if not np.isfinite(value):
-        return "-"
-    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else f"{value:.3g}"
-
-
-__all__ = ["KINDS", "evaluation_page", "to_text"]
+    return f"{value:.1e}" if 0 < abs(value) < 5e-4 else number(value)

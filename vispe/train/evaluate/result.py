@@ -11,7 +11,7 @@ from vispe.evaluate.probe.positional import ProbeResult
 from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.files import write_json
-from vispe.report.table import json_list
+from vispe.report.table import json_entries, json_list, json_value
 from vispe.train.evaluate.criteria import Criterion, criteria, verdict
 from vispe.train.evaluate.masks import MaskScores
 from vispe.train.evaluate.pair import SIDES
@@ -41,10 +41,9 @@ class Side:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         return {
-            "readable_r2": json_list([self.readable])[0],
+            "readable_r2": json_value(self.readable),
             "probe": {name: probe.to_dict() for name, probe in self.probes.items()},
-            "fingerprint": None if self.fingerprint is None else self.fingerprint.to_dict(),
-            "rotation": None if self.rotation is None else self.rotation.to_dict(),
+            **json_entries(self, "fingerprint", "rotation"),
             "effective_rank": json_list(self.rank),
         }
 
@@ -108,20 +107,11 @@ class RetrofitReport:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: the verdict, the criteria, and every number of every image."""
         return {
-            "subject": self.subject,
-            "verdict": self.verdict,
-            "criteria": [c.to_dict() for c in self.criteria],
-            "channels": list(self.channels),
-            "width": self.width,
+            **json_entries(self, "subject", "verdict", "criteria", "channels", "width"),
             "blanked_share": len(self.channels) / self.width,
             "images": list(self.image_names),
-            "cosine": json_list(self.cosine),
-            "cosine_blanked": json_list(self.cosine_blanked),
-            **{name: side.to_dict() for name, side in self.sides.items()},
-            "segmentation": None if self.segmentation is None else self.segmentation.to_dict(),
-            "classes": list(self.classes),
-            "settings": self.settings,
-            "notes": list(self.notes),
+            **json_entries(self, "cosine", "cosine_blanked", *SIDES),
+            **json_entries(self, "segmentation", "classes", "settings", "notes"),
         }
 
     def write_json(self, path: str | Path, force: bool = False) -> Path:

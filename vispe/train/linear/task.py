@@ -111,9 +111,7 @@ def read_task(argv: Sequence[str]) -> LinearTask:
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(
-        prog="python -m vispe.train.linear",
-        description="Linear segmentation on features.",
-        default_env=False,
+        prog="python -m vispe.train.linear", description="Linear segmentation on features.", default_env=False
     )
     parser.add_argument(
         "--config", action="config", help="YAML file, or a recipe of vispe by name; options after it win"

@@ -118,9 +118,8 @@ class Training:
             for part in self.plan:
                 if self.step >= part.end:
                     continue
-                self.optimizer = torch.optim.AdamW(
-                    self.trained, lr=part.stage.rate, weight_decay=self.config.weight_decay
-                )
+                rates = {"lr": part.stage.rate, "weight_decay": self.config.weight_decay}
+                self.optimizer = torch.optim.AdamW(self.trained, **rates)
                 if self.step > part.first:
                     self.optimizer.load_state_dict(self._moment["optimizer"])
                 self._moment = {}

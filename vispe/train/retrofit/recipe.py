@@ -59,11 +59,7 @@ class Result:
 
 
 def retrofit(
-    config: Retrofit,
-    *,
-    source: Source | None = None,
-    on_step: OnStep | None = None,
-    say: Say | None = None,
+    config: Retrofit, *, source: Source | None = None, on_step: OnStep | None = None, say: Say | None = None
 ) -> Result:
     """Train a student without the teacher's positional bias, and write it.
 
@@ -155,19 +151,10 @@ def retrofit(
 def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: VisionModel) -> list[Part]:
     """Return the stages with their images and numbers of updates."""
     plan, first = [], 0
+    shared = {"rank": processes.rank, "world": processes.count, "workers": config.workers}
+    shared |= {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
     for k, stage in enumerate(config.stages):
-        batches = Batches(
-            source,
-            stage.size,
-            stage.batch,
-            seed=config.seed + k * _APART,
-            rank=processes.rank,
-            world=processes.count,
-            workers=config.workers,
-            augment=config.augment,
-            **asdict(config.window),
-            **_settings(teacher),
-        )
+        batches = Batches(source, stage.size, stage.batch, seed=config.seed + k * _APART, **shared)
         steps = stage.updates(len(batches))
         if stage.warmup >= steps:
             raise OptionError(

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from vispe.backbones.maps import Backbone, VisionModel, random_twin
-from vispe.backbones.tokens import final_tokens
+from vispe.backbones.maps import Backbone as Backbone
+from vispe.backbones.maps import VisionModel, random_twin
+from vispe.backbones.tokens import final_tokens as final_tokens
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
 from vispe.symmetry import symmetrize
@@ -22,16 +23,6 @@ from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Retrofit, Student, Teacher
 from vispe.train.retrofit.lora import add_lora
 from vispe.train.retrofit.teacher import load_teacher
-
-__all__ = [
-    "Backbone",
-    "blanked_count",
-    "check_models",
-    "final_tokens",
-    "load_student",
-    "load_teacher",
-    "make_student",
-]
 
 
 def make_student(teacher: VisionModel, config: Student, *, seed: int = 0) -> nn.Module:

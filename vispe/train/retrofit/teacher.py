@@ -32,14 +32,8 @@ def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Vi
     name, of_clip = config.name, config.name.startswith(PREFIX)
     built = _without_weights(config) if outline else config
     with torch.device("meta" if outline and not of_clip else "cpu"):
-        net = load_model(
-            built.name,
-            weights=built.weights,
-            img_size=config.img_size,
-            any_size=True,
-            options=config.options,
-            seed=seed,
-        )
+        asked = {"weights": built.weights, "img_size": config.img_size, "options": config.options}
+        net = load_model(built.name, any_size=True, seed=seed, **asked)
     blocks_of(net)
     conv = patch_projection(net)
     if conv is None or conv.stride[0] != conv.stride[1]:
