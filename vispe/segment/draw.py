@@ -334,10 +334,9 @@ def _text_width(font: ImageFont.FreeTypeFont, text: str) -> int:
 def _shortened(font: ImageFont.FreeTypeFont, text: str, limit: int) -> str:
     """Put an ellipsis into the middle of a text that is wider than `limit` pixels; ends tell names apart."""
     for kept in range(len(text), 1, -1):
-        head = kept - kept // 3
-        short = (
-            text if kept == len(text) else f"{text[:head].rstrip()}…{text[len(text) - kept // 3 :].lstrip()}"
-        )
+        tail = kept // 3
+        parts = text[: kept - tail].rstrip(), text[len(text) - tail :].lstrip()
+        short = text if kept == len(text) else "…".join(parts)
         if _text_width(font, short) <= limit:
             return short
     return "…"

@@ -217,16 +217,14 @@ class Live:
         classifier, facts = learn(self.kind, names, self._gather(drawn), classes, of, self._seed)
         notes = {"images": [str(self.image.path)], "pages": list(drawn), **facts}
         self.names = names
-        self._model = Model(
-            features=self._features.config,
+        self._model = Model.of(
+            self._features,
+            self._reading,
             classifier=classifier,
             names=names,
             colors=None if self.colors is None or len(self.colors) < count else self.colors[:count],
-            normalize=self._reading.normalize,
-            clip=self._reading.clip,
             channels=self.image.channels,
             seed=self._seed,
-            basis=self._features.basis,
             notes=notes,
         )
         return self._model
@@ -256,9 +254,8 @@ class Live:
         def work() -> Prediction:
             linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
             self._features.apply(page, valid, linear)
-            return predict_page(
-                page, valid, self._features, classifier, self.post, step or (lambda share: None)
-            )
+            shown = step or (lambda share: None)
+            return predict_page(page, valid, self._features, classifier, self.post, shown)
 
         return self._within(work)
 

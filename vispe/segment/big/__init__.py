@@ -87,9 +87,8 @@ def _without_companions(stores: list[Path], patterns: Sequence[str | Path]) -> l
     from vispe.images.companions import companions
 
     beside = companions(map(stem, stores))
-    named = {
-        str(pattern).rstrip("/") for pattern in ([patterns] if isinstance(patterns, str | Path) else patterns)
-    }
+    given = [patterns] if isinstance(patterns, str | Path) else patterns
+    named = {str(pattern).rstrip("/") for pattern in given}
     aside = [path for path in stores if stem(path) in beside and str(path) not in named]
     if aside:
         listed = ", ".join(path.name for path in aside[:5]) + (" ..." if len(aside) > 5 else "")

@@ -108,9 +108,8 @@ def reach(features: Features) -> int:
 
 def window_region(ends: np.ndarray, margin: int, height: int, width: int) -> Region:
     """Return the rectangle around pieces (n, 4: top, bottom, left, right) with a margin, inside the page."""
-    whole = Region(
-        *(int(v) for v in (ends[:, 0].min(), ends[:, 1].max(), ends[:, 2].min(), ends[:, 3].max()))
-    )
+    low, high = ends.min(0), ends.max(0)
+    whole = Region(int(low[0]), int(high[1]), int(low[2]), int(high[3]))
     return grown_by(whole, margin, height, width)
 
 
@@ -151,12 +150,8 @@ def run_block(text: str, page: int, ends: tuple[int, int, int, int]) -> None:
 
 def grown_by(region: Region, margin: int, height: int, width: int) -> Region:
     """Add a margin to a region, inside the page."""
-    return Region(
-        max(region.top - margin, 0),
-        min(region.bottom + margin, height),
-        max(region.left - margin, 0),
-        min(region.right + margin, width),
-    )
+    top, bottom = max(region.top - margin, 0), min(region.bottom + margin, height)
+    return Region(top, bottom, max(region.left - margin, 0), min(region.right + margin, width))
 
 
 def _reduced(grey: np.ndarray, step: int) -> np.ndarray:

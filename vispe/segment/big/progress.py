@@ -103,15 +103,14 @@ def chunk_regions(image: BigImage, chunk: int) -> list[Region]:
 
 def create_raw(work: Path, image: BigImage, n_classes: int, chunk: int) -> None:
     """Make the array for the probabilities of the classifier, (page, K, h, w)."""
+    create_array(work / "raw", (image.n_pages, n_classes, *image.shape), (1, 1, chunk, chunk))
+
+
+def create_array(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
+    """Make an array of float32, in place of one that is there."""
     import zarr
 
-    zarr.create_array(
-        store=str(work / "raw"),
-        shape=(image.n_pages, n_classes, *image.shape),
-        chunks=(1, 1, chunk, chunk),
-        dtype=np.float32,
-        overwrite=True,
-    )
+    zarr.create_array(store=str(path), shape=shape, chunks=chunks, dtype=np.float32, overwrite=True)
 
 
 def read_raw(work: Path, page: int, region: Region) -> np.ndarray:

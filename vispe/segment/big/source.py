@@ -206,18 +206,10 @@ def open_image(
     names = names if len(names) == channels else ()
     kept = tuple(range(channels) if channel is None else channel_numbers(path, channel, channels, names))
     y, x = (known.get(asked.index(a), (None, None, None, 1.0)) for a in "YX")
+    pixel = ((y[3], x[3]), y[2] if y[2] == x[2] else None)
+    shown = tuple(names[i] for i in kept) if names else ()
     return BigImage(
-        path,
-        array,
-        asked,
-        page_axes,
-        chosen,
-        kept,
-        facts["version"],
-        (y[3], x[3]),
-        y[2] if y[2] == x[2] else None,
-        tuple(names[i] for i in kept) if names else (),
-        tuple(notes),
+        path, array, asked, page_axes, chosen, kept, facts["version"], *pixel, shown, tuple(notes)
     )
 
 
@@ -276,9 +268,7 @@ def _multiscale(path: Path, group: Any, ome: Mapping[str, Any]) -> tuple[Any, di
     ):
         if transform.get("type") == "scale":
             scale = scale * np.asarray(transform["scale"], float)
-    details = {
-        i: (axis["name"], axis.get("type"), axis.get("unit"), float(scale[i])) for i, axis in enumerate(axes)
-    }
+    details = {i: (a["name"], a.get("type"), a.get("unit"), float(scale[i])) for i, a in enumerate(axes)}
     names = [str(c.get("label", "")) for c in (ome.get("omero") or {}).get("channels", ())]
     version = "0.5" if array.metadata.zarr_format == 3 else "0.4"
     notes = []

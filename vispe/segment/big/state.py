@@ -8,8 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import check_writable
 from vispe.segment.big import progress, store
@@ -277,10 +275,8 @@ class BigRun(Run):
         image, work = self.images[path], progress.partial(self.out, stem_of(path))
         begun = work / "job.json"
         chunk = json.loads(begun.read_text())["chunk"] if begun.is_file() else None
-        parts = 16 if self.asked.scheduler else 1
-        plan = make_plan(
-            image, features, model, pieces, self.post.smooth, self.memory, chunk=chunk, parts=parts
-        )
+        more = {"chunk": chunk, "parts": 16 if self.asked.scheduler else 1}
+        plan = make_plan(image, features, model, pieces, self.post.smooth, self.memory, **more)
         job = Job(
             image=str(path.resolve()),
             state=state_of(path),
@@ -331,8 +327,6 @@ class BigRun(Run):
 
 def _create(job: Job, image: BigImage, n_classes: int) -> None:
     """Make the empty arrays of a result, and note with which job it was begun."""
-    import zarr
-
     work = Path(job.work)
     progress.remove(work / "store")
     for name in (progress.DONE, progress.SETTLED):
@@ -341,11 +335,6 @@ def _create(job: Job, image: BigImage, n_classes: int) -> None:
     store.create(work / "store", image, n_classes, job.chunk)
     height, width = (-(-n // job.reduction) for n in image.shape)
     side = job.chunk // job.reduction
-    zarr.create_array(
-        store=str(work / "picture"),
-        shape=(height, width, image.channels),
-        chunks=(side, side, image.channels),
-        dtype=np.float32,
-        overwrite=True,
-    )
+    shape, chunks = (height, width, image.channels), (side, side, image.channels)
+    progress.create_array(work / "picture", shape, chunks)
     progress.write_small(work / "job.json", asdict(job))

@@ -95,9 +95,8 @@ def finish(
             {"path": str(i), "coordinateTransformations": [{"type": "scale", "scale": scale}]}
             for i, scale in enumerate(scales)
         ]
-        write_multiscales_metadata(
-            group, datasets, fmt=fmt, axes=axes, name={"labels": LABELS}.get(part, part)
-        )
+        name = LABELS if part == "labels" else part
+        write_multiscales_metadata(group, datasets, fmt=fmt, axes=axes, name=name)
     window = {"min": 0.0, "max": 1.0, "start": 0.0, "end": 1.0}
     channels = [
         {"label": name, "color": "".join(f"{v:02X}" for v in color), "window": window, "active": True}
@@ -107,17 +106,10 @@ def finish(
     listed = root["labels"]
     if image.version == "0.5":
         listed.attrs.update({"ome": {"version": "0.5"}})
-    write_label_metadata(
-        listed,
-        LABELS,
-        [
-            {"label-value": i + 1, "rgba": [*map(int, color), 255]}
-            for i, color in enumerate(colors[: len(names)])
-        ],
-        [{"label-value": i + 1, "class": name} for i, name in enumerate(names)],
-        fmt=fmt,
-        source={"image": "../../"},
-    )
+    drawn = enumerate(colors[: len(names)], start=1)
+    coloured = [{"label-value": i, "rgba": [*map(int, color), 255]} for i, color in drawn]
+    named = [{"label-value": i, "class": name} for i, name in enumerate(names, start=1)]
+    write_label_metadata(listed, LABELS, coloured, named, fmt=fmt, source={"image": "../../"})
     root.attrs.update({"vispe": {**facts, "uncertainty": "uncertainty"}})
     for left in folder.rglob("*.partial"):
         left.unlink()
@@ -147,16 +139,8 @@ def _pyramid(root: Any, prefix: str, part: str, chunk: int, side: int) -> int:
         source = root[f"{prefix}{level}"]
         level += 1
         height, width = (-(-n // 2) for n in source.shape[-2:])
-        target = _array(
-            *(
-                root,
-                f"{prefix}{level}",
-                (*source.shape[:-2], height, width),
-                chunk,
-                source.dtype,
-                source.fill_value,
-            )
-        )
+        shape = (*source.shape[:-2], height, width)
+        target = _array(root, f"{prefix}{level}", shape, chunk, source.dtype, source.fill_value)
         step = max(side // 2 // chunk, 1) * chunk
         for page in np.ndindex(source.shape[:-2]):
             for top in range(0, height, step):

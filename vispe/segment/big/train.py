@@ -50,30 +50,15 @@ def train(run: BigRun, features: Features) -> Model:
         run.watch.step(1)
     if not gathered:
         raise InputError("all labelled pixels hold no data; draw labels on pixels with data.")
-    together = np.concatenate(classes)
-    classifier, facts = learn(
-        asked.classifier, names, np.concatenate(gathered), together, joined(of), asked.seed
-    )
+    together = np.concatenate(gathered), np.concatenate(classes)
+    classifier, facts = learn(asked.classifier, names, *together, joined(of), asked.seed)
     if text := advice(facts["calibration"]):
         notes.append(text)
     for text in notes:
         run.note(text)
-    return Model(
-        features=features.config,
-        classifier=classifier,
-        names=names,
-        colors=colors,
-        normalize=run.reading.normalize,
-        clip=run.reading.clip,
-        channels=channels,
-        seed=asked.seed,
-        basis=features.basis,
-        notes={
-            "images": [str(image.path) for image in images],
-            "labels": [str(path) for path in files],
-            **facts,
-        },
-    )
+    named = {"images": [str(image.path) for image in images], "labels": [str(path) for path in files]}
+    learnt = {"classifier": classifier, "names": names, "colors": colors, "channels": channels}
+    return Model.of(features, run.reading, **learnt, seed=asked.seed, notes={**named, **facts})
 
 
 def _with_data(valid: LazyValid, places: np.ndarray, chunk: tuple[int, int]) -> np.ndarray:

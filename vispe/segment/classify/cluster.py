@@ -69,9 +69,8 @@ class PixelClusters:
         if state is not None:
             self._order, self._width = state["cluster.order"], float(state["cluster.width"][0])
             if method == "spectral":
-                self._near = spectral.NearestPoint(
-                    state["cluster.points"], state["cluster.of"], self.n_classes, self._width
-                )
+                points, of = state["cluster.points"], state["cluster.of"]
+                self._near = spectral.NearestPoint(points, of, self.n_classes, self._width)
 
     def fit(self, features: np.ndarray, grey: np.ndarray) -> "PixelClusters":
         """Fit to a sample of pixels.

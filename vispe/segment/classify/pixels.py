@@ -16,7 +16,7 @@ where classes are drawn about alike.
 - `boosting`: 100 rounds of histogram gradient boosting. The slowest; the best when labels are spread over the image.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -184,11 +184,7 @@ class PixelClassifier:
         time instead of scikit-learn's copies (equal up to rounding).
         """
         if self.estimator is not None:
-            out = np.empty((self.n_classes, features.shape[1]), np.float32)
-            for start in range(0, features.shape[1], _CHUNK):
-                part = np.ascontiguousarray(features[:, start : start + _CHUNK].T)
-                out[:, start : start + _CHUNK] = self.probabilities(part).T
-            return out
+            return by_chunks(features, self.n_classes, self.probabilities)
         return self.of_scores(self._fitted().scores(torch.from_numpy(features)))
 
     def of_scores(self, scores: Tensor) -> np.ndarray:
@@ -209,6 +205,17 @@ class PixelClassifier:
         return self.linear
 
 
+def by_chunks(
+    features: np.ndarray, n_classes: int, predict: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Predict (f, n) features with what takes (n, f), a few pixels at a time -> (K, n) float32."""
+    out = np.empty((n_classes, features.shape[1]), np.float32)
+    for start in range(0, features.shape[1], _CHUNK):
+        part = np.ascontiguousarray(features[:, start : start + _CHUNK].T)
+        out[:, start : start + _CHUNK] = predict(part).T
+    return out
+
+
 def _stored(state: Mapping[str, np.ndarray], n_classes: int) -> Linear:
     """Take a `Linear` from the tensors of a model file."""
     missing = [name for name in _LINEAR if f"linear.{name}" not in state]
@@ -221,17 +228,15 @@ def _stored(state: Mapping[str, np.ndarray], n_classes: int) -> Linear:
     rows = 1 if classes.size == 2 else classes.size
     fits = mean.ndim == 1 and weight.shape == (rows, mean.size) and bias.shape == (rows,) and classes.size > 1
     drawn = fits and classes.dtype == np.int64 and classes.ndim == 1 and (np.diff(classes) > 0).all()
-    if not (
-        drawn and classes[0] >= 1 and classes[-1] <= n_classes and all(np.isfinite(a).all() for a in arrays)
-    ):
+    finite = all(np.isfinite(a).all() for a in arrays)
+    if not (drawn and classes[0] >= 1 and classes[-1] <= n_classes and finite):
         shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(_LINEAR, arrays, strict=True))
         raise InputError(
             f"the numbers of a logistic classifier for {n_classes} classes do not fit together ({shapes}), or are not "
             "finite; train it again."
         )
-    return Linear(
-        *(torch.from_numpy(a.astype(np.float32)) for a in (mean, weight, bias)), torch.from_numpy(classes)
-    )
+    parts = (torch.from_numpy(a.astype(np.float32)) for a in (mean, weight, bias))
+    return Linear(*parts, torch.from_numpy(classes))
 
 
 def _threads(count: int) -> AbstractContextManager[Any]:

@@ -14,7 +14,7 @@ from vispe.segment.classify.pixels import Linear
 from vispe.segment.features import dense
 from vispe.segment.features.filters import SIGMAS, Filters
 from vispe.segment.features.filters3d import Filters3D, Stack
-from vispe.segment.features.tiles import Region, blocks, window
+from vispe.segment.features.tiles import blocks, window
 from vispe.segment.features.tokens import TILE, TokenBasis, TokenMaps, TokenModel, token_maps
 from vispe.segment.features.workers import in_order
 
@@ -165,14 +165,8 @@ class Features:
     def _load(self, config: FeatureConfig) -> TokenModel | dense.DenseModel:
         if config.model == dense.NAME:
             return dense.DenseModel(config.weights, self.device, self._half)
-        return TokenModel(
-            config.model or "",
-            pos_embed=config.pos_embed,
-            weights=config.weights,
-            seed=self.seed,
-            device=self.device,
-            half=self._half,
-        )
+        named = {"pos_embed": config.pos_embed, "weights": config.weights}
+        return TokenModel(config.model or "", **named, seed=self.seed, device=self.device, half=self._half)
 
     def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | dense.DenseMaps:
         filled = _filled(page, valid, 0)
@@ -306,15 +300,3 @@ def _filled(page: np.ndarray, valid: np.ndarray, value: float) -> np.ndarray:
     if not isinstance(page, np.ndarray):
         return page.filled(value)
     return page if valid.all() else np.where(valid[..., None], page, np.float32(value))
-
-
-__all__ = [
-    "BLOCK",
-    "KINDS",
-    "FeatureConfig",
-    "Features",
-    "PreparedPage",
-    "Region",
-    "TokenBasis",
-    "choose_device",
-]

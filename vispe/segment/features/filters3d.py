@@ -149,9 +149,8 @@ class Filters3D(Filters):
         left, right = max(region.left - halo, 0), min(region.right + halo, width)
         complete = bool(stack.valid[numbers, top:bottom, left:right].all())
         moments = 2 if complete else 3
-        stacked = torch.empty(
-            (moments, 3, bottom - top, right - left), dtype=torch.float64, device=self.device
-        )
+        shape = (moments, 3, bottom - top, right - left)
+        stacked = torch.empty(shape, dtype=torch.float64, device=self.device)
         along_z = along_z.to(self.device)
         for start in range(top, bottom, _STRIP):
             part = slice(start, min(start + _STRIP, bottom)), slice(left, right)

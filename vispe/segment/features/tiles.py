@@ -161,12 +161,8 @@ class Tiling:
     def inside(self, number: int) -> Region:
         """Return the part of a tile that lies on the page, in page coordinates."""
         tile, (dy, dx), (height, width) = self.regions[number], self.offset, self.frame
-        return Region(
-            max(tile.top - dy, 0),
-            min(tile.bottom - dy, height),
-            max(tile.left - dx, 0),
-            min(tile.right - dx, width),
-        )
+        top, bottom = max(tile.top - dy, 0), min(tile.bottom - dy, height)
+        return Region(top, bottom, max(tile.left - dx, 0), min(tile.right - dx, width))
 
     def crop(self, number: int) -> tuple[slice, slice]:
         """Return the index of `inside(number)` within the tile."""

@@ -38,6 +38,7 @@ from vispe.segment.model.check import (
 from vispe.segment.text.config import TextClassifier, TextConfig
 
 if TYPE_CHECKING:
+    from vispe.segment.run.inputs import Reading
     from vispe.segment.text.features import TextFeatures
 
 FORMAT = "vispe.segment"
@@ -74,6 +75,12 @@ class Model:
     seed: int
     basis: TokenBasis | None
     notes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, features: "Features | TextFeatures", reading: "Reading", **entries: Any) -> "Model":
+        """Return the model of features and of the way in which images are read; the other attributes are entries."""
+        known = {"features": features.config, "basis": features.basis}
+        return cls(**known, normalize=reading.normalize, clip=reading.clip, **entries)
 
 
 def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
@@ -113,9 +120,8 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
     }
     check_card(Path(path), json.loads(json.dumps(card)))
-    parts[CARD] = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True).encode(
-        errors="backslashreplace"
-    )
+    text = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True)
+    parts[CARD] = text.encode(errors="backslashreplace")
     path = Path(path)
     with atomic_path(path, force) as temporary:
         temporary.write_bytes(_zip(dict(sorted(parts.items())), zipfile.ZIP_STORED))
@@ -159,19 +165,12 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         features, classifier = TextConfig(**card["features"]), TextClassifier.from_tensors(tensors)
     else:
         features = FeatureConfig(**{**card["features"], "sigmas": tuple(card["features"]["sigmas"])})
+    fitted = {"seed": card["seed"], "estimator": estimator, "state": tensors}
     if kind in METHODS:
-        classifier = PixelClusters(
-            card["n_classes"], kind, seed=card["seed"], estimator=estimator, state=tensors
-        )
+        classifier = PixelClusters(card["n_classes"], kind, **fitted)
     elif kind in KINDS:
-        classifier = PixelClassifier(
-            kind,
-            card["n_classes"],
-            seed=card["seed"],
-            estimator=estimator,
-            state=tensors,
-            temperature=card.get("temperature", 1.0),  # earlier files have none
-        )
+        heat = card.get("temperature", 1.0)  # earlier files have none
+        classifier = PixelClassifier(kind, card["n_classes"], **fitted, temperature=heat)
     own = {key.removeprefix("basis."): value for key, value in tensors.items() if key.startswith("basis.")}
     colors = card["colors"]
     return Model(
@@ -223,16 +222,8 @@ def versions() -> dict[str, str]:
 
     from vispe.version import __version__
 
-    libraries = (
-        "numpy",
-        "scipy",
-        "scikit-learn",
-        "scikit-image",
-        "torch",
-        "timm",
-        "open_clip_torch",
-        "skops",
-    )
+    libraries = ("numpy", "scipy", "scikit-learn", "scikit-image", "torch", "timm")
+    libraries += ("open_clip_torch", "skops")
     return {"vispe": __version__, **{name: version(name) for name in libraries}}
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import InputError, require
+from vispe.images.formats.decoded import times
 from vispe.images.read import Micrograph
 from vispe.segment.draw import PALETTE, Color
 from vispe.segment.live import micrograph
@@ -64,8 +65,8 @@ def labels_of(layer: Labels, image: Image) -> np.ndarray:
     data, shape = np.asarray(layer.data), pages_shape(image)
     if data.shape != shape:
         raise InputError(
-            f"the labels layer {layer.name!r} is {_times(data.shape)}, but the image {image.name!r} is "
-            f"{_times(shape)}; make a new labels layer for this image."
+            f"the labels layer {layer.name!r} is {times(data.shape)}, but the image {image.name!r} is "
+            f"{times(shape)}; make a new labels layer for this image."
         )
     return data.reshape(-1, *shape[-2:])
 
@@ -89,7 +90,3 @@ def colormap(colors: Sequence[Color] | None = None) -> DirectLabelColormap:
 def kind_of(layer: Layer) -> str | None:
     """Return what a layer of the plugin is: 'labels', 'classes', 'uncertainty' or 'disagreement'; else None."""
     return layer.metadata.get(MARK)
-
-
-def _times(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape))

@@ -99,13 +99,11 @@ class Answer:
 
     def summary(self) -> str:
         """Say which share of the pixels with data each class has, on all pages of the answer together."""
-        counts = sum(
-            np.bincount(p.labels.ravel(), minlength=len(self.names) + 1) for p in self.pages.values()
-        )
+        labels = (p.labels.ravel() for p in self.pages.values())
+        counts = sum(np.bincount(one, minlength=len(self.names) + 1) for one in labels)
         total = max(int(np.sum(counts[1:])), 1)
-        return ", ".join(
-            f"{name} {100 * n / total:.1f} %" for name, n in zip(self.names, counts[1:], strict=True)
-        )
+        counted = zip(self.names, counts[1:], strict=True)
+        return ", ".join(f"{name} {100 * n / total:.1f} %" for name, n in counted)
 
 
 class Session:

@@ -145,7 +145,5 @@ def write(
         write_labels(files["uncertainty"], unsure, grey.image, force)
         drawing.result()
     write_labels(files["labels"], np.stack([r.labels for r in results]), grey.image, force)
-    notes = (
-        [f"the overlay of {path.name} shows page {middle} of {count} (counted from 0)."] if count > 1 else []
-    )
-    return files, notes
+    note = f"the overlay of {path.name} shows page {middle} of {count} (counted from 0)."
+    return files, [note] if count > 1 else []

@@ -13,7 +13,7 @@ import torch
 
 from vispe.errors import InputError, OptionError, did_you_mean, is_memory
 from vispe.segment.classify.cluster import PixelClusters
-from vispe.segment.classify.pixels import PixelClassifier
+from vispe.segment.classify.pixels import PixelClassifier, by_chunks
 from vispe.segment.classify.prior import PRIORS, Counts, areas, count, estimate, reweigh, weights
 from vispe.segment.classify.smooth import smooth
 from vispe.segment.features.features import BLOCK, Features, PreparedPage
@@ -285,11 +285,7 @@ def _planes(features: np.ndarray, classifier: PixelClassifier | PixelClusters) -
     planes = getattr(classifier, "planes", None)
     if planes is not None:
         return planes(features)
-    out = np.empty((classifier.n_classes, features.shape[1]), np.float32)
-    for start in range(0, features.shape[1], _PIXELS):
-        part = np.ascontiguousarray(features[:, start : start + _PIXELS].T)
-        out[:, start : start + _PIXELS] = classifier.probabilities(part).T
-    return out
+    return by_chunks(features, classifier.n_classes, classifier.probabilities)
 
 
 def decide(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

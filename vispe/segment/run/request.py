@@ -17,9 +17,7 @@ from vispe.segment.run.scoring import Scoring
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 
-_NOT_DECISIVE = frozenset(
-    {"images", "out", "labels", "force", "watch", "memory", "scheduler", "allow_download"}
-)
+_NOT_DECISIVE = ("images", "out", "labels", "force", "watch", "memory", "scheduler", "allow_download")
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,5 @@ class Request:
         """
         kept = {name: value for name, value in vars(self).items() if name not in _NOT_DECISIVE}
         named = [self.labelling.legend, getattr(self.features, "weights", None), self.weights, self.model]
-        states = {
-            str(name): state_of(Path(name)) for name in named if name is not None and Path(name).is_file()
-        }
+        states = {str(n): state_of(Path(n)) for n in named if n is not None and Path(n).is_file()}
         return {**kept, "device": choose_device(self.device), "named_files": states}

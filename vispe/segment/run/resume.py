@@ -28,9 +28,8 @@ def state_of(path: Path) -> str:
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for file in files:
         found = file.stat()
-        digest.update(
-            f"{file.relative_to(path)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode(errors="replace")
-        )
+        text = f"{file.relative_to(path)}\0{found.st_size}\0{found.st_mtime_ns}\0"
+        digest.update(text.encode(errors="replace"))
     return digest.hexdigest()
 
 

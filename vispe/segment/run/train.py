@@ -1,9 +1,8 @@
 """Training: from labelled images to a classifier, or from unlabelled ones to clusters."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from vispe.images.labels.read import Labels, read_label_set
 from vispe.segment.classify.calibrate import advice, joined, strokes
 from vispe.segment.classify.cluster import SAMPLE, PixelClusters
 from vispe.segment.classify.learn import learn
-from vispe.segment.classify.pixels import PixelClassifier, import_early
+from vispe.segment.classify.pixels import import_early
 from vispe.segment.features.features import Features
 from vispe.segment.model.file import Model
 from vispe.segment.run.base import one_channel_count
@@ -40,7 +39,8 @@ def train(run: Batch, features: Features) -> Model:
     if text := advice(facts["calibration"]):
         run.note(text)
     files = {"images": [str(i.path) for i in taught], "labels": [str(i.labels) for i in taught]}
-    return _model(run, features, classifier, names, drawn[0].colors, channels, {**files, **facts})
+    learnt = {"classifier": classifier, "names": names, "colors": drawn[0].colors, "channels": channels}
+    return Model.of(features, run.reading, **learnt, seed=asked.seed, notes={**files, **facts})
 
 
 def read_drawn(run: Batch) -> tuple[list[BatchImage], list[Labels], int]:
@@ -88,10 +88,11 @@ def train_clusters(run: Batch, features: Features, classifier: PixelClusters) ->
     classifier.fit(gathered, np.concatenate(grey))
     names = tuple(f"cluster {k + 1}" for k in range(classifier.n_classes))
     notes = {"images": [str(path) for path in masks], "sampled_pixels": len(gathered)}
-    model = _model(run, features, classifier, names, None, count, notes)
     if text := classifier.note():
         run.note(text)
-    return replace(model, notes={**model.notes, **classifier.facts()})
+    learnt = {"classifier": classifier, "names": names, "colors": None, "channels": count}
+    notes |= classifier.facts()
+    return Model.of(features, run.reading, **learnt, seed=run.asked.seed, notes=notes)
 
 
 def _gather(
@@ -139,26 +140,3 @@ def _chosen_pages(
         for page, valid, wanted in zip(shown.pages, shown.image.valid, masks[image.path], strict=True):
             if wanted.any():
                 yield page, valid
-
-
-def _model(
-    run: Batch,
-    features: Features,
-    classifier: PixelClassifier | PixelClusters,
-    names: tuple[str, ...],
-    colors: tuple[tuple[int, int, int], ...] | None,
-    channels: int,
-    notes: dict[str, Any],
-) -> Model:
-    return Model(
-        features=features.config,
-        classifier=classifier,
-        names=names,
-        colors=colors,
-        normalize=run.reading.normalize,
-        clip=run.reading.clip,
-        channels=channels,
-        seed=run.asked.seed,
-        basis=features.basis,
-        notes=notes,
-    )

@@ -189,9 +189,8 @@ class TextPage:
     def compute(self, number: int) -> np.ndarray:
         """Return the similarities (K, rows, columns) float32 at the pixels of a piece: bilinear between patches."""
         rows, columns = self.pieces[number].slices
-        (top, bottom, down), (left, right, across) = (
-            tuple(part[cut] for part in axis) for axis, cut in ((self._rows, rows), (self._columns, columns))
-        )
+        both = ((self._rows, rows), (self._columns, columns))
+        (top, bottom, down), (left, right, across) = (tuple(part[cut] for part in axis) for axis, cut in both)
         lines = self.grid[:, top] + (self.grid[:, bottom] - self.grid[:, top]) * down[:, None]
         return lines[..., left] + (lines[..., right] - lines[..., left]) * across
 

@@ -53,16 +53,14 @@ class Readout:
         )
 
 
-READOUTS = {
-    r.name: r
-    for r in (
-        Readout("naclip", ("kk",), False, False, 5.0),
-        Readout("clearclip", ("qq",), False, False),
-        Readout("sclip", ("qq", "kk"), True, True),
-        Readout("maskclip", (), True, True),
-        Readout("vanilla", ("qk",), True, True),
-    )
-}
+_KNOWN = (
+    Readout("naclip", ("kk",), False, False, 5.0),
+    Readout("clearclip", ("qq",), False, False),
+    Readout("sclip", ("qq", "kk"), True, True),
+    Readout("maskclip", (), True, True),
+    Readout("vanilla", ("qk",), True, True),
+)
+READOUTS = {r.name: r for r in _KNOWN}
 
 
 def parse_readout(text: str) -> Readout:
@@ -100,9 +98,8 @@ class ReadoutContext(Context):
     __slots__ = ("readout",)
 
     def __init__(self, context: Context, readout: Readout) -> None:
-        super().__init__(
-            context.positions, context.encodings, context.mask, context.is_causal, context.rope, context.mixed
-        )
+        own = context.positions, context.encodings, context.mask
+        super().__init__(*own, context.is_causal, context.rope, context.mixed)
         self.readout = readout
 
     def plain_mask(self, module: nn.Module, x: Tensor) -> Tensor | None:

@@ -149,9 +149,8 @@ class TimmTower(Tower):
         if getattr(trunk, "attn_pool", None) is not None:
             raise UnsupportedHost(_POOLED)
         layers = [trunk.head, *visual.head]
-        strange = [
-            type(m).__name__ for m in layers if not isinstance(m, nn.Linear | nn.Identity | nn.Dropout)
-        ]
+        plain = nn.Linear | nn.Identity | nn.Dropout
+        strange = [type(m).__name__ for m in layers if not isinstance(m, plain)]
         if strange or not any(isinstance(m, nn.Linear) for m in layers):
             raise UnsupportedHost(
                 f"The image tower ends in {', '.join(strange) or 'no projection'}; zero-shot segmentation needs a "

@@ -24,20 +24,10 @@ def text_model(
     if config.weights == "random":
         run.note(f"{config.model} has random weights: the classes mean nothing.")
     run.note("texts are unreliable on micrographs: look at the overlays before using any number.")
-    model = Model(
-        features=config,
-        classifier=features.classifier,
-        names=prompts.names,
-        colors=None,
-        normalize=run.reading.normalize,
-        clip=run.reading.clip,
-        channels=None,
-        seed=seed,
-        basis=None,
-        notes={
-            "prompts": dict(zip(prompts.names, map(list, prompts.phrases), strict=True)),
-            "templates": list(prompts.templates),
-            "readout": asdict(parse_readout(config.readout)),
-        },
-    )
-    return features, model
+    notes = {
+        "prompts": dict(zip(prompts.names, map(list, prompts.phrases), strict=True)),
+        "templates": list(prompts.templates),
+        "readout": asdict(parse_readout(config.readout)),
+    }
+    found = {"classifier": features.classifier, "names": prompts.names, "colors": None, "channels": None}
+    return features, Model.of(features, run.reading, **found, seed=seed, notes=notes)

@@ -95,9 +95,8 @@ def _map(ax: Axes, trust: Trust, figure: Figure) -> None:
         shown = np.fmax.reduceat(shown, np.arange(0, length, every), axis)
     image = ax.imshow(shown, cmap="Oranges", vmin=0, vmax=0.5, interpolation="auto")
     ax.set_facecolor("#C9D0D6")
-    report_style.heading(
-        ax, "Where the poses disagree", f"share of the {poses} poses that give another class than most"
-    )
+    under = f"share of the {poses} poses that give another class than most"
+    report_style.heading(ax, "Where the poses disagree", under)
     bar = figure.colorbar(image, ax=ax, location="right", fraction=0.045, pad=0.02, shrink=0.9,
                           extend="max" if len(trust.names) > 2 else "neither")  # fmt: skip
     bar.outline.set_visible(False)
@@ -147,15 +146,9 @@ def _key(ax: Axes, trust: Trust, colors: Sequence[Color]) -> None:
     """Names, fractions and signs of the classes below the axes."""
     from matplotlib.lines import Line2D
 
+    look = {"linestyle": "", "markersize": 7}
     handles = [
-        Line2D(
-            [],
-            [],
-            marker=_MARKS[k % len(_MARKS)],
-            color=np.array(colors[k]) / 255,
-            linestyle="",
-            markersize=7,
-        )
+        Line2D([], [], marker=_MARKS[k % len(_MARKS)], color=np.array(colors[k]) / 255, **look)
         for k in range(len(trust.names))
     ]
     found = ax.legend(handles, [str(k) for k in range(len(handles))], loc="upper center", bbox_to_anchor=(0.5, -0.1),

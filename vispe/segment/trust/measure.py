@@ -111,23 +111,14 @@ def trust_page(
     seen = votes.sum(0, dtype=np.int32)
     disagreement = 1 - (votes.max(0) / np.maximum(seen, 1)).astype(np.float32)
     disagreement[first == 0] = np.nan
-    return Trust(
-        tuple(names),
-        first.astype(np.uint8),
-        disagreement,
-        tuple(poses),
-        tuple(floors),
-        changed,
-        border,
-        tuple(notes),
-    )
+    labels, moved = first.astype(np.uint8), (tuple(poses), tuple(floors), changed)
+    return Trust(tuple(names), labels, disagreement, *moved, border, tuple(notes))
 
 
 def segmented(found: Prediction | np.ndarray, valid: np.ndarray, count: int) -> np.ndarray:
     """Return the labels (h, w) of a prediction, 0 where there is no data, or say what is wrong with them."""
-    labels = checked_labels(
-        found.labels if isinstance(found, Prediction) else found, valid.shape, "The segmenter returned"
-    )
+    labels = found.labels if isinstance(found, Prediction) else found
+    labels = checked_labels(labels, valid.shape, "The segmenter returned")
     if labels.max(initial=0) > count:
         raise OptionError(f"The segmenter returned class {labels.max()}, but {count} names were given.")
     return np.where(valid, labels, 0).astype(np.uint8)

@@ -229,9 +229,7 @@ class Trust:
             "border_share": _number(1 - _share(self.inner, data)),
             "changes_at_borders": _number(self.at_borders),
             "inside_changed": _number(self.inside),
-            "mean_disagreement": _number(
-                float(self.disagreement[data].mean()) if data.any() else float("nan")
-            ),
+            "mean_disagreement": _number(_share(self.disagreement, data)),
             "classes": classes,
             "poses": [p.to_dict(self.names) for p in self.poses],
             "controls": [p.to_dict(self.names) for p in self.controls],
