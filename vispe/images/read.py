@@ -113,15 +113,8 @@ def _read(
         chosen = channel_numbers(path, channel, pages.shape[-1], names)
         pages = np.ascontiguousarray(pages[..., chosen])
         names = tuple(names[i] for i in chosen) if names else ()
-    image = Micrograph(
-        path,
-        pages,
-        pixel_size=found.pixel_size,
-        resolution=found.resolution,
-        channel_names=names,
-        page_axes=page_axes,
-        z_step=found.z_step,
-    )
+    lengths = {"pixel_size": found.pixel_size, "resolution": found.resolution, "z_step": found.z_step}
+    image = Micrograph(path, pages, channel_names=names, page_axes=page_axes, **lengths)
     pixels = image.valid.size
     if pixels > GIGAPIXEL:
         notes.append(f"{path.name} has {pixels / 1e9:.1f} Gpixel; expect long run times and much memory.")

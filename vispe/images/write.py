@@ -155,10 +155,8 @@ def _write_tiff(
             metadata["spacing"] = step / _LENGTHS[length]
         if names is not None:
             metadata["classes"] = json.dumps(list(names))
-            count = len(array)
-            metadata["Labels"] = [
-                f"page {i}: {name}" if count > 1 else name for i in range(count) for name in names
-            ]
+            pages = [f"page {i}: " for i in range(len(array))] if len(array) > 1 else [""]
+            metadata["Labels"] = [page + name for page in pages for name in names]
         tifffile.imwrite(path, shaped, imagej=True, metadata=metadata, **common)
         return
     if micrograph is not None and micrograph.pixel_size is not None:

@@ -134,8 +134,7 @@ def checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
     legal = set(axes) <= set("TZCYXSIQ") and len(set(axes)) == len(axes) and {"Y", "X"} <= set(axes)
     if not legal:
         raise InputError(
-            f"axes={axes!r} cannot describe an image; give each of Y and X once and any of T, Z, C, S, such "
-            "as 'ZYX'."
+            f"axes={axes!r} cannot describe an image; give each of Y and X once and any of T, Z, C, S, such as 'ZYX'."
         )
     if len(axes) != len(shape):
         raise InputError(

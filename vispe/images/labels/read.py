@@ -200,8 +200,7 @@ def _read_levels(
         )
     if len(present) > max(max_classes, 1000):
         raise InputError(
-            f"{path}: found {len(present)} distinct classes, more than max_classes={max_classes}; this "
-            "looks like a "
+            f"{path}: found {len(present)} distinct classes, more than max_classes={max_classes}; this looks like a "
             "photograph or smoothed drawing, not labels; draw without smooth edges (a pencil, not a brush)."
         )
     index = np.zeros(codes.shape, np.int32)

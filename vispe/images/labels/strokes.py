@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from skimage.draw import disk, line
 
-from vispe.errors import InputError, did_you_mean
+from vispe.errors import InputError, did_you_mean, is_whole
 from vispe.images.labels.levels import Level, Naming, load_json
 
 KEYS = ("class", "width", "points", "page")
@@ -90,8 +90,7 @@ def placed(
         if outside.any():
             x, y = stroke.points[outside][0]
             raise InputError(
-                f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} "
-                "pixels (x, y)."
+                f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} pixels (x, y)."
             )
         yield stroke, *_pixels(stroke, h, w)
 
@@ -153,16 +152,15 @@ def _stroke(where: str, entry: object, naming: Naming, default_page: int | None)
         if key not in entry:
             raise InputError(f"{where} has no {key!r}; each stroke needs 'class' and 'points'.")
     width = entry.get("width", 1)
-    if not _whole(width) or not 1 <= width <= WIDEST:
+    if not is_whole(width) or not 1 <= width <= WIDEST:
         raise InputError(f"{where} has width={width!r}; the width is a whole number from 1 to {WIDEST} px.")
     page = entry.get("page", default_page)
     if page is None:
         raise InputError(f'{where} names no page, but the image has several; add "page" or give label_page.')
-    if not _whole(page) or page < 0:
+    if not is_whole(page) or page < 0:
         raise InputError(f"{where} has page={page!r}; pages are whole numbers from 0.")
-    return Stroke(
-        _class(where, entry["class"], naming), int(width), _points(where, entry["points"]), int(page)
-    )
+    level, points = _class(where, entry["class"], naming), _points(where, entry["points"])
+    return Stroke(level, int(width), points, int(page))
 
 
 def _class(where: str, value: object, naming: Naming) -> Level:
@@ -176,7 +174,7 @@ def _class(where: str, value: object, naming: Naming) -> Level:
             raise InputError(f"{where} names the class {value!r}; known are {', '.join(naming.names)}.{hint}")
         position = naming.names.index(value)
         return naming.levels[position] if naming.levels else (position + 1,)
-    if not _whole(value) or value < 1:
+    if not is_whole(value) or value < 1:
         raise InputError(f"{where} has class={value!r}; classes are whole numbers from 1, or names.")
     return (int(value),)
 
@@ -195,7 +193,3 @@ def _points(where: str, value: object) -> np.ndarray:
     if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():
         raise InputError(message)
     return points
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

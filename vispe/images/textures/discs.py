@@ -104,15 +104,6 @@ def disc_packing(
         )
     radii = np.sort(radius * np.exp(sigma * rng.standard_normal(count) - sigma**2 / 2))[::-1]
     radii = radii * np.sqrt(wanted / (np.pi * np.square(radii).sum()))
-    return DiscPacking(
-        classes=("matrix", "disc"),
-        centres=packed(rng, radii, shape, edge),
-        radii=radii,
-        levels=levels,
-        edge=edge,
-        detail=fine(rng, detail, shape),
-        period=shape,
-        stretch=stretch,
-        direction=direction,
-        spacing=spacing,
-    )
+    shared = {"period": shape, "stretch": stretch, "direction": direction, "spacing": spacing}
+    discs = {"centres": packed(rng, radii, shape, edge), "radii": radii, "levels": levels, "edge": edge}
+    return DiscPacking(classes=("matrix", "disc"), detail=fine(rng, detail, shape), **discs, **shared)

@@ -79,17 +79,10 @@ def random_field(
     shape = None if period is None else both(period)
     made = ring_waves(rng, wavelength, waves, bandwidth, period=shape)
     over = shape if exact_over is None else both(exact_over)
-    texture = RandomField(
-        classes=tuple(f"phase {i}" for i in range(len(cuts) + 1)),
-        waves=made,
-        thresholds=np.zeros(len(cuts)),
-        contrast=contrast,
-        detail=fine(rng, detail, shape),
-        period=shape,
-        spacing=spacing,
-        stretch=stretch,
-        direction=direction,
-    )
+    shared = {"period": shape, "stretch": stretch, "direction": direction, "spacing": spacing}
+    field_ = {"waves": made, "thresholds": np.zeros(len(cuts)), "contrast": contrast}
+    names = tuple(f"phase {i}" for i in range(len(cuts) + 1))
+    texture = RandomField(classes=names, detail=fine(rng, detail, shape), **field_, **shared)
     if over is None:
         thresholds = plane_quantiles(made.amplitudes[0], len(made.phases), cuts)
     else:

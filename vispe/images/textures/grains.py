@@ -122,16 +122,6 @@ def voronoi(
         "grains": tuple(f"grain {i}" for i in range(n)),
         "boundaries": ("grain", "boundary"),
     }
-    return Voronoi(
-        classes=names[labels],
-        seeds=seeds,
-        phases=phases.astype(np.int64),
-        levels=levels,
-        width=width,
-        labels=labels,
-        detail=fine(rng, detail, shape),
-        period=shape,
-        stretch=stretch,
-        direction=direction,
-        spacing=spacing,
-    )
+    shared = {"period": shape, "stretch": stretch, "direction": direction, "spacing": spacing}
+    grains = {"seeds": seeds, "phases": phases.astype(np.int64), "levels": levels, "width": width}
+    return Voronoi(classes=names[labels], labels=labels, detail=fine(rng, detail, shape), **grains, **shared)
