@@ -22,14 +22,8 @@ _CLOSED = {
     "FullyShardedDataParallel": ("module", "has divided its parameters among the processes"),
     "OptimizedModule": ("_orig_mod", "compiles its code"),
 }
-_REBUILT = (
-    "FeatureListNet",
-    "FeatureDictNet",
-    "FeatureHookNet",
-    "FeatureGraphNet",
-    "GraphModule",
-    "DualGraphModule",
-)
+_REBUILT = ("FeatureListNet", "FeatureDictNet", "FeatureHookNet", "FeatureGraphNet")
+_REBUILT += ("GraphModule", "DualGraphModule")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -40,9 +34,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """
     path = "model"
     while True:
-        names = [
-            c.__name__ for c in type(model).__mro__ if c.__module__.partition(".")[0] in ("torch", "timm")
-        ]
+        libraries = ("torch", "timm")
+        names = [c.__name__ for c in type(model).__mro__ if c.__module__.partition(".")[0] in libraries]
         closed = next((n for n in names if n in _CLOSED), None)
         if closed:
             inside, reason = _CLOSED[closed]

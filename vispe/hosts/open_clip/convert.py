@@ -39,14 +39,9 @@ class _Tower(plan.Family):
     overridden = OVERRIDDEN
     patchable = ("forward", "attention")
 
-    def hosted(self, stock: type[Any]) -> type[Any]:
-        return hosted(stock)
-
-    def stock_type(self, module: nn.Module) -> type[Any]:
-        return stock_type(module)
-
-    def attentions(self, model: Any) -> Iterator[tuple[int, str, nn.Module]]:
-        return attentions(model)
+    hosted = staticmethod(hosted)
+    stock_type = staticmethod(stock_type)
+    attentions = staticmethod(attentions)
 
     def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any] | None]]:
         for (i, path, attention), block in zip(attentions(model), model.transformer.resblocks, strict=True):

@@ -136,16 +136,8 @@ def _check(base: str, vision: dict[str, Any], spec: Spec) -> None:
         raise OptionError(
             f"{base} has the encoding {vision[_WORD]!r} already; make an alias of the stock model instead."
         )
-    names = [
-        "image_size",
-        "patch_size",
-        "width",
-        "layers",
-        "patch_dropout",
-        "block_type",
-        "scaled_cosine_attn",
-    ]
-    options = {name: vision[name] for name in names}
+    names = ("image_size", "patch_size", "width", "layers", "patch_dropout", "block_type")
+    options = {name: vision[name] for name in (*names, "scaled_cosine_attn")}
     heads = vision["width"] // vision["head_width"]
     with torch.device("meta"):
         convert_tower(VisionTransformer(**options, heads=heads, mlp_ratio=1), read(spec))

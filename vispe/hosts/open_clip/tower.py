@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vispe.encodings.base import Additive
-from vispe.errors import OptionError, UnsupportedHost
+from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.hosts.open_clip.attention import attentions
 from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.context import Context, HostState
-from vispe.hosts.transplant.fitting import constructor_of, taken_blocks
+from vispe.hosts.transplant.fitting import counterpart, taken_blocks
 from vispe.hosts.transplant.loading import LoadsWeights
 
 OVERRIDDEN = ("forward", "_embeds", "forward_intermediates", "lock", "_load_from_state_dict")
@@ -84,16 +84,8 @@ class HostedTower(LoadsWeights, VisionTransformer):
         shape = (x.shape[2], x.shape[3])
         x = x.flatten(2).transpose(1, 2)
         encodings = self._vispe_shared()
-        pos = traced.positions(
-            image,
-            x.shape[1],
-            shape,
-            1,
-            self.vispe.reference,
-            self._vispe_all(),
-            None if isinstance(image, torch.fx.Proxy) else self.vispe.cache,
-            None,
-        )
+        known = (self.vispe.reference, self._vispe_all(), self._vispe_cache(image))
+        pos = traced.positions(image, x.shape[1], shape, 1, *known, None)
         x = torch.cat([self.class_embedding.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
         if self.positional_embedding is not None:
             table = resampled(self.positional_embedding, self.grid_size, shape)
@@ -174,14 +166,7 @@ def hosted(stock: type[VisionTransformer]) -> type[HostedTower]:
     Raises:
         UnsupportedHost: the class is a subclass of open_clip's that changes what vispe replaces.
     """
-    changed = [n for n in OVERRIDDEN if getattr(stock, n) is not getattr(VisionTransformer, n)]
-    if changed:
-        raise UnsupportedHost(
-            f"{stock.__name__} is a subclass of open_clip's VisionTransformer with its own {', '.join(changed)}, which "
-            "vispe would replace; convert a plain tower, or use vispe.Attention in your own blocks."
-        )
-    inside = {"__module__": __name__, "__doc__": stock.__doc__, "__init__": constructor_of(stock)}
-    return type(f"Vispe{stock.__name__}", (HostedTower, stock), inside)
+    return counterpart(HostedTower, stock, VisionTransformer, OVERRIDDEN, "open_clip", "tower")
 
 
 VispeVisionTransformer = hosted(VisionTransformer)

@@ -45,11 +45,8 @@ class _Timm(plan.Family):
     builder = "timm.create_model(...)"
     known = tuple(SWAPS)
 
-    def stock_type(self, module: nn.Module) -> type[Any]:
-        return stock_type(module)
-
-    def attentions(self, model: Any) -> Iterator[tuple[int, str, nn.Module]]:
-        return attentions(model)
+    stock_type = staticmethod(stock_type)
+    attentions = staticmethod(attentions)
 
     def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any] | None]]:
         return ((path, module, SWAPS.get(stock_type(module))) for _, path, module in attentions(model))

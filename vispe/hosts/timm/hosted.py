@@ -15,12 +15,12 @@ from timm.models import checkpoint
 from torch import Tensor, nn
 
 from vispe.encodings.base import Additive
-from vispe.errors import OptionError, UnsupportedHost
+from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.hosts.timm.attention import attentions
 from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.context import Context
-from vispe.hosts.transplant.fitting import constructor_of, taken_blocks
+from vispe.hosts.transplant.fitting import counterpart, taken_blocks
 from vispe.hosts.transplant.loading import LoadsWeights
 
 torch.fx.wrap("resample_abs_pos_embed")  # timm says the same of its own calls
@@ -130,16 +130,9 @@ class HostedTokens(HostedTimm):
             shape = tuple(self.patch_embed.grid_size)
         encodings = self._vispe_shared()
         any_size = not (self.dynamic_img_size or getattr(self.patch_embed, "strict_img_size", True))
-        pos = traced.positions(
-            image,
-            x.shape[1],
-            shape,
-            self.num_prefix_tokens,
-            self.vispe.reference,
-            self._vispe_all(),
-            None if isinstance(image, torch.fx.Proxy) else self.vispe.cache,
-            self.patch_embed if any_size else None,
-        )
+        embed = self.patch_embed if any_size else None
+        known = (self.vispe.reference, self._vispe_all(), self._vispe_cache(image))
+        pos = traced.positions(image, x.shape[1], shape, self.num_prefix_tokens, *known, embed)
         prefix = [t for t in (self.cls_token, self._vispe_second_token()) if t is not None]
         if prefix:
             x = torch.cat([*(t.expand(x.shape[0], -1, -1) for t in prefix), x], dim=1)
@@ -170,9 +163,7 @@ class HostedTokens(HostedTimm):
         """Return timm's own absolute table for the grid, with zeros for prefix tokens that have no entry."""
         entries = 0 if self.no_embed_class else self.num_prefix_tokens
         old = self.patch_embed.grid_size
-        table = resample_abs_pos_embed(
-            self.pos_embed, new_size=shape, old_size=old, num_prefix_tokens=entries
-        )
+        table = resample_abs_pos_embed(self.pos_embed, shape, old, entries)
         missing = self.num_prefix_tokens - entries
         return torch.cat([table.new_zeros(1, missing, table.shape[-1]), table], 1) if missing else table
 
@@ -206,15 +197,4 @@ def hosted_class(
     Raises:
         UnsupportedHost: the class is a subclass of timm's that changes what vispe replaces.
     """
-    changed = [n for n in overridden if getattr(stock, n) is not getattr(family, n)]
-    if changed:
-        raise UnsupportedHost(
-            f"{stock.__name__} is a subclass of timm's {family.__name__} with its own {', '.join(changed)}, which "
-            f"vispe would replace; convert a plain timm {family.__name__}, or use vispe.Attention in your own blocks."
-        )
-    inside = {
-        "__module__": mixin.__module__,
-        "__doc__": stock.__doc__,
-        "__init__": constructor_of(stock),
-    }
-    return type(f"Vispe{stock.__name__}", (mixin, stock), inside)
+    return counterpart(mixin, stock, family, overridden, "timm", f"timm {family.__name__}")

@@ -51,17 +51,12 @@ class HostedNaFlex(HostedTimm, NaFlexVit):
     vispe_tables = ("embeds.pos_embed", "embeds.pos_embed_y", "embeds.pos_embed_x")
 
     def _forward_embeds(
-        self,
-        x: Tensor,
-        patch_coord: Tensor | None,
-        patch_valid: Tensor | None,
-        attn_mask: Tensor | None,
+        self, x: Tensor, patch_coord: Tensor | None, patch_valid: Tensor | None, attn_mask: Tensor | None
     ) -> dict[str, Any]:
         x = given = x if patch_coord is not None else traced.one_size(x)
         x, shape = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
         prefix, shared = self.num_prefix_tokens, self._vispe_shared()
-        cache = None if isinstance(x, torch.fx.Proxy) else self.vispe.cache
-        where = (prefix, self.vispe.reference, shared, self._vispe_all(), cache)
+        where = (prefix, self.vispe.reference, shared, self._vispe_all(), self._vispe_cache(x))
         x, pos, mixed = located(x, given, shape, patch_coord, patch_valid, *where)
         rope = None
         if self.rope is not None:
@@ -108,13 +103,8 @@ def masked(
     if given is not None:
         return given
     if patch_valid is None or not inside:
-        return create_attention_mask(
-            patch_valid,
-            num_prefix_tokens=prefix,
-            symmetric=not key_only,
-            q_len=1 if key_only else None,
-            dtype=x.dtype,
-        )
+        queries = {"symmetric": not key_only, "q_len": 1 if key_only else None}
+        return create_attention_mask(patch_valid, num_prefix_tokens=prefix, dtype=x.dtype, **queries)
     return F.pad(patch_valid.bool(), (prefix, 0), value=True)[:, None, None]
 
 
@@ -193,9 +183,8 @@ def _packed(
         if coord.shape[1] == grid.patches and bool((coord == whole.coords[:, prefix:]).all() & valid.all()):
             return whole
     else:
-        fixed = dict.fromkeys(
-            e.name for e in encodings if isinstance(e, Biased | Rotary) and not e.extrapolates
-        )
+        inside = [e for e in encodings if isinstance(e, Biased | Rotary)]
+        fixed = dict.fromkeys(e.name for e in inside if not e.extrapolates)
         if fixed:
             raise ShapeError(
                 f"The batch packs samples of the grids {sorted(set(sizes))}, but {' + '.join(fixed)} is resampled "
@@ -203,13 +192,9 @@ def _packed(
             )
     coords = coord.to(torch.float32) * valid[..., None]
     index = (coord[..., 0] * shape[1] + coord[..., 1]).long() * valid
-    return Positions(
-        F.pad(coords, (0, 0, prefix, 0)),
-        F.pad(valid, (prefix, 0), value=False),
-        coords.new_tensor(sizes),
-        index=F.pad(index, (prefix, 0)),
-        grid=grid,
-    )
+    padded, spatial = F.pad(coords, (0, 0, prefix, 0)), F.pad(valid, (prefix, 0), value=False)
+    index = F.pad(index, (prefix, 0))
+    return Positions(padded, spatial, coords.new_tensor(sizes), index=index, grid=grid)
 
 
 def _with_tables(

@@ -28,9 +28,8 @@ def hosted(stock: type[VisionTransformer]) -> type[VisionTransformer]:
         UnsupportedHost: the class is a subclass of timm's that changes what vispe replaces.
     """
     distilled = issubclass(stock, VisionTransformerDistilled)
-    return hosted_class(
-        HostedViT, stock, VisionTransformerDistilled if distilled else VisionTransformer, OVERRIDDEN
-    )
+    family = VisionTransformerDistilled if distilled else VisionTransformer
+    return hosted_class(HostedViT, stock, family, OVERRIDDEN)
 
 
 class HostedViT(HostedTokens, VisionTransformer):

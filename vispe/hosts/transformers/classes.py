@@ -74,9 +74,8 @@ def _building(stock: type) -> Any:
 
 def rebuilt(module: str, stock: str, mixin_module: str, mixin: str) -> Any:
     """Return an empty object of a made class; for pickle."""
-    kind = positioned(
-        getattr(importlib.import_module(module), stock), getattr(importlib.import_module(mixin_module), mixin)
-    )
+    made, mixed = importlib.import_module(module), importlib.import_module(mixin_module)
+    kind = positioned(getattr(made, stock), getattr(mixed, mixin))
     return kind.__new__(kind)
 
 

@@ -113,20 +113,10 @@ class Context:
             (out,) = scores.weigh(drop(scores.softmax()))
             return out
         chosen = "auto" if isinstance(q, torch.fx.Proxy) else self.selected
-        out = traced.attend(
-            q,
-            k,
-            v,
-            self._encodings(module),
-            self.positions,
-            module.vispe_layer,
-            x,
-            self.mixed,
-            attn_mask=self.mask,
-            is_causal=self.is_causal,
-            dropout_p=dropout_p,
-            backend=chosen if module.fused_attn else "reference",
-        )
+        where = (self._encodings(module), self.positions, module.vispe_layer, x, self.mixed)
+        masks = {"attn_mask": self.mask, "is_causal": self.is_causal}
+        backend = chosen if module.fused_attn else "reference"
+        out = traced.attend(q, k, v, *where, **masks, dropout_p=dropout_p, backend=backend)
         # kernels differ in the strides of their output; an exported graph must not depend on them
         return out.clone(memory_format=torch.contiguous_format) if torch.compiler.is_exporting() else out
 
@@ -145,8 +135,7 @@ class Context:
         Raises:
             ShapeError: samples of different grids are mixed, and the bias is a table that belongs to one grid.
         """
-        encodings = self._encodings(module)
-        where = (encodings, self.positions, module.vispe_layer, x, self.mixed)
+        where = (self._encodings(module), self.positions, module.vispe_layer, x, self.mixed)
         return traced.scores(queries, keys, v, *where, attn_mask=self.mask, is_causal=self.is_causal)
 
     def _encodings(self, module: nn.Module) -> tuple[Encoding, ...]:

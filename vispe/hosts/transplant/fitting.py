@@ -62,6 +62,37 @@ def constructor_of(stock: type[nn.Module]) -> Callable[..., None]:
     return __init__
 
 
+def counterpart(
+    mixin: type[Any],
+    stock: type[nn.Module],
+    family: type[nn.Module],
+    overridden: Sequence[str],
+    host: str,
+    plain: str,
+) -> type[Any]:
+    """Return the converted counterpart of a model class: `mixin` in front of `stock`.
+
+    Args:
+        mixin: what changes in it.
+        stock: the class.
+        family: the class of the host that it is, or derives from.
+        overridden: methods that `mixin` replaces.
+        host: name of the library.
+        plain: what could be converted instead, in words.
+
+    Raises:
+        UnsupportedHost: the class is a subclass of the host's that changes what vispe replaces.
+    """
+    changed = [n for n in overridden if getattr(stock, n) is not getattr(family, n)]
+    if changed:
+        raise UnsupportedHost(
+            f"{stock.__name__} is a subclass of {host}'s {family.__name__} with its own {', '.join(changed)}, which "
+            f"vispe would replace; convert a plain {plain}, or use vispe.Attention in your own blocks."
+        )
+    inside = {"__module__": mixin.__module__, "__doc__": stock.__doc__, "__init__": constructor_of(stock)}
+    return type(f"Vispe{stock.__name__}", (mixin, stock), inside)
+
+
 def take_over(encoding: Encoding, source: Encoding, host: str) -> None:
     """Copy the weights of a finished encoding, or raise when they are for another host.
 

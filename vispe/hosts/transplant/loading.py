@@ -10,12 +10,15 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
+import torch
+import torch.fx
 from torch import nn
 
 from vispe.encodings.base import Encoding
 from vispe.encodings.registry import plain_terms
 from vispe.encodings.saved import keep, named, refuse_other, saved_grid, saved_terms
 from vispe.errors import EncodingMismatch
+from vispe.hosts.transplant.cache import PositionCache
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.fitting import uses_reference
 
@@ -47,6 +50,10 @@ class LoadsWeights(nn.Module):
     def _vispe_all(self) -> tuple[Encoding, ...]:
         """Return the encodings that prepare positions: those of layers too, of which one of each kind counts."""
         return tuple(e for _, encoding in self._vispe_paths() for e in encoding.parts())
+
+    def _vispe_cache(self, image: Any) -> PositionCache | None:
+        """Return where positions of a forward pass are kept; None while a graph is traced."""
+        return None if isinstance(image, torch.fx.Proxy) else self.vispe.cache
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that must not decay."""

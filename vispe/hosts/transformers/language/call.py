@@ -130,9 +130,8 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     table, span, offset = (call.kwargs.pop(name, None) for name in (TABLE, SPAN, OFFSET))
     pictures = bool(given(call.kwargs, *PIXELS, *(GRIDS if state is None else ())))
     pictures |= call.input_ids is None and call.types is not None
-    keys, ids = (
-        (None, None) if position_ids is None else split_ids(position_ids, call.model.vispe_scheme.axes)
-    )
+    axes = call.model.vispe_scheme.axes
+    keys, ids = (None, None) if position_ids is None else split_ids(position_ids, axes)
     keys, counted = _keys(call, tokens, keys, state, pictures)
     if ids is not None:
         if state is None and (stock := stock_scheme(call.model.config)) is not None:

@@ -218,13 +218,8 @@ class PositionedText:
         keys, ids = position_ids[0].long(), position_ids[1:]
         rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
         dtype = kwargs["inputs_embeds"].dtype
-        turned = partial(
-            tables,
-            frequencies=rotary.inv_freq,
-            axis_of_pair=self.vispe_axis_of_pair,
-            scaling=rotary.attention_scaling,
-            dtype=dtype,
-        )
+        pairs = {"frequencies": rotary.inv_freq, "axis_of_pair": self.vispe_axis_of_pair}
+        turned = partial(tables, **pairs, scaling=rotary.attention_scaling, dtype=dtype)
         cos, sin = turned(ids)
         if self.vispe_late:
             state: SequenceState | None = getattr(kwargs.get("past_key_values"), "vispe_state", None)

@@ -136,11 +136,10 @@ def _any_resolution(config: Any, given: dict[str, Any]) -> list[Image]:
         if not is_cut:
             blocks.append(Image(1, 1))  # the token that ends the image
             continue
-        rows, cols = llava.get_anyres_image_grid_shape(
-            torch.as_tensor(size).tolist(), config.image_grid_pinpoints, config.vision_config.image_size
-        )
+        pixels, tile = torch.as_tensor(size).tolist(), config.vision_config.image_size
+        rows, cols = llava.get_anyres_image_grid_shape(pixels, config.image_grid_pinpoints, tile)
         canvas = torch.empty(1, rows * side, cols * side, device="meta")
-        _, h, w = llava.unpad_image(canvas, torch.as_tensor(size).tolist()).shape
+        _, h, w = llava.unpad_image(canvas, pixels).shape
         ratio = math.sqrt(h * w / (limit * side**2))
         h, w = (int(h // ratio), int(w // ratio)) if ratio > 1.1 else (h, w)
         blocks.append(Image(h, w + 1))  # each row has a token that ends it

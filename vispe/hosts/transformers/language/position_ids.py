@@ -43,9 +43,8 @@ def stock_scheme(config: Any) -> Scheme | None:
     """Return the scheme that gives the coordinates of a Qwen model before it was converted; None for other models."""
     kind = config.model_type
     if kind == "qwen2_5_vl":
-        return create_scheme(
-            "mrope", after="side", tokens_per_second=float(config.vision_config.tokens_per_second)
-        )
+        rate = float(config.vision_config.tokens_per_second)
+        return create_scheme("mrope", after="side", tokens_per_second=rate)
     return create_scheme("mrope", after="side") if kind in ("qwen2_vl", "qwen3_vl") else None
 
 

@@ -73,9 +73,7 @@ def erase(model: nn.Module) -> None:
 
 def missing(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     """Yield (part, entry) of everything that configurations name and that the model does not have."""
-    there = {
-        (id(module.config), kind): _plain(entry) for module, entry in _converted(model) for kind in entry
-    }
+    there = {(id(part.config), kind): _plain(entry) for part, entry in _converted(model) for kind in entry}
     for module in model.modules():
         for kind in ("scheme", "encoding"):
             if not _takes(module, kind) or kind not in (entry := read(module.config)):

@@ -50,9 +50,8 @@ class PackedAttention(HostedAttention):
         """Return the tokens (n, d) after attention; arguments as in transformers."""
         if vispe_context is None:
             return super().forward(hidden_states, cu_seqlens, position_embeddings, max_seqlen, **kwargs)
-        q, k, v = rearrange(
-            self.qkv(hidden_states), "n (three h d) -> three n h d", three=3, h=self.num_heads
-        )
+        qkv = self.qkv(hidden_states)
+        q, k, v = rearrange(qkv, "n (three h d) -> three n h d", three=3, h=self.num_heads)
         if vispe_context.rope:
             q, k = sys.modules[type(self).__module__].apply_rotary_pos_emb_vision(q, k, *position_embeddings)
         chunks = vispe_context.chunks(self.vispe_layer)
@@ -74,9 +73,8 @@ class ClipAttention(HostedAttention):
         if vispe_context is None:
             return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
         x = hidden_states
-        out, weights = _attended(
-            self, vispe_context, x, self.q_proj(x), self.k_proj(x), attention_mask, self.dropout
-        )
+        q, k = self.q_proj(x), self.k_proj(x)
+        out, weights = _attended(self, vispe_context, x, q, k, attention_mask, self.dropout)
         return self.out_proj(out), weights
 
 

@@ -56,11 +56,8 @@ class _Tower(plan.Family):
         _check_class("The tower", stock, family.path, family.tower)
         return positioned(stock, SWAPS[family.kind][0])
 
-    def stock_type(self, module: nn.Module) -> type[Any]:
-        return stock_type(module)
-
-    def attentions(self, model: Any) -> Iterator[tuple[int, str, nn.Module]]:
-        return attentions(model)
+    stock_type = staticmethod(stock_type)
+    attentions = staticmethod(attentions)
 
     def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any]]]:
         for path, module, mixin in swapped(model):

@@ -45,6 +45,8 @@ class Family:
 
 _CLIP: dict[str, Any] = {"kind": "clip", "blocks": "encoder.layers", "attn": "self_attn", "rope": False}
 _CLIP["table"] = "embeddings.position_embedding"
+_INTERN: dict[str, Any] = {"kind": "intern", "blocks": "encoder.layer", "attn": "attention", "rope": False}
+_INTERN["table"] = "embeddings.position_embeddings"
 FAMILIES = (
     Family("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "VisionAttention"),
     Family("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionAttention"),
@@ -52,17 +54,7 @@ FAMILIES = (
     Family("qwen3_vl_moe", "Qwen3VLMoeVisionModel", "Qwen3VLMoeVisionAttention", table="pos_embed"),
     Family("clip", "CLIPVisionModel", "CLIPAttention", prefix=1, **_CLIP),
     Family("siglip", "SiglipVisionModel", "SiglipAttention", **_CLIP),
-    Family(
-        "internvl",
-        "InternVLVisionModel",
-        "InternVLVisionAttention",
-        kind="intern",
-        blocks="encoder.layer",
-        attn="attention",
-        table="embeddings.position_embeddings",
-        prefix=1,
-        rope=False,
-    ),
+    Family("internvl", "InternVLVisionModel", "InternVLVisionAttention", prefix=1, **_INTERN),
 )
 
 

@@ -12,11 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
-from transformers.vision_utils import (
-    get_vision_cu_seqlens,
-    get_vision_position_ids,
-    get_vision_window_index,
-)
+from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
 from vispe.grid import Grid, Positions
 from vispe.hosts.transformers.vision.attention import (
@@ -59,9 +55,8 @@ class PackedTower(HostedTower):
 
         windows, seeing_all = None, ()
         if hasattr(self, "fullatt_block_indexes"):
-            order, window_ends = get_vision_window_index(
-                grid_thw, self.spatial_merge_size, self.window_size, self.patch_size, kwargs=kwargs
-            )
+            sizes = (self.spatial_merge_size, self.window_size, self.patch_size)
+            order, window_ends = get_vision_window_index(grid_thw, *sizes, kwargs=kwargs)
             kwargs.update(window_index=order, cu_window_seqlens=window_ends)
             unit, order = self.spatial_merge_size**2, order.to(ids.device)
             ids = ids.unflatten(0, (-1, unit)).index_select(0, order).flatten(0, 1)
@@ -88,10 +83,8 @@ class ClipTower(GridTower):
 
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = False, **kwargs: Any) -> Any:
         """Return what transformers returns, for images (b, c, height, width)."""
-        context = self._vispe_context(pixel_values)
-        return super().forward(
-            pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, vispe_context=context, **kwargs
-        )
+        kwargs["vispe_context"] = self._vispe_context(pixel_values)
+        return super().forward(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
 
 
 class InternTower(GridTower):
