@@ -235,11 +235,8 @@ def _own_call(
     else:
         parts = (module.q_proj(x), module.k_proj(x), module.v_proj(x))
     q, k, v = (t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in parts)
-    q, k, masks = (
-        module.q_norm(q),
-        module.k_norm(k),
-        {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask},
-    )
+    q, k = module.q_norm(q), module.k_norm(k)
+    masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
     return _described(q, k, v, encodings, pos, module.layer, x, **masks), x, pos
 
 

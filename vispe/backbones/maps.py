@@ -214,9 +214,8 @@ def random_twin(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[st
         if callable(getattr(twin, "init_weights", None)):
             twin.init_weights()
         for name, p in twin.named_parameters():
-            known = name.rpartition(".")[2].endswith(
-                ("pos_embed", "_token", "positional_embedding", "class_embedding")
-            )
+            tables = ("pos_embed", "_token", "positional_embedding", "class_embedding")
+            known = name.rpartition(".")[2].endswith(tables)
             if known and torch.equal(p, before[name]):
                 torch.nn.init.trunc_normal_(p, std=0.02)
     same = [name for name, p in twin.named_parameters() if torch.equal(p, before[name]) and not _constant(p)]

@@ -82,8 +82,7 @@ def _check_name(name: str) -> None:
     tags = timm.list_pretrained(f"{plain}.*")
     if tag and name not in tags:
         raise UnknownName(
-            f"timm has no weights {tag!r} for {plain}.{did_you_mean(name, tags)} "
-            f"It has {', '.join(tags) or 'none'}."
+            f"timm has no weights {tag!r} for {plain}.{did_you_mean(name, tags)} It has {', '.join(tags) or 'none'}."
         )
 
 
@@ -171,8 +170,7 @@ def square_images(pages: np.ndarray, model: nn.Module) -> Tensor:
     """
     if pages.ndim != 4 or pages.shape[3] not in (1, 3):
         raise ShapeError(
-            f"The model needs pages (z, h, w, c) with 1 or 3 channels, got {pages.shape}; "
-            "choose channels first."
+            f"The model needs pages (z, h, w, c) with 1 or 3 channels, got {pages.shape}; choose channels first."
         )
     side, mean, std = input_settings(model)
     h, w = pages.shape[1:3]

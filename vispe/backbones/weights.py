@@ -118,9 +118,7 @@ def _unwrapped(content: Any, wanted: set[str]) -> dict[str, Any]:
     if not prefix:
         return OrderedDict(content) if not hasattr(content, "_metadata") else content
     _logger.info("The weights are those below %r; other entries are left out.", prefix)
-    state = OrderedDict(
-        (name[len(prefix) :], value) for name, value in content.items() if name.startswith(prefix)
-    )
+    state = OrderedDict((n[len(prefix) :], v) for n, v in content.items() if n.startswith(prefix))
     metadata = getattr(content, "_metadata", {})
     state._metadata = {
         f"{name}."[len(prefix) :].removesuffix("."): value

@@ -62,9 +62,8 @@ def rotate(
             top, left = spare[0] // 2, spare[1] // 2
             return turned[..., top : top + h, left : left + w].contiguous()
     grid = sampling_grid(tuple(images.shape[-2:]), degrees, (h, w), images)
-    return grid_sample(
-        images, grid.expand(len(images), -1, -1, -1), mode=mode, padding_mode=padding, align_corners=True
-    )
+    grid = grid.expand(len(images), -1, -1, -1)
+    return grid_sample(images, grid, mode=mode, padding_mode=padding, align_corners=True)
 
 
 def sampling_grid(source: tuple[int, int], degrees: float, size: tuple[int, int], like: Tensor) -> Tensor:

@@ -55,9 +55,8 @@ class Micro(nn.Module):
         )
         self.trunk = Trunk(width, depth, heads)
         self.gelu = Gelu()
-        self.up = nn.ModuleList(
-            nn.Conv2d(a, b, 1) for a, b in ((width, coarse), (coarse, middle), (middle, dim))
-        )
+        widths = ((width, coarse), (coarse, middle), (middle, dim))
+        self.up = nn.ModuleList(nn.Conv2d(a, b, 1) for a, b in widths)
         self.back = nn.ModuleList(Block(c) for c in (coarse, middle))
         self.join = nn.Identity() if fine == dim else nn.Conv2d(fine, dim, 1)
         self.head = nn.Sequential(Gelu(), nn.Conv2d(dim, dim, 1))

@@ -52,14 +52,8 @@ def plot(
     path = Path(out)
     check_writable([path], force)
     try:
-        axes = plot_bias(
-            spec,
-            (int(sides[1]), int(sides[2])),
-            None if query is None else (query[0], query[1]),
-            head=head,
-            num_heads=num_heads,
-            layer=layer,
-        )
+        size, place = (int(sides[1]), int(sides[2])), None if query is None else (query[0], query[1])
+        axes = plot_bias(spec, size, place, head=head, num_heads=num_heads, layer=layer)
     except UnknownEncoding:
         if spec.partition("(")[0] not in list_schemes():
             raise

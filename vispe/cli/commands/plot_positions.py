@@ -7,11 +7,7 @@ SHORT = {"out": "-o"}
 
 
 def plot_positions(
-    schemes: list[str],
-    out: str,
-    stream: str = EXAMPLE,
-    force: bool = False,
-    json: bool = False,
+    schemes: list[str], out: str, stream: str = EXAMPLE, force: bool = False, json: bool = False
 ) -> None:
     """Draw the coordinates that position schemes give text, images and videos.
 

@@ -56,29 +56,13 @@ def retrofit_evaluate(
         vispe retrofit evaluate out -o out/report
         vispe retrofit evaluate out --images micrographs --masks masks -o out/report
     """
+    given = {name: value for name, value in locals().items() if name != "json"}
+    given |= {"images": images or (), "masks": masks or ()}
     from vispe.cli.frame import Output, share_done
     from vispe.train.evaluate.checkpoint import evaluate_checkpoint
     from vispe.train.evaluate.page import to_text
 
     output = Output(out, ["report.html", "report.json"], force)
     with share_done("reading") as progress:
-        report = evaluate_checkpoint(
-            checkpoint,
-            images or (),
-            masks or (),
-            out,
-            zero=zero,
-            classes=classes,
-            size=size,
-            noise=noise,
-            textures=textures,
-            step=step,
-            rotation=rotation,
-            budget=budget,
-            batch_size=batch_size,
-            device=device,
-            seed=seed,
-            force=force,
-            progress=progress,
-        )
+        report = evaluate_checkpoint(**given, progress=progress)
     output.finish(json, report.to_dict(), lambda: to_text(report))

@@ -105,19 +105,9 @@ def rotate(
     check_metrics(metrics)
     output = Output(out, ["report.html", "report.json"], force, [*paths, *mask_paths])
     processes = Processes.started()
-    subject = load_subject(
-        model,
-        pos_embed=pos_embed,
-        weights=weights,
-        img_size=img_size,
-        d4=d4,
-        symmetric=symmetrize,
-        layer=layer,
-        seed=seed,
-        device=processes.device(device),
-        patch=patch,
-        kind=kind,
-    )
+    built = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "symmetric": symmetrize}
+    taken = {"d4": d4, "layer": layer, "patch": patch, "kind": kind}
+    subject = load_subject(model, **built, **taken, seed=seed, device=processes.device(device))
     sources = load_sources(subject, paths, mask_paths, zero=zero, names=classes, textures=textures, seed=seed)
     settings = {"model": model, "pos_embed": pos_embed, "weights": weights, "img_size": img_size}
     settings |= {"symmetrize": symmetrize, "d4": d4, "layer": layer, "inputs": [str(path) for path in paths]}

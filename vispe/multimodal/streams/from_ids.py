@@ -34,9 +34,8 @@ def blocks_from_ids(
     _check_values(types, mask, merge, documents=documents, groups=groups)
     device = types.device
     valid = torch.ones_like(types, dtype=torch.bool) if mask is None else mask.bool()
-    pictures = _joined(
-        _grids(images, merge, None, False, "image"), _grids(videos, merge, seconds, frames_apart, "video")
-    )
+    still = _grids(images, merge, None, False, "image")
+    pictures = _joined(still, _grids(videos, merge, seconds, frames_apart, "video"))
     size, clock, picture, tile = (x.to(device) for x in pictures[0])
     kept = None if mask is None else valid.flatten().nonzero()[:, 0]
     kind = _taken(types, kept)
@@ -48,9 +47,8 @@ def blocks_from_ids(
         )
     block, enough = _blocks_of(kind, size.prod(1), pictures[1])
     sample = torch.arange(len(types), device=device)[:, None].expand_as(types)[valid]
-    document, group = (
-        torch.zeros_like(sample) if x is None else x[valid].long() for x in (documents, groups)
-    )
+    given = (documents, groups)
+    document, group = (torch.zeros_like(sample) if x is None else x[valid].long() for x in given)
     if bool(((document < 0) | (group < 0)).any()):
         raise InputError(
             f"documents and groups are numbers from 0 on, got {int(torch.minimum(document, group).min())}."
@@ -63,10 +61,8 @@ def blocks_from_ids(
     at = block[first]
     text = at < 0
     size = torch.cat([size, size.new_ones(1, 3)])  # entry -1 is that of text
-    tile, picture = (
-        torch.cat([tile, tile.new_tensor([WHOLE])]),
-        torch.cat([picture, picture.new_tensor([-1])]),
-    )
+    tile = torch.cat([tile, tile.new_tensor([WHOLE])])
+    picture = torch.cat([picture, picture.new_tensor([-1])])
     clock = torch.cat([clock, clock.new_tensor([torch.nan])])
     wrong = ~text & ((tokens != size[at].prod(1)) | ~enough[first])
     blocks = Blocks(

@@ -74,9 +74,8 @@ def merge_tokens(
     label = torch.where(labels < 0, m, labels)  # what is left out is a cluster of its own, dropped at the end
     cluster = (row * (m + 1) + label).flatten()
     wide = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
-    weight = (
-        torch.ones(b * n, dtype=wide, device=tokens.device) if weights is None else weights.to(wide).flatten()
-    )
+    ones = torch.ones(b * n, dtype=wide, device=tokens.device)
+    weight = ones if weights is None else weights.to(wide).flatten()
     total = weight.new_zeros(b * (m + 1)).index_add_(0, cluster, weight)
     share = weight / (total + epsilon).index_select(0, cluster)
     source = tokens.to(wide).flatten(0, 1) * share[:, None]

@@ -44,16 +44,14 @@ class Stream:
     @cached_property
     def block(self) -> Tensor:
         """Block of every token that is not padding (n), row by row."""
-        return torch.arange(len(self.blocks.tokens), device=self.mask.device).repeat_interleave(
-            self.blocks.tokens
-        )
+        tokens = self.blocks.tokens
+        return torch.arange(len(tokens), device=self.mask.device).repeat_interleave(tokens)
 
     @cached_property
     def index(self) -> Tensor:
         """Number of every token inside its block (n)."""
-        return torch.arange(len(self.block), device=self.mask.device) - self.blocks.first.index_select(
-            0, self.block
-        )
+        first = self.blocks.first.index_select(0, self.block)
+        return torch.arange(len(self.block), device=self.mask.device) - first
 
     @staticmethod
     def of(
@@ -80,17 +78,8 @@ class Stream:
                 for segment in segments:
                     at = (row, document)
                     if isinstance(segment, Text):
-                        text = (
-                            segment.group,
-                            TEXT,
-                            segment.tokens,
-                            (1, 1, 1),
-                            None,
-                            -1,
-                            WHOLE,
-                            segment.shared,
-                        )
-                        table.append((*at, *text))
+                        text = (segment.group, TEXT, segment.tokens, (1, 1, 1))
+                        table.append((*at, *text, None, -1, WHOLE, segment.shared))
                         continue
                     kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
                     for t, h, w, tile in segment.parts():
@@ -157,9 +146,8 @@ class Stream:
         b = self.blocks
         place = self.scatter(torch.arange(len(self.block), device=self.mask.device), -1)
         document = self.scatter(b.document[self.block], -1)
-        own = self.scatter(
-            torch.where(b.shared, torch.arange(len(b.shared), device=place.device), -1)[self.block], -1
-        )
+        number = torch.arange(len(b.shared), device=place.device)
+        own = self.scatter(torch.where(b.shared, number, -1)[self.block], -1)
 
         def q(x: Tensor) -> Tensor:
             return x[:, None, :, None]
