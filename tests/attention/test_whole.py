@@ -7,7 +7,7 @@ import torch
 import vispe
 from tests.attention.cases import CASES, tensors
 from vispe import Biased, Grid, attention, explain
-from vispe.attention import DistanceBias, LowRankBias, SumBias, TableBias
+from vispe.attention import DenseBias, DistanceBias, LowRankBias, PairRotation, SumBias, TableBias
 from vispe.encodings import registry
 from vispe.errors import BackendUnavailable, UnsupportedCombination
 
@@ -128,3 +128,17 @@ def test_it_compiles_in_one_graph():
     table = torch.randn(1, 5, 7, dtype=q.dtype)
     found = torch.compile(run, fullgraph=True, backend="eager")(q, k, v, table)
     torch.testing.assert_close(found, run(q, k, v, table))
+
+
+def test_a_transform_without_effect_is_refused():
+    bias, turn = DenseBias(torch.zeros(1, 1, 6, 6)).as_whole(), torch.zeros(1, 1, 6, 2)
+    q = torch.randn(1, 2, 6, 8)
+    with pytest.raises(
+        UnsupportedCombination, match=r"DenseBias takes the place of the product .* PairRotation"
+    ):
+        attention(q, q, q, bias=bias, transform=PairRotation(turn.cos(), turn.sin(), "half"))
+    # one that turns values has an effect
+    values = PairRotation(turn.cos(), turn.sin(), "half", values=True)
+    torch.testing.assert_close(attention(q, q, q, bias=bias, transform=values), attention(q, q, q, bias=bias))
+    with pytest.raises(UnsupportedCombination, match="leave one of them out"):
+        timm.create_model("test_vit", img_size=64, pos_embed="tapa+rope_axial")(torch.zeros(1, 3, 64, 64))

@@ -11,7 +11,7 @@ from vispe.attention.bias.base import ALL, Bias
 from vispe.attention.bias.values import ValueTerm
 from vispe.attention.precision import autocast_on, compute_dtype, no_autocast, readable
 from vispe.attention.transform.base import Transform
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +67,12 @@ class Call:
             raise ShapeError(
                 f"The bias describes {pos.tokens} tokens ({pos}), but there are {q.shape[2]} queries and "
                 f"{k.shape[2]} keys; make the bias from the positions of this input."
+            )
+        turn = self.transform or Transform()
+        if self.whole and type(turn) is not Transform and not turn.changes_values:
+            raise UnsupportedCombination(
+                f"The bias {type(self.bias).__name__} takes the place of the product of queries and keys, so that "
+                f"{type(turn).__name__} beside it would have no effect; leave one of them out."
             )
         self._check_masks()
         padding = None if self.attn_mask is None else _padding(self.attn_mask, q.shape[0], k.shape[2])

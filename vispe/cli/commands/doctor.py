@@ -192,7 +192,7 @@ def _backends() -> dict[str, str]:
 
     import vispe
     from vispe.encodings.branches import calls_of
-    from vispe.errors import BackendUnavailable
+    from vispe.errors import BackendUnavailable, UnsupportedCombination
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     grids = {axes: vispe.Grid(shape, reference=shape) for axes, shape in _GRIDS.items()}
@@ -201,15 +201,16 @@ def _backends() -> dict[str, str]:
     for name in vispe.list_encodings(kind="bias"):
         axes = vispe.encoding_info(name).ndim
         grid = grids[2 if 2 in axes else axes[0]]
-        encoding = vispe.create_encoding(name, dim=384, num_heads=6, depth=12, grid=grid.shape).to(device)
-        calls = calls_of(q, q, q, encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
         try:
+            encoding = vispe.create_encoding(name, dim=384, num_heads=6, depth=12, grid=grid.shape).to(device)
+            calls = calls_of(q, q, q, encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
             # an encoding may take several softmaxes, each on the backend that suits it
             chosen = [
                 str(vispe.explain(q, q, q, bias=call.bias, transform=call.transform)) for _, call in calls
             ]
             backends[name] = "; ".join(dict.fromkeys(chosen))
-        except BackendUnavailable as error:  # the backend that the environment names
+        # the backend that the environment names cannot serve it, or it is causal and was not promised that
+        except (BackendUnavailable, UnsupportedCombination) as error:
             backends[name] = str(error)
     return backends
 

@@ -61,8 +61,8 @@ class Kerple(RadialEncoding):
             sigmoid; 'clamp': as the reference, parameters are raised to `eps` (and p of 'power' cut to 2) where they
             are used, with a gradient as if they were not.
         eps: the least p and a of positive='clamp', where it is 0.01 by default.
-        weighted: also multiply the products of queries and keys by exp(-a' d^p'), with a' and p' of their own. It reads
-            queries and keys as they are before any rotation, which then has no effect.
+        weighted: also multiply the products of queries and keys by exp(-a' d^p'), with a' and p' of their own. It is
+            the whole logit, made of queries and keys before any rotation, which is refused beside it.
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
         wrap: distances on the torus: per axis min(d, n - d).
         normalize: 'max' divides by the largest distance in the grid, so that the bias stretches with it, 'reference'

@@ -94,7 +94,7 @@ class PhaseScores(ScoreBias):
     ) -> Tensor:
         """Return the logits (b, h, n, m)."""
         width = q.shape[-1]
-        cut = round(self.theta * width)
+        cut = round(self.theta * int(width))
         # two products of every pair, each scaled by the channels that it sums over
         amplitude = (q[..., :cut] @ k[..., :cut].transpose(-1, -2)) * (self.theta * width) ** -0.5
         phase = (q[..., cut:] @ k[..., cut:].transpose(-1, -2)) * ((1 - self.theta) * width) ** -0.5
