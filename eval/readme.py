@@ -17,6 +17,7 @@ import vispe
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "eval" / "results"
 _BLOCKS = "a product of 8 x 8 blocks with every query and key in every layer (`bmm`)"
+_MASKS = "learned tables become a mask in every layer and call (`masked_fill_`, `index_select`, `copy_`)"
 REASONS = {  # of speeds below 0.8
     "comrope_ap": _BLOCKS + "; `comrope_ap(form=folded)` has none",
     "comrope_ld": _BLOCKS + "; `comrope_ld(form=folded)` has none",
@@ -24,6 +25,16 @@ REASONS = {  # of speeds below 0.8
     "irpe.ctx_product_50_shared_qkv": "attention weights must be made for the values, and content is looked up "
     "three times (`gather`, `add`, `bmm`)",
     "lightnet": "queries and keys twice as wide as values, for which SDPA has no fused CPU kernel (`bmm`, `softmax`)",
+    "hope_hyperbolic": "a score of its own for every pair of channels, one after the other (`mul`, `add`, `exp`)",
+    "cope": "counts over keys sorted by distance, for every query (`gather`, `copy_`, `where`)",
+    "dape": "a small network over all pairs and heads (`mm`, `bmm`, `add`)",
+    "tapa": "two products of every pair and a cosine of one (`bmm`, `masked_fill_`, `cos`)",
+    "tra": "keys that are removed and counted for every query (`masked_fill_`, `any`, `bmm`)",
+    "shaw": "products with every offset, and a gather of n x n (`bmm`, `gather`)",
+    "tpe2d": "two attentions (`_scaled_dot_product_flash_attention_for_cpu`)",
+    "gpsa": "two attentions (`_scaled_dot_product_flash_attention_for_cpu`), one with a mask made in every layer",
+    "deberta": "two projected tables and their products in every layer (`mm`, `bmm`, `add`)",
+    **dict.fromkeys(["bam", "bam_ssmax", "fire", "kerple", "t5"], _MASKS),
     "seqpe": "a projection of the position vectors to queries and keys in every layer (`addmm`, `add`, `copy_`)",
 }
 

@@ -52,7 +52,9 @@ def check(run, bias_of, dense, params, keep=None):
     assert (ours[0][dead] == 0).all()
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["called", "compiled"])
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["called", "compiled"]
+)
 @pytest.mark.parametrize("keep", [None, KEEP], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])

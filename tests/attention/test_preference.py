@@ -150,7 +150,7 @@ def kinds(graphs):
     return ["sdpa" if any("scaled_dot_product" in n for n in found) else "reference" for found in names]
 
 
-@pytest.mark.parametrize("name", ["alibi2d", "rope_axial"])
+@pytest.mark.parametrize("name", ["alibi2d", pytest.param("rope_axial", marks=pytest.mark.slow)])
 def test_compiled_models_obey_every_change(readable, environment, name):
     model = timm.create_model("test_vit", img_size=32, pos_embed=name).eval()
     graphs, x = [], torch.randn(1, 3, 32, 32)

@@ -255,6 +255,7 @@ def test_doctor_loads_an_encoding_with_its_weights(tmp_path, capsys):
     assert main(["doctor", "--weights", "w.pth"]) != 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_file(), reason=f"the weights {REAL} are not on this disk")
 def test_a_published_dinov2(tmp_path, capsys):
     state = timm.models.load_state_dict(str(REAL))

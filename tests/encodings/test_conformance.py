@@ -450,6 +450,11 @@ EXCLUDED = {
         "sincos3d_points": "a ReLU unit may be off at all of the few points of a small grid",
     },
     "test_prefix_tokens_are_untouched": {
+        **dict.fromkeys(
+            ["distance_bank", "pape", "pape.ri"],
+            "another size rounds otherwise; their own tests have a tolerance",
+        ),
+        "tra": "is all of the logits, and keeps prefix tokens by content; see tests/encodings/bias/test_cope.py",
         "gpsa": "its softmax by offsets leaves prefix tokens out, by -inf; see tests/encodings/bias/test_gpsa.py",
         **dict.fromkeys(
             [
@@ -461,12 +466,6 @@ EXCLUDED = {
                 "decomposed.mvitv2",
             ],
             "another size rounds otherwise; the encoding's own test has a tolerance",
-        ),
-        "grape_path": "needs the tokens x; see tests/encodings/rotary/test_grape.py",
-        **dict.fromkeys(["pape", "pape.ri"], "needs the tokens x; see tests/encodings/bias/test_pape.py"),
-        **dict.fromkeys(
-            ["carope", "carope.scan", "selective_rope", "selective_rope.scan"],
-            "needs the tokens x; see tests/encodings/rotary/test_context.py",
         ),
         "grape_alibi.query_key": "softplus rounds by place in memory; test_grape.py has a tolerance",
         "grape_alibi.key": "softplus rounds by place in memory; test_grape.py has a tolerance",
@@ -485,24 +484,19 @@ EXCLUDED = {
         "comrope_ld.reference": "as in the reference, class tokens stand in the centre of the image",
         **dict.fromkeys(["ssmax", *list_encodings("*ssmax.*"), "bam_ssmax"], TOKENS_COUNT),
         "kerple(weighted=true)": "whole logits: prefix tokens keep their products of queries and keys",
-        "fox": "needs the tokens x; see tests/encodings/bias/test_fox.py",
-        "cable": "needs the tokens x; see tests/encodings/bias/test_fox.py",
-        "distance_bank": "needs the tokens x; see tests/encodings/bias/test_distance_bank.py",
         "dape": "products round by place in memory; test_dape.py has a tolerance",
-        "tra": "needs the tokens x, and keeps prefix tokens by content; see tests/encodings/bias/test_cope.py",
     },
     "test_training_draws_come_from_the_given_generator": {
         "seqpe.vit_b": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
         "seqpe.vit_s": "draws dropout; tests/encodings/rotary/test_seqpe.py has the same check",
     },
     "test_dropped_tokens_take_their_rows_along": {
+        **dict.fromkeys(
+            ["fox", "cable"], "dropped patches cost nothing; see tests/encodings/bias/test_fox.py"
+        ),
         "grape_path": "refuses dropped tokens; see tests/encodings/rotary/test_grape.py",
         **dict.fromkeys(["bam_ssmax", *list_encodings("bam_ssmax.*")], TOKENS_COUNT),
-        **dict.fromkeys(["pape", "pape.ri"], "needs the tokens x; see tests/encodings/bias/test_pape.py"),
-        "fox": "needs the tokens x; see tests/encodings/bias/test_fox.py",
-        "cable": "needs the tokens x; see tests/encodings/bias/test_fox.py",
         "path": "refuses dropped tokens; see its own test",
-        "distance_bank": "needs the tokens x; see tests/encodings/bias/test_distance_bank.py",
         "dape(version=2,inner=alibi2d.local,width=4,kernel=5)": "refuses dropped tokens; see test_dape.py",
         "dape(inner=alibi(slopes=learned),version=2,causal=true,negative_slope=0.2)": "refuses dropped tokens",
         "cope": "counts the tokens that are left; see tests/encodings/bias/test_cope.py",

@@ -59,6 +59,7 @@ def test_versions_are_compared_as_numbers():
     assert release("5.9.0") < release(OLDEST) <= release("5.17.0") < release("5.100.0.dev0") < release("6.0")
 
 
+@pytest.mark.slow
 def test_a_language_model_alone_needs_nothing_of_vision_towers():
     done = subprocess.run(
         [sys.executable, "-c", LANGUAGE_ONLY],

@@ -28,6 +28,9 @@ from vispe.errors import ShapeError
 from vispe.hosts.transplant import traced
 
 SPECS = [*vispe.list_encodings(ndim=2), "alibi2d(slopes=learned)+fourier", "learn+irpe"]
+# one of each way into a model: added, as bias fixed, of content and whole, rotated, calibrated, branched, mixed
+EACH = ["sincos2d", "alibi2d", "irpe", "tapa", "rope_axial", "psc", "gpsa", "peg"]
+FIXED_SIZE = [pytest.param(spec, False, id=f"fixed-{spec}") for spec in EACH]
 EVA = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
 
 
@@ -41,8 +44,9 @@ def deep(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return grads(model, model(image()), drop="nothing")
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize(
+    ("spec", "dynamic"), [*FIXED_SIZE, *(pytest.param(spec, True, id=f"dynamic-{spec}") for spec in SPECS)]
+)
 def test_a_symbolic_trace_is_the_model_with_its_gradients_and_its_free_sizes(spec, dynamic):
     model = vispe.convert(tiny(dynamic_img_size=dynamic), spec)
     graph = torch.fx.symbolic_trace(model)
@@ -219,9 +223,13 @@ def test_the_switch_of_timm_gives_maps():
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(
-    "make", [lambda: tiny(dynamic_img_size=True), eva, naflex], ids=["vit", "eva", "naflex"]
+    ("make", "spec"),
+    [
+        *(pytest.param(lambda: tiny(dynamic_img_size=True), spec, id=f"vit-{spec}") for spec in SPECS),
+        *(pytest.param(eva, spec, id=f"eva-{spec}") for spec in EACH),
+        *(pytest.param(naflex, spec, id=f"naflex-{spec}") for spec in EACH),
+    ],
 )
 def test_a_jit_trace_is_the_model_at_its_size_and_refuses_others(make, spec):
     model = make()

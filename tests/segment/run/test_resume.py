@@ -93,7 +93,8 @@ WAYS = {
 
 
 @posix
-@pytest.mark.parametrize("ways", [["labels", "apply"], pytest.param(list(WAYS), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", [["labels", "apply"], list(WAYS)])
 def test_runs_that_are_killed_again_and_again_end_as_ones_that_are_not(data, ways):
     assert vispe(f"segment in/a.png --labels a_labels.png {FAST} -o first") == 0
     random = np.random.default_rng(0)

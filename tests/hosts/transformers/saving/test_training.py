@@ -101,7 +101,9 @@ def trainer(model, family, folder, steps, **options):
     return transformers.Trainer(model, arguments, train_dataset=Sentences(), data_collator=collated)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f not in ("qwen2_vl", "llava"))) for f in FAMILIES]
+)
 def test_training_goes_on_with_the_scheme(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe(stride=4)"), TOWERS[1])
     unbroken = trainer(model, family, tmp_path, 4)
