@@ -77,7 +77,7 @@ class Bias:
         # copy() would find no slots in a compiled graph
         kind = type(self)
         alone = kind.__new__(kind)
-        for name in (n for base in kind.__mro__ for n in vars(base).get("__slots__", ())):
+        for name in (n for base in kind.__mro__ for n in getattr(base, "__slots__", ())):
             setattr(alone, name, getattr(self, name))
         for name, value in getattr(self, "__dict__", {}).items():
             setattr(alone, name, value)
