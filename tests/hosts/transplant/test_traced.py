@@ -30,7 +30,8 @@ from vispe.hosts.transplant import traced
 SPECS = [*vispe.list_encodings(ndim=2), "alibi2d(slopes=learned)+fourier", "learn+irpe"]
 # one of each way into a model: added, as bias fixed, of content and whole, rotated, calibrated, branched, mixed
 EACH = ["sincos2d", "alibi2d", "irpe", "tapa", "rope_axial", "psc", "gpsa", "peg"]
-FIXED_SIZE = [pytest.param(spec, False, id=f"fixed-{spec}") for spec in EACH]
+REST = {spec: [pytest.mark.slow] * (spec not in EACH) for spec in SPECS}
+FIXED_SIZE = [pytest.param(spec, False, marks=slow, id=f"fixed-{spec}") for spec, slow in REST.items()]
 EVA = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
 
 
@@ -227,8 +228,8 @@ def test_the_switch_of_timm_gives_maps():
     ("make", "spec"),
     [
         *(pytest.param(lambda: tiny(dynamic_img_size=True), spec, id=f"vit-{spec}") for spec in SPECS),
-        *(pytest.param(eva, spec, id=f"eva-{spec}") for spec in EACH),
-        *(pytest.param(naflex, spec, id=f"naflex-{spec}") for spec in EACH),
+        *(pytest.param(eva, spec, marks=slow, id=f"eva-{spec}") for spec, slow in REST.items()),
+        *(pytest.param(naflex, spec, marks=slow, id=f"naflex-{spec}") for spec, slow in REST.items()),
     ],
 )
 def test_a_jit_trace_is_the_model_at_its_size_and_refuses_others(make, spec):
