@@ -5,7 +5,7 @@ import pytest
 from tests.attention.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
 
 pytestmark = pytest.mark.usefixtures("poisoned")
-SERVED = ("distance", "table", "profile", "alibi", "rpb", "sum")
+SERVED = ("distance ", "table", "profile", "alibi", "rpb", "sum")
 
 
 @pytest.mark.parametrize("compiler", [None, "eager"], ids=["called", "compiled"])

@@ -131,6 +131,6 @@ class Decomposed(Biased):
 
 def stretched(table: Tensor, n: int) -> Tensor:
     """Return a table (2 m - 1, channels) of the offsets of m cells for n cells, by linear interpolation."""
-    if table.shape[0] == 2 * n - 1:
+    if not isinstance(n, torch.SymInt) and table.shape[0] == 2 * n - 1:
         return table
     return F.interpolate(at_least_float32(table).t()[None], size=2 * n - 1, mode="linear")[0].t()

@@ -38,6 +38,6 @@ def _order(pos: Positions, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     if causal:
         seen = seen & (pos.coords[:, :, None, 0] >= pos.coords[:, None, :, 0])
     steps = steps.masked_fill(~seen, float("inf"))
-    ranked, order = steps.sort(dim=-1, stable=True)
+    ranked, order = steps.sort(dim=-1)
     last = torch.searchsorted(ranked.contiguous(), steps.contiguous(), right=True) - 1
     return order, last, seen
