@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -215,7 +216,10 @@ def extrapolation_table(path: Path = ROOT / "eval" / "results" / "extrapolation.
     found = json.loads(path.read_text())
     rows, shapes = found["rows"], found["shapes"]
     questions = list(rows[0]["accuracy"][next(iter(shapes))])
-    text = []
+    seeds = Counter(r["encoding"] for r in rows)
+    few = {e: f" ({n} of {max(seeds.values())} seeds)" for e, n in seeds.items() if n < max(seeds.values())}
+    missing = [f"`{n}`" for n in vispe.list_encodings(ndim=2) if n not in seeds]
+    text = [f"Not run yet: {', '.join(missing)}.\n"] if missing else []
     for question in questions:
         heads = [f"{name} ({'x'.join(map(str, shape))})" for name, shape in shapes.items()]
         text += [
@@ -228,7 +232,7 @@ def extrapolation_table(path: Path = ROOT / "eval" / "results" / "extrapolation.
             for e in dict.fromkeys(r["encoding"] for r in rows)
         }
         for encoding, values in sorted(means.items(), key=lambda item: -mean(item[1])):
-            text.append(f"| `{encoding}` | {' | '.join(f'{v:.3f}' for v in values)} |")
+            text.append(f"| `{encoding}`{few.get(encoding, '')} | {' | '.join(f'{v:.3f}' for v in values)} |")
         text.append("")
     return "\n".join(text)
 
