@@ -148,12 +148,14 @@ def test_the_table_of_the_experiment(generator, tmp_path):
         for name, seed, a in (("low", 0, 0.2), ("low", 1, 0.4), ("high", 0, 0.8))
     ]
     path.write_text(json.dumps({"shapes": {"1x": [6, 6], "2x": [12, 12]}, "rows": rows}))
-    assert generator.extrapolation_table(path).splitlines() == [
+    missing, _, *lines = generator.extrapolation_table(path).splitlines()
+    assert missing.startswith("Not run yet: `alibi2d`, ")
+    assert lines == [
         "Question: near.",
         "",
         "| encoding | 1x (6x6) | 2x (12x12) |",
         "|---|---|---|",
-        "| `high` | 0.800 | 0.400 |",
+        "| `high` (1 of 2 seeds) | 0.800 | 0.400 |",
         "| `low` | 0.300 | 0.150 |",
     ]
 
