@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from vispe import Attention, Biased, Grid, Rotary, create_encoding
+from vispe import Attention, Biased, Grid, Rotary, create_encoding, plot_bias
 from vispe.attention import Affine, DenseBias, PairRotation, attention
 from vispe.encodings import registry
 from vispe.encodings.base import Compose, bias_of, transform_of
@@ -142,3 +142,12 @@ def test_calibrations_come_before_the_rotation(spec):
     torch.testing.assert_close(attention(q, k, v, transform=both.transform(pos, 0)), wanted)
     with pytest.raises(UnsupportedCombination, match=r"rope_axial \+ rope_mixed was asked"):
         Compose([*both.parts(), create_encoding("rope_mixed", dim=24, num_heads=3)])
+
+
+def test_a_plot_shows_the_weights_of_all_softmaxes():
+    pytest.importorskip("matplotlib")
+    axes = plot_bias("gpsa", grid=(5, 6), query=(2, 3))
+    values = axes.images[0].get_array()
+    assert values.shape == (5, 6)
+    # weights of one query over all patches
+    assert values.sum() == pytest.approx(1, abs=1e-5)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vispe.encodings.base import Additive, Biased, Encoding, Rotary, bias_of, transform_of
+from vispe.encodings.branches import calls_of, weights_of
 from vispe.encodings.registry import create_encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, require
 from vispe.grid import Grid
@@ -83,6 +84,12 @@ def _seen_from(
     heads = slice(None) if head is None else slice(head, head + 1)
     of = "mean over heads" if head is None else f"head {head}"
     parts = encoding.parts()
+    if any(part.branched for part in parts):
+        # several softmaxes have no one bias: what they give together between equal tokens
+        alike = torch.ones(1, num_heads, grid.tokens, _HEAD_DIM)
+        x = torch.ones(1, grid.tokens, num_heads * _HEAD_DIM)
+        weights = weights_of(calls_of(alike, alike, alike, parts, pos, layer, x))[:, heads]
+        return weights[0, :, token, grid.prefix :].mean(0), f"attention weights between equal tokens, {of}"
     if (bias := bias_of(parts, pos, layer)) is not None:
         dense = bias.dense(pos, pos)
         dense = dense[:, heads] if dense.shape[1] > 1 else dense
