@@ -165,13 +165,15 @@ def families_map() -> str:
             other = vispe.encoding_info(f"{name}.{preset}").invariant
             if other != info.invariant:
                 link = f"[`{name}.{preset}`](encodings/{name}.md)"
-                cells.setdefault((info.knows, other), []).append(link)
+                # what stays the same under every turn knows no direction
+                knows = tuple(k for k in info.knows if k != "direction" or "rotation" not in other)
+                cells.setdefault((knows, other), []).append(link)
     columns = [c for c in MEANING if any(c == column for _, column in cells)]
     rows = sorted({row for row, _ in cells}, key=lambda row: ("content" in row, len(row), row))
     lines = [f"| knows | {' | '.join(MEANING[c] for c in columns)} |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
         words = [", ".join(cells.get((row, column), [])) for column in columns]
-        lines.append(f"| **{', '.join(row)}** | {' | '.join(words)} |")
+        lines.append(f"| **{', '.join(row) or 'no position'}** | {' | '.join(words)} |")
     return "\n".join(lines)
 
 
