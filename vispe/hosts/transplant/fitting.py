@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from vispe.encodings.base import Compose, Encoding
+from vispe.encodings.parts.rope import RopeBase, TooSmall
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.grid import Grid
 
 _PER_AXIS = ("split", "spacing", "reference")  # options with one number for each axis
 
@@ -193,3 +195,14 @@ def uses_reference(encoding: Encoding, grid: tuple[int, ...]) -> bool:
         except OptionError:
             return False
     return True
+
+
+def too_small(
+    parts: Sequence[Encoding], shape: tuple[int, ...] | None, reference: tuple[int, ...] | None
+) -> list[TooSmall]:
+    """Return rotations whose base is too small for a grid, where the host has one."""
+    if shape is None:
+        return []
+    grid = Grid(shape, reference=reference)
+    found = [e.too_small(grid) for e in parts if isinstance(e, RopeBase)]
+    return [one for one in found if one is not None]

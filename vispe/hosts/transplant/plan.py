@@ -16,12 +16,10 @@ import torch
 from torch import nn
 
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
-from vispe.encodings.parts.rope import RopeBase, TooSmall
 from vispe.encodings.registry import create_encoding
 from vispe.errors import UnsupportedCombination, UnsupportedHost
-from vispe.grid import Grid
 from vispe.hosts.transplant.context import HostState, backend_in_words
-from vispe.hosts.transplant.fitting import attach, check_axes, joined, refuse_patched, take_over
+from vispe.hosts.transplant.fitting import attach, check_axes, joined, refuse_patched, take_over, too_small
 from vispe.hosts.transplant.words import Wanted
 
 Layers = Sequence[tuple[int, str, nn.Module]]  # block, path and module of every attention layer
@@ -204,7 +202,7 @@ def put_in(model: Any, family: Family, wanted: Wanted, built: bool = False) -> N
     if old:
         _strip(model, family)
     reference = old.reference if old else plan.grid
-    for one in _too_small(plan.parts, plan.grid, reference):
+    for one in too_small(plan.parts, plan.grid, reference):
         if one.far:
             text = f"{one}; say temperature={math.ceil(one.needed)} or more."
             warnings.warn(text, stacklevel=4)  # the caller of `vispe.convert`
@@ -275,22 +273,11 @@ def in_words(model: Any, family: Family) -> str:
         lines.append(f"  {len(own)} attention layers with their own: {own[0].name}, {_count(own)} parameters")
     parts = [part for e in (model.pos_enc, *own[:1]) if e is not None for part in e.parts()]
     shape = family.facts(model, list(family.attentions(model)))["grid"]
-    lines += [f"  {one}" for one in _too_small(parts, shape, state.reference)]
+    lines += [f"  {one}" for one in too_small(parts, shape, state.reference)]
     if layers:
         backend = backend_in_words(all(m.fused_attn for m in layers), family.unfused)
         lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
     return "\n".join(lines)
-
-
-def _too_small(
-    parts: Sequence[Encoding], shape: tuple[int, ...] | None, reference: tuple[int, ...] | None
-) -> list[TooSmall]:
-    """Return rotations whose base is too small for a grid, where the host has one."""
-    if shape is None:
-        return []
-    grid = Grid(shape, reference=reference)
-    found = [e.too_small(grid) for e in parts if isinstance(e, RopeBase)]
-    return [one for one in found if one is not None]
 
 
 def _count(encodings: Sequence[Encoding]) -> int:
