@@ -13,6 +13,7 @@ from vispe.attention.bias.dense import DenseBias, SumBias
 from vispe.attention.bias.distance import DistanceBias
 from vispe.attention.bias.distances import Metric, Normalize
 from vispe.encodings.base import Biased
+from vispe.encodings.parts.radial import inverse_softplus
 from vispe.encodings.parts.regrid import training_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
@@ -122,7 +123,7 @@ class AlibiBase(Biased):
             with torch.no_grad():
                 self.slope.uniform_(0.0, 1.0)
                 if self.softplus:  # softplus(slope) is what was drawn
-                    self.slope.copy_(_inverse_softplus(self.slope.clamp(min=1e-4)))
+                    self.slope.copy_(inverse_softplus(self.slope.clamp(min=1e-4)))
 
     def active(self, layer: int) -> bool:
         """Whether block `layer` has the bias."""
@@ -137,7 +138,7 @@ class AlibiBase(Biased):
                     f"{beside}m has slopes down to {slope.min():.3g}, which softplus=true cannot hold; "
                     "load it with softplus=false."
                 )
-            state_dict[f"{own}slope"] = _inverse_softplus(slope) if self.softplus else slope
+            state_dict[f"{own}slope"] = inverse_softplus(slope) if self.softplus else slope
 
     def head_slopes(self) -> tuple[float, ...] | Tensor:
         """Return one slope per head: floats of a fixed rule, or the learned tensor (h,) float32."""
@@ -215,8 +216,3 @@ class GridAlibi(AlibiBase):
         )
         noise = pos.attrs.get("jitter") if self.jitter else None
         return bias if noise is None else SumBias([bias, DenseBias(noise.values, pos)])
-
-
-def _inverse_softplus(slope: Tensor) -> Tensor:
-    """Return x with softplus(x) = slope, exact for small and large slopes."""
-    return slope + torch.log(-torch.expm1(-slope))
