@@ -73,4 +73,5 @@ def test_the_warning_points_at_the_import():
     code = "import warnings, vispe\nwarnings.simplefilter('error')\ntry:\n    import vispe.base\n"
     code += "except DeprecationWarning as error:\n    print(error)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "vispe.base is now vispe.encodings.base; the old name goes with vispe 0.3.\n"
+    now = "vispe.encodings.base and vispe.encodings.compose"
+    assert done.stdout == f"vispe.base is now {now}; the old name goes with vispe 0.3.\n"

@@ -11,7 +11,8 @@ from vispe import symmetry as symmetry
 from vispe._lazy import face
 from vispe._moved import await_old_names
 from vispe.attention import attention, explain, use_backend
-from vispe.encodings.base import Additive, Biased, Compose, Encoding, Mixing, Rotary
+from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.compose import Compose
 from vispe.encodings.layer import Attention
 from vispe.encodings.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
 from vispe.errors import VispeError

@@ -13,7 +13,7 @@ from vispe import attention
 from vispe.attention import DistanceBias
 from vispe.attention.call import Call
 from vispe.attention.choose import BACKENDS
-from vispe.encodings.base import bias_of, value_term_of
+from vispe.encodings.compose import bias_of, value_term_of
 from vispe.encodings.registry import encoding_class, encoding_info
 from vispe.errors import BackendUnavailable
 

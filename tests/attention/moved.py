@@ -9,7 +9,7 @@ from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, SumBias, TableBias
 from vispe.attention.call import Call
 from vispe.attention.choose import BACKENDS
-from vispe.encodings.base import bias_of
+from vispe.encodings.compose import bias_of
 from vispe.errors import VispeError
 
 GRID = Grid((3, 4), 1)

@@ -8,8 +8,8 @@ from torch import nn
 from vispe import Attention, Biased, Grid, Rotary, create_encoding, plot_bias
 from vispe.attention import Affine, DenseBias, PairRotation, attention
 from vispe.encodings import registry
-from vispe.encodings.base import Compose, bias_of, transform_of
 from vispe.encodings.branches import Branch, branches_of
+from vispe.encodings.compose import Compose, bias_of, transform_of
 from vispe.encodings.layer import attend
 from vispe.errors import UnsupportedCombination
 

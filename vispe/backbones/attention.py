@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from vispe.attention.call import Call, combine
 from vispe.attention.precision import no_autocast
-from vispe.encodings.base import bias_of, transform_of
+from vispe.encodings.compose import bias_of, transform_of
 from vispe.encodings.layer import Attention
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.grid import Grid, Positions, as_positions

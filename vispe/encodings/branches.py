@@ -11,7 +11,8 @@ from vispe.attention.backends import reference
 from vispe.attention.bias.base import Bias
 from vispe.attention.call import Call
 from vispe.attention.transform.base import Transform
-from vispe.encodings.base import Encoding, bias_of, branched_of, transform_of, value_term_of
+from vispe.encodings.base import Encoding
+from vispe.encodings.compose import bias_of, branched_of, transform_of, value_term_of
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
 

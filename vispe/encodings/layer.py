@@ -9,8 +9,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vispe.attention import attention
-from vispe.encodings.base import Additive, Encoding, Mixing, bias_of, transform_of, value_term_of
+from vispe.encodings.base import Additive, Encoding, Mixing
 from vispe.encodings.branches import branches_of
+from vispe.encodings.compose import bias_of, transform_of, value_term_of
 from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec, plain_terms
 from vispe.encodings.saved import keep, refuse_other
 from vispe.errors import OptionError, UnsupportedCombination

@@ -18,7 +18,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
 
-from vispe.encodings.base import HOST_FACTS, INVARIANCES, KINDS, KNOWLEDGE, Compose, Encoding
+from vispe.encodings.base import HOST_FACTS, INVARIANCES, KINDS, KNOWLEDGE, Encoding
+from vispe.encodings.compose import Compose
 from vispe.encodings.spec import parse_text
 from vispe.errors import OptionError, UnknownEncoding, VispeError, did_you_mean
 

@@ -5,7 +5,7 @@ import torch
 
 import vispe
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.base import transform_of
+from vispe.encodings.compose import transform_of
 
 
 def random_psc(dim=24, heads=3):

@@ -7,7 +7,7 @@ import torch
 
 from tests.encodings.bias import offsets
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.base import bias_of, transform_of
+from vispe.encodings.compose import bias_of, transform_of
 from vispe.errors import OptionError, ShapeError
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vispe.encodings.base import Additive, Biased, Encoding, Rotary, bias_of, transform_of
+from vispe.encodings.base import Additive, Biased, Encoding, Rotary
 from vispe.encodings.branches import calls_of, weights_of
+from vispe.encodings.compose import bias_of, transform_of
 from vispe.encodings.registry import create_encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, require
 from vispe.grid import Grid

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from vispe.attention.choose import LONG
 from vispe.attention.precision import compute_dtype
 from vispe.attention.preference import selected
-from vispe.encodings.base import Encoding, Mixing, Rotary, bias_of, value_term_of
+from vispe.encodings.base import Encoding, Mixing, Rotary
+from vispe.encodings.compose import bias_of, value_term_of
 from vispe.grid import Positions
 from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.cache import PositionCache

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.encodings.base import Compose, Encoding
+from vispe.encodings.base import Encoding
+from vispe.encodings.compose import Compose
 from vispe.encodings.parts.rope import RopeBase, TooSmall
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid

@@ -18,8 +18,9 @@ from vispe.attention.backends import reference
 from vispe.attention.bias.table import has_grid_table
 from vispe.attention.call import Call
 from vispe.encodings import layer as layers
-from vispe.encodings.base import Additive, Encoding, Mixing, bias_of, branched_of
+from vispe.encodings.base import Additive, Encoding, Mixing
 from vispe.encodings.branches import calls_of, weights_of
+from vispe.encodings.compose import bias_of, branched_of
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts.transplant.cache import PositionCache

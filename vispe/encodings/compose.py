@@ -1,0 +1,177 @@
+"""Several encodings at once: `Compose`, the only combinator, and what encodings make together in a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.values import ValueTerm
+from vispe.attention.transform.base import Transform
+from vispe.attention.transform.chain import Chain
+from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.errors import UnsupportedCombination
+from vispe.grid import Positions
+
+
+class Compose(Additive, Rotary, Biased, Mixing):
+    """Several encodings at once: tables and biases add up, mixing runs in order, one may rotate, after calibrations.
+
+    Args:
+        encodings: the members, in order.
+
+    Raises:
+        UnsupportedCombination: there is no member, more than one of them rotates, or one takes several softmaxes
+            and another works inside attention too.
+    """
+
+    name = "compose"
+
+    def __init__(self, encodings: Sequence[Encoding]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(part for e in encodings for part in e.parts())
+        if not len(self.members):
+            raise UnsupportedCombination("A sum of no encodings was asked; say 'none' for no encoding.")
+        rotary = [e.name for e in self.parts() if isinstance(e, Rotary) and not e.calibrates]
+        if len(rotary) > 1:
+            raise UnsupportedCombination(
+                f"{' + '.join(rotary)} was asked, but two rotary encodings would turn the same channels; keep one."
+            )
+        branched_of(self.parts())
+
+    def parts(self) -> tuple[Encoding, ...]:
+        """Return the members, in order."""
+        return tuple(e for e in self.members if isinstance(e, Encoding))
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether any member is built once for every layer; hosts ask the parts."""
+        return any(e.per_layer for e in self.parts())
+
+    def active(self, layer: int) -> bool:
+        """Whether any member does anything in block `layer`."""
+        return any(e.active(layer) for e in self.parts())
+
+    @property
+    def config(self) -> Any:
+        """The configs of the members."""
+        return [e.config for e in self.parts()]
+
+    @property
+    def spec(self) -> Any:
+        """The specs of the members."""
+        return self._terms()
+
+    def _terms(self) -> list[dict[str, Any]]:
+        return [e.spec for e in self.parts()]
+
+    def extra_repr(self) -> str:
+        """Nothing: the members are shown."""
+        return ""
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Return the positions with the draws of all members."""
+        for e in self.parts():
+            pos = e.prepare(pos, generator, draws)
+        return pos
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters of all members."""
+        for e in self.parts():
+            e.reset_parameters()
+
+    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+        """Rename entries of released checkpoints for every member."""
+        for i, e in enumerate(self.parts()):
+            e.adopt(state_dict, beside, f"{own}members.{i}.")
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the sum of the members' tables; a zero when none is additive."""
+        tables = [e.table(pos, image) for e in self.parts() if isinstance(e, Additive)]
+        return sum(tables[1:], tables[0]) if tables else pos.coords.new_zeros(1, 1, 1)
+
+    def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
+        """Return the transforms of the members that calibrate and of the one that rotates; the identity without."""
+        return transform_of(self.parts(), pos, layer, x) or Transform()
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the sum of the members' biases."""
+        return bias_of(self.parts(), pos, layer, x)
+
+    def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
+        """Return the value term of the one member that has it."""
+        return value_term_of(self.parts(), pos, layer)
+
+    def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
+        """Run the members that mix, in order."""
+        for e in self.parts():
+            if isinstance(e, Mixing):
+                x = e.mix(x, pos, layer)
+        return x
+
+
+def bias_of(
+    encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
+) -> Bias | None:
+    """Return the sum of the biases of `encodings` in block `layer`, or None.
+
+    Raises:
+        UnsupportedCombination: one of them takes several softmaxes, so that there is not one bias.
+    """
+    _refuse_branches(encodings)
+    biases = [e.bias(pos, layer, x) for e in encodings if isinstance(e, Biased)]
+    terms = [b for b in biases if b is not None]
+    return SumBias(terms) if len(terms) > 1 else terms[0] if terms else None
+
+
+def transform_of(
+    encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
+) -> Transform | None:
+    """Return what `encodings` do to queries and keys in block `layer`, calibrations before the rotation, or None.
+
+    Raises:
+        UnsupportedCombination: one of them takes several softmaxes, so that there is not one transform.
+    """
+    _refuse_branches(encodings)
+    rotary = sorted((e for e in encodings if isinstance(e, Rotary)), key=lambda e: not e.calibrates)
+    transforms = [e.transform(pos, layer, x) for e in rotary]
+    return Chain(*transforms) if len(transforms) > 1 else transforms[0] if transforms else None
+
+
+def _refuse_branches(encodings: Sequence[Encoding]) -> None:
+    branched = next((e for e in encodings if e.branched), None)
+    if branched is not None:
+        raise UnsupportedCombination(
+            f"{branched.name} takes several softmaxes, so it has not one bias and one transform; call its branches()."
+        )
+
+
+def branched_of(encodings: Sequence[Encoding]) -> Encoding | None:
+    """Return the encoding that takes several softmaxes, if there is one.
+
+    Raises:
+        UnsupportedCombination: another one works inside attention too.
+    """
+    inside = [e for e in encodings if isinstance(e, Rotary | Biased)]
+    branched = next((e for e in inside if e.branched), None)
+    if branched is not None and len(inside) > 1:
+        others = " + ".join(e.name for e in inside if e is not branched)
+        raise UnsupportedCombination(
+            f"{branched.name} takes several softmaxes of its own, and {others} was asked beside it; keep one of them."
+        )
+    return branched
+
+
+def value_term_of(encodings: Sequence[Encoding], pos: Positions, layer: int) -> ValueTerm | None:
+    """Return the one value term of `encodings` in block `layer`, or None."""
+    asked = (e.value_term(pos, layer) for e in encodings if isinstance(e, Biased))
+    terms = [term for term in asked if term is not None]
+    if len(terms) > 1:
+        raise UnsupportedCombination("Two encodings add to the attention output; keep one of them.")
+    return terms[0] if terms else None
