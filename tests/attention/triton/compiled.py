@@ -26,8 +26,8 @@ KERNELS = {
     "decomposed_grad_kv": decomposed_grad_kv,
 }  # fmt: skip
 HALF = ("Q", "K", "V", "OUT", "GRAD", "DQ", "DK", "DV")
-POINTERS = {"S": "*fp16", "ADDRESS": "*i32", "BASE": "*i32", "KEEP": "*i1", "UNIT": "*fp64", "CELL": "*i32",
-            "SEGMENT": "*i32"}  # fmt: skip
+POINTERS = {"S": "*fp16", "ADDRESS": "*i32", "SIGHT": "*i32", "BASE": "*i32", "KEEP": "*i1", "UNIT": "*fp64",
+            "CELL": "*i32", "SEGMENT": "*i32"}  # fmt: skip
 SINGLE = ("EDGE", "LSE", "DELTA", "RUNS", "ENDS", "TABLE", "PLACE", "PERIOD", "SLOPE", "STEEP", "DTABLE", "OWN",
           "OTHER", "GRAD_OWN")  # fmt: skip
 FLOATS = {"c", "scale"}
@@ -49,7 +49,7 @@ def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size
     power = triton.next_power_of_2(width)
     constants = {
         "D": width, "BD": power, "E": width, "BE": power, "BM": size.queries, "BN": size.keys,
-        "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "UPCAST": False, "SHARED": True, "FIXED": False,
+        "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "UPCAST": False, "SHARED": True, "FIXED": False, "SKIP": False,
         "GATHER": False, "METRIC": 0, "AXES": 2, "WRAP": False, "PACKED": False, "LEARNED": False, **(modes or {}),
     }  # fmt: skip
     signature, attrs, chosen = {}, {}, {}

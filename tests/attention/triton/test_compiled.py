@@ -19,13 +19,18 @@ PER_SCORE = {
 def reports(fresh_kernels):
     from tests.attention.triton.compiled import report
 
-    return {case: report(*case, torch.bfloat16) for case in [*PER_SCORE, ("grad_bias", 90, 64)]}
+    made = {case: report(*case, torch.bfloat16) for case in [*PER_SCORE, ("grad_bias", 90, 64)]}
+    # loops over what a bias shows are the same loops
+    hiding = [case for case in PER_SCORE if case[1] == 90]
+    return made | {(*case, "hides"): report(*case, torch.bfloat16, modes={"SKIP": True}) for case in hiding}
 
 
 @pytest.mark.slow
 def test_machine_code(reports):
-    for case, wanted in PER_SCORE.items():
-        report = reports[case]
+    for case, report in reports.items():
+        if case[0] == "grad_bias":
+            continue
+        wanted = PER_SCORE[case[:3]]
         plain = min(report["loops"], key=lambda loop: loop["per_score"])
         assert plain["per_score"] <= 1.1 * wanted, report
         assert plain["spills"] == 0, report

@@ -139,6 +139,11 @@ class Bias:
         """
         return False
 
+    @property
+    def hides(self) -> bool:
+        """Whether it is known to be -inf for so many pairs that kernels should look for blocks to pass over."""
+        return False
+
     def table(self, grid: Grid) -> Tensor:
         """Return the table T (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) of this bias on `grid`, differentiable.
 

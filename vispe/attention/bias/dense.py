@@ -143,6 +143,11 @@ class SumBias(Bias):
         """Whether it is known to hold no infinity."""
         return all(t.finite for t in self.terms)
 
+    @property
+    def hides(self) -> bool:
+        """Whether a term hides many pairs."""
+        return any(t.hides for t in self.terms)
+
     def _dense(self, ask: Request) -> Tensor:
         total = self.terms[0]._dense(ask)
         for term in self.terms[1:]:

@@ -236,3 +236,22 @@ def _common(pitch: int) -> int:
     if isinstance(pitch, torch.SymInt):
         return 1
     return next(divisor for divisor in (8, 4, 2, 1) if pitch % divisor == 0)
+
+
+def sight_of(table: Tensor, heads: int) -> Tensor:
+    """Return between which steps, in tokens from a query to a key, a table shows keys, (heads, 2) int32.
+
+    Args:
+        table: (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...), -inf where a key is hidden.
+        heads: h.
+    """
+    shape = [(side + 1) // 2 for side in table.shape[1:]]
+    step = torch.zeros(1, dtype=torch.int32, device=table.device)
+    for n in shape:
+        # tables are read at query minus key, and a step along an axis passes all tokens of the faster ones
+        step = (step[:, None] * n + torch.arange(n - 1, -n, -1, device=table.device)).flatten()
+    shown = table.detach().flatten(1) != -torch.inf
+    # a token's own step is 0
+    lowest = torch.where(shown, step, 0).amin(1)
+    highest = torch.where(shown, step, 0).amax(1)
+    return torch.stack([lowest, highest], 1).to(torch.int32).expand(heads, 2).contiguous()

@@ -21,6 +21,7 @@ class TableBias(Bias):
         prefix: (h or 1, 3) values for prefix-to-patch, patch-to-prefix, prefix-to-prefix; zeros by default.
         one_grid: whether the values would differ on another grid; False where offsets alone decide, so that one
             table serves samples of several grids.
+        hides: whether so many values are -inf that whole blocks of the logits are; kernels pass over these.
 
     Example:
         >>> import torch
@@ -31,7 +32,7 @@ class TableBias(Bias):
                 [30., 20.]])
     """
 
-    __slots__ = ("one_grid", "prefix", "values")
+    __slots__ = ("_hides", "one_grid", "prefix", "values")
 
     def __init__(
         self,
@@ -40,11 +41,17 @@ class TableBias(Bias):
         prefix: Tensor | None = None,
         *,
         one_grid: bool = True,
+        hides: bool = False,
     ) -> None:
         super().__init__(pos)
         if prefix is not None and (prefix.ndim != 2 or prefix.shape[1] != 3):
             raise ShapeError(f"TableBias needs prefix values (heads or 1, 3), got {tuple(prefix.shape)}.")
-        self.values, self.prefix, self.one_grid = values, prefix, one_grid
+        self.values, self.prefix, self.one_grid, self._hides = values, prefix, one_grid, hides
+
+    @property
+    def hides(self) -> bool:
+        """Whether it was made as one that hides many pairs."""
+        return self._hides
 
     @property
     def invariant(self) -> bool:
@@ -59,7 +66,7 @@ class TableBias(Bias):
     @property
     def finite(self) -> bool:
         """Whether it is known to hold no infinity."""
-        return no_infinity(self.values, self.prefix)
+        return not self.hides and no_infinity(self.values, self.prefix)
 
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)

@@ -93,7 +93,8 @@ class LookHere(Biased):
         of view of 180, 90 and 45 degrees and four that see everything; ``lookhere.released`` is a released model.
 
     Shapes: pos of a grid (n, 2) -> bias (1, h, n, n) with -inf; prefix rows and columns are 0.
-    New resolution: no resampling needed; a step costs the same.   Cost: no parameters, O(1) per score.
+    New resolution: no resampling needed; a step costs the same.   Cost: no parameters, O(1) per score; fused kernels
+        pass over rows that a head does not see.
     Invariant to: translation; rotation by 90 degrees and flips of a square grid permute heads.
     Raises: ShapeError if `pos` is not of a 2-axis grid; OptionError for directions that do not exist, fewer heads than
         names, or a block beyond the depth.
@@ -179,7 +180,7 @@ class LookHere(Biased):
         slope = self.layer_slope(layer)
         # 0 times infinity is no number
         values = far * -slope if slope else torch.where(far.isinf(), -torch.inf, 0.0)
-        return TableBias(values, pos, one_grid=False)
+        return TableBias(values, pos, one_grid=False, hides=True)
 
     def _far(self, grid: Grid, device: torch.device) -> Tensor:
         """Return m_h * d of every offset (h, 2 n_1 - 1, 2 n_2 - 1), infinite where a head does not see the key."""

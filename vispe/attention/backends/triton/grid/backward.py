@@ -3,7 +3,15 @@
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.forward import edges, padding, plan, product, rows, scores
+from vispe.attention.backends.triton.grid.forward import (
+    edges,
+    padding,
+    plan,
+    plan_sight,
+    product,
+    rows,
+    scores,
+)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -42,17 +50,18 @@ def step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, start, kn, vn, 
 
 
 @triton.jit(do_not_specialize=["n", "p"])
-def grad_q(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb, gh, gn, db,
-           dh, dn, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
+def grad_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb, gh, gn,
+           db, dh, dn, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
            BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
-           UPCAST: tl.constexpr):  # fmt: skip
+           UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries, looping over keys."""
     pid = tl.program_id(0)
     # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BM)
     h = (pid // batch // tiles).to(tl.int64)
-    i = (pid // batch % tiles) * BM + tl.arange(0, BM)
+    first = (pid // batch % tiles) * BM
+    i = first + tl.arange(0, BM)
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
     lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
@@ -69,11 +78,15 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb
     acc = tl.zeros((BM, BD), tl.float32)
     # tiles that need care first, the others in a loop without masks
     front, end, masked = plan(n, p, BN, HAS_KEEP)
+    plain, tail = front, end
+    if SKIP:
+        front, end, masked, plain, tail = plan_sight(tl.load(SIGHT + 2 * h), tl.load(SIGHT + 2 * h + 1), first, n, p,
+                                                     HAS_KEEP, BM, BN)  # fmt: skip
     for t in range(0, masked):
-        start = tl.where(t < front, t, end + t - front) * BN
+        start = tl.where(t < front, t, tail + t - front) * BN
         acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, start, kn, vn, n, p, c, D, BD, E, BE, BN,
                      True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    for t in range(front, end):
+    for t in range(plain, end):
         acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, t * BN, kn, vn, n, p, c, D, BD, E, BE, BN,
                      False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
     d = tl.arange(0, BD)
@@ -116,10 +129,10 @@ def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start,
 
 
 @triton.jit(do_not_specialize=["n", "p"])
-def grad_kv(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb, gh, gn,
-            db, dh, dn, eb, eh_, en, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
+def grad_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb,
+            gh, gn, db, dh, dn, eb, eh_, en, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
             E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
-            HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+            HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys, looping over queries."""
     pid = tl.program_id(0)
     # programs count samples first, so that neighbours read the same bias from the cache
@@ -140,16 +153,22 @@ def grad_kv(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, q
         EDGE += h * eh
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
-    plain = n // BM
+    end = n // BM
     # a tile of keys that needs care needs it for all queries
     if HAS_KEEP:
-        plain = 0
-    plain = tl.where((first < p) | (first + BN > n), 0, plain)
-    for t in range(0, plain):
+        end = 0
+    end = tl.where((first < p) | (first + BN > n), 0, end)
+    front, plain, tail, masked = 0, 0, end, tl.cdiv(n, BM) - end
+    if SKIP:
+        # who sees these keys lies the other way
+        front, end, masked, plain, tail = plan_sight(-tl.load(SIGHT + 2 * h + 1), -tl.load(SIGHT + 2 * h), first, n, p,
+                                                     end == 0, BN, BM)  # fmt: skip
+    for t in range(plain, end):
         dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, t * BM, qn, gn, n, p, c, D, BD,
                          E, BE, BM, BN, False, HAS_BIAS, UPCAST)  # fmt: skip
-    for t in range(plain, tl.cdiv(n, BM)):
-        dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, t * BM, qn, gn, n, p, c, D, BD,
+    for t in range(0, masked):
+        start = tl.where(t < front, t, tail + t - front) * BM
+        dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start, qn, gn, n, p, c, D, BD,
                          E, BE, BM, BN, True, HAS_BIAS, UPCAST)  # fmt: skip
     d = tl.arange(0, BD)
     e = tl.arange(0, BE)

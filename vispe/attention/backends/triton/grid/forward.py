@@ -2,7 +2,8 @@
 
 Logits are kept divided by the scale: ``x = q k^T + S``, where `S` is what `strip.pack` made, so that the bias is what
 the matrix product starts from, and the scale is part of the exponential: ``p = 2^(x c - lse)``, c = scale log2(e).
-Tiles that need no care (no prefix key, no end, no padding) run in a loop of their own.
+Tiles that need no care (no prefix key, no end, no padding) run in a loop of their own. Where a bias hides keys (SKIP),
+loops run over the tokens in sight alone, so that blocks which are -inf throughout cost nothing.
 """
 
 import triton
@@ -140,17 +141,40 @@ def plan(n, p, BN: tl.constexpr, HAS_KEEP: tl.constexpr):
     return front, end, front + tiles - end
 
 
+@triton.jit
+def plan_sight(lowest, highest, first, n, p, care, BM: tl.constexpr, BN: tl.constexpr):
+    """Return `plan` for a tile that sees the tokens `lowest` to `highest` behind its own, and two more numbers.
+
+    The loop over plain tiles starts at the fourth; masked ones behind those in front are counted from the fifth on.
+    """
+    tiles = tl.cdiv(n, BN)
+    start = tl.minimum(tl.maximum(first + lowest, 0), n) // BN
+    stop = tl.cdiv(tl.minimum(tl.maximum(tl.minimum(first + BM, n) + highest, 0), n), BN)
+    # prefix tokens see and are seen by all
+    start = tl.where(first < p, 0, start)
+    stop = tl.where(first < p, tiles, stop)
+    front = tl.minimum(tl.cdiv(p, BN), tiles)
+    start = tl.maximum(front, start)
+    # what needs care throughout has no plain tiles; what does not may see the ragged one behind them
+    end = tl.where(care, start, tl.maximum(start, tl.minimum(n // BN, stop)))
+    tail = tl.where(care, start, n // BN)
+    stop = tl.where(care, tl.maximum(start, stop), tl.maximum(n // BN, stop))
+    return front, end, front + stop - tail, start, tail
+
+
 @triton.jit(do_not_specialize=["n", "p"])
-def forward(Q, K, V, S, ADDRESS, EDGE, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, sh, eh, n, p,
-            c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-            BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+def forward(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, sh, eh, n,
+            p, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+            BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+            SKIP: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries; neighbours share the tile of the bias."""
     pid = tl.program_id(0)
     # programs count samples first, so that neighbours read the same bias from the cache
     b = (pid % batch).to(tl.int64)
     tiles = tl.cdiv(n, BM)
     h = (pid // batch // tiles).to(tl.int64)
-    i = (pid // batch % tiles) * BM + tl.arange(0, BM)
+    first = (pid // batch % tiles) * BM
+    i = first + tl.arange(0, BM)
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
@@ -165,12 +189,16 @@ def forward(Q, K, V, S, ADDRESS, EDGE, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, v
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BE), tl.float32)
     front, end, masked = plan(n, p, BN, HAS_KEEP)
+    plain, tail = front, end
+    if SKIP:
+        front, end, masked, plain, tail = plan_sight(tl.load(SIGHT + 2 * h), tl.load(SIGHT + 2 * h + 1), first, n, p,
+                                                     HAS_KEEP, BM, BN)  # fmt: skip
     # tiles that need care first, the others in a loop without masks
     for t in range(0, masked):
-        start = tl.where(t < front, t, end + t - front) * BN
+        start = tl.where(t < front, t, tail + t - front) * BN
         acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, start, kn, vn, n, p, c, D, BD, E, BE,
                                BN, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    for t in range(front, end):
+    for t in range(plain, end):
         acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, t * BN, kn, vn, n, p, c, D, BD, E,
                                BE, BN, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
     finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, E, BE)

@@ -17,7 +17,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton read it whe
 
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, packed: Tensor | None, address: Tensor | None, edge: Tensor | None,
-    keep: Tensor | None, prefix: int, scale: float,
+    keep: Tensor | None, prefix: int, scale: float, sight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output (b, h, n, d_v), tokens before heads in memory, and log2 of the row sums (b, h, n).
 
@@ -31,15 +31,16 @@ def run_forward(
         keep: (b, n) bool, True for real keys.
         prefix: how many keys take their bias from `edge`.
         scale: factor of the logits, positive.
+        sight: (h, 2) int32 of `strip.sight_of`, for a bias that hides keys.
     """
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = sums_of(q)
     size = choose("forward", q, v)
     forward[(cdiv(n, size.queries) * b * h,)](
-        q, k, v, *bias_of(packed, address, edge, q), mask_of(keep, q), out, lse,
+        q, k, v, *bias_of(packed, address, edge, q), q if sight is None else sight, mask_of(keep, q), out, lse,
         *strides(q, k, v, out), *bias_strides(packed, edge), n, prefix if packed is not None else 0, scale * LOG2E,
-        b, h, **constants(q, v, size, packed, keep),
+        b, h, **constants(q, v, size, packed, keep), SKIP=sight is not None,
     )  # fmt: skip
     return out, lse
 

@@ -26,21 +26,30 @@ FIXED_BITS = 61  # bits of the largest sum of a bias gradient in fixed point
 def run_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
     address: Tensor | None, edge: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
+    sight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, and the row sums of ``grad * out`` (b, h, n) for `run_bias`."""
     b, h, n, _ = q.shape
     delta = row_sums_of(out, grad)
     dq, dk, dv = grads_like(q, v)
     prefix = prefix if packed is not None else 0
-    common = (q, k, v, *bias_of(packed, address, edge, q), mask_of(keep, q), grad, lse, delta)
+    bias = (*bias_of(packed, address, edge, q), q if sight is None else sight)
+    common = (q, k, v, *bias, mask_of(keep, q), grad, lse, delta)
     sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
+    skip = sight is not None
     size = choose("grad_q", q, v)
     grad_q[(cdiv(n, size.queries) * b * h,)](
-        *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep)
+        *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep), SKIP=skip
     )
     size = choose("grad_kv", q, v)
     grad_kv[(cdiv(n, size.keys) * b * h,)](
-        *common, dk, dv, *strides(q, k, v, grad, dk, dv), *sizes, **constants(q, v, size, packed, keep)
+        *common,
+        dk,
+        dv,
+        *strides(q, k, v, grad, dk, dv),
+        *sizes,
+        **constants(q, v, size, packed, keep),
+        SKIP=skip,
     )
     return dq, dk, dv, delta
 

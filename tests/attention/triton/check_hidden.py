@@ -1,0 +1,78 @@
+"""Tiles that a bias hides throughout are passed over; numbers are those of float64 (`test_interpreter`)."""
+
+import pytest
+import torch
+
+from tests.attention.bias_matrix import agrees
+from tests.attention.cases import HEADS, doubles, tensors
+from vispe import Grid, attention, create_encoding
+from vispe.attention import DistanceBias, SumBias, TableBias
+
+GRID = Grid((13, 16), 1)  # tiles of 64 hold four rows
+LIMITS = {torch.float32: (2e-6, 1e-5)}
+
+
+def rows_in_sight(pos, rows):
+    """Return a table of keys so many rows above and below the query; its first rows belong to keys far below."""
+    values = torch.randn(HEADS, 25, 31)
+    below, above = rows
+    values[:, : 12 - below] = -torch.inf
+    values[:, 12 + above + 1 :] = -torch.inf
+    return TableBias(values, pos, torch.randn(HEADS, 3), hides=True)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside distances"])
+@pytest.mark.parametrize("rows", [(0, 12), (12, 0), (1, 2), (0, 0)], ids=str)
+def test_output_and_gradients(padded, beside, rows):
+    pos = GRID.positions()
+    slopes = torch.tensor([0.1, 0.3, 0.0], requires_grad=True)
+    leaves = [*tensors(2, GRID.tokens), *([slopes] if beside else [])]
+    exact = doubles(leaves)
+    keep = torch.rand(2, GRID.tokens) > 0.3 if padded else None
+    if padded:
+        keep[:, 0] = True  # no query is without a key
+    hidden = rows_in_sight(pos, rows)
+    wide = TableBias(hidden.values.double(), pos, hidden.prefix.double())
+
+    def attend(given, table, backend):
+        terms = [table, *(DistanceBias(m, pos) for m in given[3:])]
+        bias = SumBias(terms) if len(terms) > 1 else table
+        return attention(*given[:3], bias=bias, key_padding_mask=keep, backend=backend)
+
+    found = attend(leaves, hidden, "triton")
+    agrees(found, attend(exact, wide, "reference"), leaves, exact, LIMITS)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy of infinite values
+@pytest.mark.parametrize("padded", [False, True])
+def test_hidden_values_are_never_read(padded):
+    """Infinite values below what a tile sees reach nothing, where zero times infinity would be no number."""
+    pos = GRID.positions()
+    q, k, v = tensors(1, GRID.tokens)
+    keep = torch.ones(1, GRID.tokens, dtype=torch.bool) if padded else None
+    bias, found = rows_in_sight(pos, (0, 12)), []
+    for spoiled in (False, True):
+        # the ragged tile
+        values = torch.where(torch.arange(GRID.tokens)[:, None] >= 192, torch.inf, v) if spoiled else v
+        out = attention(q, k, values, bias=bias, key_padding_mask=keep, backend="triton")[:, :, 64:128]
+        grads = torch.autograd.grad(out.sum(), [q, v])
+        found.append([out, *(g[:, :, 64:128] for g in grads)])
+    for whole, mine in zip(*found, strict=True):
+        assert whole.isfinite().all()
+        assert torch.equal(whole, mine)
+    # a table that does not say that it hides has them all read
+    bias = TableBias(bias.values, pos, bias.prefix)
+    assert attention(q, k, values, bias=bias, backend="triton")[:, :, 64:128].isnan().all()
+
+
+@pytest.mark.parametrize("directions", ["halves", "triangles", "corners-none"])
+def test_lookhere_on_several_tiles(directions):
+    encoding = create_encoding(f"lookhere(directions={directions})", num_heads=4, depth=2)
+    pos = GRID.positions()
+    leaves = tensors(1, GRID.tokens, heads=4)
+    exact = doubles(leaves)
+    bias = encoding.bias(pos, 1)
+    assert bias.hides
+    found = attention(*leaves, bias=bias, backend="triton")
+    agrees(found, attention(*exact, bias=bias, backend="reference"), leaves, exact, LIMITS)
