@@ -282,3 +282,42 @@ def test_heads_and_specs_that_the_weights_do_not_tell():
         convert_weights(large, spec="irpe+alibi2d")
     with pytest.raises(InputError, match="fits no published"):
         convert_weights(large, spec="irpe(ratio=3.0)")
+
+
+@pytest.mark.parametrize("qkv_bias", [False, True])
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_convit_is_the_same_model(qkv_bias, pool):
+    """timm's own ConViT, whose class token stays out of the gated blocks, against a ViT with its weights."""
+    sizes = {"img_size": 40, "patch_size": 8, "depth": 4, "num_classes": 5, "qkv_bias": qkv_bias}
+    theirs = timm.create_model("convit_tiny", **sizes, embed_dim=8, num_heads=4, local_up_to_layer=2)
+    theirs = shake(theirs).double().eval()
+    done = convert_weights(theirs.state_dict())
+    assert done.kind == "convit"
+    assert done.specs == ("learn+gpsa(layers=[0,1],late_prefix=true)",)
+    assert done.notes == (
+        f"a ViT that it loads into has embed_dim=32, num_heads=4, qkv_bias={qkv_bias}, no_embed_class=True",
+    )
+    assert ("blocks.1.attn.v.weight", "blocks.1.attn.qkv.weight") in done.renamed
+    made = {"embed_dim": 32, "num_heads": 4, "no_embed_class": True, "global_pool": pool, "fc_norm": False}
+    fused = (
+        timm.create_model("vit_tiny_patch16_224", pos_embed=done.specs[0], **sizes, **made).double().eval()
+    )
+    direct = (
+        timm.create_model("vit_tiny_patch16_224", pos_embed=done.specs[0], **sizes, **made).double().eval()
+    )
+    fused.load_state_dict(done.weights)
+    direct.load_state_dict(theirs.state_dict())
+    theirs.global_pool = pool
+    x = torch.randn(2, 3, 40, 40, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(fused.forward_features(x), theirs.forward_features(x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(fused(x), theirs(x), rtol=1e-10, atol=1e-10)
+    assert torch.equal(fused(x), direct(x))
+    ours, wanted = (torch.autograd.grad(m.forward_features(x).square().sum(), x)[0] for m in (fused, theirs))
+    torch.testing.assert_close(ours, wanted, rtol=1e-8, atol=1e-10)
+    kept = zip(
+        fused.forward_intermediates(x, norm=True)[1],
+        theirs.forward_intermediates(x, norm=True)[1],
+        strict=True,
+    )
+    for mine, other in kept:
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)

@@ -119,7 +119,7 @@ def test_a_file_of_weights_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        ("open_clip:tinny", "open_clip has no model 'tinny'. Did you mean 'tiny'?"),
+        ("open_clip:tinny", "open_clip has no model 'tinny'. Did you mean 'tiny'"),
         ("open_clip:tiny", "open_clip:tiny needs one source of weights, got none"),
         ("open_clip:ViT-B-33", "open_clip has no model 'ViT-B-33'. Did you mean"),
     ],

@@ -124,6 +124,11 @@ class Encoding(nn.Module):
         """Whether every layer has parameters of its own: hosts then build one instance per attention."""
         return False
 
+    @property
+    def prefix_from(self) -> int:
+        """The block that prefix tokens enter first, unchanged until there; only timm's plain ViT can hold them back."""
+        return 0
+
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:

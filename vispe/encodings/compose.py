@@ -52,6 +52,11 @@ class Compose(Additive, Rotary, Biased, Mixing):
         """Whether any member is built once for every layer; hosts ask the parts."""
         return any(e.per_layer for e in self.parts())
 
+    @property
+    def prefix_from(self) -> int:
+        """The block that prefix tokens enter first, for all members."""
+        return max(e.prefix_from for e in self.parts())
+
     def active(self, layer: int) -> bool:
         """Whether any member does anything in block `layer`."""
         return any(e.active(layer) for e in self.parts())

@@ -8,7 +8,7 @@ POSITIONALS = ("src", "dst")
 def convert_weights(
     src: str,
     dst: str,
-    from_: Literal["dino-saw", "rope-vit", "deit-irpe", "cpvt", "twins"] | None = None,
+    from_: Literal["dino-saw", "rope-vit", "deit-irpe", "convit", "cpvt", "twins"] | None = None,
     num_heads: int | None = None,
     spec: str | None = None,
     key: str | None = None,
@@ -18,8 +18,9 @@ def convert_weights(
     """Rename the weights of a released checkpoint to vispe's names.
 
     The kind is recognised by the names: learned slopes of dino-saw (blocks.0.attn.m), mixed rotation of rope-vit
-    (freqs), tables of DeiT with iRPE (blocks.0.attn.rpe_k.lookup_table_weight), convolutions of CPVT and Twins
-    (pos_block.0.proj.weight). Everything else keeps its name. The report says with which pos_embed the file loads.
+    (freqs), tables of DeiT with iRPE (blocks.0.attn.rpe_k.lookup_table_weight), gates of ConViT
+    (blocks.0.attn.gating_param), convolutions of CPVT and Twins (pos_block.0.proj.weight). Everything else keeps its
+    name. The report says with which pos_embed the file loads.
 
     Args:
         src: the checkpoint, a file of safetensors or torch; only tensors and plain values are read from it.

@@ -43,6 +43,8 @@ class GPSA(Biased):
             class-token pooling that of the last block gets no gradient: only its class row is read, which has no place.
         spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
         layers: blocks that have it; all by default. ConViT has it in all but the last two of twelve.
+        late_prefix: prefix tokens enter behind the last of `layers`, unchanged, as the class token of ConViT does; only
+            timm's plain ViT can hold them back.
 
     Shapes: pos of a grid (n, axes) -> two softmaxes (b, h, n, n) with gates (1, h, n, 1). Prefix tokens attend by
         content alone, and are attended to by content alone.
@@ -80,6 +82,7 @@ class GPSA(Biased):
     gating: Number = 1.0
     spacing: tuple[Positive, ...] | None = None
     layers: tuple[Integer, ...] | None = None
+    late_prefix: bool = False
 
     def __post_init__(self) -> None:
         self._accept(self.axes)
@@ -91,6 +94,10 @@ class GPSA(Biased):
             raise OptionError(
                 f"locality_strength={self.locality_strength} has no effect with local_init=false; leave it out."
             )
+        if self.late_prefix and self.layers is None:
+            raise OptionError(
+                "late_prefix=true needs the blocks that prefix tokens do not enter; name them as layers."
+            )
         self.pos_proj = nn.Linear(self.axes + 1, self.num_heads)
         self.gating_param = nn.Parameter(torch.empty(self.num_heads))
         self.reset_parameters()
@@ -99,6 +106,11 @@ class GPSA(Biased):
     def per_layer(self) -> bool:
         """Every layer has gates and offsets of its own."""
         return True
+
+    @property
+    def prefix_from(self) -> int:
+        """The block behind the last one that attends by offset, where prefix tokens come late."""
+        return max(self.layers, default=-1) + 1 if self.late_prefix and self.layers else 0
 
     def active(self, layer: int) -> bool:
         """Whether block `layer` attends by offset."""
@@ -122,8 +134,12 @@ class GPSA(Biased):
             self.pos_proj.weight.mul_(self.locality_strength)
 
     def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take the gates and offsets that ConViT keeps on the attention layer."""
+        """Take the gates and offsets that ConViT keeps on the attention layer, and join its projections to one."""
         take(state_dict, beside, own, {name: name for name in NAMES})
+        for kind in ("weight", "bias"):
+            split = [f"{beside}{name}.{kind}" for name in ("qk", "v")]
+            if all(name in state_dict for name in split):
+                state_dict[f"{beside}qkv.{kind}"] = torch.cat([state_dict.pop(name) for name in split])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Refuse: there are two softmaxes, see `branches`."""
@@ -134,6 +150,11 @@ class GPSA(Biased):
         grid = self._need_grid(pos)
         if not self.active(layer):
             return [Branch(torch.ones(1, 1, 1, 1, device=pos.coords.device))]
+        if self.late_prefix and grid.prefix:
+            raise UnsupportedCombination(
+                f"gpsa(late_prefix=true) lets no prefix token into block {layer}, got {grid.prefix}; convert a plain "
+                "ViT of timm, which holds them back, or leave late_prefix out."
+            )
         # without a place there is nothing but content
         share = (
             torch.sigmoid(at_least_float32(self.gating_param))[:, None, None] * pos.spatial[:, None, :, None]

@@ -20,6 +20,7 @@ from vispe.encodings.spec import as_text
 from vispe.errors import InputError, OptionError, VispeError, did_you_mean
 
 _QKV = r"blocks\.(\d+)\.attn\.qkv\.weight"
+_QK = r"blocks\.(\d+)\.attn\.qk\.weight"  # ConViT: beside v
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Converted:
         weights: all tensors, those that were not renamed included.
         kind: which kind of checkpoint it was.
         specs: encodings that hold these weights, ready for `pos_embed`; more than one where sizes agree.
-        renamed: (old, new) name of every entry that was renamed; one old name may have become several new ones.
+        renamed: (old, new) name of every entry that was renamed; one may have become several, or several one.
         dropped: names of entries that are computed and not kept.
         notes: what was assumed.
     """
@@ -151,7 +152,7 @@ def _recognised(weights: Mapping[str, Tensor]) -> str:
 def _signs(weights: Mapping[str, Tensor], kind: str) -> dict[str, tuple[str, Tensor]]:
     """Return the entries that belong to the encoding, by full name, each with its name after the prefix."""
     pattern = re.compile(rf"(.*?)({KINDS[kind].sign.pattern})")
-    roots = {"", *(match[1] for name in weights if (match := re.fullmatch(rf"(.*?){_QKV}", name)))}
+    roots = {"", *(match[1] for name in weights if (match := re.fullmatch(rf"(.*?)(?:{_QKV}|{_QK})", name)))}
     matches = {name: match for name in weights if (match := pattern.fullmatch(name))}
     return {name: (match[2], weights[name]) for name, match in matches.items() if match[1] in roots}
 
@@ -195,13 +196,24 @@ def _facts(weights: Mapping[str, Tensor], kind: str, num_heads: int | None) -> t
             raise InputError(f"The weights do not tell the number of heads of width {dim}; give `num_heads`.")
         heads = dim // 64
         notes.append(f"{heads} heads, of 64 channels each, as in the published models")
+    if kind == "convit":
+        has_bias = any(name.endswith(".attn.qk.bias") for name in weights)
+        notes.append(
+            f"a ViT that it loads into has embed_dim={dim}, num_heads={heads}, qkv_bias={has_bias}, no_embed_class=True"
+        )
     return _Facts(root, dim, len(qkv), heads, found), notes
 
 
 def _attention(weights: Mapping[str, Tensor], root: str) -> dict[int, Tensor]:
     """Return the projections of the attention layers by block."""
-    pattern = re.compile(re.escape(root) + _QKV)
-    return {int(m[1]): t for name, t in weights.items() if (m := pattern.fullmatch(name)) and t.ndim == 2}
+    found = {}
+    for name, t in weights.items():
+        if t.ndim == 2 and (m := re.fullmatch(re.escape(root) + _QKV, name)):
+            found[int(m[1])] = t
+        elif t.ndim == 2 and (m := re.fullmatch(re.escape(root) + _QK, name)):
+            v = weights.get(name.replace(".attn.qk.", ".attn.v."))
+            found[int(m[1])] = t if v is None else torch.cat([t, v])
+    return found
 
 
 def _renamed(weights: Mapping[str, Tensor], facts: _Facts, spec: dict[str, Any], kind: str) -> Converted:
@@ -214,7 +226,7 @@ def _renamed(weights: Mapping[str, Tensor], facts: _Facts, spec: dict[str, Any],
     supplied = {"dim": facts.dim, "num_heads": facts.heads, "depth": facts.depth}
     with torch.device("meta"):
         encoding = create_encoding(spec, **{k: v for k, v in supplied.items() if v is not None})
-    added: dict[str, str] = {}
+    pairs: list[tuple[str, str]] = []
     removed: list[str] = []
     for beside in _places(encoding, facts):
         before = dict(state)
@@ -222,16 +234,27 @@ def _renamed(weights: Mapping[str, Tensor], facts: _Facts, spec: dict[str, Any],
         encoding.adopt(state, beside, own)
         gone = sorted(name for name in before if name not in state)
         new = sorted(name for name in state if name not in before)
-        _check(encoding, state, new, own)
-        paired = gone if len(gone) == len(new) else [next(iter(facts.found))] * len(new)
-        added |= dict(zip(new, (p if p in weights else facts.root + p for p in paired), strict=True))
+        _check(encoding, state, [name for name in new if name.startswith(own)], own)
+        pairs += _paired(gone, new, beside, own, facts.root + next(iter(facts.found)))
         removed += gone
     left = [name for name in (facts.root + short for short in facts.found) if name in state]
     if left:
         raise InputError(f"{left[0]} belongs to no block of the encoding {_text(spec, False)}")
-    renamed = tuple((old, new) for new, old in added.items())
-    old = {o for o, _ in renamed}
-    return Converted(state, kind, (), renamed, tuple(name for name in removed if name not in old))
+    old = {o for o, _ in pairs}
+    return Converted(state, kind, (), tuple(pairs), tuple(name for name in removed if name not in old))
+
+
+def _paired(
+    gone: Sequence[str], new: Sequence[str], beside: str, own: str, shared: str
+) -> list[tuple[str, str]]:
+    """Return which entry became which; where counts differ one became all of them, or all became one."""
+    kept = {name: beside + name.removeprefix(own) for name in new if name.startswith(own)}
+    pairs = [(old, name) for name, old in kept.items() if old in gone]
+    gone = [name for name in gone if name not in {old for old, _ in pairs}]
+    new = [name for name in new if name not in {name for _, name in pairs}]
+    if new and not new[0].startswith(own):  # weights and biases of projections that were joined
+        return pairs + [(a, b) for b in new for a in gone if a.rpartition(".")[2] == b.rpartition(".")[2]]
+    return pairs + list(zip(gone if len(gone) == len(new) else [shared] * len(new), new, strict=True))
 
 
 def _places(encoding: Encoding, facts: _Facts) -> list[str]:
@@ -293,6 +316,11 @@ def _peg_specs(facts: _Facts) -> Iterable[dict[str, Any]]:
         yield {"name": "peg", "first": len(kernels), "kernel_size": kernels[0].shape[-1]}
 
 
+def _gpsa_specs(facts: _Facts) -> Iterable[dict[str, Any]]:
+    layers = sorted({int(match[1]) for name in facts.found if (match := re.match(r"blocks\.(\d+)\.", name))})
+    yield {"name": "gpsa", "layers": layers, "late_prefix": True}
+
+
 def _untold(found: dict[str, Tensor], dim: int) -> None:
     del found, dim
 
@@ -313,6 +341,12 @@ KINDS: dict[str, _Kind] = {
         "blocks.0.attn.rpe_k.lookup_table_weight",
         _rpe_heads,
         _rpe_specs,
+    ),
+    "convit": _Kind(
+        re.compile(r"blocks\.\d+\.attn\.(?:gating_param|pos_proj\.(?:weight|bias))"),
+        "blocks.0.attn.gating_param",
+        lambda found, dim: next(t.numel() for name, t in found.items() if name.endswith("gating_param")),
+        _gpsa_specs,
     ),
     "cpvt": _Kind(re.compile(_PEG), "pos_block.0.proj.weight", _untold, _peg_specs),
     "twins": _Kind(re.compile(_PEG), "pos_block.0.proj.0.weight", _untold, _peg_specs),

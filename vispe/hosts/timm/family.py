@@ -33,6 +33,7 @@ class _Timm(plan.Family):
         hosted: gives the converted counterpart of a class.
         overridden: methods that the counterpart replaces.
         mask_at: which argument of a block, counted after the tokens, is its mask; None for any.
+        holds_back: whether prefix tokens can be kept out of the first blocks.
         word: the word of timm's own constructor for its absolute table, with which a model is built that keeps it.
     """
 
@@ -40,6 +41,7 @@ class _Timm(plan.Family):
     hosted: Callable[[Any], type[Any]]
     overridden: tuple[str, ...]
     mask_at: int | None = 0
+    holds_back: bool = False
     word: str | None = None
 
     builder = "timm.create_model(...)"
@@ -201,7 +203,7 @@ class _NaFlex(_Timm):
         model.embeds.pos_drop.__class__ = nn.Dropout
 
 
-VIT = _Timm(VisionTransformer, vit.hosted, vit.OVERRIDDEN, word="learn")
+VIT = _Timm(VisionTransformer, vit.hosted, vit.OVERRIDDEN, holds_back=True, word="learn")
 EVA = _Timm(Eva, eva.hosted, eva.OVERRIDDEN, mask_at=1)
 NAFLEX = _NaFlex(NaFlexVit, naflex.hosted, naflex.OVERRIDDEN, mask_at=None, word="learned")
 FAMILIES = (VIT, EVA, NAFLEX)

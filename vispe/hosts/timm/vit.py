@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import torch
 from timm.layers import patch_dropout_forward
 from timm.models import VisionTransformer
 from timm.models.deit import VisionTransformerDistilled
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from vispe.grid import Positions
 from vispe.hosts.timm.hosted import HostedTokens, hosted_class
 from vispe.hosts.transplant import traced
+from vispe.hosts.transplant.context import Context
 
 OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
 
@@ -36,6 +38,23 @@ class HostedViT(HostedTokens, VisionTransformer):
     """The parts of a timm ViT that change when it is converted."""
 
     vispe_make = staticmethod(hosted)
+
+    def _vispe_embed(
+        self, image: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> tuple[Tensor, Context, tuple[int, int]]:
+        x, context, shape = super()._vispe_embed(image, mask, is_causal)
+        late = self.num_prefix_tokens and self._vispe_prefix_from()
+        return x, context.with_patches(self.num_prefix_tokens) if late else context, shape
+
+    def _vispe_block(self, block: nn.Module, x: Tensor, context: Context, layer: int) -> Tensor:
+        if context.patches is None or layer >= self._vispe_prefix_from():
+            return super()._vispe_block(block, x, context, layer)
+        # prefix tokens that enter later pass by
+        p = self.num_prefix_tokens
+        return torch.cat([x[:, :p], super()._vispe_block(block, x[:, p:], context.patches, layer)], 1)
+
+    def _vispe_prefix_from(self) -> int:
+        return max((e.prefix_from for e in self._vispe_all()), default=0)
 
     def _vispe_second_token(self) -> Tensor | None:
         return self.dist_token if isinstance(self, VisionTransformerDistilled) else self.reg_token

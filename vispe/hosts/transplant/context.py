@@ -33,7 +33,7 @@ class Context:
     `vispe.hosts.transplant.traced`, and a backend is chosen when the graph runs.
     """
 
-    __slots__ = ("encodings", "is_causal", "mask", "mixed", "positions", "rope", "selected")
+    __slots__ = ("encodings", "is_causal", "mask", "mixed", "patches", "positions", "rope", "selected")
 
     def __init__(
         self,
@@ -47,6 +47,16 @@ class Context:
         self.positions, self.encodings, self.mask = positions, tuple(encodings), mask
         self.is_causal, self.rope, self.mixed = is_causal, rope, mixed
         self.selected = selected()
+        self.patches: Context | None = None  # for blocks that prefix tokens do not enter
+
+    def with_patches(self, prefix: int) -> Context:
+        """Return the same context with one for the patches alone in `patches`."""
+        mask = traced.patches_mask(self.mask, prefix)
+        pos = traced.patches(self.positions, prefix)
+        whole = Context(self.positions, self.encodings, self.mask, self.is_causal, self.rope, self.mixed)
+        whole.patches = Context(pos, self.encodings, mask, self.is_causal, self.rope, self.mixed)
+        whole.selected = whole.patches.selected = self.selected
+        return whole
 
     def masked(self, mask: Tensor) -> Context:
         """Return the same context with another mask of the user, for one layer."""

@@ -38,6 +38,7 @@ class Family:
         patchable: methods that the counterparts of its parts replace.
         always_inside: whether attention layers are swapped whatever an encoding does.
         mixes: whether the forward pass calls encodings between blocks.
+        holds_back: whether prefix tokens can be kept out of the first blocks.
         word: the word of the host's own constructor for its absolute table, with which a model is built that keeps it.
     """
 
@@ -50,6 +51,7 @@ class Family:
     patchable: tuple[str, ...] = ("forward",)
     always_inside = False
     mixes = True
+    holds_back = False
     word: str | None = None
 
     def hosted(self, stock: type[Any]) -> type[Any]:
@@ -329,6 +331,11 @@ def _check_part(e: Encoding, family: Family, stock: type[Any], axes: int, keep_r
         raise UnsupportedCombination(
             f"{e.name} mixes tokens between blocks, on one grid; {stock.__name__} packs patches of several grids, so "
             "use a plain ViT such as 'vit_base_patch16_224' with it, or another encoding here."
+        )
+    if e.prefix_from and not family.holds_back:
+        raise UnsupportedCombination(
+            f"{e.name} lets prefix tokens in from block {e.prefix_from} on, and {stock.__name__} has them in all; "
+            "convert a plain ViT such as 'vit_base_patch16_224', or leave late_prefix out."
         )
     if isinstance(e, Mixing) and e.per_layer:
         raise UnsupportedCombination(

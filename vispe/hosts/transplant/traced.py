@@ -8,6 +8,7 @@ encodings as submodules. They are called through this module (``traced.attend``)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -112,6 +113,26 @@ def gather(pos: Positions, keep: Tensor) -> Positions:
 
 
 @torch.fx.wrap
+def patches(pos: Positions, prefix: int) -> Positions:
+    """Return the positions of the tokens behind the prefix ones."""
+    if pos.grid is None:
+        raise ShapeError(f"Prefix tokens are held back on the tokens of a grid, got {pos}.")
+    behind = torch.arange(prefix, pos.tokens, device=pos.coords.device)
+    kept = pos.gather(behind.expand(pos.coords.shape[0], -1)).replace(grid=replace(pos.grid, prefix=0))
+    kept.in_place = pos.in_place
+    return kept
+
+
+@torch.fx.wrap
+def patches_mask(mask: Tensor | None, prefix: int) -> Tensor | None:
+    """Return a mask (..., n or 1, n) of the tokens behind the prefix ones."""
+    if mask is None:
+        return None
+    rows = mask if mask.shape[-2] == 1 else mask[..., prefix:, :]
+    return rows[..., prefix:]
+
+
+@torch.fx.wrap
 def add(encoding: Additive, x: Tensor, pos: Positions, image: Tensor | None) -> Tensor:
     """Return the tokens (b, n, d) with what an encoding adds to them."""
     return x + encoding.table(pos, image).to(x.dtype)
@@ -173,4 +194,4 @@ def _check_mixed(encodings: Sequence[Encoding], pos: Positions, layer: int, x: T
         )
 
 
-NODES: tuple[Callable[..., Any], ...] = (positions, gather, add, mix, attend, scores)
+NODES: tuple[Callable[..., Any], ...] = (positions, gather, patches, patches_mask, add, mix, attend, scores)
