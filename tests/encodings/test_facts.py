@@ -156,3 +156,17 @@ assert len(vispe.list_encodings()) == len(registry._FILES)
 assert loaded() == sorted(registry._FILES)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_who_reads_tokens(name):
+    """It needs them, or does not look at them."""
+    ndim = encoding_class(name).ndim
+    axes = 2 if 2 in ndim else ndim[0]
+    encoding, pos = build(name, axes), Grid(SHAPES[axes]).positions()
+    q = torch.randn(1, HEADS, pos.tokens, DIM // HEADS, dtype=torch.float64)
+    if encoding.reads_tokens:
+        with pytest.raises(VispeError, match="reads the tokens"):
+            calls_of(q, q, q, [encoding], pos, 0, None)
+    else:
+        calls_of(q, q, q, [encoding], pos, 0, None)

@@ -41,7 +41,8 @@ class Encoding(nn.Module):
     `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has
     a form, such as a table of offsets, that needs no n x n mask), `knows` (of `KNOWLEDGE`), `invariant` (of
     `INVARIANCES`, to which its part of attention between patches is, with default options), `preset_invariant` (the
-    same of presets that differ), `branched` (it has `branches`).
+    same of presets that differ), `branched` (it has `branches`), `reads_tokens` (it reads the tokens that enter
+    attention).
 
     Annotated attributes are options, as in a dataclass: the constructor takes them as keywords, checks them by their
     annotations (`vispe.options`), and calls `__post_init__`, which makes the parameters. `axes` and what the host
@@ -68,6 +69,7 @@ class Encoding(nn.Module):
     invariant: ClassVar[tuple[str, ...]] = ()
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {}
     branched: ClassVar[bool] = False
+    reads_tokens: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

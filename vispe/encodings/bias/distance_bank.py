@@ -58,6 +58,7 @@ class DistanceBank(Biased):
     year = 2025
     ndim = (1, 2, 3)
     knows = ("distance", "content")
+    reads_tokens = True
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
 
     dim: Whole

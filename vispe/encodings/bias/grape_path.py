@@ -52,6 +52,7 @@ class GrapePath(Biased):
     year = 2025
     ndim = (1,)
     knows = ("place", "content")
+    reads_tokens = True
 
     dim: Whole
     num_heads: Whole

@@ -66,6 +66,7 @@ class PaPE(Biased):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ri": {"form": "radial"}}
     fused = True
     knows = ("distance", "direction", "content")
+    reads_tokens = True
     invariant = ("translation",)
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
         "ri": ("translation", "quarter_turns", "reflection", "rotation")

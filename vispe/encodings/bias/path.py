@@ -59,6 +59,7 @@ class Path(Biased):
     year = 2025
     ndim = (1,)
     knows = ("direction", "content")
+    reads_tokens = True
 
     dim: Whole
     num_heads: Whole

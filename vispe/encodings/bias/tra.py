@@ -107,6 +107,7 @@ class Tra(Biased):
     ndim = (1, 2, 3)
     knows: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection", "rotation")
+    reads_tokens = True
 
     dim: Whole
     num_heads: Whole

@@ -24,6 +24,8 @@ class ContextRotary(AxialRotary):
     `_field` and `_steps`.
     """
 
+    reads_tokens = True
+
     form: Form = "field"
 
     def __post_init__(self) -> None:

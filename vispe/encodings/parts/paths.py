@@ -27,6 +27,7 @@ class PathBias(Biased):
     fused = True
     knows: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection")
+    reads_tokens = True
 
     dim: Whole
     num_heads: Whole

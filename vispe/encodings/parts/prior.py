@@ -47,11 +47,10 @@ class PriorEncoding(Biased):
                 f"{self.name} needs axes, the number of axes of the grid, for a location or scale of each: say axes=2."
             )
         heads = self.num_heads
-        self.shape = nn.Parameter(torch.empty(heads), requires_grad=self.train_shape)
+        self.shape = nn.Parameter(torch.empty(heads)) if self.train_shape else nn.Buffer(torch.empty(heads))
         self.scale = nn.Parameter(torch.empty(heads))
-        self.loc = (
-            nn.Parameter(torch.empty(heads, axes or 0), requires_grad=self.train_loc) if located else None
-        )
+        kind = nn.Parameter if self.train_loc else nn.Buffer
+        self.loc = kind(torch.empty(heads, axes or 0)) if located else None
         self.stretch = nn.Parameter(torch.empty(heads, axes or 0)) if self.axis_scale else None
         self.reset_parameters()
 

@@ -91,8 +91,8 @@ class Fope(AxialRotary):
             )
         mixed = max(min(waves, self.share // 2), 1)
         shape = (self.axes, self.num_heads, waves, mixed)
-        self.cos_coef = nn.Parameter(torch.empty(shape), requires_grad=self.trainable)
-        self.sin_coef = nn.Parameter(torch.empty(shape), requires_grad=self.trainable)
+        kind = nn.Parameter if self.trainable else nn.Buffer
+        self.cos_coef, self.sin_coef = kind(torch.empty(shape)), kind(torch.empty(shape))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

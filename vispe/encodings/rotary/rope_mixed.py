@@ -96,7 +96,7 @@ class RopeMixed(RopeBase):
             )
         self._accept(self.axes)
         freqs = torch.empty(self.axes, self.num_heads, self.pairs)
-        self.freqs = nn.Parameter(freqs, requires_grad=self.trainable)
+        self.freqs = nn.Parameter(freqs) if self.trainable else nn.Buffer(freqs)
         self.reset_parameters()
 
     @property

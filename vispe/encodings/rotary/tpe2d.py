@@ -57,6 +57,7 @@ class TPE2D(Rotary):
     paper = "2D-TPE: Two-Dimensional Positional Encoding Enhances Table Understanding, https://arxiv.org/abs/2409.19700"
     year = 2024
     knows = ("distance", "direction", "content")
+    reads_tokens = True
     invariant = ("translation",)
     branched = True
 

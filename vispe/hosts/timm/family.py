@@ -111,13 +111,21 @@ class _Timm(plan.Family):
         cls = encoding_class(term["name"])
         if issubclass(cls, Additive | Mixing) or not issubclass(cls, Biased | Rotary):
             return dim
+        if cls.reads_tokens and not issubclass(cls, Rotary):
+            return dim
         widths = {m.head_dim * m.num_heads: path for _, path, m in layers if hasattr(m, "head_dim")}
         if len(widths) > 1:
             raise UnsupportedCombination(
                 f"{cls.name} works on heads of one width, but those of {' and '.join(widths.values())} differ; use an "
                 "additive encoding."
             )
-        return next(iter(widths), dim)
+        width = next(iter(widths), dim)
+        if cls.reads_tokens and width != dim:
+            raise UnsupportedCombination(
+                f"{cls.name} reads tokens and turns heads of one width, but those of {widths[width]} are {dim} and "
+                f"{width} channels wide; use a rotation that reads no tokens, such as rope_axial."
+            )
+        return width
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
         if self.grid(model) is None:

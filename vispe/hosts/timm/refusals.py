@@ -50,8 +50,8 @@ REASONS: dict[str, str] = {
     "DaVit": "alternates windowed attention with attention between channels",
     "VOLO": "mixes outlook attention with two grids of tokens",
     "CrossVit": "runs two branches with grids of their own",
-    "ConVit": "mixes attention by content with attention by position of its own (`vispe convert-weights` makes weights of a "
-    "plain ViT with gpsa of its weights)",
+    "ConVit": "mixes attention by content with attention by position of its own (`vispe convert-weights` makes its "
+    "weights those of a plain ViT with gpsa)",
     "TNT": "runs a second transformer inside every patch",
     "EfficientVit": _LINEAR,
     "EfficientVitLarge": _LINEAR,
