@@ -11,7 +11,7 @@ from vispe.train.retrofit.config import Retrofit, Stage, Student, Target
 _LEAST = {
     "student.rank": 1, "target.count": 1, "probe.noise": 0, "probe.textures": 0, "probe.size": 1, "probe.step": 1,
     "probe.masks": 1, "workers": 0, "log_every": 1, "checkpoint_every": 1, "chunk": 1, "weight_decay": 0, "seed": 0,
-    "loss.distill": 0, "loss.d4": 0, "loss.class_token": 0, "ema": 0, "probe.seed": 0,
+    "loss.distill": 0, "loss.centred": 0, "loss.d4": 0, "loss.class_token": 0, "ema": 0, "probe.seed": 0,
 }  # fmt: skip
 
 
@@ -39,6 +39,7 @@ def _problems(config: Retrofit) -> Iterator[str]:
         yield from _stage(f"stages[{k}]", stage)
     if not config.data:
         yield "A retrofit needs data, got no source; name at least one, such as a folder."
+    yield from _crops(config)
     yield from _target(config)
     yield from _student(config.student)
     if not config.loss.distill + config.loss.d4 + config.loss.class_token:
@@ -69,7 +70,7 @@ def _stage(name: str, stage: Stage) -> Iterator[str]:
     if (stage.steps is None) == (stage.epochs is None):
         given = "neither" if stage.steps is None else "both"
         yield f"{name} needs steps or epochs, one of them, got {given}."
-    for key in ("size", "steps", "batch"):
+    for key in ("size", "steps", "batch", "crops"):
         if (value := getattr(stage, key)) is not None and value < 1:
             yield f"{name}.{key} must be at least 1, got {value}."
     if (stage.epochs is not None and stage.epochs <= 0) or stage.rate <= 0 or stage.warmup < 0:
@@ -77,6 +78,22 @@ def _stage(name: str, stage: Stage) -> Iterator[str]:
         yield f"{name} needs epochs and rate above 0 and warmup of 0 or more, got {got}."
     if stage.steps is not None and stage.warmup >= stage.steps:
         yield f"{name}.warmup={stage.warmup} leaves no update of its {stage.steps} steps; lower it."
+
+
+def _crops(config: Retrofit) -> Iterator[str]:
+    first = next((f"stages[{k}].crops={s.crops}" for k, s in enumerate(config.stages) if s.crops), None)
+    if first is None:
+        if config.target.folder is not None:
+            yield f"target.folder={config.target.folder} is for stages with crops, and none has any; remove it."
+        return
+    for key in ("roll", "brightness", "contrast", "noise"):
+        if value := getattr(config.augment, key):
+            yield (
+                f"{first} keeps the teacher's features of unchanged windows, and augment.{key}={value} would change "
+                "them in every update; remove one of them (augment.pose goes with both)."
+            )
+    if config.loss.class_token:
+        yield f"{first} keeps features of patches alone, and loss.class_token needs class tokens; remove one of them."
 
 
 def _target(config: Retrofit) -> Iterator[str]:

@@ -59,11 +59,14 @@ class Target:
             patch is read best, found by a probe on noise and textures that are not trained on.
         share: with auto, the share of all channels that is blanked.
         count: with auto, their number, in place of the share.
+        folder: where features of the windows of `stages[].crops` are kept, for other students too; below `out` by
+            default.
     """
 
     blank: Literal["none", "auto"] | list[int] = "none"
     share: float = 0.01
     count: int | None = None
+    folder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,9 @@ class Stage:
         rate: peak learning rate.
         schedule: constant, or cosine down to 0.
         warmup: updates in which the rate rises from 0.
+        crops: windows that the stage goes through, drawn once; the teacher's features of each are computed once and
+            kept in `target.folder`, and `augment.pose` turns both. By default windows are drawn and the teacher is
+            asked anew in every update.
     """
 
     size: int
@@ -90,6 +96,7 @@ class Stage:
     rate: float = 1e-4
     schedule: Literal["constant", "cosine"] = "constant"
     warmup: int = 0
+    crops: int | None = None
 
     def updates(self, count: int) -> int:
         """Return the number of updates with `count` images of data, at least 1."""
@@ -117,11 +124,13 @@ class Weights:
         d4: 1 - cosine between the features of a turned or mirrored image and the features, turned or mirrored: one
             pose for each update, and a second pass of the student.
         class_token: 1 - cosine between the class tokens of student and teacher.
+        centred: 1 - cosine between the patch features, less their mean over the image: what tells patches apart.
     """
 
     distill: float = 1.0
     d4: float = 0.0
     class_token: float = 0.0
+    centred: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from vispe.symmetry import symmetrize
 from vispe.train.data import Batches
 from vispe.train.retrofit.checkpoint import Folder, State
 from vispe.train.retrofit.config import Retrofit, Stage
+from vispe.train.retrofit.crops import CropBatches
 from vispe.train.retrofit.log import Log, memory_mib
 from vispe.train.retrofit.lora import merge_lora
 from vispe.train.retrofit.losses import Objective, pose_of
@@ -42,13 +43,13 @@ class Part:
         stage: as the config has it, its length in steps.
         first: number of updates before it.
         steps: number of its updates.
-        batches: its images.
+        batches: its images, or windows with the teacher's features of them.
     """
 
     stage: Stage
     first: int
     steps: int
-    batches: Batches
+    batches: Batches | CropBatches
 
     @property
     def end(self) -> int:
@@ -144,9 +145,9 @@ class Training:
         """Make the updates of one stage that are left."""
         config, start, since = self.config, time.perf_counter(), self.step
         left = range(self.step, part.end)
-        for _, images in zip(left, part.batches.from_step(self.step - part.first), strict=False):
+        for _, given in zip(left, part.batches.from_step(self.step - part.first), strict=False):
             rate = part.stage.rate_at(self.step - part.first, part.steps)
-            shown = self._update(images, part.stage.batch, rate)
+            shown = self._update(given, part.stage.batch, rate)
             self.step += 1
             line, last = None, self.step == part.end
             if self.step % config.log_every == 0 or last:
@@ -162,7 +163,9 @@ class Training:
             if on_step is not None and self.processes.main:
                 on_step(self.step, total, line)
 
-    def _update(self, images: Tensor, batch: int, rate: float) -> tuple[Tensor, Tensor]:
+    def _update(
+        self, given: Tensor | tuple[Tensor, Tensor], batch: int, rate: float
+    ) -> tuple[Tensor, Tensor]:
         """Make one update from this process's share of a batch; return maps of an image, student's and target's."""
         config, optimizer = self.config, self.optimizer
         for group in optimizer.param_groups:
@@ -171,9 +174,14 @@ class Training:
         torch.manual_seed(_seed(config.seed, self.step, self.processes.rank))
         pose = pose_of(config.seed, self.step)
         shown = None
-        for few in images.to(self._device, non_blocking=True).split(config.chunk or len(images)):
-            with self._autocast():
-                parts, maps, target = self.objective.parts(few, pose)
+        images, kept = given if isinstance(given, tuple) else (given, None)
+        size = config.chunk or len(images)
+        known = [None] * len(images) if kept is None else kept.split(size)
+        for few, maps_of in zip(images.split(size), known, strict=False):
+            few = few.to(self._device, non_blocking=True)
+            maps_of = None if maps_of is None else maps_of.to(self._device, non_blocking=True)
+            with autocast(config, self.processes):
+                parts, maps, target = self.objective.parts(few, pose, maps_of)
                 # divided by the global batch, so that chunks and processes add up to its mean
                 loss = self.objective.total(parts).sum() / batch
             self.scaler.scale(loss).backward()
@@ -247,11 +255,12 @@ class Training:
         }
         self.folder.save(self.step, weights, moment)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.config.amp == "no":
-            return nullcontext()
-        dtype = torch.bfloat16 if self.config.amp == "bf16" else torch.float16
-        return torch.autocast(self._device.type, dtype)
+
+def autocast(config: Retrofit, processes: Processes) -> AbstractContextManager[Any]:
+    """Return the precision in which models compute."""
+    if config.amp == "no":
+        return nullcontext()
+    return torch.autocast(processes.place.type, torch.bfloat16 if config.amp == "bf16" else torch.float16)
 
 
 def _seed(seed: int, step: int, rank: int) -> int:

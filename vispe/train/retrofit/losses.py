@@ -75,18 +75,25 @@ class Objective:
     weights: Weights
     channels: Sequence[int] = ()
 
-    def parts(self, images: Tensor, pose: Element) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    def parts(
+        self, images: Tensor, pose: Element, kept: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return the parts (b,) float32 by name, and the maps of the student and of the target, detached.
 
         Args:
             images: normalised (b, 3, H, W).
             pose: in which the student is compared with itself.
+            kept: the teacher's maps of these images, where they are known.
         """
         with torch.no_grad():
-            target, token = final_tokens(self.teacher, images)
+            target, token = final_tokens(self.teacher, images) if kept is None else (kept, None)
             target = blanked(target, self.channels)
         maps, own = final_tokens(self.student, images)
         parts = {"distill": cosine_distance(maps, target)}
+        if self.weights.centred:
+            parts["centred"] = cosine_distance(
+                *(m.float() - m.float().mean((2, 3), keepdim=True) for m in (maps, target))
+            )
         if self.weights.d4:
             moved, _ = final_tokens(self.student, pose.apply(images))
             parts["d4"] = cosine_distance(moved, pose.apply(maps))

@@ -22,8 +22,9 @@ from vispe.train.evaluate.pair import Pair
 from vispe.train.retrofit.check import check
 from vispe.train.retrofit.checkpoint import Folder, State
 from vispe.train.retrofit.config import Retrofit
+from vispe.train.retrofit.crops import CropBatches, Crops
 from vispe.train.retrofit.log import read_log
-from vispe.train.retrofit.loop import OnStep, Part, Training
+from vispe.train.retrofit.loop import OnStep, Part, Training, autocast
 from vispe.train.retrofit.losses import Objective
 from vispe.train.retrofit.measure import (
     compare,
@@ -112,6 +113,7 @@ def retrofit(
         blank = _telling(config, processes, before, teacher)
     else:
         blank = config.target.blank if isinstance(config.target.blank, list) else []
+    _make_crops(config, source, processes, teacher, plan, say)
     objective = Objective(teacher.model, student, config.loss, blank)
     training = Training(objective, config, processes, folder, plan)
     training.resume(state)
@@ -154,7 +156,12 @@ def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: V
     shared = {"rank": processes.rank, "world": processes.count, "workers": config.workers}
     shared |= {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
     for k, stage in enumerate(config.stages):
-        batches = Batches(source, stage.size, stage.batch, seed=config.seed + k * _APART, **shared)
+        batches: Batches | CropBatches = Batches(
+            source, stage.size, stage.batch, seed=config.seed + k * _APART, **shared
+        )
+        if stage.crops:
+            place = Path(config.target.folder or Path(config.out) / "crops")
+            batches = CropBatches(Crops(place / f"{stage.size}-{stage.crops}", stage.crops), batches)
         steps = stage.updates(len(batches))
         if stage.warmup >= steps:
             raise OptionError(
@@ -164,6 +171,31 @@ def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: V
         plan.append(Part(replace(stage, steps=steps, epochs=None), first, steps, batches))
         first += steps
     return plan
+
+
+def _make_crops(
+    config: Retrofit, source: Source, processes: Processes, teacher: VisionModel, plan: list[Part], say: Say
+) -> None:
+    """Make the windows of the stages that keep them, with the teacher's features."""
+    for k, part in enumerate(plan):
+        if not isinstance(part.batches, CropBatches):
+            continue
+        # upright, and in batches that fit where those of the training do
+        seed, size = config.seed + k * _APART, config.chunk or min(part.stage.batch, 16)
+        windows = Batches(
+            source, part.stage.size, size, seed=seed, **asdict(config.window), **_settings(teacher)
+        )
+        identity = {"teacher": asdict(config.teacher), "windows": windows.fingerprint(), "amp": config.amp}
+        crops, since = part.batches.crops, time.perf_counter()
+
+        def shown(ready: int, count: int, since: float = since, every: int = 16 * size) -> None:
+            if ready % every == 0 or ready == count:
+                say(f"features of {ready} of {count} windows, {time.perf_counter() - since:.0f} s")
+
+        grid = (teacher.channels, teacher.patch)
+        crops.make(
+            teacher.model, windows, *grid, identity, processes, lambda: autocast(config, processes), shown
+        )
 
 
 def _state(folder: Folder, processes: Processes) -> State | None:
