@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vispe.backbones.device import flushed
 from vispe.backbones.micro import PATCH, STRIDE, WEIGHTS, Micro, features, load_micro, patch_features
-from vispe.backbones.micro.load import flushed
 from vispe.errors import InputError, OptionError, ShapeError
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vispe.backbones.device import flushed
 from vispe.backbones.micro.model import PATCH, STRIDE, Micro
 from vispe.errors import InputError
 
@@ -74,17 +74,6 @@ def features(images: Tensor) -> Tensor:
     """
     with flushed():
         return _shipped().to(images.device)(images)
-
-
-@contextmanager
-def flushed() -> Iterator[None]:
-    """Take denormal numbers for 0 in this thread: they slow activations of a CPU down several times."""
-    before = float(torch.tensor(1e-40) * 1) == 0
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(before)
 
 
 def patch_features(images: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.device import flushed
 from vispe.backbones.micro import PATCH, load_micro
-from vispe.backbones.micro.load import flushed
 from vispe.errors import OptionError
 from vispe.segment.features.maps import CoarseMaps
 from vispe.segment.features.shelf import Shelf

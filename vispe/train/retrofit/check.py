@@ -86,12 +86,6 @@ def _crops(config: Retrofit) -> Iterator[str]:
         if config.target.folder is not None:
             yield f"target.folder={config.target.folder} is for stages with crops, and none has any; remove it."
         return
-    for key in ("roll", "brightness", "contrast", "noise"):
-        if value := getattr(config.augment, key):
-            yield (
-                f"{first} keeps the teacher's features of unchanged windows, and augment.{key}={value} would change "
-                "them in every update; remove one of them (augment.pose goes with both)."
-            )
     if config.loss.class_token:
         yield f"{first} keeps features of patches alone, and loss.class_token needs class tokens; remove one of them."
 

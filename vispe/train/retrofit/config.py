@@ -84,9 +84,8 @@ class Stage:
         rate: peak learning rate.
         schedule: constant, or cosine down to 0.
         warmup: updates in which the rate rises from 0.
-        crops: windows that the stage goes through, drawn once; the teacher's features of each are computed once and
-            kept in `target.folder`, and `augment.pose` turns both. By default windows are drawn and the teacher is
-            asked anew in every update.
+        crops: windows that the stage goes through, drawn and changed once; the teacher's features of each are computed
+            once and kept in `target.folder`. By default windows are drawn and the teacher is asked in every update.
     """
 
     size: int

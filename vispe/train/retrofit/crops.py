@@ -1,9 +1,8 @@
 """Windows of the pictures and the teacher's features of them, made once and kept in files.
 
 A frozen teacher gives the same features of a window each time, so a long training need not ask it again. Windows are
-drawn once, as the rows of `Batches`, and kept as 8-bit pictures; features are kept in bfloat16. In each pass through
-the windows the student sees each of them in a pose of its own, and learns the teacher's features in that pose: those of
-the upright window, turned and mirrored. So what the teacher says of a place averages out.
+drawn and changed once, as the rows of `Batches`, and kept as 8-bit pictures; features are kept in bfloat16. The
+training goes through them in passes, in another order each time.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from vispe.backbones.processes import Processes
 from vispe.backbones.tokens import final_tokens
 from vispe.errors import InputError
 from vispe.files import atomic_path
-from vispe.symmetry.d4 import D4
 from vispe.train.data import Batches
-from vispe.train.data.order import ROW, Order, stream
+from vispe.train.data.order import Order
 
 _EVERY = 16  # batches between two notes of how many are ready
 OnCrops = Callable[[int, int], None]
@@ -61,7 +59,7 @@ class Crops:
 
         Args:
             teacher: on the device of the processes.
-            batches: of one process, without changes; its first rows are the windows.
+            batches: of one process; its first rows are the windows.
             channels: d.
             patch: its side in pixels.
             identity: JSON values that decide what the files hold.
@@ -136,7 +134,7 @@ class CropBatches:
 
     Attributes:
         crops: all made.
-        batches: whose size, rank, world, colours and seed they have, and whose `augment` says whether they are posed.
+        batches: whose size, rank, world, colours and seed they have.
     """
 
     crops: Crops
@@ -152,20 +150,9 @@ class CropBatches:
         own, count = self.batches, self.crops.count
         order, (mean, std) = Order([(0, count, count)], own.seed), _colours(own)
         for now in itertools.count(step):
-            rows = range(own.rank, own.batch, own.world)
-            numbers = order(now * own.batch + np.arange(own.rank, own.batch, own.world)).tolist()
-            pairs = []
-            for row, number in zip(rows, numbers, strict=True):
-                # drawn as `Batches` draws it
-                drawn = np.random.Generator(stream(own.seed, ROW, now, row)).random()
-                pose = D4[int(8 * drawn)] if own.augment.pose else D4[0]
-                window, maps = (
-                    torch.from_numpy(images[number].copy()),
-                    torch.from_numpy(features[number].copy()),
-                )
-                pairs.append((pose.apply(window), pose.apply(maps.view(torch.bfloat16))))
-            windows, maps = (torch.stack(part) for part in zip(*pairs, strict=True))
-            yield _normalised(windows, mean, std), maps
+            numbers = order(now * own.batch + np.arange(own.rank, own.batch, own.world))
+            maps = torch.from_numpy(features[numbers]).view(torch.bfloat16)
+            yield _normalised(torch.from_numpy(images[numbers]), mean, std), maps
 
 
 def _colours(batches: Batches) -> tuple[Tensor, Tensor]:

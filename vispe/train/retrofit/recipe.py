@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vispe.backbones.batches import FeatureFunction
+from vispe.backbones.device import flushed
 from vispe.backbones.maps import VisionModel
 from vispe.backbones.processes import Processes
 from vispe.errors import InputError, OptionError
@@ -77,6 +78,11 @@ def retrofit(
         OptionError, InputError, UnknownName, UnsupportedHost, UnsupportedCombination, MissingExtra: the config cannot
             be carried out; raised before weights are loaded wherever that can be known.
     """
+    with flushed():
+        return _carried_out(config, source, on_step, say)
+
+
+def _carried_out(config: Retrofit, source: Source | None, on_step: OnStep | None, say: Say | None) -> Result:
     start = time.perf_counter()
     check(config)
     processes = Processes.training(config.device, config.amp)
@@ -182,9 +188,8 @@ def _make_crops(
             continue
         # upright, and in batches that fit where those of the training do
         seed, size = config.seed + k * _APART, config.chunk or min(part.stage.batch, 16)
-        windows = Batches(
-            source, part.stage.size, size, seed=seed, **asdict(config.window), **_settings(teacher)
-        )
+        drawn = {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
+        windows = Batches(source, part.stage.size, size, seed=seed, **drawn)
         identity = {"teacher": asdict(config.teacher), "windows": windows.fingerprint(), "amp": config.amp}
         crops, since = part.batches.crops, time.perf_counter()
 
