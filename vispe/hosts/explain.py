@@ -37,7 +37,8 @@ class Path(NamedTuple):
 def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
     """Return the path of every attention layer of a model, in order, for these inputs.
 
-    Layers that vispe has not changed, because the encoding works outside of attention, are those of the model's own.
+    Layers that vispe has not changed, because the encoding works outside of attention, are those of the model's own. A
+    layer whose softmaxes take different paths has an entry for each.
 
     Example:
         >>> import timm, torch
@@ -49,14 +50,18 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
         model: a converted model of any host; its `forward` is called once.
         *inputs: what it is called with.
     """
-    paths: dict[str, Path] = {}
+    paths: dict[str, list[Path]] = {}
     names: list[str] = []  # the layer that runs
 
     def note(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
         choice = explain(q, k, v, **arguments)
         off = arguments.get("backend") == "reference"  # what converted models ask for then
         reason = OFF if off else choice.reason
-        paths[names[-1]] = Path(names[-1], choice.backend, reason, choice.refused)
+        path, seen = Path(names[-1], choice.backend, reason, choice.refused), paths[names[-1]]
+        if seen[0].backend == STOCK:
+            seen.clear()
+        if path not in seen:
+            seen.append(path)
         return attend(q, k, v, **arguments)
 
     def enter(name: str) -> Any:
@@ -66,7 +71,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
             tokens = next(a for a in handed if isinstance(a, Tensor))
             given = [a for a in handed if isinstance(a, Context)]
             if given and not module.fused_attn:
-                paths[name] = Path(name, "reference", OFF, {})
+                paths[name] = [Path(name, "reference", OFF, {})]
                 return
             masked = bool(given) and given[0].plain_mask(module, tokens) is not None
             why = (
@@ -74,7 +79,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
                 if masked
                 else "no encoding works inside of it"
             )
-            paths[name] = Path(name, STOCK, why, {})
+            paths[name] = [Path(name, STOCK, why, {})]
 
         return hook
 
@@ -87,7 +92,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
         finally:
             for hook in hooks:
                 hook.remove()
-    return list(paths.values())
+    return [path for taken in paths.values() for path in taken]
 
 
 @contextmanager

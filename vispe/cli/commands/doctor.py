@@ -120,7 +120,7 @@ def _model(
     ]
     report = {"model": name, "encoding": encoding, "weights": loaded or "pretrained", "device": where}
     report |= {"dtype": dtype, "batch": batch, "image_size": [height, width], "paths": paths}
-    return report, [path.layer for path in every]
+    return report, list(dict.fromkeys(path.layer for path in every))
 
 
 def _paths(report: dict[str, Any], every: list[str]) -> str:
