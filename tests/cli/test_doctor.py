@@ -66,7 +66,12 @@ def test_text(capsys):
 def test_softmaxes_that_differ_are_told_apart():
     model = timm.create_model("test_vit", pos_embed="gpsa").eval()
     paths = attention_paths(model, torch.zeros(1, 3, 160, 160))
-    assert [p.layer for p in paths][:4] == ["blocks.0.attn", "blocks.0.attn", "blocks.1.attn", "blocks.1.attn"]
+    assert [p.layer for p in paths][:4] == [
+        "blocks.0.attn",
+        "blocks.0.attn",
+        "blocks.1.attn",
+        "blocks.1.attn",
+    ]
     content, place = paths[:2]
     assert content.reason == "there is no bias"
     assert place.reason == "one dense mask, made in each call"
