@@ -9,11 +9,11 @@ import torch
 
 import vispe
 from tests.attention import oracle
+from tests.encodings.bias.products import DIM, HEADS, WIDTH, check_dropped_tokens, content, random_encoding
 from vispe import Grid, Positions, create_encoding
 from vispe.encodings.layer import attend
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
-DIM, HEADS, WIDTH = 12, 3, 4
 GRIDS = [Grid((9,), 1), Grid((3, 8), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]
 OPTIONS = [
     {"position_buckets": 4, "max_relative_positions": 7},
@@ -23,18 +23,8 @@ OPTIONS = [
 ]
 
 
-def build(axes, seed=0, **options):
-    made = create_encoding({"name": "deberta", "axes": axes, **options}, dim=DIM, num_heads=HEADS).double()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return made
-
-
-def content(tokens, b=2, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(b, HEADS, tokens, WIDTH, generator=generator).double() for _ in range(3)]
+def build(axes, **options):
+    return random_encoding("deberta", axes=axes, **options)
 
 
 def bucket(offset, count, most):
@@ -111,14 +101,7 @@ def test_buckets():
 
 
 def test_dropped_tokens_on_each_sample():
-    made, pos = build(2), Grid((3, 4), 2).positions()
-    keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
-    q, k, _ = content(14)
-    few = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]
-    dense = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
-    found = made.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1], scale=0.5)
-    for b in range(2):
-        torch.testing.assert_close(found[b], dense[b][:, keep[b]][:, :, keep[b]])
+    check_dropped_tokens(build(2), Grid((3, 4), 2).positions(), scale=0.5)
 
 
 def test_invariant_to_translation():

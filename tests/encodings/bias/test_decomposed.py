@@ -10,26 +10,16 @@ from torch.nn import functional as F
 
 import vispe
 from tests.attention import oracle
+from tests.encodings.bias.products import DIM, HEADS, WIDTH, check_dropped_tokens, content, random_encoding
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.bias.decomposed import TABLES
 from vispe.errors import EncodingMismatch, OptionError, ShapeError
 
-DIM, HEADS, WIDTH = 12, 3, 4
 GRIDS = [Grid((5,), 1), Grid((3, 4), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]
 
 
-def build(grid, seed=0, **options):
-    made = create_encoding({"name": "decomposed", **options}, dim=DIM, num_heads=HEADS, grid=grid).double()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return made
-
-
-def content(tokens, b=2, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(b, HEADS, tokens, WIDTH, generator=generator).double() for _ in range(3)]
+def build(grid, **options):
+    return random_encoding("decomposed", grid=grid, **options)
 
 
 def slow(made, grid, q, k, v):
@@ -138,14 +128,7 @@ def test_window_is_the_grid_of_the_tables():
 
 
 def test_dropped_tokens_on_each_sample():
-    made, pos = build((3, 4)), Grid((3, 4), 2).positions()
-    keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
-    q, k, _ = content(14)
-    few = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]
-    dense = made.bias(pos, 0).dense(q=q, k=k)
-    found = made.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1])
-    for b in range(2):
-        torch.testing.assert_close(found[b], dense[b][:, keep[b]][:, :, keep[b]])
+    check_dropped_tokens(build((3, 4)), Grid((3, 4), 2).positions())
 
 
 def test_invariant_to_translation():

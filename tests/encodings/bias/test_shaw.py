@@ -8,11 +8,11 @@ import torch
 
 import vispe
 from tests.attention import oracle
+from tests.encodings.bias.products import DIM, HEADS, WIDTH, content, random_encoding
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.parts.tables import resample_table
 from vispe.errors import OptionError, ShapeError, VispeError
 
-DIM, HEADS, WIDTH = 12, 3, 4
 GRIDS = [Grid((5,), 1), Grid((3, 4), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]
 OPTIONS = [
     {},
@@ -27,18 +27,8 @@ OPTIONS = [
 ]
 
 
-def build(grid, seed=0, **options):
-    made = create_encoding({"name": "shaw", **options}, dim=DIM, num_heads=HEADS, grid=grid).double()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return made
-
-
-def content(grid, b=2, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(b, HEADS, grid.tokens, WIDTH, generator=generator).double() for _ in range(3)]
+def build(grid, **options):
+    return random_encoding("shaw", grid=grid, **options)
 
 
 def entry(made, shape, p, q, folded):
@@ -92,7 +82,7 @@ def fast(made, grid, q, k, v, backend="auto"):
 def test_attention_and_all_gradients(options):
     for grid in GRIDS:
         made = build(grid.shape, **options)
-        leaves = [t.requires_grad_() for t in content(grid)]
+        leaves = [t.requires_grad_() for t in content(grid.tokens)]
         every = [*leaves, *made.parameters()]
         wanted = slow(made, grid, *leaves)
         cotangent = torch.randn_like(wanted)
@@ -118,7 +108,7 @@ def test_another_grid_reads_a_resampled_table(method, resample):
     values = values if method == "key" else values[:, 4:, 1:]
     with torch.no_grad():
         other.distance_embedding.weight.copy_(values.flatten(1).t())
-    q, k, _ = content(Grid((5, 2), 1))
+    q, k, _ = content(11)
     pos = Grid((5, 2), 1).positions()
     dense = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
     torch.testing.assert_close(dense, other.bias(pos, 0).dense(q=q, k=k, scale=0.5))
@@ -161,7 +151,7 @@ def test_a_vit_stays_what_it_is_and_learns():
 
 def test_invariant_to_translation_and_distances_to_reflection():
     grid = Grid((4, 5))
-    q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(grid))
+    q, k, _ = (t[:1, :, :1].expand(-1, -1, grid.tokens, -1) for t in content(grid.tokens))
     for options in OPTIONS:
         dense = build((4, 5), **options).bias(grid.positions(), 0).dense(q=q, k=k, scale=1.0)
         dense = dense.unflatten(-1, (4, 5)).unflatten(-3, (4, 5))

@@ -7,28 +7,18 @@ import timm
 import torch
 
 import vispe
+from tests.encodings.bias.products import DIM, HEADS, WIDTH, check_dropped_tokens, content, random_encoding
 from vispe import Grid, Positions, attention, create_encoding
 from vispe.encodings.branches import calls_of, weights_of
 from vispe.encodings.layer import attend
 from vispe.errors import OptionError, ShapeError
 
-DIM, HEADS, WIDTH = 12, 3, 4
 GRIDS = [Grid((5,), 1), Grid((3, 4), 2), Grid((1, 6)), Grid((4, 3), 0, (0.5, 2.0)), Grid((2, 3, 2), 1)]
 OPTIONS = [{}, {"clamp_len": 1.5}, {"temperature": 50}]
 
 
-def build(seed=0, **options):
-    made = create_encoding({"name": "transformer_xl", **options}, dim=DIM, num_heads=HEADS).double()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return made
-
-
-def content(tokens, b=2, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(b, HEADS, tokens, WIDTH, generator=generator).double() for _ in range(3)]
+def build(**options):
+    return random_encoding("transformer_xl", **options)
 
 
 def code(made, offset):
@@ -119,14 +109,7 @@ def test_invariant_to_translation():
 
 
 def test_dropped_tokens_on_each_sample():
-    made, pos = build(), Grid((3, 4), 2).positions()
-    keep = torch.tensor([[0, 1, 3, 4, 9, 13], [0, 1, 12, 2, 7, 3]])
-    q, k, _ = content(14)
-    few = [t.gather(2, keep[:, None, :, None].expand(-1, HEADS, -1, WIDTH)) for t in (q, k)]
-    dense = made.bias(pos, 0).dense(q=q, k=k, scale=0.5)
-    found = made.bias(pos.gather(keep), 0).dense(q=few[0], k=few[1], scale=0.5)
-    for b in range(2):
-        torch.testing.assert_close(found[b], dense[b][:, keep[b]][:, :, keep[b]])
+    check_dropped_tokens(build(), Grid((3, 4), 2).positions(), scale=0.5)
 
 
 def test_it_may_stand_before_a_rotation():
