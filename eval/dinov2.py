@@ -1,0 +1,208 @@
+"""A DINOv2 before and after a retrofit: is the place of a patch gone, and what do the features still say?
+
+    python eval/dinov2.py --students FOLDER [FOLDER ...] --microscopy ../shared/data/microscopy
+
+Each folder was written by `vispe retrofit` (`configs/dinov2_vits14_cpu.yaml`). Teacher, teacher with its blanked
+channels at 0, and student see the same pictures at 224 and 518 px: held-out R² of place on noise, generated textures
+and homogeneous micrographs; cosine and effective rank on textures, micrographs and synthetic pictures of another seed;
+what turning pictures changes; and segmentation from few scribbles, beside filters. Micrographs are windows of frames
+whose set has scribbles in a corner, which is where a set is homogeneous; for scribbles all sets count. With `--pool`,
+likeness is shown on pictures that students learnt from too. `--quick` looks at few pictures and says so in the results.
+
+Writes STUDENT.json for each folder by its name, a row as it is finished, so that a run that was stopped goes on; then
+table.md and dinov2.png of all results in the folder (`--out`, default eval/results/dinov2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import checkout  # noqa: F401  (finds vispe)
+import torch
+
+from vispe.files import atomic_path
+from vispe.train.evaluate.pair import Pair
+from vispe.train.evaluate.pictures import Settings
+from vispe.train.retrofit.student import load_student
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+sys.path.insert(0, str(Path(__file__).parent))
+from retrofit_proof_report import rounded
+from retrofitted import figure, pictures, questions, scribbled
+from retrofitted.table import markdown
+from retrofitted.targets import gains, targets
+from timing import environment
+
+OUT = Path(__file__).parent / "results" / "dinov2"
+FULL, QUICK = pictures.Extent(), pictures.QUICK
+KEYS = ("question", "kind", "size", "set")
+"""What tells a row from another one."""
+
+Job = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
+
+
+def main() -> None:
+    """Measure what is missing, then write the table and draw."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--students", type=Path, nargs="+", required=True, help="folders of vispe retrofit")
+    parser.add_argument("--microscopy", type=Path, required=True, help="folder of the micrograph sets")
+    parser.add_argument("--pool", type=Path, help="folder of unlabelled pictures, for likeness alone")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--quick", action="store_true", help="few pictures; marked in the results")
+    parser.add_argument("--fresh", action="store_true", help="measure everything again")
+    args = parser.parse_args()
+    names = [folder.resolve().name for folder in args.students]
+    if len(set(names)) < len(names):
+        parser.error(f"--students has folders of one name ({', '.join(names)}); results are named by it.")
+    extent = QUICK if args.quick else FULL
+    frames = pictures.frames_of(args.microscopy, extent)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, folder in zip(names, args.students, strict=True):
+        measured(name, folder, frames, extent, args)
+    reports = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(args.out.glob("*.json"))]
+    text = markdown(reports)
+    (args.out / "table.md").write_text(text, encoding="utf-8")
+    figure.draw(reports).savefig(args.out / "dinov2.png", bbox_inches="tight")
+    print(text)
+
+
+def measured(
+    name: str, folder: Path, frames: list[pictures.Frame], extent: pictures.Extent, args: argparse.Namespace
+) -> None:
+    """Measure a student and write its results, row by row.
+
+    Raises:
+        SystemExit: the file holds results of other weights, versions or numbers of pictures.
+    """
+    file = args.out / f"{name}.json"
+    student, teacher, card = load_student(folder)
+    head: dict[str, Any] = {
+        "what": (__doc__ or "").splitlines()[0],
+        "quick": args.quick,
+        "extent": json.loads(json.dumps(asdict(extent))),
+        "teacher": teacher_of(card),
+        "student": {"name": name, **facts(folder, card)},
+        "environment": environment("scikit-image", "scikit-learn", "numpy"),
+    }
+    rows: list[dict[str, Any]] = []
+    if file.exists() and not args.fresh:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        same = [kept[k] == head[k] for k in ("quick", "extent", "teacher", "student")]
+        if not all(same) or kept["environment"]["versions"] != head["environment"]["versions"]:
+            raise SystemExit(
+                f"{file} was measured with other weights, versions or numbers of pictures; use --fresh or --out."
+            )
+        rows = kept["rows"]
+    pair = Pair(student=student, teacher=teacher, channels=card["blanked"])
+    done = {identity(row) for row in rows}
+    for asked, job in jobs(pair, Settings(teacher.patch, 0, teacher.mean, teacher.std), frames, extent, args):
+        if identity(asked) in done:
+            continue
+        start = time.process_time()
+        with torch.no_grad():
+            found = job()
+        if found.get("pictures") != 0:
+            rows.append(rounded(asked | found | {"cpu_s": round(time.process_time() - start, 1)}))
+            write(file, head, rows)
+        print(name, *asked.values(), f"{time.process_time() - start:.0f} s", flush=True)
+    write(file, head, rows)
+
+
+def jobs(
+    pair: Pair,
+    settings: Settings,
+    frames: list[pictures.Frame],
+    extent: pictures.Extent,
+    args: argparse.Namespace,
+) -> Iterator[Job]:
+    """Yield what tells a row from the others, and what measures it."""
+    for size in extent.sizes:
+        for kind in pictures.KINDS:
+            if kind == "pool" and args.pool is None:
+                continue
+
+            def look(kind: str = kind, size: int = size) -> dict[str, Any]:
+                shown = pictures.pictures_of(kind, size, settings, extent, frames, args.pool)
+                return (
+                    questions.looked_at(pair, kind, size, shown, settings, extent)
+                    if shown
+                    else {"pictures": 0}
+                )
+
+            yield {"question": "look", "kind": kind, "size": size}, look
+
+        def turn(size: int = size) -> dict[str, Any]:
+            return questions.turned(pair, pictures.turned_of(size, settings, extent, frames))
+
+        yield {"question": "turned", "size": size}, turn
+    size = extent.sizes[-1]
+    for group in dict.fromkeys(frame.group for frame in frames):
+        own = [frame for frame in frames if frame.group == group]
+
+        def scribble(own: list[pictures.Frame] = own) -> dict[str, Any]:
+            return scribbled.scribbled(pair, own, size, settings, extent.budget)
+
+        asked = {"question": "scribbles", "set": group, "size": size, "homogeneous": own[0].homogeneous}
+        yield asked, scribble
+
+
+def identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a row from the others."""
+    return tuple(row.get(key) for key in KEYS)
+
+
+def teacher_of(card: dict[str, Any]) -> dict[str, Any]:
+    """Return the teacher's name, and name and sha256 of its file of weights; nothing of where it lies."""
+    teacher = card["config"]["teacher"]
+    weights = teacher["weights"]
+    local = weights not in (None, "random") and Path(weights).is_file()
+    known = {"file": Path(weights).name, "sha256": sha256(Path(weights))} if local else {"weights": weights}
+    return {"name": teacher["name"], **known}
+
+
+def facts(folder: Path, card: dict[str, Any]) -> dict[str, Any]:
+    """Return what the card of a student says about its training, without the places of files."""
+    config = card["config"]
+    return {
+        "sha256": sha256(folder / "student.safetensors"),
+        "config": {
+            key: config[key]
+            for key in ("student", "stages", "loss", "augment", "weight_decay", "ema", "seed")
+        },
+        "blank": {key: config["target"][key] for key in ("blank", "share", "count")},
+        "blanked": card["blanked"],
+        "encoding": card.get("encoding"),
+        "updates": card.get("updates"),
+        "pictures": card.get("data", {}).get("fingerprint"),
+        "last_line": card.get("last_line"),
+        "versions": card.get("versions"),
+    }
+
+
+def sha256(file: Path) -> str:
+    """Return the sha256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write(file: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Write the results, complete or not at all: a line for each row."""
+    summary = {"targets": [c.to_dict() for c in targets(rows)], "student minus teacher": gains(rows)}
+    text = json.dumps(rounded(head | summary | {"rows": rows}), ensure_ascii=False, separators=(",", ":"))
+    with atomic_path(file, force=True) as part:
+        part.write_text(text.replace('{"question":', '\n{"question":') + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

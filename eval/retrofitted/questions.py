@@ -1,0 +1,72 @@
+"""Position, likeness, turned pictures: teacher, blanked teacher and student side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from retrofit_proof_measure import centred
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from retrofitted.pictures import PLACELESS, Extent
+from vispe.evaluate.probe.averages import mean_cosine
+from vispe.evaluate.probe.positional import ProbeResult, positional_probe
+from vispe.evaluate.rotation.keys import D4_MEAN, FULL
+from vispe.evaluate.rotation.questions.features import equivariance
+from vispe.train.evaluate.masks import FilterFeatures
+from vispe.train.evaluate.pair import SIDES, Pair, likeness
+from vispe.train.evaluate.pictures import Settings, probe_step
+
+
+def looked_at(
+    pair: Pair, kind: str, size: int, pictures: Sequence[Tensor], settings: Settings, extent: Extent
+) -> dict[str, Any]:
+    """Return readable position, where the kind shows no place, and likeness; each picture runs through once.
+
+    Returns:
+        Of each side the held-out R² of every target, median over pictures and masks, of the shuffled headline, and of
+        the headline by picture. 'filters': the same of classical filters, averaged over patches: what pictures
+        themselves show of places. Cosines and effective ranks by picture: 'cosine_centred' is that of maps less their
+        mean over patches, 'cosine_constant' what features would reach that are the same in all patches.
+    """
+    maps = [pair.maps(image) for image in pictures]
+    row: dict[str, Any] = {"pictures": len(maps), "grids": sorted({m["after"].shape[1:] for m in maps})}
+    if kind in PLACELESS:
+        how = {"step": probe_step(size // settings.patch), "masks_per_image": extent.masks}
+        filters = FilterFeatures(settings.mean, settings.std)
+        pooled = [avg_pool2d(filters(image[None]), settings.patch)[0].double() for image in pictures]
+        sides = {side: [m[side] for m in maps] for side in SIDES} | {"filters": pooled}
+        row["probe_step"] = how["step"]
+        row["r2"] = {
+            side: readable(positional_probe([m.permute(1, 2, 0).numpy() for m in own], **how))
+            for side, own in sides.items()
+        }
+    alike = likeness(maps)
+    row |= {"cosine": alike.cosine.tolist(), "cosine_blanked": alike.cosine_blanked.tolist()}
+    row["cosine_centred"] = [centred(m["after"], m["blanked"]) for m in maps]
+    row["cosine_constant"] = [mean_cosine(constant(m["blanked"]), m["blanked"]) for m in maps]
+    return row | {"rank": {side: values.tolist() for side, values in alike.rank.items()}}
+
+
+def constant(maps: Tensor) -> Tensor:
+    """Return a map (d, h, w) with the mean over patches everywhere."""
+    return maps.mean((1, 2), keepdim=True).expand_as(maps)
+
+
+def readable(probe: ProbeResult) -> dict[str, Any]:
+    """Return the held-out R² of each target, and of the headline when shuffled and by picture."""
+    found: dict[str, Any] = {row.target: float(np.median(row.r2_heldout)) for row in probe.rows}
+    found["shuffled"] = float(np.median(probe.rows[0].shuffled))
+    return found | {"by picture": np.median(probe.rows[0].r2_heldout, axis=1).tolist()}
+
+
+def turned(pair: Pair, pictures: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the D4 error of each side, picture by picture: 0 is the same, 1.41 unrelated."""
+    row: dict[str, Any] = {"pictures": len(pictures), "error": {}}
+    for side, function in pair.functions().items():
+        found = equivariance(function, pictures, measures=("error",), controls=False)
+        (mean,) = (r for r in found if (r.transform, r.metric, r.part) == (D4_MEAN, "error", FULL))
+        row["error"][side] = mean.values.tolist()
+    return row

@@ -1,0 +1,98 @@
+"""The Markdown table of students: published numbers, teacher, blanked teacher and each student, met or missed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from retrofitted.targets import UNSEEN, others, targets
+from vispe.report.table import aligned
+from vispe.train.evaluate.criteria import Criterion
+
+PUBLISHED = {"noise": (0.89, -0.83), "textures": (0.71, 0.32), "micrographs": (0.83, -0.23)}
+"""R² before and after in the literature (arXiv 2603.16840 and its notebooks, ViT-S/14 with `alibi2d`, 118,000
+photographs): other pictures and other sizes, so only the order of magnitude can be compared."""
+
+
+COLUMNS = {"filters": "filters", "teacher": "before", "blanked": "blanked"}
+
+
+def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table for each teacher and set of blanked channels: a column for each student.
+
+    Args:
+        reports: contents of the files of results.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for report in reports:
+        same = [report["teacher"], report["student"]["blanked"], report["extent"]]
+        groups.setdefault(json.dumps(same), []).append(report)
+    return "\n\n".join(_table(group) for group in groups.values()) + "\n"
+
+
+def _table(reports: Sequence[Mapping[str, Any]]) -> str:
+    table = [["", "asked", "published", *COLUMNS, *(_name(r) for r in reports)]]
+    met = [{c.key: c for c in targets(report["rows"])} for report in reports]
+    groups: dict[str, list[str]] = {}
+    for key in dict.fromkeys(key for by in met for key in by):
+        groups.setdefault(key.rstrip("0123456789 "), []).append(key)  # all sizes in one line
+    for plain, keys in groups.items():
+        first = next(number for number, by in enumerate(met) if keys[0] in by)
+        what, kind = [*plain.split(), ""][:2]
+        one, known = met[first][keys[0]], [others(reports[first]["rows"], key) for key in keys]
+        # with scribbles the limit is what the teacher reaches
+        asked = {"corner": "at most the teacher's", "miou": "at least the teacher's"}.get(what, one.asked)
+        published = " → ".join(_number(v, 2) for v in PUBLISHED[kind]) if what == "r2" else ""
+        cells = [one.title.partition(" px")[0].rstrip("0123456789 ,"), asked, published]
+        cells += [_numbers([k.get(side) for k in known]) for side in COLUMNS.values()]
+        table.append([*cells, *(_judged([by[key] for key in keys if key in by]) for by in met)])
+    table += _unlimited(reports)
+    counts = (
+        f"{_name(r)}: {sum(c.met for c in by.values())} of {len(by)}"
+        for r, by in zip(reports, met, strict=True)
+    )
+    sizes = " and ".join(map(str, reports[0]["extent"]["sizes"]))
+    return f"{aligned(table)}\n\nTwo numbers in a cell are those at {sizes} px. Targets met: {', '.join(counts)}."
+
+
+def _judged(found: Sequence[Criterion]) -> str:
+    """Return the numbers of a target at all sizes, and whether they meet its limit."""
+    words = ["met" if c.met else "missed" for c in found]
+    verdict = words[0] if len(set(words)) == 1 else " / ".join(words)
+    return f"{_numbers([c.value for c in found])} {verdict}" if found else ""
+
+
+def _unlimited(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return lines of what has no limit: likeness less what all patches share, the pool, and turned pictures."""
+    lines = []
+    for kind in (*UNSEEN, "pool"):
+        own = [[r for r in report["rows"] if r.get("kind") == kind] for report in reports]
+        wanted = {"cosine_centred": "cosine less the mean over patches"}
+        if kind == "pool":
+            wanted = {"cosine_blanked": "cosine to the blanked teacher"} | wanted
+        for key, words in wanted.items() if any(own) else ():
+            cells = [_numbers([float(np.mean(row[key])) for row in rows]) for rows in own]
+            lines.append([f"{words}, {kind}", *[""] * (2 + len(COLUMNS)), *cells])
+    turned = [[r["error"] for r in report["rows"] if r["question"] == "turned"] for report in reports]
+    known = [_numbers([_mean(e.get(side)) for e in turned[0]]) for side in COLUMNS.values()]
+    cells = [_numbers([_mean(e["after"]) for e in errors]) for errors in turned]
+    return [*lines, ["D4 error (0 the same, 1.41 unrelated)", "", "", *known, *cells]]
+
+
+def _mean(values: Sequence[float] | None) -> float | None:
+    return None if values is None else float(np.mean(values))
+
+
+def _numbers(values: Sequence[float | None]) -> str:
+    return " / ".join(_number(v) for v in values if v is not None)
+
+
+def _name(report: Mapping[str, Any]) -> str:
+    return report["student"]["name"] + (" (quick: few pictures)" if report["quick"] else "")
+
+
+def _number(value: float, digits: int = 3) -> str:
+    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
