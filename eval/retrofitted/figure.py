@@ -71,18 +71,17 @@ def _panel(
 
     for place, key in enumerate(keys):
         ax.axhline(place, color=GREY, lw=0.4, alpha=0.5, zorder=0)
-        first = next(number for number, by in enumerate(found) if key in by)
-        known = others(reports[first]["rows"], key)
-        for side, color, mark, label in SIDES:
-            if side in known:
-                dot(known[side], place, color, mark, label)
-        if not known:
-            limit = found[first][key].limit
-            ax.plot([limit, limit], [place - 0.4, place + 0.4], color=INK, lw=1, ls="--")
         for number, by in enumerate(found):
-            if key in by:
-                name = reports[number]["student"]["name"] + (" (quick)" if reports[number]["quick"] else "")
-                dot(by[key].value, place, BLUE, MARKS[number % len(MARKS)], name)
+            if key not in by:
+                continue
+            known = others(reports[number]["rows"], key)
+            for side, color, mark, label in SIDES:
+                if side in known:
+                    dot(known[side], place, color, mark, label)
+            if not known:
+                ax.plot([by[key].limit] * 2, [place - 0.4, place + 0.4], color=INK, lw=1, ls="--")
+            name = reports[number]["student"]["name"] + (" (quick)" if reports[number]["quick"] else "")
+            dot(by[key].value, place, BLUE, MARKS[number % len(MARKS)], name)
     if keys[0].startswith("r2"):
         ax.axvline(found[0][keys[0]].limit, color=INK, lw=1, ls="--")
         ax.set_xlim(FLOOR - 0.08, 1.05)

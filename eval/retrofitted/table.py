@@ -17,6 +17,10 @@ PUBLISHED = {"noise": (0.89, -0.83), "textures": (0.71, 0.32), "micrographs": (0
 photographs): other pictures and other sizes, so only the order of magnitude can be compared."""
 
 
+LIKENESS = {
+    "cosine_blanked": "cosine to the blanked teacher",
+    "cosine_centred": "cosine less the mean over patches",
+}
 COLUMNS = {"filters": "filters", "teacher": "before", "blanked": "blanked"}
 
 
@@ -70,12 +74,16 @@ def _unlimited(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     lines = []
     for kind in (*UNSEEN, "pool"):
         own = [[r for r in report["rows"] if r.get("kind") == kind] for report in reports]
-        wanted = {"cosine_centred": "cosine less the mean over patches"}
-        if kind == "pool":
-            wanted = {"cosine_blanked": "cosine to the blanked teacher"} | wanted
-        for key, words in wanted.items() if any(own) else ():
+        if not any(own):
+            continue
+        gap = [""] * (1 + len(COLUMNS))
+        for key, words in LIKENESS.items() if kind == "pool" else list(LIKENESS.items())[1:]:
             cells = [_numbers([float(np.mean(row[key])) for row in rows]) for rows in own]
-            lines.append([f"{words}, {kind}", *[""] * (2 + len(COLUMNS)), *cells])
+            lines.append([f"{words}, {kind}", "", *gap, *cells])
+        constant = _numbers([float(np.mean(row["cosine_constant"])) for row in next(filter(None, own))])
+        lines.append(
+            [f"cosine of what is the same in all patches, {kind}", "", *gap[1:], constant, *[""] * len(own)]
+        )
     turned = [[r["error"] for r in report["rows"] if r["question"] == "turned"] for report in reports]
     known = [_numbers([_mean(e.get(side)) for e in turned[0]]) for side in COLUMNS.values()]
     cells = [_numbers([_mean(e["after"]) for e in errors]) for errors in turned]

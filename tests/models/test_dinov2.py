@@ -160,6 +160,7 @@ def test_targets_are_met_or_missed_by_the_rows(report):
     assert gain["mean"] == pytest.approx(found["miou"]["value"] - found["miou"]["limit"], abs=1e-4)
     text = table.markdown([report])
     assert "first (quick: few pictures)" in text
+    assert "cosine of what is the same in all patches, micrographs" in text
     assert f"{sum(c['met'] for c in found.values())} of {len(found)}" in text
 
 
