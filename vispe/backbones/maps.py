@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.overlap import overlap
 from vispe.backbones.tokens import (
     blocks_of,
     has_class_token,
@@ -29,11 +30,12 @@ class VisionModel:
 
     Args:
         model: in evaluation mode; an open_clip model is taken by its image tower.
-        layer: block whose output is taken; negative counts from the end.
+        layer: block whose output is taken; negative counts from the end. Several are joined, channels side by side.
         norm: apply the model's final norm.
         mean: of the channels of images in [0, 1], (3, 1, 1); by default what the model was trained with.
         std: of the channels, (3, 1, 1), likewise.
         exact: whether it takes images of its size alone; by default what its class does.
+        stride: pixels between tokens, where patches overlap; the model is changed as `overlap` says.
 
     Attributes:
         size: side in pixels of the images that it was built for.
@@ -42,7 +44,8 @@ class VisionModel:
 
     Raises:
         UnsupportedHost: the model returns no feature maps.
-        OptionError: the model is in training mode, where it is random.
+        OptionError: the model is in training mode, where it is random; a block that it does not have, or one twice; a
+            stride that does not divide the patch, or for a model of one size.
 
     >>> import timm
     >>> f = VisionModel(timm.create_model("test_vit").eval(), layer=2)
@@ -56,11 +59,12 @@ class VisionModel:
         self,
         model: nn.Module,
         *,
-        layer: int = -1,
+        layer: int | Sequence[int] = -1,
         norm: bool = True,
         mean: Tensor | None = None,
         std: Tensor | None = None,
         exact: bool | None = None,
+        stride: int | None = None,
     ) -> None:
         tower = image_tower(model)
         if not hasattr(tower, "forward_intermediates"):
@@ -74,8 +78,7 @@ class VisionModel:
             )
         self.model, self.layer, self.norm = tower, layer, norm
         self.depth = self._depth()
-        if not -self.depth <= layer < self.depth:
-            raise OptionError(f"layer={layer} is not one of the {self.depth} blocks of the model.")
+        self._taken = self._blocks()
         self.size, own_mean, own_std = input_settings(tower)
         self.mean = own_mean if mean is None else mean
         self.std = own_std if std is None else std
@@ -86,26 +89,34 @@ class VisionModel:
         elif exact is None:
             exact = hasattr(tower, "patch_embed") and not getattr(tower, "dynamic_img_size", False)
         self.exact = exact
+        if stride is not None and stride != self.patch:
+            if exact:
+                raise OptionError(
+                    f"token_stride={stride} needs a model that takes images of any size, but this one takes "
+                    f"{self.size} px alone; leave it out, or replace its encoding with --pos-embed."
+                )
+            overlap(tower, stride)
 
     @property
     def channels(self) -> int:
         """Width of the features of a transformer."""
-        return self._projection().out_channels
+        return self._projection().out_channels * len(self._taken)
 
     @property
     def patch(self) -> int | None:
         """Side of a patch in pixels; None where the model has no patch embedding."""
-        conv = patch_projection(self.model)
+        conv = patch_projection(self.model, overlapping=True)
         if conv is None:
             return None
-        if conv.stride[0] != conv.stride[1]:
-            raise UnsupportedHost(f"The model has patches of {conv.stride} px; square ones are needed.")
-        return int(conv.stride[0])
+        if conv.kernel_size[0] != conv.kernel_size[1]:
+            raise UnsupportedHost(f"The model has patches of {conv.kernel_size} px; square ones are needed.")
+        return int(conv.kernel_size[0])
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images (b, 3, H, W) -> maps (b, d, h, w)."""
-        last = self.layer % self.depth == self.depth - 1
-        return self._maps(images, 1 if last else [self.layer % self.depth], self.norm)[0]
+        last = self._taken == [self.depth - 1]
+        maps = self._maps(images, 1 if last else self._taken, self.norm)
+        return maps[0] if len(maps) == 1 else torch.cat(maps, 1)
 
     def layers(self, images: Tensor) -> list[Tensor]:
         """Return the maps after every block, without the final norm."""
@@ -154,7 +165,7 @@ class VisionModel:
             handle.remove()
 
     def _projection(self) -> nn.Conv2d:
-        conv = patch_projection(self.model)
+        conv = patch_projection(self.model, overlapping=True)
         if conv is None:
             raise UnsupportedHost(
                 f"{type(self.model).__name__} has no patch embedding by one projection (patch_embed.proj or conv1 with "
@@ -180,6 +191,25 @@ class VisionModel:
                 f"The model refuses an image of {size} px ({error}); build it with dynamic_img_size=True or give "
                 "square images of its size."
             ) from error
+
+    def _blocks(self) -> list[int]:
+        """Return the blocks whose outputs are taken, from the first one on."""
+        several = [self.layer] if isinstance(self.layer, int) else list(self.layer)
+        for layer in several:
+            if not -self.depth <= layer < self.depth:
+                raise OptionError(f"layer={layer} is not one of the {self.depth} blocks of the model.")
+        taken = sorted({layer % self.depth for layer in several})
+        if not several or len(taken) < len(several):
+            listed = ", ".join(map(str, several)) or "none"
+            raise OptionError(
+                f"layer={listed} of {self.depth} blocks names one twice or none; name each block once."
+            )
+        sides = {one["reduction"] for one in getattr(self.model, "feature_info", None) or ()}
+        if not isinstance(self.layer, int) and len(sides) > 1:
+            raise UnsupportedHost(
+                f"{type(self.model).__name__} has maps of several sizes, so layers cannot be chosen; take a plain ViT."
+            )
+        return taken
 
     def _depth(self) -> int:
         try:

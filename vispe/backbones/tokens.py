@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.errors import UnsupportedHost
+from vispe.hosts.transplant.overlap import spacing_of
 
 
 def image_tower(model: nn.Module) -> nn.Module:
@@ -85,17 +86,20 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     return blocks
 
 
-def patch_projection(model: nn.Module) -> nn.Conv2d | None:
+def patch_projection(model: nn.Module, *, overlapping: bool = False) -> nn.Conv2d | None:
     """Return the convolution that embeds the patches of a transformer, or None.
 
-    It is `patch_embed.proj` (timm) or `conv1` (open_clip), reads the image itself and has stride = kernel.
+    It is `patch_embed.proj` (timm) or `conv1` (open_clip), reads the image itself and has stride = kernel; with
+    `overlapping` also one whose stride `vispe.backbones.overlap` has made smaller.
 
     >>> import timm
     >>> patch_projection(timm.create_model("test_vit"))
     Conv2d(3, 64, kernel_size=(16, 16), stride=(16, 16))
     """
     conv = model.conv1 if _of_open_clip(model) else getattr(getattr(model, "patch_embed", None), "proj", None)
-    if not isinstance(conv, nn.Conv2d) or conv.kernel_size != conv.stride or conv.padding not in (0, (0, 0)):
+    if not isinstance(conv, nn.Conv2d) or conv.padding not in (0, (0, 0)):
+        return None
+    if conv.kernel_size != conv.stride and not (overlapping and spacing_of(conv)):
         return None
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     return conv if conv is first or first is None else None

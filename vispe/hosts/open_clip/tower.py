@@ -19,7 +19,7 @@ from vispe.encodings.base import Additive
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.hosts.open_clip.attention import attentions
-from vispe.hosts.transplant import traced
+from vispe.hosts.transplant import overlap, traced
 from vispe.hosts.transplant.context import Context, HostState
 from vispe.hosts.transplant.fitting import counterpart, taken_blocks
 from vispe.hosts.transplant.loading import LoadsWeights
@@ -85,10 +85,15 @@ class HostedTower(LoadsWeights, VisionTransformer):
         x = x.flatten(2).transpose(1, 2)
         encodings = self._vispe_shared()
         known = (self.vispe.reference, self._vispe_all(), self._vispe_cache(image))
-        pos = traced.positions(image, x.shape[1], shape, 1, *known, None)
+        spacing = overlap.spacing_of(self.conv1)
+        pos = traced.positions(image, x.shape[1], shape, 1, *known, None, spacing)
         x = torch.cat([self.class_embedding.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
         if self.positional_embedding is not None:
-            table = resampled(self.positional_embedding, self.grid_size, shape)
+            table = self.positional_embedding
+            if spacing is None:
+                table = resampled(table, self.grid_size, shape)
+            else:
+                table = overlap.table_at(table[None], self.grid_size, shape, spacing, 1)[0]
             x = x + table.to(x.dtype)
         for encoding in encodings:
             if isinstance(encoding, Additive):

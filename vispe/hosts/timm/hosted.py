@@ -18,7 +18,7 @@ from vispe.encodings.base import Additive
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.hosts.timm.attention import attentions
-from vispe.hosts.transplant import traced
+from vispe.hosts.transplant import overlap, traced
 from vispe.hosts.transplant.context import Context
 from vispe.hosts.transplant.fitting import counterpart, taken_blocks
 from vispe.hosts.transplant.loading import LoadsWeights
@@ -132,7 +132,9 @@ class HostedTokens(HostedTimm):
         any_size = not (self.dynamic_img_size or getattr(self.patch_embed, "strict_img_size", True))
         embed = self.patch_embed if any_size else None
         known = (self.vispe.reference, self._vispe_all(), self._vispe_cache(image))
-        pos = traced.positions(image, x.shape[1], shape, self.num_prefix_tokens, *known, embed)
+        pos = traced.positions(
+            image, x.shape[1], shape, self.num_prefix_tokens, *known, embed, self._vispe_spacing
+        )
         prefix = [t for t in (self.cls_token, self._vispe_second_token()) if t is not None]
         if prefix:
             x = torch.cat([*(t.expand(x.shape[0], -1, -1) for t in prefix), x], dim=1)
@@ -159,11 +161,19 @@ class HostedTokens(HostedTimm):
         """Drop patches as timm does, and their coordinates with them."""
         raise NotImplementedError
 
+    @property
+    def _vispe_spacing(self) -> tuple[float, float] | None:
+        """Distance of tokens in patches, where patches overlap."""
+        return overlap.spacing_of(getattr(self.patch_embed, "proj", None))
+
     def _vispe_abs_table(self, shape: tuple[int, int]) -> Tensor:
         """Return timm's own absolute table for the grid, with zeros for prefix tokens that have no entry."""
         entries = 0 if self.no_embed_class else self.num_prefix_tokens
         old = self.patch_embed.grid_size
-        table = resample_abs_pos_embed(self.pos_embed, shape, old, entries)
+        if self._vispe_spacing is None:
+            table = resample_abs_pos_embed(self.pos_embed, shape, old, entries)
+        else:
+            table = overlap.table_at(self.pos_embed, old, shape, self._vispe_spacing, entries)
         missing = self.num_prefix_tokens - entries
         return torch.cat([table.new_zeros(1, missing, table.shape[-1]), table], 1) if missing else table
 

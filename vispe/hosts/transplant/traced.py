@@ -69,6 +69,7 @@ def positions(
     encodings: Sequence[Encoding],
     cache: PositionCache | None,
     embed: nn.Module | None,
+    spacing: tuple[float, float] | None = None,
 ) -> Positions:
     """Return the prepared positions of one forward pass.
 
@@ -81,11 +82,12 @@ def positions(
         encodings: all that prepare positions.
         cache: where positions are kept; None for a graph, which keeps none.
         embed: the patch embedding where it takes images whose patches may have another grid than the model's.
+        spacing: distance of tokens in patches, where patches overlap.
 
     Raises:
         ShapeError: the grid is not that of the image.
     """
-    grid = Grid(shape, prefix=prefix, reference=reference)
+    grid = Grid(shape, prefix=prefix, reference=reference, spacing=spacing)
     size = tuple(image.shape[-2:])
     advice = "build the model with dynamic_img_size=True or call set_input_size."
     if tokens != grid.patches:
