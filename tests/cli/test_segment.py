@@ -77,6 +77,24 @@ def test_results_are_not_overwritten_without_force(folder, capsys):
     assert vispe(f"{words} --force") == 0
 
 
+def test_options_of_tokens_by_command(folder, capsys):
+    words = "segment a.png --labels drawn.png --model test_vit --weights random -o out --json"
+    assert vispe(f"{words} --token-stride 8 --token-shifts 2 --layers 1,-1") == 0
+    found = json.loads(capsys.readouterr().out)["features"]
+    assert (found["token_stride"], found["token_shifts"], found["layers"]) == (8, 2, [1, -1])
+    for options, sentence in (
+        ("--token-stride 7", "token_stride=7 px does not divide the patch of 16 x 16 px"),
+        ("--layers 9", "layer=9 is not one of the 6 blocks"),
+        ("--model vispe_micro --weights x --layers 1", "layers=(1,) has no effect on vispe_micro"),
+    ):
+        assert vispe(f"{words} {options} --force") == 2
+        shown = capsys.readouterr().err
+        assert sentence in shown
+        assert "Traceback" not in shown
+    assert vispe("segment a.png --text pore matrix --token-stride 7 -o text") == 2
+    assert "token_stride=7 has no effect on --text" in capsys.readouterr().err
+
+
 def test_options_come_from_a_file_too(folder, capsys):
     Path("run.yaml").write_text(
         "labels: [drawn.png]\nclassifier: logistic\nclasses: [matrix, pore]\nseed: 3\n"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,18 @@ def test_tokens_and_filters_together(folder):
     apply(folder / "out" / MODEL_NAME, [folder / "a.png"], folder / "again")
     first, second = (tifffile.imread(folder / name / "a_prob.tif") for name in ("out", "again"))
     np.testing.assert_allclose(first, second, atol=1e-6)
+
+
+def test_a_model_file_keeps_how_dense_tokens_are(folder):
+    features = FeatureConfig(
+        "tokens", model="test_vit", weights="random", token_stride=8, token_shifts=2, layers=(2, -1)
+    )
+    run(folder, features=features)
+    apply(folder / "out" / MODEL_NAME, [folder / "a.png"], folder / "again")
+    first, second = (tifffile.imread(folder / name / "a_prob.tif") for name in ("out", "again"))
+    np.testing.assert_allclose(first, second, atol=1e-6)
+    run(folder, features=replace(features, token_stride=None, token_shifts=1), force=True)
+    assert not np.allclose(tifffile.imread(folder / "out" / "a_prob.tif"), first, atol=1e-3)
 
 
 def test_clusters_need_no_labels_and_are_matched_to_the_truth(folder):

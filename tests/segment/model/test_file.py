@@ -1,6 +1,7 @@
 import io
 import json
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,6 +75,24 @@ def test_the_token_basis_comes_back(tmp_path):
     assert loaded.features == config
     for name, value in basis.tensors().items():
         np.testing.assert_array_equal(loaded.basis.tensors()[name], value)
+
+
+def test_options_of_tokens_come_back_and_are_left_out_at_their_defaults(tmp_path):
+    plain = FeatureConfig("tokens", model="test_vit", weights="random")
+    dense = replace(plain, token_stride=8, token_shifts=2, layers=(1, -1))
+    for name, config in (("plain", plain), ("dense", dense)):
+        path = save_model(tmp_path / name, made(classifier_of("logistic"), features=config))
+        assert load_model(path).features == config
+        with zipfile.ZipFile(path) as archive:
+            entries = json.loads(archive.read("card.json"))["features"]
+        found = {key: entries[key] for key in ("token_stride", "token_shifts", "layers") if key in entries}
+        # files without such options are those of before, byte for byte
+        assert found == ({} if name == "plain" else {"token_stride": 8, "token_shifts": 2, "layers": [1, -1]})
+    for wrong in ({"layers": ["a"]}, {"token_stride": 0}, {"token_shifts": 1.5}):
+        (tmp_path / "wrong").write_bytes((tmp_path / "dense").read_bytes())
+        rewritten(tmp_path / "wrong", card={"features": {**entries, **wrong}})
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            load_model(tmp_path / "wrong")
 
 
 def test_the_card_can_be_read_by_people_and_nothing_is_pickled(tmp_path):

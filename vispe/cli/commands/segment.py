@@ -27,6 +27,9 @@ def segment(
     model: str | None = None,
     pos_embed: str | None = None,
     weights: str | None = None,
+    token_stride: int | None = None,
+    token_shifts: int = 1,
+    layers: list[int] | None = None,
     classes: list[str] | None = None,
     legend: str | None = None,
     dense: bool = False,
@@ -88,6 +91,13 @@ def segment(
         pos_embed: positional encoding that replaces the model's own, such as alibi2d.
         weights: checkpoint file of the model, or for --text also a tag of open_clip (default laion2b_s34b_b88k);
             default timm's pretrained weights; 'random' only for trials.
+        token_stride: pixels between the tokens of a timm model, a divisor of its patch, so that patches overlap;
+            default the patch. Finer textures are told apart, but tokens grow with (patch/stride)^2, and attention with
+            the square of that: half the patch is 4 times the tokens and up to 16 times the time.
+        token_shifts: look this many times along each axis, moved by a part of the stride each time, and put the tokens
+            between each other; a divisor of the stride. K costs K^2 passes and no memory for attention.
+        layers: blocks of the timm model whose outputs are joined, from 0, such as 5,8,11; negative numbers count from
+            the end; default the last.
         classes: names of the classes 1, 2, ..., separated by commas.
         legend: JSON file with class names by number, grey level or colour.
         dense: every pixel is labelled; 0 is a class too.
@@ -124,6 +134,7 @@ def segment(
         vispe segment steel.png --cluster -o out
         vispe segment steel.png --text matrix precipitate -o out
         vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --pos-embed alibi2d -o out
+        vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --token-stride 7 -o out
     """
     from vispe.segment import pipeline
     from vispe.segment.features.features import FeatureConfig
@@ -133,7 +144,15 @@ def segment(
     prompts = prompts_or_none(
         text,
         only={"readout": readout, "templates": templates, "background": background},
-        never={"filters_3d": filters_3d or None, "features": features, "classes": classes, "legend": legend},
+        never={
+            "filters_3d": filters_3d or None,
+            "features": features,
+            "classes": classes,
+            "legend": legend,
+            "token_stride": token_stride,
+            "token_shifts": token_shifts if token_shifts != 1 else None,
+            "layers": layers,
+        },
     )
     if prompts is not None:
         from vispe.segment.text.config import TextConfig
@@ -146,7 +165,15 @@ def segment(
         if kind != "filters":
             model = model or "vispe_micro"
         config = FeatureConfig(
-            kind, model=model, pos_embed=pos_embed, weights=weights, tile=tile, filters_3d=filters_3d
+            kind,
+            model=model,
+            pos_embed=pos_embed,
+            weights=weights,
+            tile=tile,
+            filters_3d=filters_3d,
+            token_stride=token_stride,
+            token_shifts=token_shifts,
+            layers=None if layers is None else tuple(layers),
         )
     with Console(json) as console:
         report = pipeline.segment(

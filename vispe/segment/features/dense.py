@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -106,12 +107,17 @@ class DenseMaps(CoarseMaps):
         return torch.cat([self._model(image[list(group)].contiguous(), again) for group in self._groups])
 
 
-def check_options(pos_embed: str | None) -> None:
+def check_options(pos_embed: str | None, of_tokens: Mapping[str, object]) -> None:
     """Raise where an option does not fit vispe_micro.
 
     Raises:
-        OptionError: another positional encoding was asked for.
+        OptionError: another positional encoding was asked for, or more tokens, or other layers.
     """
+    for name, value in of_tokens.items():
+        raise OptionError(
+            f"{name}={value!r} has no effect on {NAME}, whose features lie 2 px apart already; leave it out, or choose "
+            "a timm model with --model."
+        )
     if pos_embed is not None:
         raise OptionError(
             f"pos_embed={pos_embed!r} cannot be given to {NAME}, whose weights were learned with alibi2d; leave it "

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,15 @@ from vispe.segment.features import dense
 from vispe.segment.features.filters import SIGMAS, Filters
 from vispe.segment.features.filters3d import Filters3D, Stack
 from vispe.segment.features.tiles import blocks, window
-from vispe.segment.features.tokens import TILE, TokenBasis, TokenMaps, TokenModel, token_maps
+from vispe.segment.features.tokens import TokenBasis, TokenMaps, TokenModel, token_maps
 from vispe.segment.features.workers import in_order
 
 KINDS = ("filters", "tokens", "both")
 BLOCK = 512
 """Side of the pieces that filters are computed in, in pixels, where no tile size is given."""
+
+OF_TOKENS = {"token_stride": None, "token_shifts": 1, "layers": None}
+"""Options of tokens, with their defaults."""
 
 _LEAST = 64  # tiles are not halved below this, in pixels
 
@@ -39,6 +43,10 @@ class FeatureConfig:
         tile: side of a tile in pixels; None chooses.
         components: principal components of the tokens of a timm model.
         filters_3d: filters of the volume too, for Z stacks.
+        token_stride: pixels between the tokens of a timm model, a divisor of its patch; the patch if None. There are
+            (patch / stride)^2 times as many tokens, and attention costs the square of that.
+        token_shifts: looks along each axis, each moved by a part of the stride; costs its square in passes.
+        layers: blocks whose outputs are joined, negative from the end; the last if None.
     """
 
     kind: str = "filters"
@@ -50,6 +58,9 @@ class FeatureConfig:
     tile: int | None = None
     components: int = 32
     filters_3d: bool = False
+    token_stride: int | None = None
+    token_shifts: int = 1
+    layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -67,10 +78,39 @@ class FeatureConfig:
                 )
         if self.filters_3d and self.kind == "tokens":
             raise OptionError("filters_3d has no effect on features=tokens; use --features both or filters.")
+        if self.layers is not None:
+            object.__setattr__(self, "layers", tuple(self.layers))
+        self._check_tokens()
         if self.model == dense.NAME:
-            dense.check_options(self.pos_embed)
+            dense.check_options(self.pos_embed, self.of_tokens())
         if self.tile is not None and self.tile < 16:
             raise OptionError(f"tile={self.tile} px is too small; use 16 or more, or leave it out.")
+
+    def of_tokens(self) -> dict[str, Any]:
+        """Return those of `token_stride`, `token_shifts` and `layers` that are not at their defaults."""
+        found = {name: getattr(self, name) for name in OF_TOKENS}
+        return {name: value for name, value in found.items() if value != OF_TOKENS[name]}
+
+    def _check_tokens(self) -> None:
+        """Raise OptionError for options of tokens that no model could have."""
+        if self.kind == "filters" and (asked := self.of_tokens()):
+            name, value = next(iter(asked.items()))
+            raise OptionError(
+                f"{name}={value!r} has no effect on features=filters; use --features both or tokens with --model."
+            )
+        for name in ("token_stride", "token_shifts"):
+            value = getattr(self, name)
+            if value != OF_TOKENS[name] and (
+                not isinstance(value, int) or isinstance(value, bool) or value < 1
+            ):
+                raise OptionError(
+                    f"{name}={value!r} must be a whole number from 1 on; leave it out for the default."
+                )
+        if self.layers is not None and (not self.layers or len(set(self.layers)) < len(self.layers)):
+            listed = ",".join(map(str, self.layers)) or "none"
+            raise OptionError(
+                f"layers={listed} names a block twice or none; name each block once, such as 5,8,11."
+            )
 
 
 class Features:
@@ -146,7 +186,7 @@ class Features:
         Returns:
             What was done, in words; None when nothing is left to try.
         """
-        side = self.tile or (TILE if isinstance(self._model, TokenModel) else BLOCK)
+        side = self.tile or (self._model.tile if isinstance(self._model, TokenModel) else BLOCK)
         if side // 2 >= _LEAST and (self._model is None or self._model.flexible):
             self.tile = side // 2
             return f"out of memory: the tile was halved to {self.tile} px."
@@ -165,7 +205,8 @@ class Features:
     def _load(self, config: FeatureConfig) -> TokenModel | dense.DenseModel:
         if config.model == dense.NAME:
             return dense.DenseModel(config.weights, self.device, self._half)
-        named = {"pos_embed": config.pos_embed, "weights": config.weights}
+        named = {"pos_embed": config.pos_embed, "weights": config.weights, "layers": config.layers}
+        named |= {"stride": config.token_stride, "shifts": config.token_shifts}
         return TokenModel(config.model or "", **named, seed=self.seed, device=self.device, half=self._half)
 
     def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | dense.DenseMaps:

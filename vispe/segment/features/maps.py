@@ -14,7 +14,12 @@ _CACHED = 1 << 12  # values of each feature that stay in the cache
 
 
 class CoarseMaps(Tiling, ABC):
-    """Features of the tiles of one page, each at its own stride; bilinear interpolation brings them to pixels."""
+    """Features of the tiles of one page, each at its own stride; bilinear interpolation brings them to pixels.
+
+    The cells of a tile lie side by side over all of it but `rim` pixels at each border, which take the nearest cell.
+    """
+
+    rim: float = 0.0
 
     @abstractmethod
     def coarse(self, number: int, again: bool = False) -> Tensor:
@@ -45,7 +50,7 @@ class CoarseMaps(Tiling, ABC):
         rows, columns = self.crop(number)
         side = self.regions[number].shape
         (top, bottom, fy), (left, right, fx) = (
-            _neighbours(torch.from_numpy(place) + start, size, length)
+            _neighbours(torch.from_numpy(place) + start, size, length, self.rim)
             for place, start, size, length in zip(
                 (y, x), (rows.start, columns.start), found.shape[1:], side, strict=True
             )
@@ -56,13 +61,28 @@ class CoarseMaps(Tiling, ABC):
 
     def _full(self, number: int, grid: Tensor) -> Tensor:
         """Bring (f, rows, columns) of a tile to the pixels of `inside(number)`."""
-        side = self.regions[number].shape  # planes as separate images: faster than as channels of one
+        side = self.regions[number].shape
+        if self.rim:
+            return self._between(number, grid)
+        # planes as separate images: faster than as channels of one
         full = torch.nn.functional.interpolate(grid[:, None], size=side, mode="bilinear", align_corners=False)
         return full[(slice(None), 0, *self.crop(number))]
 
+    def _between(self, number: int, grid: Tensor) -> Tensor:
+        """Do the same where cells begin behind a rim, which may be half a pixel wide."""
+        (top, bottom, fy), (left, right, fx) = (
+            _neighbours(torch.arange(part.start, part.stop), size, length, self.rim)
+            for part, size, length in zip(
+                self.crop(number), grid.shape[1:], self.regions[number].shape, strict=True
+            )
+        )
+        # rows first: columns are still few then
+        rows = torch.lerp(grid[:, top], grid[:, bottom], fy[:, None])
+        return torch.lerp(rows[..., left], rows[..., right], fx)
 
-def _neighbours(pixel: Tensor, size: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Give the cells before and after pixels of an axis, and the share of the one after; cells end at the border."""
-    place = ((pixel + 0.5) * (size / length) - 0.5).clamp_min(0)
+
+def _neighbours(pixel: Tensor, size: int, length: int, rim: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Give the cells before and after pixels of an axis, and the share of the one after; beyond all the last counts."""
+    place = ((pixel + 0.5 - rim) * (size / (length - 2 * rim)) - 0.5).clamp_min(0)
     before = place.long().clamp_max(size - 1)
     return before, (before + 1).clamp_max(size - 1), (place - before).float()

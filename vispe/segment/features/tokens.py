@@ -3,9 +3,17 @@
 The page is padded by reflection to whole patches, cut into overlapping tiles, and each tile gives a map of
 final-norm patch tokens (class and register tokens left out). Their first principal components, fitted on the
 training images, are what a classifier sees; bilinear upsampling brings them to pixels.
+
+There can be more tokens than patches side by side: patches that overlap (`stride`), or several looks at the page, each
+moved by a part of the stride (`shifts`). Looks are interleaved to one finer map, in which every token stays where it
+was seen. The other way, averaging maps that were brought to pixels, needs a map of the page for every channel, and
+blurs: it weighs each token by a triangle as wide as without the looks. Both give maps of the same geometry, cell i
+centred at i * stride / shifts + patch / 2; but tokens of different looks do not attend to each other.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,14 +22,18 @@ from torch import Tensor
 from vispe.backbones.maps import VisionModel
 from vispe.backbones.open_clip import load_model
 from vispe.backbones.tokens import image_size
+from vispe.errors import OptionError, UnsupportedHost
 from vispe.segment.features.maps import CoarseMaps
 from vispe.segment.features.tiles import Region, fingerprint, padding, tiles
 
 MAX_TOKENS = 4096
-"""A page of at most this many tokens is not cut into tiles unless a tile size is given."""
+"""A page of at most this many tokens a look is not cut into tiles unless a tile size is given."""
 
 TILE = 518
-"""Default tile side in pixels, rounded down to whole patches (518 for patch 14, 512 for patch 16)."""
+"""Default tile side in pixels, rounded down to whole patches (518 for patch 14, 512 for patch 16).
+
+Where patches overlap, tiles are as much smaller as a tile of at most `MAX_TOKENS` tokens demands.
+"""
 
 _FIT_TOKENS = 50_000
 
@@ -37,11 +49,16 @@ class TokenModel:
         seed: of the random weights.
         device: torch device.
         half: run in bfloat16 (a way out of memory trouble; tokens are float32 anyway).
+        stride: pixels between tokens of one look, a divisor of the patch; the patch by default.
+        shifts: looks along each axis, a divisor of the stride.
+        layers: blocks whose outputs are joined, negative from the end, each with the final norm; the last by default.
 
     Raises:
         UnknownName: no such model.
         InputError: weights that are not on disk while the hub cannot be reached, or that do not fit.
-        UnsupportedHost: a model without intermediate feature maps.
+        UnsupportedHost: a model without intermediate feature maps, or one whose patches cannot overlap.
+        UnsupportedCombination: overlapping patches with an encoding that counts tokens.
+        OptionError: a stride, shifts or layers that the model does not have.
     """
 
     def __init__(
@@ -53,15 +70,49 @@ class TokenModel:
         seed: int = 0,
         device: str = "cpu",
         half: bool = False,
+        stride: int | None = None,
+        shifts: int = 1,
+        layers: Sequence[int] | None = None,
     ) -> None:
         self.device, self.half = torch.device(device), half
         model = load_model(name, pos_embed=pos_embed, weights=weights, any_size=True, seed=seed)
-        self._features = VisionModel(model)
+        self._features = VisionModel(model, layer=-1 if layers is None else layers, stride=stride)
         self._model = self._features.model.requires_grad_(False).to(self.device)
         # a pyramid of maps ends with patches larger than those that were embedded
         stages = getattr(self._model, "feature_info", None)
         self.patch = int(stages[-1]["reduction"]) if stages else self._features.patch
         self.flexible, self.size = not self._features.exact, image_size(self._model)
+        if stride is not None and self._features.patch != self.patch:
+            raise UnsupportedHost(
+                f"{name} has maps of several sizes, so token_stride={stride} has no meaning for it; leave it out, or "
+                "take a plain ViT."
+            )
+        self.stride, self.shifts = stride or self.patch, shifts
+        if self.stride % shifts:
+            raise OptionError(
+                f"token_shifts={shifts} does not divide the {self.stride} px between tokens; choose a divisor of it."
+            )
+
+    @property
+    def pitch(self) -> int:
+        """Pixels between the cells of the finished map."""
+        return self.stride // self.shifts
+
+    @property
+    def rim(self) -> float:
+        """Pixels at the border of a tile that lie before the first cell and behind the last one."""
+        return (self.patch - self.pitch) / 2
+
+    @property
+    def tile(self) -> int:
+        """Side of a tile in pixels where none is given, in whole patches; at most `MAX_TOKENS` tokens a look."""
+        most = (math.isqrt(MAX_TOKENS) - 1) * self.stride + self.patch
+        return max(min(TILE, most) // self.patch, 1) * self.patch
+
+    def tokens(self, height: int, width: int) -> int:
+        """Return how many tokens one look at an image gives; sides in pixels, multiples of the patch."""
+        rows, columns = ((side - self.patch) // self.stride + 1 for side in (height, width))
+        return rows * columns
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all weights, to recognise the model later."""
@@ -74,6 +125,26 @@ class TokenModel:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             return self._features(batch).float().permute(0, 2, 3, 1).cpu()
 
+    def looks(self, images: Tensor) -> Tensor:
+        """Look `shifts` x `shifts` times, each a step of `pitch` pixels on -> (b, rows, columns, d), interleaved.
+
+        Args:
+            images: (b, 3, h, w), sides whole patches and (shifts - 1) * pitch pixels more.
+        """
+        if self.shifts == 1:
+            return self(images)
+        height, width = (side - (self.shifts - 1) * self.pitch for side in images.shape[-2:])
+        out: Tensor | None = None
+        for row in range(self.shifts):
+            for column in range(self.shifts):
+                top, left = row * self.pitch, column * self.pitch
+                found = self(images[..., top : top + height, left : left + width])
+                b, rows, columns, d = found.shape
+                if out is None:
+                    out = found.new_empty(b, rows, self.shifts, columns, self.shifts, d)
+                out[:, :, row, :, column] = found
+        return out.flatten(1, 2).flatten(2, 3)
+
 
 class TokenMaps(CoarseMaps):
     """Tokens of the tiles of one page.
@@ -85,6 +156,7 @@ class TokenMaps(CoarseMaps):
         offset: pixels added at (top, left).
         frame: height and width of the page without padding.
         notes: what the user should know.
+        rim: pixels at the borders of a tile that lie outside of all cells.
     """
 
     def __init__(
@@ -95,8 +167,10 @@ class TokenMaps(CoarseMaps):
         offset: tuple[int, int],
         frame: tuple[int, int],
         notes: tuple[str, ...] = (),
+        rim: float = 0.0,
     ) -> None:
         super().__init__(regions, offset, frame, notes)
+        self.rim = rim
         self.maps, self.basis, self.width = maps, basis, maps[0].shape[-1]
 
     def coarse(self, number: int, again: bool = False) -> Tensor:
@@ -149,7 +223,7 @@ def token_maps(
         page: (h, w, c) float32 in [0, 1], finite. One channel is shown to the model as grey, three as
             colour; with 2 or more than 3 each is run alone as grey, and their tokens are put side by side.
         tile: side of a tile in pixels, rounded down to whole patches. None: the whole page when it has at
-            most `MAX_TOKENS` tokens, else `TILE`. Models with a fixed input size use that size.
+            most `MAX_TOKENS` tokens a look, else `TokenModel.tile`. Models with a fixed input size use that size.
         basis: principal components, where they are fitted already.
     """
     step = model.patch
@@ -157,16 +231,22 @@ def token_maps(
     side = model.size
     if model.flexible:
         height, width = framed.shape[:2]
-        whole = tile is None and height * width <= MAX_TOKENS * step * step
-        wanted = max(height, width) if whole else max((tile or TILE) // step, 1) * step
+        whole = tile is None and model.tokens(height, width) <= MAX_TOKENS
+        wanted = max(height, width) if whole else max((tile or model.tile) // step, 1) * step
         side = (min(wanted, height), min(wanted, width))
     regions = tiles(*framed.shape[:2], side, step)
+    # looks to the right and below need pixels beyond; half of them are added on each side
+    more = (model.shifts - 1) * model.pitch
+    regions = [replace(r, bottom=r.bottom + more, right=r.right + more) for r in regions]
+    around = (more // 2, more - more // 2)
+    framed = np.pad(framed, (around, around, (0, 0)), mode="symmetric")
     maps = []
     for region in regions:
         cut = torch.from_numpy(np.ascontiguousarray(framed[region.slices])).permute(2, 0, 1)
-        tokens = [model(image[None])[0] for image in shown(cut)]
+        tokens = [model.looks(image[None])[0] for image in shown(cut)]
         maps.append(torch.cat(tokens, dim=-1).numpy())
-    return TokenMaps(maps, basis, regions, (pads[0], pads[2]), page.shape[:2], notes)
+    offset = (pads[0] + around[0], pads[2] + around[0])
+    return TokenMaps(maps, basis, regions, offset, page.shape[:2], notes, model.rim)
 
 
 def framed_page(

@@ -130,9 +130,12 @@ def check_card(path: Path, card: Mapping[str, Any]) -> None:
         value = features.get(key)
         fits = value is None or (isinstance(value, str) and value.isprintable() and 0 < len(value) < 4096)
         require("features", fits, f"an object whose {key} is a text or null")
-    for key in ("tile", "components"):
+    for key in ("tile", "components", "token_stride", "token_shifts"):
         fits = features.get(key) is None or _whole(features[key], 1, 1 << 20)
         require("features", fits, f"an object whose {key} is a whole number, or null")
+    blocks = features.get("layers")
+    fits = blocks is None or (_list(blocks, None, lambda b: _whole(b, -4096, 4095)) and len(blocks) <= 4096)
+    require("features", fits, "an object whose layers is a list of whole numbers, or null")
     sigmas = features.get("sigmas", [])
     fits = _list(sigmas, None, lambda s: _finite(s) and 0 < s <= _LARGEST_SIGMA) and len(sigmas) <= 64
     require("features", fits, f"an object whose sigmas are up to 64 numbers up to {_LARGEST_SIGMA:g}")

@@ -26,7 +26,7 @@ from vispe.images.paths import check_file
 from vispe.segment.classify.cluster import METHODS, PixelClusters
 from vispe.segment.classify.pixels import KINDS, PixelClassifier
 from vispe.segment.features.dense import NAME
-from vispe.segment.features.features import FeatureConfig, Features, TokenBasis
+from vispe.segment.features.features import OF_TOKENS, FeatureConfig, Features, TokenBasis
 from vispe.segment.model.check import (
     TRUSTED,
     check_archive,
@@ -109,7 +109,7 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
         "n_classes": classifier.n_classes,
         "classes": list(model.names),
         "colors": model.colors,
-        "features": asdict(model.features),
+        "features": _features(model.features),
         "channels": model.channels,
         "normalize": model.normalize,
         "clip": list(model.clip),
@@ -185,6 +185,14 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         basis=TokenBasis(**own) if own else None,
         notes=card["training"],
     )
+
+
+def _features(config: FeatureConfig | TextConfig) -> dict[str, Any]:
+    """Return the entries of a card; options of tokens only where they were given, as files of before have none."""
+    entries = asdict(config)
+    if isinstance(config, FeatureConfig):
+        entries = {k: v for k, v in entries.items() if k not in OF_TOKENS} | config.of_tokens()
+    return entries
 
 
 def open_features(

@@ -1,0 +1,176 @@
+"""More tokens than patches side by side: overlapping patches, several looks, and blocks that are joined."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from vispe.backbones.maps import VisionModel
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.segment.features import tokens
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.features.tokens import TokenBasis, TokenModel, token_maps
+
+NAME = "test_vit"  # timm's tiny model for tests: patch 16, 6 blocks, one class token
+BIASED = "alibi2d.local(slopes=geometric)"
+
+
+def page(height, width, channels=1, seed=0):
+    return np.random.default_rng(seed).random((height, width, channels), np.float32)
+
+
+def without_attention(model):
+    """Cut what tokens learn from each other; what they are and where they are stays."""
+    for block in model._model.blocks:
+        torch.nn.init.zeros_(block.attn.proj.weight)
+    return model
+
+
+def test_at_the_patch_nothing_changes():
+    image = torch.rand(1, 3, 48, 80)
+    plain = TokenModel(NAME, weights="random")
+    same = TokenModel(NAME, weights="random", stride=16, shifts=1, layers=(-1,))
+    assert plain.fingerprint() == same.fingerprint()
+    assert torch.equal(plain(image), same(image))
+    grey = page(50, 70)
+    for tile in (None, 48):
+        first, second = (token_maps(one, grey, tile) for one in (plain, same))
+        assert first.regions == second.regions
+        assert first.offset == second.offset
+        for a, b in zip(first.maps, second.maps, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("pos_embed", [None, "none", BIASED, "rope_axial"])
+@pytest.mark.parametrize("stride", [8, 4])
+def test_tokens_that_do_not_look_at_others_stay_where_they_were(pos_embed, stride):
+    plain, fine = (
+        without_attention(TokenModel(NAME, weights="random", pos_embed=pos_embed, stride=s))
+        for s in (None, stride)
+    )
+    # the grid of the model itself, one that is stretched, and one that is shrunk
+    for side in ((160, 160), (192, 160), (64, 96)):
+        image = torch.rand(1, 3, *side)
+        found, wanted = fine(image), plain(image)
+        step = 16 // stride
+        assert found.shape[1:3] == tuple((s - 16) // stride + 1 for s in side)
+        torch.testing.assert_close(found[:, ::step, ::step], wanted, atol=2e-5, rtol=1e-5)
+
+
+def test_a_constant_page_is_constant_on_the_torus():
+    fine = TokenModel(NAME, weights="random", pos_embed="alibi2d", stride=8)
+    found = fine(torch.full((1, 3, 80, 96), 0.3))
+    assert found.std(dim=(1, 2)).max() < 1e-5
+
+
+@pytest.mark.parametrize(("stride", "shifts"), [(16, 2), (8, 1), (8, 2), (16, 4)])
+def test_every_token_is_seen_at_its_own_pixels(stride, shifts):
+    """A page that grows along each axis: the mean of a patch is the place of its middle."""
+    model = TokenModel(NAME, weights="random", pos_embed="none", stride=stride, shifts=shifts)
+    mean, std = model._features.mean, model._features.std
+
+    def look(image):
+        shown = (image - mean) / std
+        return torch.nn.functional.avg_pool2d(shown * std + mean, 16, stride).permute(0, 2, 3, 1)
+
+    model._features = type("Middle", (), {"mean": mean, "std": std, "__call__": None})()
+    model.__class__ = type("Stub", (TokenModel,), {"__call__": lambda self, image: look(image)})
+    y, x = np.meshgrid(np.arange(70), np.arange(90), indexing="ij")
+    grey = np.stack([y, x, y], -1).astype(np.float32) / 100
+    for tile in (None, 48):
+        maps = token_maps(model, grey, tile)
+        maps.basis = TokenBasis(*(np.array(a, np.float32) for a in ([0, 0, 0], np.eye(3), [1, 1, 1])))
+        pitch = stride // shifts
+        for number, region in enumerate(maps.regions):
+            assert maps.maps[number].shape[:2] == tuple((s - 16) // pitch + 1 for s in region.shape)
+            part = maps.inside(number)
+            found = maps.planes(number)
+            # away from the border of the page, where reflection bends the slope
+            top, left = (
+                max(16 - a, 16 - maps.crop(number)[i].start) for i, a in enumerate((part.top, part.left))
+            )
+            top, left = max(top, 0), max(left, 0)
+            rows, columns = part.shape
+            down = rows - max(16 - (70 - part.bottom), 16 - (region.shape[0] - maps.crop(number)[0].stop))
+            right = columns - max(16 - (90 - part.right), 16 - (region.shape[1] - maps.crop(number)[1].stop))
+            inner = found[:, top : min(down, rows), left : min(right, columns)]
+            wanted = grey[part.slices].transpose(2, 0, 1)[
+                :, top : min(down, rows), left : min(right, columns)
+            ]
+            assert inner.size
+            np.testing.assert_allclose(inner, wanted, atol=1e-5)
+            at_y, at_x = (a.ravel() for a in np.mgrid[top : min(down, rows), left : min(right, columns)])
+            chosen = maps.at(number, at_y, at_x)
+            np.testing.assert_allclose(chosen, found[:, at_y, at_x].T, atol=1e-6)
+
+
+def test_looks_are_the_maps_of_shifted_pages():
+    model = TokenModel(NAME, weights="random", shifts=2)
+    framed = torch.rand(1, 3, 48 + 8, 64 + 8)
+    found = model.looks(framed)
+    assert found.shape[1:3] == (6, 8)
+    for row in range(2):
+        for column in range(2):
+            cut = framed[..., 8 * row : 8 * row + 48, 8 * column : 8 * column + 64]
+            assert torch.equal(found[:, row::2, column::2], model(cut))
+
+
+def test_blocks_are_joined_each_with_the_final_norm():
+    image = torch.rand(1, 3, 48, 64)
+    joined = TokenModel(NAME, weights="random", layers=(1, -1))
+    (first, last) = (TokenModel(NAME, weights="random", layers=(i,)) for i in (1, 5))
+    assert torch.equal(joined(image), torch.cat([first(image), last(image)], -1))
+    assert torch.equal(last(image), TokenModel(NAME, weights="random")(image))
+    with torch.no_grad():
+        shown = (image - joined._features.mean) / joined._features.std
+        x = first._model.patch_embed(shown)
+        x = first._model._pos_embed(x)
+        for block in first._model.blocks[:2]:
+            x = block(x)
+        wanted = first._model.norm(x)[:, 1:].unflatten(1, (3, 4))
+    torch.testing.assert_close(first(image), wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_a_page_is_cut_by_the_tokens_that_it_gives(monkeypatch):
+    monkeypatch.setattr(tokens, "MAX_TOKENS", 36)
+    plain, fine = (TokenModel(NAME, weights="random", stride=s) for s in (None, 4))
+    grey = page(96, 96)
+    assert [r.shape for r in token_maps(plain, grey, None).regions] == [(96, 96)]
+    found = token_maps(fine, grey, None)
+    assert len(found.regions) > 1
+    assert all(m.shape[0] * m.shape[1] <= 36 for m in found.maps)
+    # a smaller tile than that is what memory trouble asks for
+    features = Features(FeatureConfig("tokens", model=NAME, weights="random", token_stride=8))
+    assert features._model.tile == 48
+
+
+def test_what_makes_no_sense_is_refused_in_a_sentence():
+    with pytest.raises(OptionError, match=r"token_stride=7 has no effect on features=filters; use"):
+        FeatureConfig(token_stride=7)
+    with pytest.raises(OptionError, match=r"token_shifts=2 has no effect on vispe_micro, .*--model"):
+        FeatureConfig("both", model="vispe_micro", token_shifts=2)
+    with pytest.raises(OptionError, match=r"layers=\(3,\) has no effect on vispe_micro"):
+        FeatureConfig("tokens", model="vispe_micro", layers=(3,))
+    for wrong in ({"token_stride": 0}, {"token_shifts": 0}, {"token_shifts": None}, {"token_stride": True}):
+        with pytest.raises(OptionError, match="must be a whole number from 1 on"):
+            FeatureConfig("tokens", model=NAME, **wrong)
+    for layers in ((), (3, 3)):
+        with pytest.raises(OptionError, match="names a block twice or none"):
+            FeatureConfig("tokens", model=NAME, layers=layers)
+    random = {"weights": "random"}
+    with pytest.raises(OptionError, match=r"token_stride=7 px does not divide the patch of 16 x 16 px"):
+        TokenModel(NAME, **random, stride=7)
+    with pytest.raises(OptionError, match=r"token_shifts=3 does not divide the 16 px between tokens"):
+        TokenModel(NAME, **random, shifts=3)
+    with pytest.raises(OptionError, match="layer=6 is not one of the 6 blocks"):
+        TokenModel(NAME, **random, layers=(6,))
+    with pytest.raises(OptionError, match=r"layer=5, -1 of 6 blocks names one twice"):
+        TokenModel(NAME, **random, layers=(5, -1))
+    with pytest.raises(UnsupportedCombination, match="rpb counts tokens and does not measure"):
+        TokenModel(NAME, **random, pos_embed="rpb", stride=8)
+    with pytest.raises(UnsupportedHost, match="ResNet does not embed patches by one projection"):
+        TokenModel("test_resnet", **random, stride=8)
+    with pytest.raises(UnsupportedHost, match="has maps of several sizes, so layers cannot be chosen"):
+        TokenModel("test_resnet", **random, layers=(1,))
+    with pytest.raises(OptionError, match=r"token_stride=8 needs a model that takes images of any size"):
+        VisionModel(timm.create_model(NAME, dynamic_img_size=False).eval(), stride=8)
