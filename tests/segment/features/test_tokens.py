@@ -77,6 +77,17 @@ def test_the_basis_is_standardised_with_fixed_signs(model):
     assert (basis.components[np.arange(len(largest)), largest] > 0).all()
 
 
+def test_a_basis_is_fitted_to_a_sample_of_all_tokens(monkeypatch):
+    monkeypatch.setattr("vispe.segment.features.tokens._FIT_TOKENS", 30)
+    random = np.random.default_rng(0)
+    maps = [random.random((rows, 7, 5), np.float32) for rows in (6, 1, 9)]
+    together = np.concatenate([m.reshape(-1, 5) for m in maps])
+    drawn = np.sort(np.random.default_rng(3).permutation(len(together))[:30])
+    found, wanted = TokenBasis.fit(maps, 4, 3), TokenBasis.fit([together[drawn][None]], 4, 3)
+    for name, value in wanted.tensors().items():
+        np.testing.assert_array_equal(found.tensors()[name], value)
+
+
 def test_labelled_pixels_get_the_features_of_the_pieces():
     features = Features(FeatureConfig("both", model=NAME, weights="random", tile=48))
     grey, valid = page(70, 90), np.ones((70, 90), bool)

@@ -192,9 +192,15 @@ class TokenBasis:
         """Fit to at most 50 000 of the tokens in `maps`; the largest loading of each component is positive."""
         from sklearn.decomposition import PCA
 
-        tokens = np.concatenate([m.reshape(-1, m.shape[-1]) for m in maps])
-        if len(tokens) > _FIT_TOKENS:
-            tokens = tokens[np.sort(np.random.default_rng(seed).permutation(len(tokens))[:_FIT_TOKENS])]
+        flat = [m.reshape(-1, m.shape[-1]) for m in maps]
+        ends = np.cumsum([len(one) for one in flat])
+        if ends[-1] > _FIT_TOKENS:
+            # drawn from each map: all tokens side by side would be a second copy of them
+            drawn = np.sort(np.random.default_rng(seed).permutation(ends[-1])[:_FIT_TOKENS])
+            parts = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
+            starts = ends - [len(one) for one in flat]
+            flat = [one[part - start] for one, part, start in zip(flat, parts, starts, strict=True)]
+        tokens = np.concatenate(flat)
         count = min(components, len(tokens), tokens.shape[1])
         with np.errstate(invalid="ignore", divide="ignore"):  # equal tokens, or a single one, have no spread
             pca = PCA(count, svd_solver="full").fit(tokens.astype(np.float64))
