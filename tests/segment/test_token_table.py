@@ -1,0 +1,75 @@
+"""The program that compares densities of tokens: its rows, what it goes on from, and what it chooses."""
+
+import json
+
+import numpy as np
+import pytest
+import segment_tokens
+from PIL import Image
+
+
+@pytest.fixture
+def data(tmp_path):
+    truth = np.zeros((40, 48), np.uint8)
+    truth[:, 20:] = 1
+    grey = np.where(truth, 200, 60) + np.random.default_rng(0).normal(0, 20, truth.shape)
+    drawn = np.where(np.random.default_rng(1).random(truth.shape) < 0.1, truth + 1, 0).astype(np.uint8)
+    for folder, array in (
+        ("images", grey.clip(0, 255).astype(np.uint8)),
+        ("masks", truth),
+        ("scribbles", drawn),
+    ):
+        (tmp_path / "steel" / folder).mkdir(parents=True)
+        Image.fromarray(array).save(tmp_path / "steel" / folder / "a.png")
+    return tmp_path
+
+
+def run(monkeypatch, data, *words):
+    common = [
+        "segment_tokens.py", str(data), "--model", "test_vit", "--weights", "random", "--synthetic", "0",
+        "--layers", "last", "1,5", "--scales", "1", "1.5", "--result", str(data / "r.json"),
+    ]  # fmt: skip
+    monkeypatch.setattr("sys.argv", [*common, *words])
+    segment_tokens.main()
+    return json.loads((data / "r.json").read_text())
+
+
+def test_every_setting_is_a_row_and_none_is_measured_twice(data, monkeypatch, capsys):
+    words = ("--strides", "16", "8", "--shifts", "1", "3")
+    found = run(monkeypatch, data, *words)
+    # three looks do not fit between tokens of 16 or 8 px
+    assert [row["setting"] for row in found["rows"]] == [
+        f"stride {stride}, shifts 1, layers {layers}, x{scale}"
+        for stride in (16, 8)
+        for layers in ("last", "1,5")
+        for scale in ("1", "1.5")
+    ]
+    assert all(0 < row["miou"] <= 1 and row["seconds_per_megapixel"] > 0 for row in found["rows"])
+    capsys.readouterr()
+    assert run(monkeypatch, data, *words)["rows"] == found["rows"]
+    assert "steel | a" not in capsys.readouterr().out
+    more = run(monkeypatch, data, "--strides", "4", "--shifts", "2", "--memory", "1e-4")["rows"]
+    assert more[: len(found["rows"])] == found["rows"]
+    assert all(row["left_out"].startswith("maps of") for row in more[len(found["rows"]) :])
+    with pytest.raises(SystemExit, match="other weights or versions"):
+        run(monkeypatch, data, "--weights", "other", *words)
+
+
+def test_a_default_is_chosen_by_synthetic_tasks_alone():
+    score = {
+        "cheap": [0.5, 0.6, 0.7],
+        "good": [0.8, 0.9, 0.7],
+        "dear": [0.81, 0.9, 0.7],
+        "poor": [0.1, 0.1, 0.2],
+    }
+    by_task = {name: dict(zip("abc", values, strict=True)) for name, values in score.items()}
+    seconds = {"cheap": 1, "good": 5, "dear": 50, "poor": 0.5}
+    table = {
+        name: {"seconds_per_megapixel": value, "micrographs": 1 / value} for name, value in seconds.items()
+    }
+    # `cheap` ties on a task, so three of them cannot tell it from the best; `poor` is clearly worse
+    assert segment_tokens.chosen(by_task, table) == "cheap"
+    by_task["cheap"]["c"] = 0.6
+    assert segment_tokens.chosen(by_task, table) == "good"
+    by_task["dear"].pop("a")
+    assert segment_tokens.chosen(by_task, table) is None
