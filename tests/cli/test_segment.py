@@ -82,6 +82,8 @@ def test_options_of_tokens_by_command(folder, capsys):
     assert vispe(f"{words} --token-stride 8 --token-shifts 2 --layers 1,-1") == 0
     found = json.loads(capsys.readouterr().out)["features"]
     assert (found["token_stride"], found["token_shifts"], found["layers"]) == (8, 2, [1, -1])
+    assert vispe(f"{words} --layers -2,-1 --force") == 0
+    assert json.loads(capsys.readouterr().out)["features"]["layers"] == [-2, -1]
     for options, sentence in (
         ("--token-stride 7", "token_stride=7 px does not divide the patch of 16 x 16 px"),
         ("--layers 9", "layer=9 is not one of the 6 blocks"),

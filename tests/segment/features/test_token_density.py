@@ -115,6 +115,28 @@ def test_looks_are_the_maps_of_shifted_pages():
             assert torch.equal(found[:, row::2, column::2], model(cut))
 
 
+@pytest.mark.parametrize(("name", "size"), [(NAME, (5, 40)), (NAME, (1, 1)), ("test_resnet", (70, 50))])
+def test_looks_cover_small_pages_and_other_models(name, size):
+    model = TokenModel(name, weights="random", shifts=2)
+    maps = token_maps(model, page(*size), None)
+    maps.basis = TokenBasis.fit(maps.maps, 4, 0)
+    covered = np.zeros(size, int)
+    for number in range(len(maps.regions)):
+        part = maps.inside(number)
+        assert maps.planes(number).shape == (len(maps.basis.scale), *part.shape)
+        covered[part.slices] += 1
+    assert (covered > 0).all()
+
+
+def test_a_model_of_one_size_looks_several_times_too():
+    random = {"weights": "random", "shifts": 2}
+    model = TokenModel(NAME, **random)
+    model.flexible, model.size = False, (32, 32)
+    maps = token_maps(model, page(50, 70), None)
+    assert {region.shape for region in maps.regions} == {(40, 40)}
+    assert {m.shape[:2] for m in maps.maps} == {(4, 4)}
+
+
 def test_blocks_are_joined_each_with_the_final_norm():
     image = torch.rand(1, 3, 48, 64)
     joined = TokenModel(NAME, weights="random", layers=(1, -1))
