@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.overlap import overlap
 from vispe.backbones.tokens import (
     blocks_of,
     has_class_token,
@@ -95,6 +94,9 @@ class VisionModel:
                     f"token_stride={stride} needs a model that takes images of any size, but this one takes "
                     f"{self.size} px alone; leave it out, or replace its encoding with --pos-embed."
                 )
+            # it converts models, which takes timm with it
+            from vispe.backbones.overlap import overlap
+
             overlap(tower, stride)
 
     @property
