@@ -143,6 +143,7 @@ KINDS = {
     "rotary": "Rotations of queries and keys",
     "bias": "Biases of the logits",
     "mixing": "Mixing of neighbouring tokens",
+    "positions": "Samplers, which move tokens",
 }
 MEANING = {  # short words for what leaves attention as it is, from little to much
     (): "nothing",

@@ -3,7 +3,8 @@
 python eval/gallery.py [NAME ...]
 
 A bias is drawn as it is added to the logits, a rotary encoding as the score of equal queries and keys, an additive
-one as the cosine similarity of the vectors that it adds, mixing as its answer to one single token.
+one as the cosine similarity of the vectors that it adds, mixing as its answer to one single token, a sampler as the
+maps that it draws.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.branches import calls_of, weights_of
+from vispe.encodings.parts.sampler import Sampler
 from vispe.errors import UnsupportedCombination
 from vispe.report.style import GREY, INK
 
@@ -62,6 +64,8 @@ def main() -> None:
 
 def picture(name: str) -> bytes:
     """Return the picture of an encoding as PNG."""
+    if "positions" in vispe.encoding_info(name).kinds:
+        return moves(name)
     axes = 2 if 2 in (ndim := vispe.encoding_info(name).ndim) else max(ndim)
     shape = SMALL if "mixing" in vispe.encoding_info(name).kinds else GRIDS[axes]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -184,14 +188,46 @@ def _corner(shape: tuple[int, ...]) -> int:
     return index
 
 
-def draw(name: str, view: View, shape: tuple[int, ...]) -> bytes:
+def moves(name: str) -> bytes:
+    """Return the picture of a sampler: maps of one axis, tokens of a grid, and distances of neighbours."""
+    sampler = vispe.create_encoding(name)
+    assert isinstance(sampler, Sampler)
+    generator, cells, device = torch.Generator().manual_seed(3), 14, torch.device("cpu")
+    draws = [sampler.draw(cells, generator, device) for _ in range(200)]
+    still = torch.arange(cells, dtype=torch.float64)
+    kept = sampler.fixed(cells, device)
+    figure = titled(name, "")
+    figure.text(0.018, 0.035, "each axis of a 14 x 14 grid has a draw of its own", size=8.5, color=GREY)
+    left, middle, right = (figure.add_axes((x, 0.16, 0.235, 0.57)) for x in (0.05, 0.39, 0.735))
+    for i, line in enumerate(draws[:7]):
+        left.plot(still, line, color=LINES(i / 6), lw=1.2, marker="o", markersize=2)
+    left.plot(still, still if kept is None else kept, color=INK, lw=1.8, ls=(0, (2, 2)))
+    _plain(left, "place of each cell, 7 draws; dashed: evaluation", ticks=True)
+    places = sampler.prepare(vispe.Grid((cells, cells)).positions(), generator).coords[0]
+    middle.scatter(places[:, 1], places[:, 0], s=7, c=np.arange(cells * cells) // cells, cmap=LINES)
+    middle.invert_yaxis()
+    middle.set_aspect("equal", adjustable="datalim")
+    _plain(middle, "tokens of a grid, one draw", ticks=True)
+    right.hist(torch.cat([line.diff() for line in draws]).numpy(), bins=40, color=LINES(0.2))
+    _plain(right, "distances of neighbours, 200 draws", ticks=True)
+    right.set_yticks([])
+    return _png(figure)
+
+
+def titled(name: str, weights: str) -> Figure:
+    """Return an empty picture with the name, the kind and the summary of an encoding."""
     info = vispe.encoding_info(name)
     figure = Figure(figsize=(9.6, 3.5), dpi=100, facecolor="white")
     figure.text(0.018, 0.925, name, size=15, weight="bold", color=INK)
     kind = ", ".join(info.kinds) or "no position"
-    words = f"{kind}, {view.weights}" if view.weights else kind
+    words = f"{kind}, {weights}" if weights else kind
     figure.text(0.982, 0.93, words, size=10, color=GREY, ha="right")
     figure.text(0.018, 0.855, info.summary, size=9.5, color=INK)
+    return figure
+
+
+def draw(name: str, view: View, shape: tuple[int, ...]) -> bytes:
+    figure = titled(name, view.weights)
     figure.text(0.018, 0.035, view.what, size=8.5, color=GREY)
     panels = [figure.add_axes((x, 0.13, 0.235, 0.60)) for x in (0.018, 0.345, 0.715)]
     values = view.values

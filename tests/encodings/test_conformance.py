@@ -14,9 +14,9 @@ import torch
 
 import vispe
 from vispe import create_encoding, list_encodings
-from vispe.encodings.base import KINDS, Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.layer import attend
-from vispe.encodings.registry import encoding_class, encoding_info
+from vispe.encodings.registry import KINDS, encoding_class, encoding_info
 from vispe.errors import OptionError, ShapeError
 
 DIM, HEADS, DEPTH = 24, 3, 4
@@ -827,7 +827,7 @@ def test_docstrings_say_what_users_ask(name):
     info = encoding_info(name)
     assert info.summary.endswith(".")
     assert info.kinds or name == "none"
-    assert info.paper.partition("https://")[2] or name == "none"
+    assert info.paper.partition("https://")[2] or "there is none; it is ours" in text or name == "none"
     assert 1990 < info.year < 2100 or name == "none"
     for p in inspect.signature(cls).parameters.values():
         assert p.kind is p.KEYWORD_ONLY

@@ -210,7 +210,8 @@ def test_lists(registry, monkeypatch):
     assert list_encodings(ndim=3) == ["none"]
     assert list_encodings("nothing") == []
     with pytest.raises(
-        OptionError, match=r"kind must be one of additive, rotary, bias, mixing, got 'biass'\. Did you"
+        OptionError,
+        match=r"kind must be one of additive, rotary, bias, mixing, positions, got 'biass'\. Did you",
     ):
         list_encodings(kind="biass")
 

@@ -18,6 +18,7 @@ from vispe.hosts.timm import front_door
 
 WIDE = {**SHAPE, "embed_dim": 96}
 SIZES = [(3, 5), (4, 2)]
+SAMPLERS = list_encodings(kind="positions")
 
 
 def images(cls):
@@ -53,7 +54,7 @@ def open_clip_tower(name):
 
 
 def own_attention(name):
-    axes = vispe.encoding_info(name).ndim
+    axes = vispe.encoding_info(name.partition("+")[0]).ndim
     shape = {1: (12,), 2: (3, 4), 3: (3, 2, 2)}[2 if 2 in axes else axes[-1]]
     needs = name.startswith(("rpb", "decomposed", "shaw"))  # only a host knows its grid
     layer = vispe.Attention(96, 4, {"name": name, "grid": shape} if needs else name)
@@ -81,7 +82,7 @@ def test_every_cell_does_what_the_table_says(host):
     for name in list_encodings():
         reason = support(name)[host]
         try:
-            RUN[host](name)
+            RUN[host](f"{name}+rope_axial" if name in SAMPLERS else name)
         except VispeError as error:
             if reason is None:
                 wrong[name] = f"said yes, but {type(error).__name__}: {error}"

@@ -22,6 +22,7 @@ from vispe.attention.call import Call, combine
 from vispe.attention.precision import no_autocast
 from vispe.encodings.compose import bias_of, transform_of
 from vispe.encodings.layer import Attention
+from vispe.encodings.parts.preparing import prepare
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.grid import Grid, Positions, as_positions
 from vispe.hosts.open_clip import attention as open_clip_attention
@@ -229,7 +230,7 @@ def _own_call(
     """Return the call of a `vispe.Attention`: its own forward pass, with `attend` describing instead of computing."""
     pos = as_positions(where, x)
     encodings = () if module.pos_enc is None else module.pos_enc.parts()
-    pos = pos if module.pos_enc is None else module.pos_enc.prepare(pos)
+    pos = prepare(encodings, pos, batch=x.shape[0])
     if module.qkv is not None:
         parts = module.qkv(x).chunk(3, -1)
     else:

@@ -1,4 +1,4 @@
-"""What an encoding is: four small interfaces.
+"""What an encoding is: four small interfaces, and samplers (`vispe.encodings.parts.sampler`), which move tokens.
 
 An encoding is a final class that implements one or more of `Additive`, `Rotary`, `Biased` and `Mixing`.
 Options are annotated attributes of the class, JSON-able, checked by their annotations, and keyword-only arguments of
@@ -70,6 +70,7 @@ class Encoding(nn.Module):
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {}
     branched: ClassVar[bool] = False
     reads_tokens: ClassVar[bool] = False
+    progress: float = 1.0  # share of the training that is done, see `set_progress`; 1 = all of it
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -146,6 +147,11 @@ class Encoding(nn.Module):
         """
         del generator, draws
         return pos
+
+    def advance(self, progress: float, seed: int | None) -> None:
+        """Take the share of training that is done and the seed of the next draws; see `set_progress`."""
+        del seed
+        self.progress = progress
 
     def reset_parameters(self) -> None:
         """Initialise the parameters; nothing to do without any."""
@@ -274,6 +280,3 @@ class Mixing(Encoding):
     def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
         """Return the tokens (b, n, d) after block `layer` has been left."""
         raise NotImplementedError
-
-
-KINDS: dict[str, type[Encoding]] = {"additive": Additive, "rotary": Rotary, "bias": Biased, "mixing": Mixing}

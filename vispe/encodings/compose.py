@@ -14,6 +14,7 @@ from vispe.attention.bias.values import ValueTerm
 from vispe.attention.transform.base import Transform
 from vispe.attention.transform.chain import Chain
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.parts.preparing import prepare
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
 
@@ -82,9 +83,7 @@ class Compose(Additive, Rotary, Biased, Mixing):
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
         """Return the positions with the draws of all members."""
-        for e in self.parts():
-            pos = e.prepare(pos, generator, draws)
-        return pos
+        return prepare(self.parts(), pos, generator=generator, draws=draws)
 
     def reset_parameters(self) -> None:
         """Initialise the parameters of all members."""

@@ -12,6 +12,7 @@ from vispe.attention import attention
 from vispe.encodings.base import Additive, Encoding, Mixing
 from vispe.encodings.branches import branches_of
 from vispe.encodings.compose import bias_of, transform_of, value_term_of
+from vispe.encodings.parts.preparing import check_samplers, prepare
 from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec, plain_terms
 from vispe.encodings.saved import keep, refuse_other
 from vispe.errors import OptionError, UnsupportedCombination
@@ -69,6 +70,7 @@ class Attention(nn.Module):
         if encoding is not None:
             _works_inside(encoding)
             self.pos_enc = create_encoding(encoding, dim=dim, num_heads=num_heads)
+            check_samplers(self.pos_enc.parts())
 
     def _terms(self) -> list[dict[str, Any]]:
         return [] if self.pos_enc is None else plain_terms(self.pos_enc)
@@ -105,7 +107,7 @@ class Attention(nn.Module):
         """
         pos = as_positions(where, x)
         if self.pos_enc is not None:
-            pos = self.pos_enc.prepare(pos)
+            pos = prepare(self.pos_enc.parts(), pos, batch=x.shape[0])
         if self.qkv is not None:
             q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.num_heads)
         else:

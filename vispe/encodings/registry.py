@@ -18,13 +18,31 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, cast
 
-from vispe.encodings.base import HOST_FACTS, INVARIANCES, KINDS, KNOWLEDGE, Encoding
+from vispe.encodings.base import (
+    HOST_FACTS,
+    INVARIANCES,
+    KNOWLEDGE,
+    Additive,
+    Biased,
+    Encoding,
+    Mixing,
+    Rotary,
+)
 from vispe.encodings.compose import Compose
+from vispe.encodings.parts.preparing import check_samplers
+from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.spec import parse_text
 from vispe.errors import OptionError, UnknownEncoding, VispeError, did_you_mean
 
 Spec = Any
 E = TypeVar("E", bound=type[Encoding])
+KINDS: dict[str, type[Encoding]] = {
+    "additive": Additive,
+    "rotary": Rotary,
+    "bias": Biased,
+    "mixing": Mixing,
+    "positions": Sampler,
+}
 _REGISTRY: dict[str, type[Encoding]] = {}
 _SIZES = ("dim", "num_heads", "depth")  # what an encoding and its host must agree on
 # name of each encoding of vispe to its module, read from the names of files alone: importing vispe imports none of them
@@ -41,7 +59,7 @@ class EncodingInfo:
 
     Attributes:
         name: name in the registry.
-        kinds: any of additive, rotary, bias, mixing.
+        kinds: any of additive, rotary, bias, mixing, positions.
         ndim: numbers of axes that it accepts.
         summary: what it does to the model, in one line.
         paper: title and link.
@@ -144,7 +162,7 @@ def list_encodings(
 
     Args:
         filter: wildcard or several; one with a dot lists presets (``'alibi2d.*'``).
-        kind: keep those of a kind: additive, rotary, bias or mixing.
+        kind: keep those of a kind: additive, rotary, bias, mixing or positions (samplers).
         ndim: keep those that accept this number of axes.
         exclude: wildcard or several to leave out.
         knows: keep those that tell tokens apart by this: distance, direction, place or content.
@@ -314,7 +332,10 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
         built = [_build({**term, **(options if len(terms) == 1 else {})}, facts) for term in terms]
     if options and len(built) > 1:
         raise OptionError(f"Options {sorted(options)} beside a sum are ambiguous; write them into the spec.")
-    return built[0] if len(built) == 1 else Compose(built)
+    if len(built) == 1:
+        return built[0]
+    check_samplers(built)
+    return Compose(built)
 
 
 def _is_list(spec: Spec) -> TypeGuard[Sequence[Any]]:

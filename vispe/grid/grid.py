@@ -265,8 +265,11 @@ class Positions:
 
         def make() -> Positions:
             step = self.cell.new_tensor(spacing)[None]
-            scale = step / self.cell
-            return self.replace(coords=self.coords * scale[:, None], extent=self.extent * scale, cell=step)
+            # cells that a sampler has moved keep what they were multiplied by
+            scale = step / self.attrs.get("unit", self.cell)
+            attrs = {**self.attrs, "unit": step} if "unit" in self.attrs else self.attrs
+            cell, extent = (step if attrs is self.attrs else self.cell * scale), self.extent * scale
+            return self.replace(coords=self.coords * scale[:, None], extent=extent, cell=cell, attrs=attrs)
 
         return self.remember(("spaced", spacing), make)
 

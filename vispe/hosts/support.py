@@ -34,12 +34,16 @@ def support(name: str) -> dict[str, str | None]:
         'it mixes neighbours of one grid between blocks; use a plain timm ViT or Eva'
 
     Args:
-        name: an encoding or one of its presets, with the options that it has by default.
+        name: an encoding or one of its presets, with the options that it has by default. A sampler is taken beside
+            `rope_axial`, as it does nothing alone.
 
     Raises:
         UnknownEncoding: there is no such encoding.
     """
     facts = encoding_info(name)
+    if "positions" in facts.kinds:
+        packed = "its map is drawn for one grid at a time; pack samples of equal grids"
+        return {**support("rope_axial"), "packed": packed}
     flat = None
     if 2 not in facts.ndim:
         axes = " or ".join(map(str, facts.ndim))

@@ -27,7 +27,13 @@ from tests.hosts.packed import naflex, pack
 from vispe.errors import ShapeError
 from vispe.hosts.transplant import traced
 
-SPECS = [*vispe.list_encodings(ndim=2), "alibi2d(slopes=learned)+fourier", "learn+irpe"]
+SAMPLERS = vispe.list_encodings(kind="positions")
+SPECS = [
+    *vispe.list_encodings(ndim=2, exclude=SAMPLERS),
+    "rfs+rope_axial",
+    "alibi2d(slopes=learned)+fourier",
+    "learn+irpe",
+]
 # one of each way into a model: added, as bias fixed, of content and whole, rotated, calibrated, branched, mixed
 EACH = ["sincos2d", "alibi2d", "irpe", "tapa", "rope_axial", "psc", "gpsa", "peg"]
 REST = {spec: [pytest.mark.slow] * (spec not in EACH) for spec in SPECS}

@@ -7,7 +7,7 @@ POSITIONALS = ("filter",)
 
 def list(
     filter: str = "*",
-    kind: Literal["additive", "rotary", "bias", "mixing"] | None = None,
+    kind: Literal["additive", "rotary", "bias", "mixing", "positions"] | None = None,
     ndim: int | None = None,
     exclude: str | None = None,
     knows: Literal["distance", "direction", "place", "content"] | None = None,

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias.base import Bias
+from vispe.attention.bias.table import TableBias
 from vispe.encodings.parts.slopes import AlibiBase
 from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Positions
+from vispe.options import Whole
+
+_SIDES = ("offsets.right", "offsets.left")
 
 
 @register
@@ -24,11 +36,16 @@ class Alibi(AlibiBase):
         steepest: c of slopes='harmonic', 1 by default.
         radius: r of slopes='radius', in tokens: two numbers, of the first and the last head, spaced evenly in the
             logarithm, or one for each head.
+        randomized_offsets: distances are drawn instead (arXiv 2305.16843): in training, tokens 1, 2, ... apart have
+            distinct whole distances below this number, in order, and half a token less for earlier keys. Evaluation
+            spreads them evenly. The tokens must be a whole line.
+        both_sides: earlier keys have draws of their own.
+        test: 'draw' draws in evaluation too, as the authors of randomized positions do; 'even' does not.
 
     Shapes: pos (n, 1) -> bias (1, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; a step costs the same.   Cost: O(h) memory, O(1) per score.
     Invariant to: translation; reversal of the sequence.
-    Raises: ShapeError if `pos` is not 1-axis.
+    Raises: ShapeError if `pos` is not 1-axis, or `randomized_offsets` is too small for it.
     Differs from the reference: two-sided; equal to the causal original under a causal mask.
 
     Example:
@@ -44,3 +61,66 @@ class Alibi(AlibiBase):
     ndim = (1,)
     knows = ("distance",)
     invariant = ("translation", "reflection")
+
+    randomized_offsets: Whole | None = None
+    both_sides: bool = False
+    test: Literal["even", "draw"] = "even"
+
+    def __post_init__(self) -> None:
+        if self.randomized_offsets is None and (self.both_sides or self.test == "draw"):
+            raise OptionError(
+                f"both_sides={self.both_sides} and test={self.test!r} say how distances are drawn; say how far, by "
+                "randomized_offsets=..."
+            )
+        super().__post_init__()
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Draw the distances of this forward pass; `draws` may hold offsets.right and offsets.left, (n - 1,) each."""
+        given = {name: draw for name, draw in (draws or {}).items() if name in _SIDES}
+        drawing = self.randomized_offsets is not None and (self.training or self.test == "draw")
+        if not given and (not drawing or "offsets" in pos.attrs):
+            return pos
+        count = self._need_grid(pos).shape[0] - 1
+        sides = _SIDES if self.both_sides else _SIDES[:1]
+        made = [
+            self._given(given[name], name, count) if name in given else self._drawn(count, pos, generator)
+            for name in sides
+        ]
+        return pos.replace(attrs={**pos.attrs, "offsets": (made[0], made[-1])})
+
+    def _drawn(self, count: int, pos: Positions, generator: torch.Generator | None) -> Tensor:
+        """Return `count` distinct whole distances, in order."""
+        reach = self._reach(count)
+        chosen = torch.randperm(reach - 1, generator=generator, device=pos.coords.device)[:count]
+        return (chosen.sort().values + 1).to(pos.coords)
+
+    def _given(self, draw: Tensor, name: str, count: int) -> Tensor:
+        if tuple(draw.shape) != (count,):
+            raise ShapeError(f"alibi needs a draw of {name} of shape ({count},), got {tuple(draw.shape)}.")
+        return draw.sort().values
+
+    def _reach(self, count: int) -> int:
+        reach = self.randomized_offsets or 0
+        if count >= reach:
+            raise ShapeError(
+                f"alibi(randomized_offsets={reach}) cannot give {count} offsets distinct distances; say more."
+            )
+        return reach
+
+    def _distance(self, pos: Positions) -> Bias:
+        if self.randomized_offsets is None:
+            return super()._distance(pos)
+        count = self._need_grid(pos).shape[0] - 1
+        if "offsets" in pos.attrs:
+            right, left = pos.attrs["offsets"]
+        else:
+            reach = self._reach(count)
+            steps = torch.arange(1, count + 1, device=pos.coords.device, dtype=pos.coords.dtype)
+            right = left = (steps * reach / (count + 1)).floor().clamp(min=1)
+        # offsets from the last key to the first one; the authors' left side is half a token nearer
+        line = torch.cat([right.flip(0), right.new_zeros(1), left - 0.5])
+        slopes = self.head_slopes()
+        slope = slopes if isinstance(slopes, Tensor) else line.new_tensor(slopes)
+        return TableBias(-slope[:, None] * line, pos)

@@ -212,9 +212,13 @@ class RopeBase(Rotary):
         return pos.remember(self._key, lambda: PairRotation(*make(), self.layout))
 
     def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
-        placed = pos if self.spacing is None else pos.spaced(self.spacing)
-        angle = self._angles(placed, layer) * pos.spatial[:, None, :, None]  # (b or 1, h or 1, n, pairs)
+        angle = self.angles(pos, layer) * pos.spatial[:, None, :, None]  # (b or 1, h or 1, n, pairs)
         return angle.cos(), angle.sin()
+
+    def angles(self, pos: Positions, layer: int = 0) -> Tensor:
+        """Return the angle of every token and pair in block `layer`, (b or 1, h or 1, n, pairs), in radians."""
+        self._need_axes(pos)
+        return self._angles(pos if self.spacing is None else pos.spaced(self.spacing), layer)
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         """Return the angles (b or 1, h or 1, n, pairs) of all tokens, in float32 or better."""

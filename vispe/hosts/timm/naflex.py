@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.encodings.base import Additive, Biased, Encoding, Rotary
+from vispe.encodings.parts.preparing import prepare
+from vispe.encodings.parts.sampler import Sampler
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts.timm.hosted import HostedTimm, hosted_class
@@ -143,22 +145,26 @@ def located(
 
     sizes: list[tuple[int, int]] = []
     if coord is None:
-        pos = _prepared(positions(tuple(shape)), preparing)
-        for encoding in shared:
-            if isinstance(encoding, Additive):
-                x = traced.add(encoding, x, pos, given)
+        pos = prepare(preparing, positions(tuple(shape)), batch=x.shape[0])
+        x = _with_shared(x, pos, given, shared)
     else:
         valid = coord.new_ones(coord.shape[:2], dtype=torch.bool) if valid is None else valid.bool()
         sizes = _sizes(coord, valid)
-        x = _with_tables(x, coord, valid, sizes, prefix, shared, positions)
-        pos = _prepared(_packed(coord, valid, sizes, preparing, positions), preparing)
+        pos = prepare(preparing, _packed(coord, valid, sizes, preparing, positions), batch=x.shape[0])
+        if any(
+            isinstance(e, Sampler) for e in preparing
+        ):  # all that is added reads the places that were drawn
+            x = _with_shared(x, pos, given, shared)
+        else:
+            x = _with_tables(x, coord, valid, sizes, prefix, shared, positions)
     return x, pos, len(set(sizes)) > 1
 
 
-def _prepared(pos: Positions, encodings: Sequence[Encoding]) -> Positions:
-    for encoding in encodings:
-        pos = encoding.prepare(pos)
-    return pos
+def _with_shared(x: Tensor, pos: Positions, given: Tensor, shared: Sequence[Encoding]) -> Tensor:
+    for encoding in shared:
+        if isinstance(encoding, Additive):
+            x = traced.add(encoding, x, pos, given)
+    return x
 
 
 def _packed(
@@ -185,9 +191,11 @@ def _packed(
     else:
         inside = [e for e in encodings if isinstance(e, Biased | Rotary)]
         fixed = dict.fromkeys(e.name for e in inside if not e.extrapolates)
-        if fixed:
+        drawn = dict.fromkeys(e.name for e in encodings if isinstance(e, Sampler))
+        if fixed or drawn:
+            does = "is resampled" if fixed else "is drawn"
             raise ShapeError(
-                f"The batch packs samples of the grids {sorted(set(sizes))}, but {' + '.join(fixed)} is resampled "
+                f"The batch packs samples of the grids {sorted(set(sizes))}, but {' + '.join(fixed or drawn)} {does} "
                 "for one grid at a time; pack samples of equal grids, or choose another encoding."
             )
     coords = coord.to(torch.float32) * valid[..., None]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.encodings.base import Encoding
+from vispe.encodings.base import Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
 from vispe.encodings.parts.rope import RopeBase, TooSmall
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
@@ -33,6 +33,30 @@ def check_axes(encoding: Encoding, axes: int, stock: type[nn.Module]) -> None:
                 f"{encoding.name} has {option}={value}, but the tokens of {stock.__name__} form a {axes}-axis grid; "
                 "give one number per axis."
             )
+
+
+def check_part(e: Encoding, family: Any, stock: type[Any], axes: int, keep_rope: bool) -> None:
+    """Raise when an encoding has no place in a model of a `Family`, whatever its layers are."""
+    check_axes(e, axes, stock)
+    if isinstance(e, Mixing) and not family.mixes:
+        raise UnsupportedCombination(
+            f"{e.name} mixes tokens between blocks, on one grid; {stock.__name__} packs patches of several grids, so "
+            "use a plain ViT such as 'vit_base_patch16_224' with it, or another encoding here."
+        )
+    if e.prefix_from and not family.holds_back:
+        raise UnsupportedCombination(
+            f"{e.name} lets prefix tokens in from block {e.prefix_from} on, and {stock.__name__} has them in all; "
+            "convert a plain ViT such as 'vit_base_patch16_224', or leave late_prefix out."
+        )
+    if isinstance(e, Mixing) and e.per_layer:
+        raise UnsupportedCombination(
+            f"{e.name} mixes tokens between blocks; keep its parameters in one module for all blocks (per_layer False)."
+        )
+    if isinstance(e, Rotary) and keep_rope:
+        raise UnsupportedCombination(
+            f"rope + {e.name} was asked, but two rotary encodings would turn the same channels; leave 'rope' out, "
+            f"keep_rope=False, to replace that of {stock.__name__}."
+        )
 
 
 def refuse_patched(module: nn.Module, where: str, names: Sequence[str]) -> None:

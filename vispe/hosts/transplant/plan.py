@@ -15,11 +15,19 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
+from vispe.encodings.base import Biased, Encoding, Rotary
 from vispe.encodings.registry import create_encoding
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transplant.context import HostState, backend_in_words
-from vispe.hosts.transplant.fitting import attach, check_axes, joined, refuse_patched, take_over, too_small
+from vispe.hosts.transplant.fitting import (
+    attach,
+    check_part,
+    joined,
+    refuse_patched,
+    take_over,
+    too_small,
+)
+from vispe.hosts.transplant.moved import aliased, check_moved, without_effect
 from vispe.hosts.transplant.words import Wanted
 
 Layers = Sequence[tuple[int, str, nn.Module]]  # block, path and module of every attention layer
@@ -192,7 +200,7 @@ def put_in(model: Any, family: Family, wanted: Wanted, built: bool = False) -> N
         _refuse(family, stock, "keep", "rotary embedding", lost)
     if keep_abs:
         family.check_aside(model, table)
-    plan = _planned(model, family, wanted, stock, keep_rope)
+    plan = _planned(model, family, wanted, stock, keep_abs, keep_rope)
     # a constructor that was called with `family.word` has made no table, so the model lacks it all the same
     if built:
         gone = {
@@ -208,6 +216,8 @@ def put_in(model: Any, family: Family, wanted: Wanted, built: bool = False) -> N
         if one.far:
             text = f"{one}; say temperature={math.ceil(one.needed)} or more."
             warnings.warn(text, stacklevel=4)  # the caller of `vispe.convert`
+    for text in without_effect(plan.parts):
+        warnings.warn(f"{text}.", stacklevel=4)
     table = _own(model, keep_abs, has_table, family.take_table, family.put_table, table)
     rope = _own(model, keep_rope, has_rope, family.take_rope, family.put_rope, rope)
     model.vispe = HostState(
@@ -275,7 +285,8 @@ def in_words(model: Any, family: Family) -> str:
         lines.append(f"  {len(own)} attention layers with their own: {own[0].name}, {_count(own)} parameters")
     parts = [part for e in (model.pos_enc, *own[:1]) if e is not None for part in e.parts()]
     shape = family.facts(model, list(family.attentions(model)))["grid"]
-    lines += [f"  {one}" for one in too_small(parts, shape, state.reference)]
+    notes = [*too_small(parts, shape, state.reference), *without_effect(parts), *aliased(parts, shape)]
+    lines += [f"  {one}" for one in notes]
     if layers:
         backend = backend_in_words(all(m.fused_attn for m in layers), family.unfused)
         lines.append(f"  {len(layers)} attention layers swapped; backend {backend}")
@@ -286,7 +297,9 @@ def _count(encodings: Sequence[Encoding]) -> int:
     return sum(p.numel() for e in encodings for p in e.parameters())
 
 
-def _planned(model: Any, family: Family, wanted: Wanted, stock: type[Any], keep_rope: bool) -> _Plan:
+def _planned(
+    model: Any, family: Family, wanted: Wanted, stock: type[Any], keep_abs: bool, keep_rope: bool
+) -> _Plan:
     """Check everything and build the encodings, without touching the model."""
     cls = family.hosted(stock)
     refuse_patched(model, stock.__name__, family.overridden)
@@ -309,7 +322,8 @@ def _planned(model: Any, family: Family, wanted: Wanted, stock: type[Any], keep_
 
     parts = build()
     for encoding in parts:
-        _check_part(encoding, family, stock, len(facts["grid"] or "hw"), keep_rope)
+        check_part(encoding, family, stock, len(facts["grid"] or "hw"), keep_rope)
+    check_moved(parts, stock, keep_abs, keep_rope)
     family.check_parts(model, parts, layers)
     inside = family.always_inside or any(isinstance(e, Biased | Rotary) for e in parts)
     if inside:
@@ -322,30 +336,6 @@ def _planned(model: Any, family: Family, wanted: Wanted, stock: type[Any], keep_
         for layer, _, _ in layers
     ]
     return _Plan(cls, parts, joined([e for e in parts if not e.per_layer]), own, inside, facts["grid"])
-
-
-def _check_part(e: Encoding, family: Family, stock: type[Any], axes: int, keep_rope: bool) -> None:
-    """Raise when an encoding has no place in a model, whatever its layers are."""
-    check_axes(e, axes, stock)
-    if isinstance(e, Mixing) and not family.mixes:
-        raise UnsupportedCombination(
-            f"{e.name} mixes tokens between blocks, on one grid; {stock.__name__} packs patches of several grids, so "
-            "use a plain ViT such as 'vit_base_patch16_224' with it, or another encoding here."
-        )
-    if e.prefix_from and not family.holds_back:
-        raise UnsupportedCombination(
-            f"{e.name} lets prefix tokens in from block {e.prefix_from} on, and {stock.__name__} has them in all; "
-            "convert a plain ViT such as 'vit_base_patch16_224', or leave late_prefix out."
-        )
-    if isinstance(e, Mixing) and e.per_layer:
-        raise UnsupportedCombination(
-            f"{e.name} mixes tokens between blocks; keep its parameters in one module for all blocks (per_layer False)."
-        )
-    if isinstance(e, Rotary) and keep_rope:
-        raise UnsupportedCombination(
-            f"rope + {e.name} was asked, but two rotary encodings would turn the same channels; leave 'rope' out, "
-            f"keep_rope=False, to replace that of {stock.__name__}."
-        )
 
 
 def _check_swaps(model: Any, family: Family) -> None:

@@ -22,6 +22,7 @@ from vispe.encodings import layer as layers
 from vispe.encodings.base import Additive, Encoding, Mixing
 from vispe.encodings.branches import calls_of, weights_of
 from vispe.encodings.compose import bias_of, branched_of
+from vispe.encodings.parts.preparing import prepare
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts.transplant.cache import PositionCache
@@ -101,9 +102,7 @@ def positions(
             f"The image of {size} pixels has {patches} patches but its grid is {grid.shape}; {advice}"
         )
     pos = (cache or PositionCache())(grid, image)
-    for encoding in encodings:
-        pos = encoding.prepare(pos)
-    return pos
+    return prepare(encodings, pos, batch=image.shape[0])
 
 
 @torch.fx.wrap

@@ -17,6 +17,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vispe.encodings.base import Encoding
+from vispe.encodings.parts.preparing import prepare
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts.transplant.context import Context
@@ -105,15 +106,13 @@ def prepared_alike(encodings: Sequence[Encoding], training: bool) -> Callable[[P
     drawing = training and any(type(e).prepare is not Encoding.prepare for e in encodings)
     seed = int(torch.randint(2**31, ()).item()) if drawing else None
 
-    def prepare(pos: Positions) -> Positions:
+    def prepared(pos: Positions) -> Positions:
         generator = None
         if seed is not None:
             generator = torch.Generator(pos.coords.device).manual_seed(seed)
-        for encoding in encodings:
-            pos = encoding.prepare(pos, generator)
-        return pos
+        return prepare(encodings, pos, generator=generator)
 
-    return prepare
+    return prepared
 
 
 def chunks_of(

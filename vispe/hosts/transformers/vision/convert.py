@@ -17,6 +17,7 @@ from torch import nn
 
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.layer import attend
+from vispe.encodings.parts.preparing import prepare
 from vispe.encodings.registry import Spec, encoding_class, parse_spec
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
@@ -117,8 +118,7 @@ class _Tower(plan.Family):
         q = rearrange(x, "b n (h d) -> b h n d", h=attention.num_heads)
         devices = [like.device] if like.is_cuda else []
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
-            for e in parts:
-                pos = e.prepare(pos)
+            pos = prepare(parts, pos)
             attend(q, q, q, parts, pos, 0, x, backend="reference")
 
     def check_aside(self, model: Any, table: Any) -> None:

@@ -1,0 +1,108 @@
+"""What a model with samplers does before attention: their order, draws for every sample, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from vispe.attention.backends import reference
+from vispe.attention.call import Call
+from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.parts.sampler import Sampler
+from vispe.errors import ShapeError, UnsupportedCombination
+from vispe.grid import Grid, Positions
+
+
+def prepare(
+    encodings: Iterable[Encoding],
+    pos: Positions,
+    *,
+    batch: int | None = None,
+    generator: torch.Generator | None = None,
+    draws: dict[str, Tensor] | None = None,
+) -> Positions:
+    """Return the positions of one forward pass, prepared by all `encodings`, samplers first.
+
+    Args:
+        encodings: all that take part in the forward pass.
+        pos: positions of the input.
+        batch: number of samples, for samplers that draw for each; those of `pos` by default.
+        generator: source of the draws; the global one by default.
+        draws: values to use instead of drawing, by name.
+    """
+    ordered = sorted(encodings, key=lambda e: not isinstance(e, Sampler))
+    apart = any(isinstance(e, Sampler) and e.training and e.per == "sample" for e in ordered)
+    if apart and batch is not None and pos.coords.shape[0] == 1:
+        in_place, index = pos.in_place, pos.numbers().expand(batch, -1)
+        pos = pos.replace(coords=pos.coords.expand(batch, -1, -1), index=index)
+        pos.in_place = in_place
+    for encoding in ordered:
+        pos = encoding.prepare(pos, generator, draws)
+    return pos
+
+
+def check_samplers(encodings: Sequence[Encoding]) -> None:
+    """Raise unless something reads the coordinates that samplers change, and nothing needs cells of a grid.
+
+    Raises:
+        UnsupportedCombination: there are samplers alone, one is given twice, or a member looks up cells of a grid.
+    """
+    samplers = [e for e in encodings if isinstance(e, Sampler)]
+    readers = [e for e in encodings if not isinstance(e, Sampler) and e.name != "none"]
+    if not samplers:
+        return
+    names = [e.name for e in samplers]
+    if not readers:
+        raise UnsupportedCombination(
+            f"{' + '.join(names)} changes where tokens are, and nothing that was asked reads it; add an encoding, as "
+            f"in '{names[0]}+rope_axial'."
+        )
+    if len(set(names)) < len(names):
+        raise UnsupportedCombination(f"{' + '.join(names)} was asked; take a sampler once.")
+    for e in readers:
+        if not any(p.is_meta for p in e.parameters()) and reads_cells(e):
+            raise UnsupportedCombination(
+                f"{e.name} looks up the cells of a grid, so it cannot follow {names[0]}, which moves tokens between "
+                "them; take an encoding of coordinates, such as rope_axial, alibi2d or sincos2d."
+            )
+
+
+def reads_cells(encoding: Encoding) -> bool:
+    """Whether an encoding needs to know which cell of a grid each token is, not only where it is: tables do."""
+    shape = getattr(encoding, "grid", None) or (2, 3, 2)[: encoding.ndim[0]]
+    grid = Grid(tuple(shape)).positions()
+    free = Positions(grid.coords + 0.25, grid.spatial, grid.extent, cell=grid.cell)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return _works(encoding, grid) and not _works(encoding, free)
+
+
+def _works(encoding: Encoding, pos: Positions) -> bool:
+    """Whether an encoding does all that it does at these positions, in a small attention of its own."""
+    like = next(encoding.parameters(), pos.coords)
+    heads = getattr(encoding, "num_heads", 1)
+    x = torch.ones(1, pos.tokens, getattr(encoding, "dim", 24 * heads), device=like.device)
+    q = x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    try:
+        pos = encoding.prepare(pos)
+        if isinstance(encoding, Additive):
+            encoding.table(pos)
+        if isinstance(encoding, Mixing):
+            encoding.mix(x, pos, 0)
+        if isinstance(encoding, Rotary | Biased):
+            term = encoding.value_term(pos, 0) if isinstance(encoding, Biased) else None
+            branches = cast("Any", encoding).branches(pos, 0, x) if encoding.branched else (None,)
+            for branch in branches:
+                one = encoding if branch is None else branch
+                bias = one.bias(pos, 0, x) if isinstance(one, Biased) else getattr(branch, "bias", None)
+                turn = (
+                    one.transform(pos, 0, x)
+                    if isinstance(one, Rotary)
+                    else getattr(branch, "transform", None)
+                )
+                reference.run(Call(q, q, q, bias, turn, term))
+    except ShapeError:
+        return False
+    return True

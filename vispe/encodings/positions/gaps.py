@@ -1,0 +1,54 @@
+"""Random gaps: rows and columns seem to be missing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.registry import register
+from vispe.options import Limits, Whole
+
+
+@register
+class Gaps(Sampler):
+    """Opens gaps of random size between neighbouring cells of each axis, drawn in every step of training.
+
+    Args:
+        rate: probability of a gap behind a cell.
+        size: of the largest gap, in cells.
+        per: one draw for the whole batch, or one for every sample (slower).
+
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
+    New resolution: any; in evaluation tokens stay where they are.   Cost: in training no fused table of offsets.
+    Invariant to: nothing; neighbours on both sides of a gap are further apart.
+    Differs from the reference: the paper puts random spaces between the digits of texts; missing rows and columns, as
+        between tiles, are ours.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("gaps(rate=1.0,size=1)+rope_axial", dim=16, num_heads=2)
+        >>> encoding.prepare(Grid((1, 3)).positions()).coords[0, :, 1]
+        tensor([0., 2., 4.])
+    """
+
+    name = "gaps"
+    paper = "Positional Description Matters for Transformers Arithmetic, https://arxiv.org/abs/2311.14737"
+    year = 2023
+    ndim = (1, 2, 3)
+
+    rate: Annotated[float, Limits(above=0, most=1)] = 0.1
+    size: Whole = 4
+
+    def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Return the cells with gaps between some."""
+        opens = torch.rand(cells - 1, dtype=torch.float64, generator=generator, device=device) < self.rate
+        sizes = torch.randint(1, self.size + 1, (cells - 1,), generator=generator, device=device)
+        steps = 1.0 + (opens * sizes).double()
+        return torch.cat([steps.new_zeros(1), steps.cumsum(0)])
+
+    def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the length with all gaps; a cell stays 1 long."""
+        return places[:, -1] + 1, torch.ones_like(places[:, 0])

@@ -1,0 +1,39 @@
+"""Randomised increments: steps of random length from cell to cell."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.registry import register
+
+
+@register
+class Increments(Sampler):
+    """Sums up steps drawn from 0 to 2 along each axis; a line that gets longer than the axis is shrunk to it.
+
+    Args:
+        per: one draw for the whole batch, or one for every sample (slower).
+
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
+    New resolution: any; in evaluation tokens stay where they are.   Cost: in training no fused table of offsets.
+    Invariant to: nothing; what reads the coordinates sees other distances in every step.
+    Differs from the reference: none known for one axis; several axes are ours.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("increments+rope_axial", dim=16, num_heads=2).eval()
+        >>> encoding.prepare(Grid((1, 3)).positions()).coords[0, :, 1]
+        tensor([0., 1., 2.])
+    """
+
+    name = "increments"
+    paper = "Giraffe: Adventures in Expanding Context Lengths in LLMs, https://arxiv.org/abs/2308.10882"
+    year = 2023
+    ndim = (1, 2, 3)
+
+    def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Return the sums of random steps, at most `cells` long."""
+        line = (torch.rand(cells, dtype=torch.float64, generator=generator, device=device) * 2).cumsum(0)
+        return line * (cells / line[-1]).clamp(max=1)

@@ -1,0 +1,42 @@
+"""Jitter: every cell a little beside its place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.registry import register
+from vispe.options import Positive
+
+
+@register
+class Jitter(Sampler):
+    """Moves every row and column by a clipped normal draw, so small that their order is kept, in training.
+
+    Args:
+        sd: standard deviation of the moves before clipping at 0.49, in cells.
+        per: one draw for the whole batch, or one for every sample (slower).
+
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
+    New resolution: any; in evaluation tokens stay where they are.   Cost: in training no fused table of offsets.
+    Invariant to: nothing, by less than half a cell.
+    Differs from the reference: there is none; it is ours.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("jitter(sd=0.1)+rope_axial", dim=16, num_heads=2)
+        >>> bool((encoding.prepare(Grid((1, 9)).positions()).coords[0, :, 1].diff() > 0).all())
+        True
+    """
+
+    name = "jitter"
+    ndim = (1, 2, 3)
+    year = 2026
+
+    sd: Positive = 0.2
+
+    def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Return the cells, each a little beside its place."""
+        moved = torch.randn(cells, dtype=torch.float64, generator=generator, device=device) * self.sd
+        return torch.arange(cells, dtype=torch.float64, device=device) + moved.clamp(-0.49, 0.49)

@@ -1,0 +1,72 @@
+"""Randomised positions: whole numbers drawn from a long range, in order."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vispe.encodings.parts.reach import ReachSampler
+from vispe.encodings.registry import register
+from vispe.errors import ShapeError
+from vispe.options import Whole
+
+
+@register
+class Randomized(ReachSampler):
+    """Gives the cells of each axis distinct whole numbers below `reach`, in order, drawn in every step of training.
+
+    Args:
+        reach: how many numbers there are to draw from, at least as many as cells.
+        spacing: ``'drawn'`` leaves the numbers as they are; ``'kept'`` divides them so that neighbours are 1 apart, in
+            the mean, on the training grid (its longest side): advised beside biases of distance.
+        grid: the training grid; the host supplies it.
+        per: one draw for the whole batch, as the authors', or one for every sample (slower).
+        test: in evaluation ``'even'`` takes floor((i + 1/2) reach / n), ``'draw'`` draws as the authors do.
+
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
+    New resolution: up to `reach` cells an axis, always within the trained range.   Cost: no fused table of offsets, as
+        tokens are no longer on a grid.
+    Invariant to: nothing; translation of what reads the coordinates is kept in the mean over draws.
+    Raises: ShapeError if an axis has more cells than `reach`.
+    Differs from the reference: evaluation does not draw by default; for ALiBi the authors draw distances instead,
+        which is `alibi(randomized_offsets=...)`.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("randomized(reach=28)+rope_axial", dim=16, num_heads=2).eval()
+        >>> encoding.prepare(Grid((1, 4)).positions()).coords[0, :, 1]
+        tensor([ 3., 10., 17., 24.])
+    """
+
+    name = "randomized"
+    paper = "Randomized Positional Encodings Boost Length Generalization, https://arxiv.org/abs/2305.16843"
+    year = 2023
+    ndim = (1, 2, 3)
+
+    reach: Whole = 64
+    test: Literal["even", "draw"] = "even"
+
+    @property
+    def always(self) -> bool:
+        """Whether it draws in evaluation too."""
+        return self.test == "draw"
+
+    def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Return `cells` distinct whole numbers below `reach`, in order."""
+        self._check(cells)
+        chosen = torch.randperm(self.reach, generator=generator, device=device)[:cells]
+        return chosen.sort().values.double() * self.unit
+
+    def fixed(self, cells: int, device: torch.device) -> Tensor:
+        """Return whole numbers that are spread evenly."""
+        self._check(cells)
+        middle = torch.arange(cells, dtype=torch.float64, device=device) + 0.5
+        return (middle * self.reach / cells).floor() * self.unit
+
+    def _check(self, cells: int) -> None:
+        if cells > self.reach:
+            raise ShapeError(
+                f"{self.name}(reach={self.reach}) cannot give {cells} cells distinct positions; say a longer reach."
+            )

@@ -1,0 +1,81 @@
+"""Random shift: the picture stands anywhere on a larger canvas."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.registry import register
+from vispe.errors import OptionError, ShapeError
+from vispe.options import Count, Whole
+
+
+@register
+class Shift(Sampler):
+    """Moves all cells of an axis by one whole number, drawn in every step of training, on a canvas of `reach` cells.
+
+    Only encodings that know places can tell: those of distances alone see no difference.
+
+    Args:
+        reach: cells of the canvas along each axis.
+        curriculum: largest shift at the beginning and at the end of training, between which it grows with
+            `set_progress`; by default all that the canvas has room for, at once.
+        per: one draw for the whole batch, or one for every sample (slower).
+
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
+    New resolution: up to `reach` cells an axis; evaluation puts the picture into the first corner of the canvas, which
+        stays the field of view of encodings that normalise.   Cost: no fused table of offsets.
+    Invariant to: what it does is invisible to encodings that are invariant to translation.
+    Raises: ShapeError if the canvas, or the last shift of the curriculum, is too small for the picture.
+    Differs from the reference: several axes are ours; TAPE's code draws up to twice the training length.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("shift(reach=28)+sincos2d", dim=16)
+        >>> places = encoding.prepare(Grid((1, 3)).positions(), draws={"shift.0": torch.tensor([7.0]),
+        ...                                                            "shift.1": torch.tensor([20.0, 21.0, 22.0])})
+        >>> places.coords[0, :, 1]
+        tensor([20., 21., 22.])
+    """
+
+    name = "shift"
+    paper = "Randomized shift of positions (as in TAPE), https://arxiv.org/abs/2501.00712"
+    year = 2025
+    ndim = (1, 2, 3)
+
+    reach: Whole = 64
+    curriculum: tuple[Count, Count] | None = None
+
+    def __post_init__(self) -> None:
+        if self.curriculum is not None and self.curriculum[0] > self.curriculum[1]:
+            raise OptionError(f"shift needs a curriculum that grows, got curriculum={list(self.curriculum)}.")
+
+    def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Return the cells moved by one number."""
+        room = self._room(cells)
+        if self.curriculum is not None:
+            first, last = self.curriculum
+            if last > room:
+                raise ShapeError(
+                    f"shift(reach={self.reach}) has room for {room} cells beside {cells}, but its curriculum ends at "
+                    f"{last}; say a longer reach."
+                )
+            room = round(first + (last - first) * self.progress)
+        moved = torch.randint(room + 1, (1,), generator=generator, device=device)
+        return torch.arange(cells, dtype=torch.float64, device=device) + moved
+
+    def fixed(self, cells: int, device: torch.device) -> Tensor:
+        """Return the cells where they are, on the canvas."""
+        self._room(cells)
+        return torch.arange(cells, dtype=torch.float64, device=device)
+
+    def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the length of the canvas; neighbours are 1 apart."""
+        one = torch.ones_like(places[:, 0])
+        return self.reach * one, one
+
+    def _room(self, cells: int) -> int:
+        if cells > self.reach:
+            raise ShapeError(f"shift(reach={self.reach}) has no room for {cells} cells; say a longer reach.")
+        return self.reach - cells

@@ -1,0 +1,60 @@
+"""Stretch: the distance of tokens drawn anew, each axis on its own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.options import Positive
+
+
+@register
+class Stretch(Sampler):
+    """Multiplies each axis by one factor, drawn evenly in its logarithm in every step of training.
+
+    Args:
+        low: smallest factor.
+        high: largest factor.
+        per: one draw for the whole batch, or one for every sample (slower).
+
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
+    New resolution: any; in evaluation tokens stay where they are. Encodings that normalise by the field of view see
+        no difference.   Cost: in training no fused table of offsets.
+    Invariant to: nothing; each axis is scaled on its own.
+    Raises: OptionError if `low` is above `high`.
+    Differs from the reference: the same as `jitter_coords` of `rope_dinov3`, for encodings of every kind.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("stretch(low=2.0,high=2.0)+rope_axial", dim=16, num_heads=2)
+        >>> encoding.prepare(Grid((1, 3)).positions()).coords[0, :, 1]
+        tensor([0., 2., 4.])
+    """
+
+    name = "stretch"
+    paper = "DINOv3, https://arxiv.org/abs/2508.10104"
+    ndim = (1, 2, 3)
+    year = 2025
+
+    low: Positive = 0.5
+    high: Positive = 2.0
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise OptionError(f"stretch needs low <= high, got low={self.low:g} and high={self.high:g}.")
+
+    def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+        """Return the cells times one factor."""
+        low, high = math.log(self.low), math.log(self.high)
+        unit = torch.rand(1, dtype=torch.float64, generator=generator, device=device)
+        return torch.arange(cells, dtype=torch.float64, device=device) * (low + (high - low) * unit).exp()
+
+    def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the length and the distance of neighbours, times the factor."""
+        step = places[:, 1] if cells > 1 else torch.ones_like(places[:, 0])
+        return cells * step, step
