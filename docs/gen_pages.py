@@ -221,7 +221,9 @@ def extrapolation_table(path: Path = ROOT / "eval" / "results" / "extrapolation.
     questions = list(rows[0]["accuracy"][next(iter(shapes))])
     seeds = Counter(r["encoding"] for r in rows)
     few = {e: f" ({n} of {max(seeds.values())} seeds)" for e, n in seeds.items() if n < max(seeds.values())}
-    missing = [f"`{n}`" for n in vispe.list_encodings(ndim=2) if n not in seeds]
+    samplers = vispe.list_encodings(kind="positions")
+    rows = [r for r in rows if not sampled(r["encoding"])]
+    missing = [f"`{n}`" for n in vispe.list_encodings(ndim=2, exclude=samplers) if n not in seeds]
     text = [f"Not run yet: {', '.join(missing)}.\n"] if missing else []
     for question in questions:
         heads = [f"{name} ({'x'.join(map(str, shape))})" for name, shape in shapes.items()]
@@ -240,7 +242,39 @@ def extrapolation_table(path: Path = ROOT / "eval" / "results" / "extrapolation.
     return "\n".join(text)
 
 
+def sampled(encoding: str) -> list[str]:
+    """Return (sampler, the rest) of a spec that begins with a sampler, or nothing."""
+    first, _, rest = encoding.partition("+")
+    return [first, rest] if first.partition("(")[0] in vispe.list_encodings(kind="positions") else []
+
+
+def samplers_table(path: Path = ROOT / "eval" / "results" / "extrapolation.json") -> str:
+    """Return accuracies on the training grid and on others, with and without samplers, mean and range over seeds."""
+    found = json.loads(path.read_text())
+    pairs = [(*(sampled(r["encoding"]) or ("", r["encoding"])), r) for r in found["rows"]]
+    bases = list(dict.fromkeys(base for sampler, base, _ in pairs if sampler))
+    if not bases:
+        return "The experiment has not been run yet: `python eval/extrapolation.py`."
+    columns = ["", *dict.fromkeys(sampler for sampler, _, _ in pairs if sampler)]
+    unseen = [name for name in found["shapes"] if name != "1x"]
+    text = []
+    for question in next(iter(found["rows"][0]["accuracy"].values())):
+        for title, grids in (("the training grid", ["1x"]), ("the mean of all other grids", unseen)):
+            text += [f"Question: {question}, on {title}.\n", f"| sampler | {' | '.join(bases)} |"]
+            text.append("|---" * (len(bases) + 1) + "|")
+            for sampler in columns:
+                cells = []
+                for base in bases:
+                    own = [r for s, b, r in pairs if (s, b) == (sampler, base)]
+                    each = [mean(r["accuracy"][g][question] for g in grids) for r in own]
+                    cells.append(f"{mean(each):.3f} ({min(each):.2f} to {max(each):.2f})" if each else "")
+                text.append(f"| {f'`{sampler}`' if sampler else 'none'} | {' | '.join(cells)} |")
+            text.append("")
+    return "\n".join(text)
+
+
 TABLES = {
+    "samplers": samplers_table,
     "map": families_map,
     "families": families_table,
     "hosts": hosts_table,

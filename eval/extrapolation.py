@@ -28,6 +28,24 @@ from timing import environment
 
 OUT = Path(__file__).parent / "results" / "extrapolation.json"
 SHAPES = {"0.5x": (3, 3), "1x": (6, 6), "1.5x": (9, 9), "2x": (12, 12), "wide": (6, 12), "tall": (9, 5)}
+MEMBERS = vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))
+# places in training reach those of the largest grid; a shift shows nothing to rotations and distances
+SAMPLERS = (
+    "randomized(reach=12)",
+    "rfs(reach=12)",
+    "increments",
+    "shift(reach=12)",
+    "gaps(rate=0.3)",
+    "segments(canvas=12)",
+    "jitter",
+    "stretch",
+)
+SAMPLED = [
+    f"{sampler}+{base}"
+    for base in ("sincos2d", "fourier", "rope_axial", "alibi2d.geometric")
+    for sampler in SAMPLERS
+    if not sampler.startswith("shift") or base in ("sincos2d", "fourier")
+]
 PRESETS = ("alibi2d.geometric", "alibi2d.local(slopes=geometric)", "peg.cpvt", "rope_axial+rpb")
 
 
@@ -36,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--encodings", nargs="+", default=[*vispe.list_encodings(ndim=2), *PRESETS])
+    parser.add_argument("--encodings", nargs="+", default=[*MEMBERS, *PRESETS, *SAMPLED])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="models trained at once, one core each")
     parser.add_argument("--out", type=Path, default=OUT)

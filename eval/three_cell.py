@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment
 
 OUT = Path(__file__).parent / "results" / "three_cell.json"
+MEMBERS = vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))
 PRESETS = ("alibi2d.geometric", "alibi2d.local(slopes=geometric)", "peg.cpvt", "rope_axial+rpb")
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--encodings", nargs="+", default=[*vispe.list_encodings(ndim=2), *PRESETS])
+    parser.add_argument("--encodings", nargs="+", default=[*MEMBERS, *PRESETS])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="models trained at once, one core each")
     parser.add_argument("--out", type=Path, default=OUT)

@@ -162,8 +162,10 @@ def main() -> None:
 def _wanted(sets: list[str], encodings: list[str] | None) -> list[tuple[str, str]]:
     """Return which encoding is run on which set, stock timm first."""
     found = []
+    alone = vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))
+    every = [*alone, "rfs(reach=28)+rope_axial", "stretch+sincos2d"]
     for name in sets:
-        chosen = encodings or (vispe.list_encodings(ndim=2) if name == "small" else FEW)
+        chosen = encodings or (every if name == "small" else FEW)
         found += [(name, spec) for spec in ("stock", *chosen) if (name, spec) not in REFUSED]
     return found
 

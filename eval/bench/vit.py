@@ -45,7 +45,7 @@ def main() -> None:
     dtypes = (torch.float32, torch.bfloat16)
     cases = product(args.pos_embed, models, TARGETS, dtypes, (1, 8))
     if args.every:
-        names = [n for n in vispe.list_encodings(ndim=2) if n != "learned"]
+        names = vispe.list_encodings(ndim=2, exclude=["learned", *vispe.list_encodings(kind="positions")])
         names.append("irpe.ctx_product_50_shared_qkv")  # with values, which need the attention weights
         cases = product(names, models[:1], (224,), dtypes[:1], (1, 8))
     for spec, (arch, patch), size, dtype, batch in cases:
