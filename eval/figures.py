@@ -74,7 +74,10 @@ def extrapolation() -> None:
     """Draw the accuracy on every grid as a table of colours, best encodings first."""
     found = json.loads((ROOT / "eval" / "results" / "extrapolation.json").read_text())
     shapes = found["shapes"]
-    names = list(dict.fromkeys(r["encoding"] for r in found["rows"]))
+    samplers = tuple(vispe.list_encodings(kind="positions"))  # these have a table of their own
+    names = list(
+        dict.fromkeys(r["encoding"] for r in found["rows"] if not r["encoding"].startswith(samplers))
+    )
     tables = {
         question: np.array(
             [

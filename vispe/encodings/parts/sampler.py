@@ -137,7 +137,7 @@ def _moved(
 ) -> Positions:
     """Return the positions with cell i of axis a at ``maps[a][:, i]``, prefix tokens as they were."""
     cells = pos.cells() if pos.in_place else pos.coords / pos.cell[:, None]
-    lines = [_interpolated(m, cells[..., a]) for a, m in enumerate(maps)]
+    lines = [interpolated(m, cells[..., a]) for a, m in enumerate(maps)]
     cell = pos.cell.double() if pos.cell.device.type != "mps" else pos.cell
     coords = torch.stack(torch.broadcast_tensors(*lines), -1).to(cell) * cell[:, None]
     coords = coords.to(pos.coords) * pos.spatial[..., None]
@@ -155,7 +155,7 @@ def _moved(
     )
 
 
-def _interpolated(line: Tensor, at: Tensor) -> Tensor:
+def interpolated(line: Tensor, at: Tensor) -> Tensor:
     """Return a map (b or 1, cells) at cells (b or 1, n): linear between them, slope 1 outside."""
     line = line.expand(max(len(line), len(at)), -1)
     at = at.to(line.device).expand(len(line), -1)

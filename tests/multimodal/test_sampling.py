@@ -1,0 +1,61 @@
+"""Samplers on token streams: text keeps one coordinate on all axes, decoding goes on behind the last place."""
+
+import pytest
+import torch
+
+from vispe import create_encoding
+from vispe.encodings.positions import set_progress
+from vispe.errors import ShapeError
+from vispe.multimodal import Image, Stream, Text, create_scheme, list_schemes
+from vispe.multimodal.sampling import sampled
+
+STREAM = Stream.of([[Text(3), Image(2, 3), Text(2)], [Image(3, 2), Text(1)]], padding="left")
+
+
+@pytest.mark.parametrize("scheme", list_schemes())
+@pytest.mark.parametrize("sampler", ["randomized(reach=64)", "rfs(reach=64)", "gaps(rate=0.5)", "increments"])
+def test_order_and_equal_coordinates_are_kept(scheme, sampler):
+    before = create_scheme(scheme).coordinates(STREAM)
+    if float(before.ids[:, before.mask].min()) < 0:
+        with pytest.raises(ShapeError, match="Samplers map positions from 0 on"):
+            sampled(before, create_encoding(sampler))
+        return
+    after, places = sampled(before, create_encoding(sampler))
+    again, _ = sampled(before, create_encoding(sampler), places=places)
+    assert torch.equal(after.ids, again.ids)
+    assert torch.equal(after.next, again.next)
+    for row in range(2):
+        a, b = (
+            before.ids[:, row][:, before.mask[row]].flatten(),
+            after.ids[:, row][:, before.mask[row]].flatten(),
+        )
+        order = a.argsort(stable=True)
+        steps, moves = a[order].diff(), b[order].diff()
+        assert bool(((steps > 0) == (moves > 0)).all())  # equal stay equal, later stay later
+        assert bool((after.next[row] > b.max()) == (before.next[row] > a.max()))
+    assert torch.equal(after.ids[:, ~before.mask], before.ids[:, ~before.mask])
+
+
+def test_decoding_goes_on_behind_the_last_place():
+    before = create_scheme("mrope").coordinates(STREAM)
+    after, places = sampled(before, create_encoding("rfs(reach=64)"))
+    ahead = after.decode(3)
+    torch.testing.assert_close(ahead[0].diff(dim=1), torch.ones(2, 2, dtype=torch.float64))
+    torch.testing.assert_close(ahead[0, :, 0], after.next)
+    assert bool((after.next > after.ids.amax((0, 2))).all())
+    assert places.shape[0] == 1
+    own, each = sampled(before, create_encoding("rfs(reach=64,per=sample)"))
+    assert each.shape[0] == 2
+    assert not torch.equal(own.ids[0, 0], after.ids[0, 0])
+
+
+def test_evaluation_seeds_and_errors():
+    before = create_scheme("mrope").coordinates(STREAM)
+    still, _ = sampled(before, create_encoding("gaps").eval())
+    assert still is before
+    sampler = create_encoding("rfs(reach=64)")
+    set_progress(sampler, 0.5, seed=7)
+    one, two = (sampled(before, sampler)[0].ids for _ in range(2))
+    assert torch.equal(one, two)
+    with pytest.raises(ShapeError, match=r"one number for each of \d+ positions, got \(1, 2\)"):
+        sampled(before, sampler, places=torch.zeros(1, 2))

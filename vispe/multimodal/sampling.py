@@ -1,0 +1,72 @@
+"""Samplers for token streams: one map of the line of positions of each row, pictures and text alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vispe.encodings.parts.sampler import Sampler, interpolated
+from vispe.errors import ShapeError
+from vispe.multimodal.scheme import Coordinates
+
+
+def sampled(
+    coordinates: Coordinates,
+    sampler: Sampler,
+    *,
+    generator: torch.Generator | None = None,
+    places: Tensor | None = None,
+) -> tuple[Coordinates, Tensor]:
+    """Return the coordinates of a stream where a sampler puts them, and the map of each row.
+
+    All axes of a row share its map, so that text keeps one coordinate on all of them; fractions lie between. The
+    counter is mapped as well: decoding goes on behind the last place.
+
+    Args:
+        coordinates: as a scheme gives them; none may be below 0.
+        sampler: the map; a sampler in evaluation may leave positions as they are.
+        generator: source of the draws; the global one by default.
+        places: maps from an earlier call (b or 1, positions), to be used instead of drawing.
+
+    Raises:
+        ShapeError: a coordinate is below 0, or `places` are for fewer positions.
+
+    Example:
+        >>> from vispe import create_encoding
+        >>> from vispe.multimodal import Stream, Text, create_scheme
+        >>> ids = create_scheme("rope1d").coordinates(Stream.of([[Text(4)]]))
+        >>> moved, places = sampled(ids, create_encoding("randomized(reach=100)").eval())
+        >>> moved.ids.tolist(), moved.next.tolist()
+        ([[[12.0, 37.0, 62.0, 87.0]]], [88.0])
+    """
+    ids = coordinates.ids
+    real = ids[:, coordinates.mask]
+    if real.numel() and float(real.min()) < 0:
+        raise ShapeError(f"Samplers map positions from 0 on, and the stream has {float(real.min()):g}.")
+    count = 1 + int(real.max().ceil()) if real.numel() else 1
+    if places is None:
+        places = _places(sampler, count, len(coordinates.mask), generator, ids.device)
+    if places is None:
+        return coordinates, torch.arange(count, dtype=torch.float64, device=ids.device)[None]
+    if places.ndim != 2 or places.shape[1] < count:
+        raise ShapeError(f"places need one number for each of {count} positions, got {tuple(places.shape)}.")
+    moved = torch.stack([interpolated(places, axis) for axis in ids.unbind()])
+    following = interpolated(places, coordinates.next[:, None])[:, 0]
+    ids = torch.where(coordinates.mask, moved, ids)
+    return replace(coordinates, ids=ids, next=following), places
+
+
+def _places(
+    sampler: Sampler, count: int, rows: int, generator: torch.Generator | None, device: torch.device
+) -> Tensor | None:
+    """Return the new places of positions 0, 1, ... of each row (rows or 1, count), or None where they stay."""
+    if not (sampler.training or sampler.always):
+        fixed = sampler.fixed(count, device)
+        return None if fixed is None else fixed[None]
+    if generator is None and sampler.seed is not None:
+        generator = torch.Generator().manual_seed(sampler.seed)
+    where = device if generator is None else generator.device
+    lines = [sampler.draw(count, generator, where) for _ in range(rows if sampler.per == "sample" else 1)]
+    return torch.stack(lines).to(device)
