@@ -36,6 +36,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of states, weights, log and card")
     parser.add_argument("--folders", type=Path, nargs="*", default=[], help="folders of real pictures")
     parser.add_argument("--teacher", type=Path, help="weights whose features are to be learned too")
+    parser.add_argument(
+        "--coarse-teacher", type=Path, help="folder of a retrofitted model for the trunk to learn from"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; go on later")
     parser.add_argument("--stop", type=int, default=10**9, help="stop at this step; go on later")
     parser.add_argument("--every", type=int, default=200, help="steps between validations")
@@ -44,17 +47,19 @@ def main(words: Sequence[str] | None = None) -> None:
         flag = f"--{field.name.replace('_', '-')}"
         parser.add_argument(flag, type=type(field.default), default=field.default, choices=choices)
     given = vars(parser.parse_args(words))
-    out, folders, teacher, minutes, stop, every = (
-        given.pop(k) for k in ("out", "folders", "teacher", "minutes", "stop", "every")
+    out, folders, teacher, coarse, minutes, stop, every = (
+        given.pop(k) for k in ("out", "folders", "teacher", "coarse_teacher", "minutes", "stop", "every")
     )
     recipe = Recipe(**given)
     out.mkdir(parents=True, exist_ok=True)
     pictures = [p.numpy() for source in (data.installed(), data.folders(folders)) for p in source]
-    trainer = Trainer(recipe, pictures, out, load_micro(teacher) if teacher else None)
+    trainer = Trainer(recipe, pictures, out, load_micro(teacher) if teacher else None, coarse)
     trainer.load()
     facts = {"step": trainer.step, "recipe": asdict(recipe)}
     if teacher:
         facts["teacher"] = hashlib.sha256(teacher.read_bytes()).hexdigest()
+    if coarse:
+        facts["coarse_teacher"] = hashlib.sha256((coarse / "student.safetensors").read_bytes()).hexdigest()
     _log(out, facts)
     start, cpu = time.monotonic(), time.process_time()
     recent: list[dict[str, float]] = []

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.micro.coarse import Coarse
 from models.micro.episode import Episode, intersection_over_union, sample
 from models.micro.tasks import HELD, Task, task
 from vispe.backbones.micro.load import sizes
@@ -41,6 +42,8 @@ class Recipe:
         seed: of everything.
         series: share of the tasks whose scribbles are on another picture of the same place.
         near: weight of the distance to a teacher's features, where there is one; it falls with the learning rate.
+        coarse: weight of the distance to a coarse teacher's features, where there is one; it falls likewise.
+        block: block of the coarse teacher.
         size: of the network, a key of SIZES.
     """
 
@@ -54,6 +57,8 @@ class Recipe:
     seed: int = 0
     series: float = 0.0
     near: float = 1.0
+    coarse: float = 1.0
+    block: int = 7
     size: str = "small"
 
 
@@ -61,13 +66,21 @@ class Trainer:
     """Model, optimiser and average, and how they are kept on disk."""
 
     def __init__(
-        self, recipe: Recipe, pictures: Sequence[np.ndarray], out: Path, teacher: Micro | None = None
+        self,
+        recipe: Recipe,
+        pictures: Sequence[np.ndarray],
+        out: Path,
+        teacher: Micro | None = None,
+        coarse: Path | None = None,
     ) -> None:
         self.teacher = teacher
-        if teacher is None and recipe.near != Recipe.near:
-            raise OptionError(
-                f"near={recipe.near:g} has no effect without a teacher; give one, or leave it out."
-            )
+        without = {"near": teacher, "coarse": coarse, "block": coarse}
+        for name, needed in without.items():
+            if needed is None and getattr(recipe, name) != getattr(Recipe, name):
+                raise OptionError(
+                    f"{name}={getattr(recipe, name):g} has no effect without a{' coarse' * (name != 'near')} teacher; "
+                    "give one, or leave it out."
+                )
         self.recipe, self.pictures, self.out, self.step = recipe, pictures, out, 0
         self.seen = [p for i, p in enumerate(pictures) if i % HELD]
         torch.manual_seed(recipe.seed)
@@ -86,6 +99,9 @@ class Trainer:
         ]
         self.optimizer = torch.optim.AdamW(groups, recipe.lr, (0.9, 0.98), weight_decay=recipe.weight_decay)
         self.average = deepcopy(self.model).eval().requires_grad_(False)
+        self.coarse = None if coarse is None else Coarse(coarse, recipe.block, self.model)
+        if self.coarse is not None:
+            self.optimizer.add_param_group({"params": list(self.coarse.parameters()), "share": 1.0})
 
     def load(self) -> None:
         """Go on from `state.pt`, or from `stable.pt` where the former has gone beyond the wanted constant rate."""
@@ -102,13 +118,20 @@ class Trainer:
                 self.model.load_state_dict(state["model"])
                 self.episode.load_state_dict(state["episode"])
                 self.average.load_state_dict(state["average"])
+                if self.coarse is not None and "coarse" not in state:
+                    raise OptionError(
+                        f"{self.out / name} was trained without a coarse teacher; give another folder."
+                    )
+                if self.coarse is not None:
+                    self.coarse.load_state_dict(state["coarse"])
                 self.optimizer.load_state_dict(state["optimizer"])
                 self.step = state["step"]
                 return
 
     def save(self, name: str = "state.pt") -> None:
         """Write the state, all or nothing."""
-        parts = {k: getattr(self, k).state_dict() for k in ("model", "episode", "average", "optimizer")}
+        names = ("model", "episode", "average", "optimizer", *(("coarse",) if self.coarse else ()))
+        parts = {k: getattr(self, k).state_dict() for k in names}
         state = {
             **parts,
             "step": self.step,
@@ -137,9 +160,12 @@ class Trainer:
         loss = torch.stack([f[0] for f in found]).mean()
         if self.teacher is not None:
             loss = loss + self.recipe.near * self.rate() * distance(maps, self.teacher(images))
+        if self.coarse is not None:
+            loss = loss + self.recipe.coarse * self.rate() * self.coarse(images)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_([*self.model.parameters(), *self.episode.parameters()], 1.0)
+        learned = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(learned, 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr * self.rate() * group["share"]
         self.optimizer.step()

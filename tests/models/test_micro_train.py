@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.micro import train, trainer
+from models.micro import coarse, train, trainer
 from models.micro.trainer import Recipe, Trainer, distance
+from vispe.backbones.maps import VisionModel
 from vispe.backbones.micro import Micro, load_micro
 from vispe.errors import OptionError
 
@@ -73,6 +75,61 @@ def test_a_teacher_of_another_size_adds_its_distance(tmp_path):
     run(tmp_path / "out", 2, "--teacher", str(file))
     card = json.loads((tmp_path / "out/card.json").read_text())
     assert card["teacher"] == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def retrofitted(tmp_path, monkeypatch):
+    """Return a folder that stands for a finished retrofit of timm's smallest transformer."""
+    torch.manual_seed(2)
+    model = timm.create_model("test_vit", num_classes=0, dynamic_img_size=True, img_size=64).eval()
+    folder = tmp_path / "retrofit"
+    folder.mkdir()
+    (folder / "student.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(coarse, "load_student", lambda _: (VisionModel(model, exact=False), None, {}))
+    return folder
+
+
+def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted):
+    recipe, pictures = Recipe(steps=200, batch=2, side=64, asked=100, block=3), list(PICTURES.numpy())
+    alone = Trainer(replace(recipe, block=7), pictures, tmp_path)
+    taught = Trainer(recipe, pictures, tmp_path, coarse=retrofitted)
+    images = torch.from_numpy(np.stack([alone.task(0, i).image for i in range(2)]))
+    target = taught.coarse.target(images)
+    assert target.shape == (2, 64, 4, 4)  # one token of 16 px for each of the trunk
+    # written out: the trunk's tokens through the head, without the mean over the batch, cosine by cosine
+    seen = []
+    hook = taught.model.trunk.register_forward_hook(lambda *call: seen.append(call[-1]))
+    maps = taught.model(images)
+    hook.remove()
+    tokens = torch.einsum("bdhw,cd->bchw", seen[0], taught.coarse.head.weight)
+    tokens = tokens + taught.coarse.head.bias[:, None, None]
+    a, b = (t - t.mean((0, 2, 3), keepdim=True) for t in (tokens, target))
+    wanted = 1 - ((a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))).mean()
+    found = taught.coarse(images)
+    assert found.item() == pytest.approx(wanted.item(), abs=1e-5)
+    found.backward()
+    assert taught.coarse.head.weight.grad.abs().sum() > 0
+    assert all(p.grad is not None for p in taught.model.trunk.parameters())
+    assert maps.shape[1] == 8
+    taught.optimizer.zero_grad()
+    with torch.no_grad():
+        extra = taught.rate() * wanted.item()
+    assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-3)
+
+
+def test_a_run_with_a_coarse_teacher_goes_on_and_keeps_no_head(tmp_path, retrofitted):
+    more = ("--coarse-teacher", str(retrofitted), "--block", "3")
+    whole = run(tmp_path / "whole", 4, *more)
+    run(tmp_path / "parts", 4, *more, "--stop", "2")
+    parts = run(tmp_path / "parts", 4, *more)
+    assert all(torch.equal(whole[k], parts[k]) for k in whole)
+    assert set(whole) == set(run(tmp_path / "plain", 2))
+    card = json.loads((tmp_path / "whole/card.json").read_text())
+    assert card["coarse_teacher"] == hashlib.sha256(b"weights").hexdigest()
+    with pytest.raises(OptionError, match=r"state.pt was trained without a coarse teacher"):
+        run(tmp_path / "plain", 4, *more)
+    with pytest.raises(OptionError, match="block=3 has no effect without a coarse teacher"):
+        Trainer(Recipe(block=3), list(PICTURES.numpy()), tmp_path)
 
 
 def test_what_does_not_fit_together_is_refused(tmp_path, monkeypatch):
