@@ -1,4 +1,4 @@
-"""Symmetries of images: eight poses, any angle, labels under both, and two remedies.
+"""Symmetries of images: eight poses, any angle, any place, labels under turns, and two remedies.
 
 >>> from vispe.symmetry import D4
 >>> len(D4)
@@ -14,19 +14,23 @@ __all__ = [
     "D4Features",
     "Element",
     "PatchKernel",
+    "Placement",
     "d4_average",
     "element",
     "fit_to_patches",
     "patch_kernel",
     "rotate",
+    "shared",
     "symmetrize",
 ]
 
 _REMEDIES = ("D4Features", "PatchKernel", "d4_average", "patch_kernel", "symmetrize")
+_PLACES = ("Placement", "shared")
 _D4 = ("D4", "IDENTITY", "Element", "element", "fit_to_patches")
 __getattr__, __dir__ = face(
     __name__,
     dict.fromkeys(_REMEDIES, "vispe.symmetry.remedies")
     | dict.fromkeys(_D4, "vispe.symmetry.d4")
+    | dict.fromkeys(_PLACES, "vispe.symmetry.placements")
     | dict.fromkeys(("Canvas", "rotate"), "vispe.symmetry.warp"),
 )

@@ -1,0 +1,135 @@
+"""Placements move whole patches and come back exactly; what is drawn covers all places and grows with progress."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vispe.errors import OptionError, ShapeError
+from vispe.symmetry import Placement, shared
+
+SIDE = st.integers(1, 5)
+
+
+def values(h, w, seed=0):
+    return torch.randn(2, 3, h, w, generator=torch.Generator().manual_seed(seed))
+
+
+@st.composite
+def placements(draw, count=1):
+    content, canvas = ((draw(SIDE), draw(SIDE)) for _ in range(2))
+    pairs = tuple(zip(content, canvas, strict=True))
+    offsets = [tuple(draw(st.integers(1 - n, size - 1)) for n, size in pairs) for _ in range(count)]
+    fill = draw(st.sampled_from(["mean", "mirror", "image"]))
+    return [Placement(content, canvas, offset, fill) for offset in offsets]
+
+
+@given(placements(), st.integers(1, 3))
+def test_undo_gives_what_is_seen_bit_for_bit(drawn, side):
+    (place,) = drawn
+    image = values(*(n * side for n in place.content))
+    behind = values(4, 7, seed=1) if place.fill == "image" else None
+    canvas = place.apply(image, behind)
+    assert canvas.shape == (2, 3, *(n * side for n in place.canvas))
+    top, left, bottom, right = (edge * side for edge in place.seen)
+    assert torch.equal(place.undo(canvas), image[..., top:bottom, left:right])
+    if all(0 <= o <= size - n for n, size, o in zip(place.content, place.canvas, place.offset, strict=True)):
+        assert torch.equal(place.undo(canvas), image)
+
+
+@given(placements(count=2))
+def test_two_placements_share_the_same_patches(drawn):
+    first, second = drawn
+    image = values(*first.content)
+    behind = values(4, 7, seed=1) if first.fill == "image" else None
+    seen = [torch.zeros(first.content, dtype=torch.bool) for _ in drawn]
+    for mask, place in zip(seen, drawn, strict=True):
+        top, left, bottom, right = place.seen
+        mask[top:bottom, left:right] = True
+    both = seen[0] & seen[1]
+    if not both.any():
+        with pytest.raises(OptionError, match="no patches of one content in common"):
+            shared(first, second)
+        return
+    found = [place.undo(place.apply(image, behind)) for place in shared(first, second)]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0].flatten(2), image[..., both])
+
+
+def test_pixels_and_tokens_move_alike():
+    place = Placement((2, 3), (4, 4), (-1, 2))
+    tokens = values(2, 3)
+    pixels = tokens.repeat_interleave(4, -2).repeat_interleave(4, -1)
+    assert torch.equal(place.apply(pixels)[..., ::4, ::4], place.apply(tokens))
+
+
+def test_fills_are_what_they_say():
+    image = torch.tensor([[1.0, 2.0, 3.0]])
+    place = Placement((1, 3), (1, 8), (0, 3))
+    assert place.apply(image, mean=0.5).tolist() == [[0.5, 0.5, 0.5, 1, 2, 3, 0.5, 0.5]]
+    mirror = Placement((1, 3), (1, 8), (0, 3), "mirror")
+    assert mirror.apply(image).tolist() == [[3, 2, 1, 1, 2, 3, 3, 2]]
+    far = Placement((1, 1), (1, 5), (0, 4), "mirror")
+    assert far.apply(image[:, :1]).tolist() == [[1] * 5]
+    behind = torch.tensor([[7.0, 8.0]])
+    other = Placement((1, 3), (1, 8), (0, 3), "image")
+    assert other.apply(image, behind).tolist() == [[7, 8, 8, 1, 2, 3, 8, 7]]
+    assert behind.tolist() == [[7, 8]], "what was given changed"
+    with pytest.raises(OptionError, match="fill='image' was asked and no image"):
+        other.apply(image)
+    with pytest.raises(OptionError, match="fill='mean' was asked and an image"):
+        place.apply(image, behind)
+
+
+def test_all_places_come_alike_often():
+    generator = np.random.default_rng(0)
+    drawn = [Placement.draw(generator, content=(2, 3), canvas=(3, 5)) for _ in range(600)]
+    counts = {offset: sum(p.offset == offset for p in drawn) for offset in {p.offset for p in drawn}}
+    assert set(counts) == {(a, b) for a in range(2) for b in range(3)}
+    assert min(counts.values()) > 60
+    smaller = [Placement.draw(generator, content=(5, 5), canvas=(4, 5)) for _ in range(50)]
+    assert {p.offset for p in smaller} == {(0, 0), (-1, 0)}
+
+
+def test_the_canvas_grows_with_progress():
+    def side(progress, **options):
+        drawn = Placement.draw(np.random.default_rng(0), progress, **options)
+        return drawn.canvas[0]
+
+    options = {"content": (4, 4), "canvas": (12, 12), "curriculum": 0.5}
+    assert [side(p, **options) for p in (0, 0.1, 0.25, 0.49, 0.5, 1.0)] == [5, 5, 8, 11, 12, 12]
+    assert side(0.0, **options | {"curriculum": 0.0}) == 12
+    assert [side(p, **options | {"canvas": (2, 2)}) for p in (0, 0.5)] == [3, 2]
+    assert side(0.0, **options | {"canvas": (4, 4)}) == 4
+
+
+def test_the_same_generator_draws_the_same():
+    drawn = [Placement.draw(np.random.default_rng(5), 0.3, content=(3, 3), canvas=(9, 9)) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"offset": (0, 4)}, r"has none on a canvas of \(4, 4\)"),
+        ({"offset": (-2, 0)}, "has none on a canvas"),
+        ({"fill": "black"}, "fill='black' is not one of mean, mirror, image"),
+        ({"box": (0, 0, 3, 2)}, "is not within the patches"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, words):
+    with pytest.raises(OptionError, match=words):
+        Placement((2, 2), (4, 4), **options)
+
+
+def test_values_of_another_shape_are_refused():
+    place = Placement((2, 2), (4, 4))
+    with pytest.raises(
+        ShapeError, match=r"The content has \(2, 2\) patches, got values of shape \(3, 4, 5\)"
+    ):
+        place.apply(torch.zeros(3, 4, 5))
+    with pytest.raises(ShapeError, match=r"The canvas has \(4, 4\) patches"):
+        place.undo(torch.zeros(3, 2, 2))
+    with pytest.raises(OptionError, match=r"shares of a run from 0 to 1, got progress=1\.5"):
+        Placement.draw(np.random.default_rng(0), 1.5, content=(2, 2), canvas=(4, 4))
