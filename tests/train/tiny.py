@@ -71,4 +71,5 @@ def training(config: Retrofit, source: Source | None = None) -> Training:
     folder.begin(config.identity())
     half = torch.full((3, 1, 1), 0.5)
     plan = make_plan(config, source or Pictures(), processes, SimpleNamespace(mean=half, std=half))
-    return Training(Objective(teacher.model, student, config.loss, blank), config, processes, folder, plan)
+    objective = Objective(teacher.model, student, config.loss, blank, config.augment.place_teacher == "best")
+    return Training(objective, config, processes, folder, plan)

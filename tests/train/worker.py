@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 
 from tests.train.tiny import Pictures, config
+from vispe.train.data.augment import Augment
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Stage, Student, Target, Weights
 from vispe.train.retrofit.recipe import retrofit
 
 TOGETHER = {
-    "loss": Weights(1.0, 0.5, 0.25),
+    "loss": Weights(1.0, 0.5, 0.25, place=0.5),
+    "augment": Augment(place=9, curriculum=0.5),
     "student": Student("rope_mixed"),
     "stages": [Stage(32, steps=3, batch=4, rate=1e-4), Stage(48, steps=2, batch=2, rate=1e-5)],
     "target": Target("auto", count=3),

@@ -73,7 +73,7 @@ def test_gradients_of_the_global_batch_are_the_same(folders):
 def test_losses_and_results_are_the_same(folders):
     one, two = (read_log(folders / name / "log.jsonl") for name in ("one", "two"))
     assert [line["step"] for line in two] == [1, 2, 3, 4, 5]
-    for key in ("loss", "distill", "d4", "class_token", "grad_norm", "cosine"):
+    for key in ("loss", "distill", "d4", "class_token", "place", "grad_norm", "cosine"):
         assert [line[key] for line in two] == pytest.approx([line[key] for line in one], abs=5e-5)
     assert two[0]["loss"] == pytest.approx(one[0]["loss"], abs=1e-6)
     cards = [json.loads((folders / name / "card.json").read_text()) for name in ("one", "two")]

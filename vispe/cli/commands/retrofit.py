@@ -41,7 +41,8 @@ def retrofit(
 
     The student has the weights of the teacher and another positional encoding. It learns the teacher's patch features,
     of which the channels that tell position most can be set to 0 (target.blank), and, if asked, features that turn with
-    the image (loss.d4). Then the readable position is measured on noise and textures, before and after.
+    the image (loss.d4) and stay the same wherever it stands (loss.place). Then the readable position is measured on
+    noise and textures, before and after.
 
     Settings are best written in a file, and single ones changed behind it. A run that was stopped, or killed, goes on
     where its last state was written; the folder holds student.safetensors and card.json when it is finished. With
@@ -56,10 +57,12 @@ def retrofit(
         out: folder for the student, its card, the log and the state.
         student: what it becomes; pos_embed, init, symmetric patch kernel, what is trainable, rank of lora
         target: what is taken out of the teacher's features; blank (none, auto or channels), with auto share or count
-        loss: weights of its parts; distill, d4 (a second pass of the student), class_token
+        loss: weights of its parts; distill, centred, class_token, d4 (turned images) and place (images on a canvas), a
+            pass of the student more for each of the last two
         probe: pictures on which the readable position is measured
         window: how pictures become images of the size of a stage; resize, crop, small
-        augment: changes of the images at random; pose, roll, brightness, contrast, noise
+        augment: changes of the images at random; pose, roll, brightness, contrast, noise; for loss.place: place (canvas
+            in patches), curriculum, place_teacher
         ema: decay of the moving average of the weights, such as 0.999; 0 for none.
         amp: precision of the models' arithmetic; fp16 needs a GPU.
         grad_checkpointing: compute activations twice, for less memory.

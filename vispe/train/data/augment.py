@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from vispe.errors import OptionError
 
 Resize = int | Literal["cover", "none"]
+_OF_THE_LOSS = ("place", "curriculum", "place_teacher")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +32,14 @@ class Augment:
         brightness: largest change of all values, up or down.
         contrast: largest change c of the contrast: differences from the mean are multiplied by 1 - c to 1 + c.
         noise: largest standard deviation of added Gaussian noise, the same in all channels.
+        place: side in patches of the canvases on which a student is compared with itself (`loss.place` of a retrofit),
+            the row being the content; one smaller than the row shows a part of it. 0 leaves it out. Rows do not change.
+        curriculum: share of the run over which the canvas grows from the size of the row to `place`.
+        place_teacher: 'none', both placements are anywhere and learn from each other; or 'best', one is in the middle
+            of the canvas, and the other learns from it.
 
     Raises:
-        OptionError: a negative value, `contrast` above 1, or `roll` that is no whole number.
+        OptionError: a value out of its range, or `roll` or `place` that is no whole number.
     """
 
     pose: bool = False
@@ -41,13 +47,24 @@ class Augment:
     brightness: float = 0.0
     contrast: float = 0.0
     noise: float = 0.0
+    place: int = 0
+    curriculum: float = 0.0
+    place_teacher: Literal["none", "best"] = "none"
 
     def __post_init__(self) -> None:
-        if isinstance(self.roll, bool) or not isinstance(self.roll, int) or self.roll < 0:
-            raise OptionError(f"roll={self.roll!r} is not the side of a patch in pixels; give 0 or more.")
-        for name, most in (("brightness", 1.0), ("contrast", 1.0), ("noise", 1.0)):
-            if not 0 <= getattr(self, name) <= most:
-                raise OptionError(f"{name}={getattr(self, name)!r} is not between 0 and {most:g}.")
+        for name, what in (("roll", "side of a patch in pixels"), ("place", "side of a canvas in patches")):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise OptionError(f"{name}={value!r} is not the {what}; give 0 or more.")
+        for name in ("brightness", "contrast", "noise", "curriculum"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise OptionError(f"{name}={getattr(self, name)!r} is not between 0 and 1.")
+        if self.place_teacher not in ("none", "best"):
+            raise OptionError(f"place_teacher={self.place_teacher!r} is not none or best.")
+
+    def of_rows(self) -> dict[str, Any]:
+        """Return what changes the rows themselves, as JSON; placements are drawn by the loss that compares them."""
+        return {name: value for name, value in asdict(self).items() if name not in _OF_THE_LOSS}
 
 
 def posed(picture: Tensor, pose: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
@@ -55,7 +54,7 @@ class Batches:
         crop: 'random' or 'centre'.
         small: what is done with pictures that would have to be enlarged: 'enlarge' does it and says so once, 'skip'
             leaves them out (reads every picture of the source once, at once), 'error' names the first.
-        augment: changes at random; none by default.
+        augment: changes at random; none by default. Of placements, nothing is read here.
 
     Raises:
         OptionError: a value that does not fit, named.
@@ -132,7 +131,7 @@ class Batches:
             "source": self.source.describe(),
             "pictures": len(self),
             **{key: list(value) if isinstance(value, tuple) else value for key, value in own.items()},
-            "augment": asdict(self.augment),
+            "augment": self.augment.of_rows(),
         }
 
     def fingerprint(self) -> str:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from vispe.errors import OptionError
+from vispe.train.data.augment import Augment
 from vispe.train.retrofit.config import Retrofit, Stage, Student, Target
 
 _LEAST = {
     "student.rank": 1, "target.count": 1, "probe.noise": 0, "probe.textures": 0, "probe.size": 1, "probe.step": 1,
     "probe.masks": 1, "workers": 0, "log_every": 1, "checkpoint_every": 1, "chunk": 1, "weight_decay": 0, "seed": 0,
-    "loss.distill": 0, "loss.centred": 0, "loss.d4": 0, "loss.class_token": 0, "ema": 0, "probe.seed": 0,
+    "loss.distill": 0, "loss.centred": 0, "loss.d4": 0, "loss.place": 0, "loss.class_token": 0, "ema": 0,
+    "probe.seed": 0,
 }  # fmt: skip
 
 
@@ -42,7 +44,8 @@ def _problems(config: Retrofit) -> Iterator[str]:
     yield from _crops(config)
     yield from _target(config)
     yield from _student(config.student)
-    if not config.loss.distill + config.loss.d4 + config.loss.class_token:
+    yield from _placements(config)
+    if not any(vars(config.loss).values()):
         yield "All parts of the loss have weight 0, so nothing would be learnt; give one a weight."
     teacher = config.teacher
     if teacher.name.startswith("open_clip:") and teacher.options:
@@ -88,6 +91,18 @@ def _crops(config: Retrofit) -> Iterator[str]:
         return
     if config.loss.class_token:
         yield f"{first} keeps features of patches alone, and loss.class_token needs class tokens; remove one of them."
+
+
+def _placements(config: Retrofit) -> Iterator[str]:
+    augment, plain = config.augment, Augment()
+    for key in ("curriculum", "place_teacher"):
+        if not augment.place and (value := getattr(augment, key)) != getattr(plain, key):
+            yield f"augment.{key}={value} is for placements, and augment.place is 0; set the side of their canvas."
+    if bool(augment.place) != bool(config.loss.place):
+        yield (
+            f"augment.place={augment.place} and loss.place={config.loss.place}: placements need a canvas and a "
+            "weight; give both, or neither."
+        )
 
 
 def _target(config: Retrofit) -> Iterator[str]:

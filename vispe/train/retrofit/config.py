@@ -124,12 +124,16 @@ class Weights:
             pose for each update, and a second pass of the student.
         class_token: 1 - cosine between the class tokens of student and teacher.
         centred: 1 - cosine between the patch features, less their mean over the image: what tells patches apart.
+        place: 1 - cosine between the student's features of the image at two places of a canvas (`augment.place`), over
+            the patches that both show: one pair for each update, and a pass of the student over both canvases. The mean
+            of the data, 0 in normalised images, is around the image.
     """
 
     distill: float = 1.0
     d4: float = 0.0
     class_token: float = 0.0
     centred: float = 0.0
+    place: float = 0.0
 
 
 @dataclass(frozen=True)

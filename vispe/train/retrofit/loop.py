@@ -1,6 +1,6 @@
 """The training itself: updates, what is written between them, and how a stopped run goes on.
 
-An update depends on the weights, the optimizer and (seed, step, rank) alone: images, pose and everything that a model
+An update depends on the weights, the optimizer and (seed, step, rank) alone: images, views and everything that a model
 draws at random are drawn from these. So a run that is stopped at any time and continued ends with the same weights as
 one that was not, bit for bit on one machine with the same number of processes and threads (on a GPU as far as its
 kernels are deterministic).
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.processes import Processes
+from vispe.backbones.tokens import patch_projection
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.averages import effective_rank
 from vispe.symmetry import symmetrize
@@ -29,7 +30,7 @@ from vispe.train.retrofit.config import Retrofit, Stage
 from vispe.train.retrofit.crops import CropBatches
 from vispe.train.retrofit.log import Log, memory_mib
 from vispe.train.retrofit.lora import merge_lora
-from vispe.train.retrofit.losses import Objective, pose_of
+from vispe.train.retrofit.losses import Objective, Pair, pair_of, pose_of
 
 OnStep = Callable[[int, int, Mapping[str, Any] | None], None]
 """Called with the number of updates made, that of all, and the line of the log that was written, if any."""
@@ -172,7 +173,7 @@ class Training:
             group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(_seed(config.seed, self.step, self.processes.rank))
-        pose = pose_of(config.seed, self.step)
+        pose, pair = pose_of(config.seed, self.step), self._pair(given)
         shown = None
         images, kept = given if isinstance(given, tuple) else (given, None)
         size = config.chunk or len(images)
@@ -181,7 +182,7 @@ class Training:
             few = few.to(self._device, non_blocking=True)
             maps_of = None if maps_of is None else maps_of.to(self._device, non_blocking=True)
             with autocast(config, self.processes):
-                parts, maps, target = self.objective.parts(few, pose, maps_of)
+                parts, maps, target = self.objective.parts(few, pose, maps_of, pair)
                 # divided by the global batch, so that chunks and processes add up to its mean
                 loss = self.objective.total(parts).sum() / batch
             self.scaler.scale(loss).backward()
@@ -205,6 +206,20 @@ class Training:
             weights = [p.detach() for p in self.trained]
             torch._foreach_lerp_(list(self.average.values()), weights, share)
         return shown
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done: of the step alone, so that a run that goes on has the same."""
+        return self.step / self.plan[-1].end
+
+    def _pair(self, given: Tensor | tuple[Tensor, Tensor]) -> Pair | None:
+        """Return the placements of this update, the same in all processes; None where they have no weight."""
+        if not self.config.loss.place:
+            return None
+        images = given[0] if isinstance(given, tuple) else given
+        sides = patch_projection(self.student).stride
+        content = (images.shape[-2] // sides[0], images.shape[-1] // sides[1])
+        return pair_of(self.config.seed, self.step, self.progress, content, self.config.augment)
 
     def _add(self, name: str, value: Tensor) -> None:
         """Add to a sum over the images of this interval."""

@@ -120,7 +120,8 @@ def _carried_out(config: Retrofit, source: Source | None, on_step: OnStep | None
     else:
         blank = config.target.blank if isinstance(config.target.blank, list) else []
     _make_crops(config, source, processes, teacher, plan, say)
-    objective = Objective(teacher.model, student, config.loss, blank)
+    follow = config.augment.place_teacher == "best"
+    objective = Objective(teacher.model, student, config.loss, blank, follow)
     training = Training(objective, config, processes, folder, plan)
     training.resume(state)
     training.run(on_step)

@@ -96,6 +96,14 @@ def _problems(config: Retrofit, teacher: VisionModel) -> Iterator[str]:
             yield f"{key}={size} is no multiple of the patch of {name}, {patch} px; choose {near}."
         if teacher.exact and size != teacher.size:
             yield f"{key}={size}, and {name} takes images of {teacher.size} px alone; set teacher.img_size to {size}."
+    for k, stage in enumerate(config.stages):
+        grid, place = stage.size // patch, config.augment.place
+        if place and (place == grid or 2 * place <= grid):
+            why = "nothing could move" if place == grid else "two such windows may have no patch in common"
+            yield (
+                f"augment.place={place}, and stages[{k}].size={stage.size} has {grid} patches a side, so that {why}; "
+                f"choose a larger canvas, such as {grid + grid // 2}."
+            )
     blank, channels = config.target.blank, teacher.channels
     if isinstance(blank, list) and (bad := [c for c in blank if not 0 <= c < channels]):
         yield f"target.blank names channel {bad[0]}, and the features of {name} have {channels}, numbered from 0."
