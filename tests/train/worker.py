@@ -82,6 +82,21 @@ def together(out: str) -> None:
     retrofit(config(out, **TOGETHER), source=Pictures())
 
 
+def slots(out: str) -> None:
+    """Save loss, weights and gradient of this process's share of a batch; the first has more samples."""
+    from tests.train.vlm.test_slots import batch
+    from vispe.backbones.processes import Processes
+    from vispe.train.vlm.slots import slot_distillation
+
+    processes = Processes.started()
+    mine = slice(0, 4) if processes.main else slice(4, None)
+    student, teacher, where = (part[mine] for part in batch(7))
+    found = slot_distillation(student.requires_grad_(), teacher, where, processes=processes)
+    found.loss.backward()
+    kept = {"loss": found.loss.detach(), "weights": found.weights, "gradient": student.grad}
+    torch.save(kept, Path(out).with_suffix(f".{processes.rank}.pt"))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"killed": killed, "together": together}[sys.argv[1]](*sys.argv[2:])
+    {"killed": killed, "together": together, "slots": slots}[sys.argv[1]](*sys.argv[2:])

@@ -1,16 +1,12 @@
 """Two processes with the same global batch do what one does."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.train.processes import two_processes
 from tests.train.tiny import Pictures, config
 from tests.train.worker import TOGETHER, together
 from vispe.backbones.processes import Processes
@@ -19,37 +15,13 @@ from vispe.train.retrofit.log import read_log
 from vispe.train.retrofit.loop import Training
 from vispe.train.retrofit.recipe import retrofit
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """What two processes wrote, and one."""
     pytest.importorskip("accelerate")
-    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
-        pytest.skip("torch is built without gloo")
     place = tmp_path_factory.mktemp("together")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.train.worker", "together", str(place / "two")]
-    with socket.socket() as free:  # what torchrun tells its processes
-        free.bind(("localhost", 0))
-        said = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    said |= {"CUDA_VISIBLE_DEVICES": "", "LOCAL_WORLD_SIZE": "2"}
-    workers = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **said, "RANK": rank, "LOCAL_RANK": rank},
-        )
-        for rank in "01"
-    ]
-    try:
-        errors = [worker.communicate(timeout=400)[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert all(worker.returncode == 0 for worker in workers), "\n".join(errors)[-4000:]
+    two_processes("together", place / "two")
     plain = Training._update
     try:
         together(str(place / "one"))
