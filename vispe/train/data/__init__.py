@@ -3,7 +3,8 @@
 >>> source = from_config([{"synthetic": 100, "side": 64}])
 >>> first = next(Batches(source, size=64, batch=2, seed=0).from_step(0))
 
-`from_config` reads what recipes say; `Batches` makes batches by step of any `Source`.
+`from_config` reads what recipes say; `Batches` makes batches by step of any `Source`; `segments` takes windows of large
+pictures as one sequence.
 """
 
 from vispe.train.data.augment import Augment
@@ -14,6 +15,7 @@ from vispe.train.data.hub import HubSource
 from vispe.train.data.source import Concat, Mixture, Source
 from vispe.train.data.synthetic import SyntheticSource
 from vispe.train.data.tar import TarSource
+from vispe.train.data.windows import segments
 
 __all__ = [
     "Augment",
@@ -26,4 +28,5 @@ __all__ = [
     "SyntheticSource",
     "TarSource",
     "from_config",
+    "segments",
 ]

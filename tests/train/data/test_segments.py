@@ -1,0 +1,77 @@
+"""Windows of large pictures: which patches they are, and that their coordinates are those of the whole picture."""
+
+import numpy as np
+import pytest
+import torch
+
+from vispe import Attention, create_encoding
+from vispe.errors import OptionError, ShapeError
+from vispe.grid import Grid
+from vispe.train.data.windows import segments, window_patches
+
+GRID = (7, 9)
+
+
+def taken(prefix=0, **options):
+    pictures = torch.randn(2, 3, 28, 36, generator=torch.Generator().manual_seed(0))
+    asked = {"count": 4, "length": 2, "generator": np.random.default_rng(1), "prefix": prefix, **options}
+    return pictures, segments(pictures, 4, **asked)
+
+
+def test_patches_are_those_of_the_picture():
+    pictures, found = taken(prefix=1)
+    assert found.patches.shape == (2, 16, 3, 4, 4)
+    index = found.positions.index[:, 1:]
+    for picture, patches, numbers in zip(pictures, found.patches, index, strict=True):
+        assert len(set(numbers.tolist())) == 16
+        for patch, number in zip(patches, numbers.tolist(), strict=True):
+            row, column = divmod(number, GRID[1])
+            assert torch.equal(patch, picture[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4])
+    assert not torch.equal(index[0], index[1])
+
+
+@pytest.mark.parametrize("encoding", ["alibi2d", "rope_axial", "rope_mixed", "rpb", "alibi2d+rope_axial"])
+def test_attention_is_that_of_the_whole_picture_among_these_tokens(encoding):
+    _, found = taken(prefix=1, reference=(4, 4))
+    pos = found.positions
+    torch.manual_seed(0)
+    spec = "rpb(grid=(7, 9))" if encoding == "rpb" else encoding
+    layer = Attention(32, num_heads=2, encoding=spec).eval()
+    whole = Grid(GRID, prefix=1, reference=(4, 4))
+    x = torch.randn(2, whole.tokens, 32)
+    # token numbers: the prefix first, then the cells of the grid
+    keep = torch.where(pos.spatial, pos.index + 1, 0)
+    seen = torch.zeros(2, whole.tokens, dtype=torch.bool).scatter(1, keep, True)
+    wanted = layer(x, whole, key_padding_mask=seen)
+    at = keep[..., None].expand(-1, -1, 32)
+    torch.testing.assert_close(layer(x.gather(1, at), pos), wanted.gather(1, at), rtol=1e-4, atol=1e-5)
+
+
+def test_tables_are_those_of_the_large_grid():
+    _, found = taken(reference=(4, 4))
+    table = create_encoding("learned", dim=8, grid=(4, 4))
+    whole = table.table(Grid(GRID, reference=(4, 4)).positions()).expand(2, -1, -1)
+    wanted = whole.gather(1, found.positions.index[..., None].expand(-1, -1, 8))
+    torch.testing.assert_close(table.table(found.positions), wanted)
+
+
+def test_windows_lie_everywhere_and_never_overlap():
+    generator, seen = np.random.default_rng(0), set()
+    for _ in range(200):
+        numbers = window_patches(GRID, 3, 2, generator)
+        assert len(set(numbers.tolist())) == 12
+        squares = numbers.reshape(3, 2, 2)
+        assert (squares[:, 1] - squares[:, 0] == GRID[1]).all()
+        assert (squares[..., 1] - squares[..., 0] == 1).all()
+        assert (squares[..., 0] % GRID[1] < GRID[1] - 1).all(), "a window goes around the border"
+        seen |= set(numbers.tolist())
+    assert seen == set(range(63))
+    assert sorted(window_patches((4, 4), 4, 2, generator).tolist()) == list(range(16))
+
+
+def test_what_does_not_fit_is_refused():
+    for options in ({"count": 13}, {"count": 0}, {"length": 8}, {"length": 0}):
+        with pytest.raises(OptionError, match=r"fit side by side; take fewer"):
+            taken(**options)
+    with pytest.raises(ShapeError, match="of whole patches, got"):
+        segments(torch.zeros(1, 3, 30, 36), 4, count=1, length=1, generator=np.random.default_rng(0))
