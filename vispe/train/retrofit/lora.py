@@ -7,7 +7,7 @@ becomes W + B A with A (r, in) drawn at random and B (out, r) zero, so training 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -37,24 +37,27 @@ class LowRank(nn.Module):
             return weight + self.up @ self.down
 
 
-def add_lora(model: nn.Module, rank: int) -> list[str]:
+def add_lora(model: nn.Module, rank: int, layers: Collection[str] | None = None) -> list[str]:
     """Put a low-rank change beside every linear weight of the blocks, in place; return the names of the weights.
 
     Weights of attention (qkv, or q, k and v, and proj) and of the MLP take part, those of encodings do not. The weights
     themselves are frozen, the changes require gradients. The draws come from torch's global generator.
 
     Args:
-        model: of timm or open_clip, converted or not.
+        model: of timm or open_clip, converted or not; with `layers` any model.
         rank: of the changes.
+        layers: last parts of the names of linear layers, such as q_proj, which get a change wherever they are, and
+            those of blocks do not.
 
     Raises:
-        UnsupportedHost: the model has no linear layer in blocks.
+        UnsupportedHost: the model has no linear layer in blocks, or lacks one that `layers` names.
     """
-    chosen = list(_weights(model))
-    if not chosen:
-        raise UnsupportedHost(
-            f"{type(model).__name__} has no linear layers in blocks to which lora could be added."
-        )
+    chosen = list(_weights(model) if layers is None else _named(model, layers))
+    found = {path.split(".")[-2] for path, _, _ in chosen}
+    missing = ", ".join(sorted(set(layers or ()) - found))
+    if not chosen or missing:
+        what = f"linear layers called {missing}" if missing else "linear layers in blocks"
+        raise UnsupportedHost(f"{type(model).__name__} has no {what} to which lora could be added.")
     for _, owner, key in chosen:
         weight = getattr(owner, key)
         weight.requires_grad_(False)
@@ -70,6 +73,13 @@ def merge_lora(model: nn.Module) -> nn.Module:
                 if isinstance(module.parametrizations[key][0], LowRank):
                     parametrize.remove_parametrizations(module, key, leave_parametrized=True)
     return model
+
+
+def _named(model: nn.Module, layers: Collection[str]) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield path, owner and key of the weights of linear layers of some names."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear) and path.split(".")[-1] in layers:
+            yield f"{path}.weight", module, "weight"
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

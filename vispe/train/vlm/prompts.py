@@ -1,0 +1,110 @@
+"""Prompts with several items, of which the order is free: pieces of tokens and pixels, put in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError, ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Some tokens, with the pixels that stand behind them.
+
+    Attributes:
+        tokens: (n,) int64.
+        inputs: what the model takes beside, such as pixel_values; pieces are joined along the first axis.
+        per_token: what it takes for each token, such as mm_token_type_ids, (n,); 0 for pieces that have none.
+    """
+
+    tokens: Tensor
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Arranged:
+    """A prompt in one order.
+
+    Attributes:
+        inputs: of the model, a batch of one.
+        items: tokens of each slot.
+        answer: tokens of the answer.
+    """
+
+    inputs: dict[str, Any]
+    items: tuple[slice, ...]
+    answer: slice
+
+    @property
+    def asking(self) -> slice:
+        """The tokens after which those of the answer are said."""
+        return slice(self.answer.start - 1, self.answer.stop - 1)
+
+    @property
+    def wanted(self) -> Tensor:
+        """Tokens of the answer, (m,)."""
+        return self.inputs["input_ids"][0, self.answer]
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """Items, such as pictures, a question about them, and its answer.
+
+    >>> items = [Piece(torch.tensor([7, k])) for k in range(3)]
+    >>> asked = Prompt(items, answer=Piece(torch.tensor([9])), after=Piece(torch.tensor([5])))
+    >>> asked.arranged([2, 0, 1]).inputs["input_ids"].tolist()
+    [[7, 2, 7, 0, 7, 1, 5, 9]]
+
+    Attributes:
+        items: whose order does not matter to the answer.
+        answer: that is to be said.
+        before: tokens in front of the items.
+        after: tokens between items and answer, such as the question.
+
+    Raises:
+        OptionError: less than two items, or an empty answer.
+    """
+
+    items: Sequence[Piece]
+    answer: Piece
+    before: Piece | None = None
+    after: Piece | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.items) < 2 or not len(self.answer.tokens):
+            raise OptionError(
+                f"An order needs two items or more and an answer, got {len(self.items)} items and an answer of "
+                f"{len(self.answer.tokens)} tokens."
+            )
+
+    def arranged(self, order: Iterable[int], device: torch.device | str = "cpu") -> Arranged:
+        """Return the prompt with item `order[k]` at slot k.
+
+        Raises:
+            OptionError: `order` does not name each item once.
+            ShapeError: values that are not one for each token.
+        """
+        order = [int(k) for k in order]
+        if sorted(order) != list(range(len(self.items))):
+            raise OptionError(f"order={order} does not name each of {len(self.items)} items once.")
+        pieces = [p for p in (self.before, *(self.items[k] for k in order), self.after, self.answer) if p]
+        first = self.before is not None
+        ends = torch.tensor([len(p.tokens) for p in pieces]).cumsum(0).tolist()
+        slots = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+        inputs: dict[str, Any] = {"input_ids": torch.cat([p.tokens for p in pieces])[None]}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        for name in sorted({name for p in pieces for name in p.inputs}):
+            inputs[name] = torch.cat([p.inputs[name] for p in pieces if name in p.inputs])
+        for name in sorted({name for p in pieces for name in p.per_token}):
+            values = [p.per_token.get(name, torch.zeros_like(p.tokens)) for p in pieces]
+            if any(v.shape != p.tokens.shape for v, p in zip(values, pieces, strict=True)):
+                raise ShapeError(f"{name} needs one value for each token of its piece.")
+            inputs[name] = torch.cat(values)[None]
+        inputs = {name: value.to(device) for name, value in inputs.items()}
+        return Arranged(inputs, tuple(slots[first : first + len(order)]), slots[-1])
