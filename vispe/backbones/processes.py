@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,6 +21,7 @@ from vispe.backbones.device import choose_device
 from vispe.errors import OptionError, require
 
 T = TypeVar("T")
+MODEL, POSITIONS = 11, 12  # what is drawn in a step: by torch's global generator, by samplers of positions
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,17 @@ class Processes:
         if failed is not None:
             raise failed
         return [p for p, _ in parts]
+
+    def seed(self, run: int, step: int, purpose: int = MODEL) -> int:
+        """Return the seed of what this process draws in one step of a training, whenever it is begun or goes on.
+
+        Args:
+            run: seed of the training.
+            step: number of updates before.
+            purpose: `MODEL` or `POSITIONS`, which draw apart.
+        """
+        entropy = np.random.SeedSequence([run, purpose, step, self.rank])
+        return int(entropy.generate_state(1, np.uint64)[0] >> 1)
 
     def device(self, name: str) -> str:
         """Return the device of this process: 'auto' spreads processes over the GPUs of a machine."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import vispe
+from vispe.encodings.positions.shift import Shift
 from vispe.errors import OptionError
 from vispe.evaluate.behaviour.extrapolation import PALETTE, PATCH, Asked, Recipe, scenes, score, train
 
@@ -67,6 +68,15 @@ def test_scores_count_right_answers():
 
     found = score(Told(), (3, 4), count=70, seed=0)
     assert found == {"distance": 1.0, "direction": 0.0}
+
+
+def test_samplers_follow_the_training(monkeypatch):
+    said = []
+    monkeypatch.setattr(Shift, "advance", lambda self, progress, seed: said.append((progress, seed)))
+    train("shift(reach=9,curriculum=[0,5])+sincos2d", 3, Recipe(shape=(3, 3), steps=4, batch=2))
+    assert [progress for progress, _ in said] == [0, 0.25, 0.5, 0.75, 1]
+    assert len({seed for _, seed in said}) == 5
+    assert said[-1][1] is None
 
 
 def test_training_is_reproducible_and_learns():

@@ -16,6 +16,8 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.backbones.processes import POSITIONS, Processes
+from vispe.encodings.positions import set_progress
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError
 from vispe.hosts.convert import convert
@@ -145,6 +147,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps)
     for step in range(recipe.steps):
+        set_progress(model, step / recipe.steps, seed=Processes().seed(seed, step, POSITIONS))
         batch = scenes(recipe.batch, recipe.shape, generator)
         loss = F.cross_entropy(model(batch.images), batch.answers, ignore_index=-1)
         optimizer.zero_grad()
@@ -154,6 +157,7 @@ def train(
         schedule.step()
         if on_step is not None:
             on_step(step, float(loss.detach()))
+    set_progress(model, 1.0)
     return model.eval()
 
 

@@ -21,6 +21,8 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.backbones.processes import POSITIONS, Processes
+from vispe.encodings.positions import set_progress
 from vispe.encodings.registry import Spec, parse_spec
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.three_cell import task as three_cell
@@ -181,6 +183,7 @@ def train(
                 part.load_state_dict(kept[key])
             torch.set_rng_state(kept["rng"])
         for step in range(kept["step"] if kept else 0, recipe.steps):
+            set_progress(model, step / recipe.steps, seed=Processes().seed(seed, step, POSITIONS))
             batch = cells[step * recipe.batch : (step + 1) * recipe.batch]
             bits = three_cell.labels(batch, recipe.grid).float()
             pictures = three_cell.images(batch, recipe.grid, patch=1)
@@ -196,6 +199,7 @@ def train(
                 _write(file, {**state, "rng": torch.get_rng_state(), "run": run})
             if on_step is not None:
                 on_step(step, float(loss.detach()))
+        set_progress(model, 1.0)
         bits = three_cell.labels(test, recipe.grid)
         scores = three_cell.score(logits(model.eval(), test, recipe.grid), bits)
     constant = three_cell.majority(bits, three_cell.labels(cells, recipe.grid))

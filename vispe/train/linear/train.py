@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import cross_entropy
 
+from vispe.backbones.processes import POSITIONS, Processes
+from vispe.encodings.positions import set_progress
 from vispe.train.linear.data import IGNORE, Part, batch_at
 from vispe.train.linear.model import LinearSegmenter
 from vispe.train.linear.task import LinearTask
@@ -42,6 +44,7 @@ def train(
     for step in range(first, task.steps):
         for group in optimizer.param_groups:
             group["lr"] = group["rate"] * factors[step]
+        set_progress(model, step / task.steps, seed=Processes().seed(task.seed, step, POSITIONS))
         images, masks = batch_at(
             part, step, batch=task.batch, size=task.size, poses=task.poses, seed=task.seed
         )
@@ -61,6 +64,7 @@ def train(
         if done % task.checkpoint_every == 0 or done == task.steps:
             folder.save(done, {"model": model.own_state()}, {"optimizer": optimizer.state_dict()})
         progress(done, value)
+    set_progress(model, 1.0)
 
 
 def _optimizer(task: LinearTask, model: LinearSegmenter) -> torch.optim.Optimizer:

@@ -15,12 +15,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.processes import Processes
+from vispe.backbones.processes import POSITIONS, Processes
 from vispe.backbones.tokens import patch_projection
+from vispe.encodings.positions import set_progress
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.averages import effective_rank
 from vispe.symmetry import symmetrize
@@ -140,6 +140,7 @@ class Training:
             symmetrize(self.student)
         if self.config.grad_checkpointing:
             self.student.set_grad_checkpointing(False)
+        set_progress(self.student, 1.0)
         return self.student.eval().requires_grad_(False)
 
     def _carry_out(self, part: Part, total: int, log: Log | None, on_step: OnStep | None) -> None:
@@ -172,7 +173,9 @@ class Training:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
-        torch.manual_seed(_seed(config.seed, self.step, self.processes.rank))
+        torch.manual_seed(self.processes.seed(config.seed, self.step))
+        drawn = self.processes.seed(config.seed, self.step, POSITIONS)
+        set_progress(self.student, self.progress, seed=drawn)
         pose, pair = pose_of(config.seed, self.step), self._pair(given)
         shown = None
         images, kept = given if isinstance(given, tuple) else (given, None)
@@ -276,8 +279,3 @@ def autocast(config: Retrofit, processes: Processes) -> AbstractContextManager[A
     if config.amp == "no":
         return nullcontext()
     return torch.autocast(processes.place.type, torch.bfloat16 if config.amp == "bf16" else torch.float16)
-
-
-def _seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of torch's global generator in one update of one process."""
-    return int(np.random.SeedSequence([seed, 11, step, rank]).generate_state(1, np.uint64)[0] >> 1)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.backbones.processes import POSITIONS, Processes
+from vispe.encodings.positions import set_progress
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.train.data.order import Order
 from vispe.train.retrofit.lora import add_lora, merge_lora
@@ -92,7 +94,8 @@ def learn_orders(
         model.train()
         for step in range(recipe.steps):
             optimizer.zero_grad(set_to_none=True)
-            torch.manual_seed(_seed(recipe.seed, step))
+            torch.manual_seed(Processes().seed(recipe.seed, step))
+            set_progress(model, step / recipe.steps, seed=Processes().seed(recipe.seed, step, POSITIONS))
             total = 0.0
             for row, number in enumerate(drawn(step * recipe.batch + np.arange(recipe.batch)).tolist()):
                 prompt = prompts[number]
@@ -104,6 +107,7 @@ def learn_orders(
             optimizer.step()
             if on_step is not None:
                 on_step(step + 1, total)
+    set_progress(model, 1.0)
     merge_lora(language)
     return model.eval().requires_grad_(False)
 
@@ -151,7 +155,3 @@ def _answered(model: nn.Module, arranged: Arranged, **options: Any) -> tuple[Ten
     """Return the mean cross entropy of the answer, and the output of the model."""
     output = model(**arranged.inputs, **options, use_cache=False)
     return F.cross_entropy(output.logits[0, arranged.asking].float(), arranged.wanted), output
-
-
-def _seed(seed: int, step: int) -> int:
-    return int(np.random.SeedSequence([seed, 11, step]).generate_state(1, np.uint64)[0] >> 1)

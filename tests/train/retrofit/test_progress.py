@@ -1,0 +1,85 @@
+"""Encodings follow a retrofit: progress and seeds come from the step, so a run that goes on draws the same."""
+
+import pytest
+import torch
+
+from tests.train.tiny import config, training
+from vispe.backbones.processes import POSITIONS, Processes
+from vispe.encodings.base import Encoding
+from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.config import Student
+
+SHIFT = "shift(reach=20,curriculum=[0,9])+sincos2d"
+
+
+class Stop(Exception):
+    pass
+
+
+def stop(number, total, line):
+    if number == 3:
+        raise Stop
+
+
+def test_the_loop_says_how_far_it_is(tmp_path, monkeypatch):
+    run, said = training(config(tmp_path, student=Student(SHIFT))), []
+    plain = Encoding.advance
+
+    def advance(self, progress, seed):
+        said.append((self.name, progress, seed))
+        plain(self, progress, seed)
+
+    for encoding in {type(m) for m in run.student.modules() if isinstance(m, Encoding)}:
+        monkeypatch.setattr(encoding, "advance", advance)
+    run.run()
+    run.finished()
+    shift = [(progress, seed) for name, progress, seed in said if name == "shift"]
+    seeds = [Processes().seed(0, step, POSITIONS) for step in range(7)]
+    assert shift == [*((step / 7, seed) for step, seed in enumerate(seeds)), (1.0, None)]
+    assert {progress for name, progress, _ in said if name == "sincos2d"} == {p for p, _ in shift}
+
+
+@pytest.mark.parametrize("spec", ["rfs(reach=28)+rope_axial", SHIFT])
+def test_a_run_that_goes_on_draws_the_same(tmp_path, spec):
+    asked = {"student": Student(spec), "checkpoint_every": 1}
+    whole = training(config(tmp_path / "whole", **asked))
+    whole.run()
+    with pytest.raises(Stop):
+        training(config(tmp_path / "parts", **asked)).run(stop)
+    rest = training(config(tmp_path / "parts", **asked))
+    rest.resume(Folder(tmp_path / "parts").load())
+    rest.run()
+    for name, value in whole.student.state_dict().items():
+        assert torch.equal(rest.student.state_dict()[name], value), name
+
+
+def test_the_curriculum_matters(tmp_path):
+    found = []
+    for spec in (SHIFT, "shift(reach=20,curriculum=[9,9])+sincos2d"):
+        run = training(config(tmp_path / spec[-12:-9], student=Student(spec)))
+        run.run()
+        found.append(run.student.state_dict())
+    assert any(not torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_chunks_are_drawn_alike(tmp_path):
+    found = []
+    for chunk in (None, 1):
+        run = training(config(tmp_path / str(chunk), chunk=chunk, student=Student("rfs(reach=9)+rope_axial")))
+        run.optimizer = torch.optim.SGD(run.trained, lr=0.0)
+        run._update(run.plan[0].batches.load(0), 4, 0.0)
+        found.append([p.grad for p in run.trained if p.grad is not None])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_seeds_differ_by_run_step_process_and_purpose():
+    seeds = {
+        Processes(rank, 2).seed(run, step, purpose)
+        for rank in (0, 1)
+        for run in (0, 1)
+        for step in (0, 1)
+        for purpose in (POSITIONS, 11)
+    }
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
