@@ -75,7 +75,7 @@ def learn_orders(
         on_step: called after every update.
 
     Returns:
-        the same model, in evaluation mode.
+        the same model, frozen and in evaluation mode.
 
     Raises:
         OptionError: no prompts.

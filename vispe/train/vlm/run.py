@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from vispe.backbones.device import choose_device
@@ -97,7 +98,8 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
         raise InputError(
             f"{task.data} has {len(prompts)} prompts, of which every {task.held_every}th is held out; give more."
         )
-    how = {"attn_implementation": "eager"} if task.even else {}
+    # small changes of weights would be lost in half precision
+    how = {"dtype": torch.float32} | ({"attn_implementation": "eager"} if task.even else {})
     model = AutoModelForImageTextToText.from_pretrained(task.model, **how).eval()
     model.to(choose_device(task.device))
     before = _measured(model, held, task)
