@@ -34,6 +34,7 @@ class Alibi(AlibiBase):
         layers: blocks that have the bias; all by default.
         biased_heads: the first so many heads have slopes, the others 0; all by default.
         steepest: c of slopes='harmonic', 1 by default.
+        factor: what slopes of 'alibi', 'geometric' and 'constant' are multiplied by; 96 in BiPE, between segments.
         radius: r of slopes='radius', in tokens: two numbers, of the first and the last head, spaced evenly in the
             logarithm, or one for each head.
         randomized_offsets: distances are drawn instead (arXiv 2305.16843): in training, tokens 1, 2, ... apart have

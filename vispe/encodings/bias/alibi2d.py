@@ -37,6 +37,7 @@ class Alibi2D(GridAlibi):
         jitter: standard deviation of Gaussian noise on the bias, one draw per forward, in training only.
         biased_heads: the first so many heads have slopes, the others 0; all by default.
         steepest: c of slopes='harmonic', 1 by default.
+        factor: what slopes of 'alibi', 'geometric' and 'constant' are multiplied by.
         radius: r of slopes='radius', in units of the distance (shares of the divisor where there is one): two numbers,
             of the first and the last head, spaced evenly in the logarithm, or one for each head.
 

@@ -43,6 +43,7 @@ class AlibiGraph(AlibiBase):
         layers: blocks that have the bias; all by default.
         biased_heads: the first so many heads have slopes, the others 0; all by default. 'mask' closes pairs to all.
         steepest: c of slopes='harmonic', 1 by default.
+        factor: what slopes of 'alibi', 'geometric' and 'constant' are multiplied by.
         radius: r of slopes='radius', in steps: two numbers, of the first and the last head, spaced evenly in the
             logarithm, or one for each head.
 

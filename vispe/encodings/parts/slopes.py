@@ -76,6 +76,7 @@ class AlibiBase(Biased):
     biased_heads: Whole | None = None
     steepest: Positive | None = None
     radius: tuple[Positive, ...] | None = None
+    factor: Positive = 1.0
 
     def __post_init__(self) -> None:
         if self.softplus and self.slopes != "learned":
@@ -105,6 +106,10 @@ class AlibiBase(Biased):
             raise OptionError(
                 f"radius={list(self.radius)} has no effect with slopes={self.slopes!r}; say slopes=radius."
             )
+        if self.factor != 1.0 and self.slopes in ("harmonic", "radius", "learned"):
+            instead = {"harmonic": "steepest", "radius": "radius"}.get(self.slopes)
+            hint = f"say {instead} instead" if instead else "learned slopes find their own size"
+            raise OptionError(f"factor={self.factor:g} has no effect with slopes={self.slopes!r}; {hint}.")
         if self.slopes == "radius":
             if self.radius is None:
                 raise OptionError(
@@ -148,7 +153,8 @@ class AlibiBase(Biased):
             return radius_slopes(self.radius, active, self.ndim[0]) + (0.0,) * rest
         if self.slopes != "learned":
             return (
-                tuple((self.steepest or 1.0) * m for m in fixed_slopes(self.slopes, active)) + (0.0,) * rest
+                tuple((self.steepest or self.factor) * m for m in fixed_slopes(self.slopes, active))
+                + (0.0,) * rest
             )
         slope = self.slope if self.slope.dtype == torch.float64 else self.slope.float()
         slope = F.softplus(slope) if self.softplus else slope
