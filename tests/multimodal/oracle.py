@@ -67,6 +67,10 @@ class Rule:
         """Return where the counter of a group starts."""
         return 0
 
+    def close(self, c):
+        """Return the counter after a token at a boundary that left it at `c`."""
+        return c
+
 
 class Line(Rule):
     """rope1d: one after the other."""
@@ -259,7 +263,31 @@ class Groups(Line):
         return Fraction(self.phi[group - 1] if isinstance(self.phi, tuple) else self.phi)
 
 
+class Bilevel(Rule):
+    """bilevel: segments, and places inside them; the counter is segment * ROOM + place."""
+
+    ROOM = 2**26
+
+    def text(self, c):
+        segment, place = divmod(c, self.ROOM)
+        place = min(place, self.train_length - 1)
+        return segment, place, place
+
+    def next_segment(self, c):
+        """Return the counter where a segment begins that has nothing before it."""
+        return c if c % self.ROOM == 0 else (c // self.ROOM + 1) * self.ROOM
+
+    def close(self, c):
+        return (c // self.ROOM + 1) * self.ROOM
+
+    def block(self, t, h, w, seconds, c, draw):
+        c, last = self.next_segment(c), self.train_length - 1
+        tokens = [(c // self.ROOM + f, min(y, last), min(x, last)) for f, y, x in cells(t, h, w)]
+        return tokens, c + t * self.ROOM
+
+
 RULES = {
+    "bilevel": Bilevel,
     "circlerope": Circle,
     "group_pe": Groups,
     "hope_vlm": Diagonal,
@@ -304,6 +332,8 @@ def walk(rule, rows, start=None, draws=None):
                         next(drawn)
                     here += [rule.text(c + i * rule.step) for i in range(segment.tokens)]
                     counters[group] = c if segment.shared else c + segment.tokens * rule.step
+                    if segment.boundary and not segment.shared:
+                        counters[group] = rule.close(counters[group])
                 else:
                     parts = parts_of(segment)
                     given = [None] * len(parts) if drawn is None else [next(drawn) for _ in parts]

@@ -28,7 +28,9 @@ with_thumbnail = st.builds(
     Image, side, side, st.tuples(st.integers(1, 3), st.integers(1, 3)), st.sampled_from(["first", "last"])
 )
 EVERY = (texts, plain_images, tiled, videos)
+sentences = st.builds(Text, st.integers(1, 6), boundary=st.booleans())
 PIECES = {  # what schemes that do not take everything take
+    "bilevel": (texts, sentences, plain_images, tiled, videos),
     "group_pe": (texts, grouped, plain_images, tiled, videos),
     "rope_dhr": (texts, plain_images, with_thumbnail, videos),
 }
@@ -49,8 +51,10 @@ def joined(segments):
     """Return segments with neighbouring texts of one group made one, as they look in token types."""
     out = []
     for s in segments:
-        if isinstance(s, Text) and out and isinstance(out[-1], Text) and out[-1].group == s.group:
-            out[-1] = replace(out[-1], tokens=out[-1].tokens + s.tokens)
+        before = out[-1] if out else None
+        both = isinstance(s, Text) and isinstance(before, Text) and not before.boundary
+        if both and before.group == s.group:
+            out[-1] = replace(s, tokens=before.tokens + s.tokens)
         else:
             out.append(s)
     return out
@@ -82,20 +86,22 @@ def ids_of(rows, mask, merge=1, as_tensors=True):
 
     Grids are tensors, which cannot say tiles; or lists of segments.
     """
-    types, documents, groups = (torch.zeros(mask.shape, dtype=torch.long) for _ in range(3))
+    types, documents, groups, ends = (torch.zeros(mask.shape, dtype=torch.long) for _ in range(4))
     images, films = [], []
     for number, row in enumerate(rows):
         kinds = []
         for document, segments in enumerate(documents_of(row)):
             for s in segments:
                 kind = 0 if isinstance(s, Text) else 1 if isinstance(s, Image) else 2
-                kinds += [(kind, document, s.group if kind == 0 else 0)] * length_of(s)
+                kinds += [(kind, document, s.group if kind == 0 else 0, 0)] * length_of(s)
+                kinds[-1] = (*kinds[-1][:3], int(kind == 0 and s.boundary))
                 if kind:
                     (images if kind == 1 else films).append(s)
         places = mask[number].nonzero()[:, 0]
-        for place, (kind, document, group) in zip(places.tolist(), kinds, strict=True):
-            types[number, place], documents[number, place], groups[number, place] = kind, document, group
-    given = {"types": types, "mask": mask, "documents": documents, "groups": groups}
+        for place, about in zip(places.tolist(), kinds, strict=True):
+            for field, value in zip((types, documents, groups, ends), about, strict=True):
+                field[number, place] = value
+    given = {"types": types, "mask": mask, "documents": documents, "groups": groups, "boundaries": ends}
     if not as_tensors:
         return {**given, "images": images, "videos": films}
     grid = [[1, s.h * merge, s.w * merge] for s in images]
@@ -139,6 +145,12 @@ def without_reset(options):
 
 
 OPTIONS = {
+    "bilevel": st.fixed_dictionaries(
+        {
+            "rotate": st.sampled_from(["both", "inter", "intra"]),
+            "train_length": st.sampled_from([1, 2, 5, 1024]),
+        }
+    ),
     "circlerope": st.fixed_dictionaries(
         {
             "radius": st.sampled_from([10.0, 0.5, -3.0, 7.25]),

@@ -29,7 +29,7 @@ def test_all_schemes_are_there():
         "circlerope group_pe hope_vlm ilrope mhrope mmrope mousi mrope mrope_i omnirope ppe rope1d rope_dhr"
     )
     assert sorted(NAMES) == NAMES
-    assert set(NAMES) >= {*wanted.split(), "tad_rope", "v2pe", "videorope", "vrope"}
+    assert set(NAMES) >= {*wanted.split(), "bilevel", "tad_rope", "v2pe", "videorope", "vrope"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,6 +67,7 @@ def test_options_cannot_be_changed_later(name):
         "hope_vlm(train_scales=[0.5,1.0])",
         "v2pe(stride=64)",
         "group_pe(phi=[3.0,5.0])",
+        "bilevel(rotate=intra,train_length=64)",
         "circlerope(radius=5.0,move_to_origin=false)",
         "ppe(k=2)",
         "vrope(stride=3.0)",
@@ -130,6 +131,8 @@ def test_every_option_has_an_effect():
         "bands": "interleaved",
         "axes_in_turn": True,
         "clip": True,
+        "rotate": "intra",
+        "train_length": 2,
     }
     rows = [[Text(3), Image(3, 4, (3, 2), "last"), Text(1), Video(9, 2, 2, 0.5), Text(2, group=0), Text(3)]]
     grouped = Stream.of([[Text(3), Text(2, group=1)]])
@@ -194,6 +197,8 @@ WRONG = {
         OptionError,
         "mrope: sections needs a list of 3 whole numbers of 0 or more, got sections=16",
     ),
+    "bilevel(rotate=inter,sections=[4,4,4])": (OptionError, r"rotate='inter' leaves nothing to share; say"),
+    "bilevel(train_length=0)": (OptionError, "train_length needs a whole number above 0, got train_length=0"),
     "mmrope(sections=[4,4,4])": (OptionError, "fixed pattern of axes; leave sections out"),
     "mmrope(scale=[1,2])": (
         OptionError,

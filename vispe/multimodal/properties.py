@@ -184,7 +184,8 @@ def _decode_safe(rule: Scheme, picture: Segment) -> bool:
 
 
 def _cost(rule: Scheme, picture: Segment) -> float:
-    return float(_of(rule, Text(4), picture).next - _of(rule, Text(4)).next)
+    after, before = (_of(rule, *s).decode(1)[0, 0, 0] for s in ([Text(4), picture], [Text(4)]))
+    return float(after - before)
 
 
 def _tiles(rule: Scheme) -> tuple[bool, float] | None:
@@ -235,7 +236,7 @@ def _formula(costs: dict[Size, float]) -> str:
     if t0 != t1:  # the longest videos
         a = (c1 - c0) / (t1 - t0)
         b = c0 - a * t0
-        line = f"{a:g} t {'+' if b > 0 else '-'} {abs(b):g}"
+        line = f"{'' if a == 1 else f'{a:g} '}t {'+' if b > 0 else '-'} {abs(b):g}"
         if fits(lambda t, h, w: a * t + b):
             return line
         if fits(lambda t, h, w: max(a * t + b, h, w)):

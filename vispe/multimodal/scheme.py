@@ -137,6 +137,11 @@ class Scheme:
         """For each axis, whether pictures are counted from where they stand in the text, or from 0."""
         return (True,) * self.axes
 
+    @property
+    def added(self) -> tuple[int, ...]:
+        """Axes that turn no channels, because a table added to the tokens is to tell them."""
+        return ()
+
     def draw(self, blocks: Blocks, training: bool, generator: torch.Generator | None) -> Tensor | None:
         """Return what is random about each block (m), or None."""
         return None
@@ -152,6 +157,15 @@ class Scheme:
     def text(self, at: Tensor) -> Tensor:
         """Return the coordinates (axes, ...) of text at a counter (...)."""
         return at.expand(self.axes, *at.shape)
+
+    def counter(self, ids: Tensor) -> Tensor:
+        """Return the counter (...) at which text has the coordinates (axes, ...); the reverse of `text`."""
+        return ids[0]
+
+    def moved(self, local: Tensor, at: Tensor) -> Tensor:
+        """Return the coordinates (axes, k) of tokens of pictures whose blocks start at counters (k)."""
+        follows = torch.tensor(self.follows, dtype=torch.float64, device=at.device)[:, None]
+        return torch.addcmul(local, follows, at)
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return the axis of each pair of channels, (pairs,), or for each key head, (kv_heads, pairs)."""
@@ -199,27 +213,26 @@ class Scheme:
             raise ShapeError(
                 f"draws needs one value for each of {len(blocks.tokens)} blocks, got {tuple(draws.shape)}."
             )
-        text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
-        advance = torch.where(blocks.visual, self.advance(blocks, draws), text)
-        at = self._counter(blocks, advance, start)
+        at, after = self.counters(blocks, draws, start)
         ids = self.text(at.index_select(0, stream.block) + self.step * stream.index).clone()
         where = blocks.visual.index_select(0, stream.block).nonzero()[:, 0]
         if len(where):
             tokens = VisualTokens(blocks, *(x.index_select(0, where) for x in (stream.block, stream.index)))
             local = self.local(tokens, draws)
-            follows = torch.tensor(self.follows, dtype=torch.float64, device=at.device)[:, None]
-            ids.index_copy_(1, where, torch.addcmul(local, follows, tokens.of(at)))
+            ids.index_copy_(1, where, self.moved(local, tokens.of(at)))
         end = (
             torch.searchsorted(blocks.sample, torch.arange(len(stream.mask), device=at.device), right=True)
             - 1
         )
         empty = stream.lengths == 0
-        following = (at + advance)[end.clamp(min=0)]
+        following = after[end.clamp(min=0)]
         following = torch.where(empty, 0.0 if start is None else start.double(), following)
         return Coordinates(stream.scatter(ids, padding), stream.mask, following, self, draws)
 
-    def _counter(self, blocks: Blocks, advance: Tensor, start: Tensor | None) -> Tensor:
-        """Return the counter at the start of each block (m), a sum over its document and group."""
+    def counters(self, blocks: Blocks, draws: Tensor | None, start: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the counter at the start and at the end of each block (m), sums over its document and group."""
+        text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
+        advance = torch.where(blocks.visual, self.advance(blocks, draws), text)
         key = (blocks.sample * (blocks.document.max() + 1) + blocks.document) * (
             blocks.group.max() + 1
         ) + blocks.group
@@ -234,7 +247,7 @@ class Scheme:
         if start is not None:
             first = blocks.document.index_select(0, torch.searchsorted(blocks.sample, blocks.sample))
             at = at + torch.where(blocks.document == first, start.to(at)[blocks.sample], 0.0)
-        return at
+        return at, at + advance
 
     def options(self) -> dict[str, object]:
         """Return the options and their values."""

@@ -18,7 +18,6 @@ from tests.multimodal.strategies import (
     plain_images,
     shared,
     texts,
-    tiled,
     videos,
 )
 from vispe.multimodal import Stream, Text, create_scheme, list_schemes
@@ -104,11 +103,22 @@ def test_from_ids(name, data):
 @given(data=st.data())
 def test_both_ways_describe_the_same_blocks(data):
     as_tensors = data.draw(st.booleans())
-    pieces = (texts, plain_images, videos) if as_tensors else (*PIECES["group_pe"], tiled)
+    pieces = (texts, plain_images, videos) if as_tensors else (*PIECES["group_pe"], *PIECES["bilevel"])
     rows = as_types(data.draw(batches(pieces)))
     ours = Stream.of(rows, data.draw(st.sampled_from(["left", "right"])))
     theirs = Stream.from_ids(**ids_of(rows, ours.mask, data.draw(st.sampled_from([1, 2])), as_tensors))
-    for field in ("sample", "document", "group", "kind", "tokens", "size", "picture", "tile", "shared"):
+    for field in (
+        "sample",
+        "document",
+        "group",
+        "kind",
+        "tokens",
+        "size",
+        "picture",
+        "tile",
+        "shared",
+        "boundary",
+    ):
         a, b = getattr(ours.blocks, field), getattr(theirs.blocks, field)
         assert a.dtype == b.dtype, field
         assert torch.equal(a, b), field

@@ -27,6 +27,7 @@ class Blocks:
         picture: number of the image or video that the block is a part of, counted through the batch; -1 for text.
         tile: tile row, tile column, rows and columns of tiles (m, 4); row and column are -1 for a thumbnail.
         shared: whether what follows starts where the block starts.
+        boundary: whether the last token of a block of text ends its segment, such as a sentence.
     """
 
     sample: Tensor
@@ -39,6 +40,7 @@ class Blocks:
     picture: Tensor
     tile: Tensor
     shared: Tensor
+    boundary: Tensor
 
     @cached_property
     def visual(self) -> Tensor:

@@ -28,9 +28,10 @@ def blocks_from_ids(
     frames_apart: bool,
     documents: Tensor | None,
     groups: Tensor | None,
+    boundaries: Tensor | None,
 ) -> tuple[Blocks, Tensor]:
     """Return the blocks and the mask of the sequences that `Stream.from_ids` describes, with the same arguments."""
-    check_same_shape(types, mask=mask, documents=documents, groups=groups)
+    check_same_shape(types, mask=mask, documents=documents, groups=groups, boundaries=boundaries)
     _check_values(types, mask, merge, documents=documents, groups=groups)
     device = types.device
     valid = torch.ones_like(types, dtype=torch.bool) if mask is None else mask.bool()
@@ -53,9 +54,10 @@ def blocks_from_ids(
         raise InputError(
             f"documents and groups are numbers from 0 on, got {int(torch.minimum(document, group).min())}."
         )
+    ends = torch.zeros_like(block, dtype=torch.bool) if boundaries is None else _ends(boundaries[valid], kind)
     keys = torch.stack([sample, document, group, block])
     new = torch.ones_like(sample, dtype=torch.bool)
-    new[1:] = (keys[:, 1:] != keys[:, :-1]).any(0)
+    new[1:] = (keys[:, 1:] != keys[:, :-1]).any(0) | ends[:-1]
     first = new.nonzero()[:, 0]
     tokens = torch.diff(first, append=first.new_tensor([len(sample)]))
     at = block[first]
@@ -67,12 +69,29 @@ def blocks_from_ids(
     wrong = ~text & ((tokens != size[at].prod(1)) | ~enough[first])
     blocks = Blocks(
         sample[first], document[first], group[first], kind[first], tokens, size[at], clock[at],
-        _counted(picture[at], len(picture)), tile[at], torch.zeros_like(text),
+        _counted(picture[at], len(picture)), tile[at], torch.zeros_like(text), ends[first + tokens - 1],
     )  # fmt: skip
     used = at[~text]
     if bool(wrong.any()) or len(used) < len(size) - 1:
         raise InputError(_mismatch(blocks, wrong, used, len(size) - 1, enough[first]))
     return blocks, valid
+
+
+def _ends(boundaries: Tensor, kind: Tensor) -> Tensor:
+    """Return which tokens end their segment (n), checked: pictures end theirs by themselves."""
+    if boundaries.dtype != torch.bool:
+        whole = not (boundaries.is_floating_point() or boundaries.is_complex())
+        if not whole or bool(((boundaries < 0) | (boundaries > 1)).any()):
+            raise InputError(
+                f"boundaries is 1 where a token ends its segment and 0 elsewhere, got {boundaries.dtype} with "
+                f"{listed(distinct(boundaries))[:8]}."
+            )
+    ends = boundaries.bool()
+    if bool((ends & (kind != TEXT)).any()):
+        raise InputError(
+            "boundaries has a 1 at a token of a picture; every picture is a segment of its own, so mark text only."
+        )
+    return ends
 
 
 def _blocks_of(kind: Tensor, tokens: Tensor, images: int) -> tuple[Tensor, Tensor]:

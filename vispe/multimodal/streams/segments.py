@@ -24,11 +24,13 @@ class Text:
         shared: whether what follows starts at the same position as this run: several answers to one question, each a
             shared run, do not see each other's positions or tokens.
         group: tokens of different groups have counters of their own where a scheme has them (`group_pe`).
+        boundary: whether the last token ends a segment, such as a sentence, for schemes that count them (`bilevel`).
     """
 
     tokens: Whole
     shared: bool = False
     group: Count = 0
+    boundary: bool = False
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -79,11 +79,13 @@ class Stream:
                     at = (row, document)
                     if isinstance(segment, Text):
                         text = (segment.group, TEXT, segment.tokens, (1, 1, 1))
-                        table.append((*at, *text, None, -1, WHOLE, segment.shared))
+                        table.append((*at, *text, None, -1, WHOLE, segment.shared, segment.boundary))
                         continue
                     kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
                     for t, h, w, tile in segment.parts():
-                        table.append((*at, 0, kind, t * h * w, (t, h, w), seconds, picture, tile, False))
+                        table.append(
+                            (*at, 0, kind, t * h * w, (t, h, w), seconds, picture, tile, False, False)
+                        )
                     picture += 1
             totals.append(sum(int(t[4]) for t in table) - before)  # type: ignore[call-overload]
         if not table:
@@ -109,6 +111,7 @@ class Stream:
         frames_apart: bool = False,
         documents: Tensor | None = None,
         groups: Tensor | None = None,
+        boundaries: Tensor | None = None,
     ) -> Stream:
         """Describe sequences the way processors give them: a type for each token, and the grids in order.
 
@@ -122,12 +125,14 @@ class Stream:
             frames_apart: text stands between the frames of a video (Qwen3-VL): each is a block of its own.
             documents: (b, s), number of the packed sample that a token belongs to.
             groups: (b, s), group of each token, from 0 on; schemes such as `group_pe` count each on its own.
+            boundaries: (b, s), 1 where a token of text ends its segment, such as a full stop; for schemes that count
+                segments (`bilevel`).
 
         Raises:
             InputError: placeholders and grids do not agree; names the sample and the segment.
             ShapeError: tensors have other shapes.
         """
-        given = (types, images, videos, mask, merge, seconds, frames_apart, documents, groups)
+        given = (types, images, videos, mask, merge, seconds, frames_apart, documents, groups, boundaries)
         return Stream(*blocks_from_ids(*given))
 
     def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
@@ -181,7 +186,9 @@ def _documents(row: object) -> list[Sequence[Segment]]:
 def _table(rows: list[tuple[object, ...]]) -> Blocks:
     columns = list(zip(*rows, strict=True))
     seconds = torch.tensor([float("nan") if s is None else float(s) for s in columns[6]], dtype=torch.float64)  # type: ignore[arg-type]
-    sample, document, group, kind, tokens, size, _, picture, tile, shared = (
+    sample, document, group, kind, tokens, size, _, picture, tile, shared, boundary = (
         torch.tensor(c) if i != 6 else None for i, c in enumerate(columns)
     )
-    return Blocks(sample, document, group, kind, tokens, size, seconds, picture, tile, shared)  # type: ignore[arg-type]
+    return Blocks(
+        sample, document, group, kind, tokens, size, seconds, picture, tile, shared, boundary,  # type: ignore[arg-type]
+    )  # fmt: skip

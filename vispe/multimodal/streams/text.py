@@ -9,7 +9,10 @@ from vispe.errors import OptionError, did_you_mean
 from vispe.multimodal.streams.segments import Image, Segment, Text, Video
 
 _FORMS = {  # how each kind is written, and what that is
-    "text": (r"(\d+)(?:#(\d+))?", "text:TOKENS, such as text:6 (text:6#1 for tokens of group 1)"),
+    "text": (
+        r"(\d+)(?:#(\d+))?(\.)?",
+        "text:TOKENS, such as text:6 (text:6#1 for tokens of group 1; text:6. ends a segment)",
+    ),
     "shared": (r"(\d+)", "shared:TOKENS, such as shared:3, for one of several answers"),
     "image": (
         r"(\d+)x(\d+)(?:\*(\d+)x(\d+)(?:\+(first|last))?)?",
@@ -26,8 +29,9 @@ def parse_segments(text: str) -> list[Segment]:
     """Return the segments of one sequence that a text describes.
 
     Args:
-        text: parts with spaces between them: ``text:6``, ``shared:3``, ``image:4x6``, ``image:4x4*2x3+last`` (tiles and
-            a thumbnail), ``video:3x4x4`` or ``video:3x4x4@0.5`` (seconds from frame to frame); sizes count tokens.
+        text: parts with spaces between them: ``text:6``, ``text:6.`` (ends a segment), ``shared:3``, ``image:4x6``,
+            ``image:4x4*2x3+last`` (tiles and a thumbnail), ``video:3x4x4`` or ``video:3x4x4@0.5`` (seconds from frame
+            to frame); sizes count tokens.
 
     Raises:
         OptionError: a part cannot be read, or there is none.
@@ -51,7 +55,7 @@ def _segment(part: str) -> Segment:
         raise OptionError(f"The part {part!r} of the stream cannot be read; write {form}.")
     n = [int(digits) for digits in found.groups() if digits is not None and digits.isdigit()]
     if kind == "text":
-        return Text(n[0], group=n[1] if len(n) > 1 else 0)
+        return Text(n[0], group=n[1] if len(n) > 1 else 0, boundary=found[3] is not None)
     if kind == "shared":
         return Text(n[0], shared=True)
     if kind == "video":

@@ -82,7 +82,7 @@ def test_text_beside_pictures_decodes_as_the_stock_does_alone(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", ["mrope_i", "v2pe"])
+@pytest.mark.parametrize("spec", ["mrope_i", "v2pe", "bilevel", "tad_rope", "mrope(text_axes=time)"])
 def test_coordinates_of_the_prompt_are_gone_on_from(family, spec):
     """A prompt with coordinates by hand, then no ids at all: decoding goes on after the last of them."""
     model = converted(family, spec)

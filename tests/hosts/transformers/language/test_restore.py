@@ -101,3 +101,13 @@ def test_the_model_without_its_head(family):
     assert torch.equal(inner(**given.inputs).last_hidden_state, whole.model(**given.inputs).last_hidden_state)
     vispe.restore(inner)
     assert things(inner) == things(stock(family).model)
+
+
+def test_a_scheme_that_counts_on_a_table_is_refused():
+    model = copy_of("qwen2_vl")
+    before = things(model)
+    with pytest.raises(
+        UnsupportedHost, match=r"rotate=inter.* leaves the axes \[1, 2\] to a table .* rotate=both"
+    ):
+        vispe.convert(model, "bilevel(rotate=inter)")
+    assert things(model) == before

@@ -168,7 +168,8 @@ def _after_ids(call: Call, keys: Tensor, ids: Tensor, state: SequenceState | Non
     """Return what follows coordinates that were given."""
     if state is not None:
         return state
-    last = ids[0, :, -1] - call.model.vispe_scheme.step * keys[:, -1]
+    scheme = call.model.vispe_scheme
+    last = scheme.counter(ids[..., -1]) - scheme.step * keys[:, -1]
     return SequenceState(last, (~valid_tokens(keys, call.mask)).sum(1))
 
 

@@ -91,6 +91,22 @@ class PositionedGeneration:
         model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(coordinates, new, valid).offset})
         model_kwargs.pop("tile_grids", None)
 
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
+    ) -> dict[str, Any]:
+        """Go on from coordinates that were given as the scheme does; the host adds 1 on every axis."""
+        given = model_kwargs.get("position_ids")
+        updated = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *rest, **more)  # type: ignore[misc]
+        if given is None or given.ndim != 3:
+            return updated
+        scheme: Scheme = self.model.vispe_scheme  # type: ignore[attr-defined]
+        every, length = updated["position_ids"].clone(), given.shape[-1]
+        axes = every[-scheme.axes :]
+        steps = scheme.step * torch.arange(1, every.shape[-1] - length + 1, device=every.device)
+        last = scheme.counter(axes[..., length - 1 : length].double())
+        axes[..., length:] = scheme.text(last + steps).to(every)
+        return {**updated, "position_ids": every}
+
     def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], seen: int, length: int) -> Call:
         """Return the call that generation starts with: the last tokens, `length` of them."""
         ids, embeds = (inputs, None) if inputs.ndim == 2 else (None, inputs)
@@ -174,7 +190,7 @@ class PositionedModel:
         if cache is None or after is placed.before:
             return
         if after.settled is None:
-            after.settled = settled(after, cache, placed.keys, placed.ids, self.vispe_scheme.step)
+            after.settled = settled(after, cache, placed.keys, placed.ids, self.vispe_scheme)
         remember(cache, after)
 
 

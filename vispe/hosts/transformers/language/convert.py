@@ -23,7 +23,11 @@ from vispe.multimodal import Scheme, create_scheme
 from vispe.multimodal.properties import keeps_text
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
-GENERATION = ("_prepare_position_ids_for_generation", "_get_candidate_generator")
+GENERATION = (
+    "_prepare_position_ids_for_generation",
+    "_get_candidate_generator",
+    "_update_model_kwargs_for_generation",
+)
 STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depend on the length of a call
 
 
@@ -55,6 +59,7 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
     scheme = create_scheme(spec, **options)
     inner = inner_of(model)
     _refuse_hooked(model)
+    _refuse_tables(scheme, type(model).__name__)
     kind = getattr(inner.config, "model_type", "")
     if kind not in FAMILIES:
         raise UnsupportedHost(
@@ -124,6 +129,15 @@ def _with_host_sections(scheme: Scheme, text: Any, pairs: int) -> Scheme:
     if host is None or scheme.name != layout or options.get("sections") is not None or sum(host) != pairs:
         return scheme
     return create_scheme(scheme, sections=tuple(host))
+
+
+def _refuse_tables(scheme: Scheme, name: str) -> None:
+    """Raise where a scheme counts on a table that the model does not have."""
+    if scheme.added:
+        raise UnsupportedHost(
+            f"{scheme} leaves the axes {list(scheme.added)} to a table added to the tokens, which {name} does not "
+            "have; choose options under which they turn channels, such as rotate=both."
+        )
 
 
 def _refuse_hooked(model: Any) -> None:

@@ -134,9 +134,9 @@ def state_after(coordinates: Coordinates, keys: Tensor, valid: Tensor) -> Sequen
     return SequenceState(coordinates.next - coordinates.scheme.step * following, (~valid).sum(1))
 
 
-def settled(state: SequenceState, cache: Any, keys: Tensor, ids: Tensor, step: float) -> int | Tensor:
+def settled(state: SequenceState, cache: Any, keys: Tensor, ids: Tensor, scheme: Scheme) -> int | Tensor:
     """Return how many cached tokens there are up to the last one, of all rows, that is not text with this offset."""
-    text = (ids[0] - step * keys - state.offset[:, None]).abs() < 1e-6
+    text = ((ids - text_coordinates(scheme, keys, state)).abs() < 1e-6).all(0)
     return cache.get_seq_length() - text.flip(1).long().cumprod(1).sum(1).amin()
 
 
