@@ -24,6 +24,8 @@ VARIANTS = {  # rows after that of their scheme
     "videorope": ["videorope(after=max)"],
 }
 DRAWN = ("mrope_i", "mrope_i(spatial_reset=true)", "videorope", "circlerope", "vrope", "v2pe(stride=4)")
+SEGMENTS = ("bilevel", "mrope_i", "rope1d")  # drawn with sentences, and with text that names a cell and a box
+NAMING = "text:5. text:7. image:4x6 text:3 text:4@1,4 text:3 text:4@2,0,3,1 text:5"
 COST = ("scheme", "text exact", "whole numbers", "decode-safe", "an image costs", "a video costs",
         "grows with the image", "image of 24 x 36", "2 x 3 tiles of 16 x 16 + thumbnail",
         "video of 16 x 12 x 18")  # fmt: skip
@@ -56,13 +58,15 @@ def updated(page: str) -> str:
 
 
 def picture() -> None:
-    """Draw the coordinates of a stream for a few schemes."""
+    """Draw the coordinates of two streams for a few schemes."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from vispe.evaluate.plots.positions import plot_positions
+    from vispe.evaluate.plots.positions import EXAMPLE, plot_positions
 
-    plot_positions(DRAWN)[0].figure.savefig(ROOT / "docs" / "multimodal-positions.png", dpi=110)
+    for name, specs, stream in (("positions", DRAWN, EXAMPLE), ("segments", SEGMENTS, NAMING)):
+        axes = plot_positions(specs, stream)
+        axes[0].figure.savefig(ROOT / "docs" / f"multimodal-{name}.png", dpi=110)
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]]) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal.streams.blocks import Blocks
+from vispe.multimodal.streams.coupling import couple
 from vispe.multimodal.streams.stream import Stream
 from vispe.options import check_options
 
@@ -116,6 +117,7 @@ class Scheme:
         paper: title and link.
         text_exact: whether text alone is encoded as by rotary embedding of one position, to the last bit.
         step: what the counter moves by over a text token.
+        leads: what the first of three axes counts, in pictures.
     """
 
     name: ClassVar[str] = ""
@@ -123,6 +125,7 @@ class Scheme:
     paper: ClassVar[str] = ""
     text_exact: ClassVar[bool] = True
     step: ClassVar[float] = 1.0
+    leads: ClassVar[str] = "time"
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -220,6 +223,8 @@ class Scheme:
             tokens = VisualTokens(blocks, *(x.index_select(0, where) for x in (stream.block, stream.index)))
             local = self.local(tokens, draws)
             ids.index_copy_(1, where, self.moved(local, tokens.of(at)))
+        if stream.coupled is not None:
+            ids = couple(ids, stream.coupled)
         end = (
             torch.searchsorted(blocks.sample, torch.arange(len(stream.mask), device=at.device), right=True)
             - 1

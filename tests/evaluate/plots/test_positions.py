@@ -17,8 +17,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.colors import to_rgb
 
-from vispe.evaluate.plots.positions import COLOURS, EXAMPLE, INK, plot_positions
+from vispe.evaluate.plots.positions import COLOURS, EXAMPLE, GREY, INK, plot_positions
 
 TILED = "text:3 image:2x3*2x2+last text:2 video:2x2x2 text:2"
 
@@ -72,6 +73,15 @@ def test_text_off_the_diagonal_has_the_colours_of_its_axes():
     assert "next" not in " ".join(words(ax))
     colours = [line.get_markeredgecolor() for line in ax.lines if line.get_marker() == "D"]
     assert colours == list(COLOURS[:3])
+
+
+def test_text_that_names_cells_stands_where_they_are():
+    ax = plot_positions("bilevel", "text:2. image:2x3 text:1 text:2@1,2 text:1")
+    assert points(ax, COLOURS[1])[-4:] == [(8, 0), (9, 1), (10, 1), (11, 3)]
+    assert points(ax, COLOURS[0])[-4:] == [(8, 2), (9, 1), (10, 1), (11, 2)]
+    bands = sorted(p.get_x() for p in ax.patches if p.get_facecolor()[:3] == to_rgb(GREY))
+    assert bands == [8.5, 9.5]
+    assert words(ax)[-3:] == ["segment", "row", "column"]
 
 
 def test_space_is_time_row_and_column():

@@ -44,6 +44,7 @@ class _Drawn:
     visual: np.ndarray
     pictures: tuple[tuple[int, int, str, str], ...]  # first token, one after the last, kind, words
     cuts: np.ndarray  # first tokens of frames and tiles
+    named: np.ndarray  # tokens of text that have the coordinates of cells
 
     def in_space(self) -> tuple[np.ndarray, tuple[str, ...]]:
         """Return three coordinates of the tokens and of what follows (3, n + 1), and their names."""
@@ -64,9 +65,9 @@ def plot_positions(
     """Draw the coordinates that schemes give the tokens of a stream.
 
     A new figure shows, for each scheme, every coordinate of every token in order, and below them the tokens in space:
-    time, row and column, with text along the diagonal. A diamond is the position of the next text token. Schemes with
-    one coordinate lie on the diagonal; of those with four, whose last follows from the others, three are shown; of
-    those with several positions per token, the first one.
+    time, row and column, with text along the diagonal. A diamond is the position of the next text token; a grey band is
+    text that stands where cells of a picture are. Schemes with one coordinate lie on the diagonal; of those with four,
+    whose last follows from the others, three are shown; of those with several positions per token, the first one.
 
     Args:
         spec: a scheme by name or spec, such as `mrope_i`, or several, which share their scales.
@@ -117,7 +118,9 @@ def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
     axes, blocks = scheme.axes, stream.blocks
     if axes % 3 == 0:
         names = tuple(
-            f"{n} {k + 1}" if axes > 3 else n for n in ("time", "row", "column") for k in range(axes // 3)
+            f"{n} {k + 1}" if axes > 3 else n
+            for n in (scheme.leads, "row", "column")
+            for k in range(axes // 3)
         )
         colours = tuple(c for c in COLOURS[:3] for _ in range(axes // 3))
     else:
@@ -141,6 +144,7 @@ def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
         spec if isinstance(spec, str) else str(scheme), names, colours,
         coordinates.ids[:, stream.mask].numpy(), coordinates.decode(1)[:, 0, 0].numpy(),
         blocks.visual[stream.block].numpy(), tuple(pictures), _cuts(stream),
+        np.zeros(0, int) if stream.coupled is None else stream.coupled[:, 0].numpy(),
     )  # fmt: skip
 
 
@@ -197,6 +201,8 @@ def _draw_lines(ax: Axes, drawn: _Drawn) -> None:
     number = np.arange(n)
     for start, end, kind, _ in drawn.pictures:
         ax.axvspan(start - 0.5, end - 0.5, color=TINTS[kind], alpha=0.16, linewidth=0)
+    for token in drawn.named:
+        ax.axvspan(token - 0.5, token + 0.5, color=GREY, alpha=0.3, linewidth=0)
     for cut in drawn.cuts:
         ax.axvline(cut - 0.5, color="white", lw=0.9 * _smaller(n))
     _name_pictures(ax, drawn)

@@ -49,6 +49,7 @@ class Bilevel(Scheme):
         "Two Stones Hit One Bird: Bilevel Positional Encoding, https://arxiv.org/abs/2401.16421"
     )
     text_exact: ClassVar[bool] = False
+    leads: ClassVar[str] = "segment"
 
     rotate: Literal["both", "inter", "intra"] = "both"
     sections: Sections = None

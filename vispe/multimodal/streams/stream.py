@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError
 from vispe.multimodal.streams.blocks import Blocks
+from vispe.multimodal.streams.coupling import Picture, coupled_tokens
 from vispe.multimodal.streams.from_ids import blocks_from_ids
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Segment, Text, Video
 from vispe.multimodal.streams.typed import unfolded
@@ -26,10 +27,13 @@ class Stream:
     Attributes:
         blocks: what they are made of.
         mask: (b, s) bool, false where there is padding.
+        coupled: (k, 5), tokens that stand where a cell of a picture is, and four cells whose middle that is, as numbers
+            among all tokens that are not padding; None where there are none.
     """
 
     blocks: Blocks
     mask: Tensor
+    coupled: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -65,29 +69,37 @@ class Stream:
             length: of every row; the longest row's by default.
 
         Raises:
-            InputError: there is nothing, or a row is longer than `length`.
+            InputError: there is nothing, a row is longer than `length`, or a text names a cell that is not there.
         """
         if padding not in ("left", "right"):
             raise OptionError(f"padding is 'left' or 'right', got {padding!r}.")
         table: list[tuple[object, ...]] = []
         totals: list[int] = []
-        picture = 0
+        coupled: list[list[int]] = []
+        picture = number = 0
         for row, samples in enumerate(_documents(r) for r in rows):
-            before = sum(int(t[4]) for t in table)  # type: ignore[call-overload]
+            before = number
             for document, segments in enumerate(samples):
+                pictures: list[Picture] = []
+                naming: list[tuple[Text, int]] = []
                 for segment in segments:
                     at = (row, document)
                     if isinstance(segment, Text):
+                        naming += [(segment, number)] if segment.cells else []
                         text = (segment.group, TEXT, segment.tokens, (1, 1, 1))
                         table.append((*at, *text, None, -1, WHOLE, segment.shared, segment.boundary))
+                        number += segment.tokens
                         continue
+                    pictures.append((segment, number))
                     kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
                     for t, h, w, tile in segment.parts():
                         table.append(
                             (*at, 0, kind, t * h * w, (t, h, w), seconds, picture, tile, False, False)
                         )
+                        number += t * h * w
                     picture += 1
-            totals.append(sum(int(t[4]) for t in table) - before)  # type: ignore[call-overload]
+                coupled += [c for text, first in naming for c in coupled_tokens(text, first, pictures)]
+            totals.append(number - before)
         if not table:
             raise InputError("A stream needs at least one segment; got none.")
         longest = max(totals) if length is None else length
@@ -97,7 +109,7 @@ class Stream:
             )
         place, counts = torch.arange(longest), torch.tensor(totals)[:, None]
         mask = place >= longest - counts if padding == "left" else place < counts
-        return Stream(_table(table), mask)
+        return Stream(_table(table), mask, torch.tensor(coupled) if coupled else None)
 
     @staticmethod
     def from_ids(

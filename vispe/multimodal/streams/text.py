@@ -10,8 +10,9 @@ from vispe.multimodal.streams.segments import Image, Segment, Text, Video
 
 _FORMS = {  # how each kind is written, and what that is
     "text": (
-        r"(\d+)(?:#(\d+))?(\.)?",
-        "text:TOKENS, such as text:6 (text:6#1 for tokens of group 1; text:6. ends a segment)",
+        r"(\d+)(?:#(\d+))?(\.)?(?:@(\d+(?:,\d+){1,4})(?:of(\d+))?)?",
+        "text:TOKENS, such as text:6 (text:6#1 for tokens of group 1; text:6. ends a segment; text:2@1,3 names row 1, "
+        "column 3 of the picture, text:2@0,0,3,5 a box, text:2@1,3of1 a cell of the second picture)",
     ),
     "shared": (r"(\d+)", "shared:TOKENS, such as shared:3, for one of several answers"),
     "image": (
@@ -29,8 +30,9 @@ def parse_segments(text: str) -> list[Segment]:
     """Return the segments of one sequence that a text describes.
 
     Args:
-        text: parts with spaces between them: ``text:6``, ``text:6.`` (ends a segment), ``shared:3``, ``image:4x6``,
-            ``image:4x4*2x3+last`` (tiles and a thumbnail), ``video:3x4x4`` or ``video:3x4x4@0.5`` (seconds from frame
+        text: parts with spaces between them: ``text:6``, ``text:6.`` (ends a segment), ``text:2@1,3``
+            (names a cell of a picture), ``shared:3``, ``image:4x6``, ``image:4x4*2x3+last`` (tiles and a thumbnail),
+            ``video:3x4x4`` or ``video:3x4x4@0.5`` (seconds from frame
             to frame); sizes count tokens.
 
     Raises:
@@ -53,9 +55,14 @@ def _segment(part: str) -> Segment:
     found = re.fullmatch(pattern, size)
     if found is None:
         raise OptionError(f"The part {part!r} of the stream cannot be read; write {form}.")
-    n = [int(digits) for digits in found.groups() if digits is not None and digits.isdigit()]
     if kind == "text":
-        return Text(n[0], group=n[1] if len(n) > 1 else 0, boundary=found[3] is not None)
+        group, _, cell, of = found.groups()[1:]
+        cells = None if cell is None else (tuple(int(x) for x in cell.split(",")),)
+        return Text(
+            int(found[1]), group=int(group or 0), boundary=found[3] is not None, cells=cells,
+            of=None if of is None else int(of),
+        )  # fmt: skip
+    n = [int(digits) for digits in found.groups() if digits is not None and digits.isdigit()]
     if kind == "shared":
         return Text(n[0], shared=True)
     if kind == "video":

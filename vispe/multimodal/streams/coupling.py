@@ -1,0 +1,177 @@
+"""Coupled positions: tokens that belong together share theirs (arXiv 2405.20671).
+
+Text that names a cell or a box of a picture stands where that is: `Text.cells`. And the ids of two tasks by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, OptionError, is_whole
+from vispe.multimodal.streams.segments import Image, Text, Video
+
+Picture = tuple[Image | Video, int]  # a picture of a sample, and the number of its first token
+
+
+def coupled_tokens(text: Text, first: int, pictures: Sequence[Picture]) -> list[list[int]]:
+    """Return for each token of a text its number, and those of the four cells that are the middle of its box.
+
+    Args:
+        text: with cells.
+        first: number of its first token.
+        pictures: those of its sample, in order.
+
+    Raises:
+        InputError: the picture is not there, or a cell is outside of it.
+    """
+    picture, start = _picture(text, pictures)
+    cells = text.cells or ()
+    each = cells * text.tokens if len(cells) == 1 else cells
+    return [[first + k, *(start + n for n in _middle(picture, cell))] for k, cell in enumerate(each)]
+
+
+def couple(ids: Tensor, coupled: Tensor) -> Tensor:
+    """Return coordinates (axes, n) in which coupled tokens (k, 5) have those of their cells, or their middle."""
+    token, *cells = coupled.to(ids.device).unbind(1)
+    a, b, c, d = (ids.index_select(1, cell) for cell in cells)
+    # halves of two and two: a cell alone keeps its coordinates to the last bit
+    return ids.index_copy(1, token, ((a + b) / 2 + (c + d) / 2) / 2)
+
+
+def _picture(text: Text, pictures: Sequence[Picture]) -> Picture:
+    """Return the picture that a text is about."""
+    of = text.of
+    if is_whole(of):
+        if of >= len(pictures):
+            raise InputError(
+                f"Text(of={of}) is about picture {of} of its sample, counted from 0, but there are {len(pictures)}."
+            )
+        return pictures[of]
+    if of is None:
+        found = list(pictures)
+        hint = "say which by of=, a number from 0 on or the segment"
+    else:
+        found = [p for p in pictures if p[0] is of] or [p for p in pictures if p[0] == of]
+        hint = f"{of} has to stand in the sample once; say its number, of=0 for the first picture"
+    if len(found) != 1:
+        raise InputError(
+            f"Text with cells is about one picture of its sample, but there are {len(found)}; {hint}."
+        )
+    return found[0]
+
+
+def _middle(picture: Image | Video, cell: Sequence[int]) -> list[int]:
+    """Return the numbers of the four cells around the middle of a cell or box; the same one where it is one."""
+    film = isinstance(picture, Video)
+    down, across = (1, 1) if film else picture.tiles
+    rows, columns = down * picture.h, across * picture.w
+    form = "(frame, row, column) or (frame, r0, c0, r1, c1)" if film else "(row, column) or (r0, c0, r1, c1)"
+    if len(cell) - film not in (2, 4):
+        raise InputError(f"A cell of {picture} is {form}, got {tuple(cell)}.")
+    frame, box = (cell[0], cell[1:]) if film else (0, cell)
+    top, left, bottom, right = (*box, *box)[:4]
+    if frame >= (picture.t if film else 1) or not (top <= bottom < rows and left <= right < columns):
+        frames = f"{picture.t} frames of " if film else ""
+        raise InputError(
+            f"The cell {tuple(cell)} is not inside of {picture}, which has {frames}{rows} x {columns} tokens; cells "
+            f"are {form} counted from 0, both ends included."
+        )
+    middles = [
+        (r, c)
+        for r in ((top + bottom) // 2, (top + bottom + 1) // 2)
+        for c in ((left + right) // 2, (left + right + 1) // 2)
+    ]
+    return [_number(picture, frame, r, c) for r, c in middles]
+
+
+def _number(picture: Image | Video, frame: int, row: int, column: int) -> int:
+    """Return the number of a cell among the tokens of its picture; rows and columns run through all tiles."""
+    h, w = picture.h, picture.w
+    if isinstance(picture, Video):
+        return (frame * h + row) * w + column
+    tile = row // h * picture.tiles[1] + column // w + (picture.thumbnail == "first")
+    return (tile * h + row % h) * w + column % w
+
+
+def addition_positions(
+    first: int,
+    second: int,
+    total: int,
+    start: int = 1,
+    *,
+    reverse_input: bool = False,
+    reverse_output: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return the ids of a sum in digits: digits of equal significance share one (arXiv 2405.20671).
+
+    Args:
+        first: digits of the first number.
+        second: digits of the second number.
+        total: digits of the answer.
+        start: id of the plus sign; drawn at random in training.
+        reverse_input: whether the numbers are written from their last digit on.
+        reverse_output: whether the answer is.
+
+    Returns:
+        the ids of ``first + second`` (first + 1 + second) and of ``= total`` (1 + total), int64.
+
+    Raises:
+        OptionError: a count is not a whole number above 0.
+    """
+    _check_whole(first=first, second=second, total=total)
+
+    def number(digits: int, reverse: bool) -> Tensor:
+        # the last digit has the smallest id, next to the start
+        ids = torch.arange(start + 1, start + 1 + digits)
+        return ids if reverse else ids.flip(0)
+
+    plus = torch.tensor([start])
+    equals = plus if reverse_output else plus + total + 1
+    question = torch.cat([number(first, reverse_input), plus, number(second, reverse_input)])
+    return question, torch.cat([equals, number(total, reverse_output)])
+
+
+def board_positions(width: int, height: int, start: Sequence[int] = (1, 1)) -> tuple[Tensor, Tensor]:
+    """Return the ids of a board, and of an answer that has a token for each of its cells (arXiv 2405.20671).
+
+    Args:
+        width: columns.
+        height: rows.
+        start: ids of column and row of the separator after the board; drawn at random in training.
+
+    Returns:
+        columns, then rows, of the board in raster order and the separator (2, height * width + 1), and of the answer
+        (2, height * width), int64.
+
+    Raises:
+        OptionError: a side is not a whole number above 0, or there are not two starts.
+    """
+    _check_whole(width=width, height=height)
+    if len(start) != 2:
+        raise OptionError(f"start needs two ids, of column and row, got {list(start)}.")
+    column, row = start
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    cells = torch.stack([columns.flatten() + column + 1, rows.flatten() + row + 1])
+    return torch.cat([cells, torch.tensor([[column], [row]])], 1), cells
+
+
+def draw_starts(sides: Sequence[int], longest: int, generator: torch.Generator | None = None) -> list[int]:
+    """Return a random start for each side, from 1 to longest - side, so that no id is above `longest`.
+
+    Raises:
+        OptionError: a side leaves no room.
+    """
+    if max(sides) >= longest:
+        raise OptionError(
+            f"longest={longest} leaves no id for a start beside {max(sides)}; choose a larger one."
+        )
+    return [int(torch.randint(1, longest - side + 1, (1,), generator=generator)) for side in sides]
+
+
+def _check_whole(**counts: object) -> None:
+    for name, count in counts.items():
+        if not is_whole(count) or count < 1:  # type: ignore[operator]
+            raise OptionError(f"{name} needs a whole number above 0, got {name}={count!r}.")
