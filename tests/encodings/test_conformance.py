@@ -114,6 +114,7 @@ OPTIONS = {
         "jitter_coords=1.3,per_block=true",
     ],
     "learned": ["std=0.5"],
+    "target": ["of=fourier_learned", "of=sincos2d(temperature=100)+spder"],
     "alibi3d": [
         "metric=manhattan",
         "metric=squared",

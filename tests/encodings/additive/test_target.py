@@ -1,0 +1,108 @@
+"""Double positions: the sum of two tables, whatever the order; causal attention over the shuffled sequence."""
+
+import pytest
+import torch
+
+from vispe import Grid, Positions, create_encoding
+from vispe.attention import attention
+from vispe.errors import OptionError
+from vispe.grid.orders import fractal, ordered, quadtree, shuffled
+
+DIM, GRID = 16, Grid((3, 4), prefix=1)
+FACTS = {"dim": DIM, "grid": GRID.shape}
+
+
+def orders():
+    """Return orders of a grid of 3 x 4 with a prefix token."""
+    behind = torch.cat([torch.tensor([0]), 1 + quadtree(3, 4)])
+    return {
+        "raster": torch.arange(13),
+        "fractal": fractal(13, 1),
+        "quadtree": behind,
+        "random": shuffled(13, 1),
+    }
+
+
+@pytest.mark.parametrize("of", ["sincos2d", "learned", "sincos2d(temperature=50)+learned", "fourier_learned"])
+@pytest.mark.parametrize("order", orders())
+def test_it_is_the_table_of_the_next_place(of, order):
+    order = orders()[order]
+    encoding = create_encoding("target", of=of, **FACTS)
+    whole = encoding.following.table(GRID.positions())
+    found = encoding.table(ordered(GRID.positions(), order))
+    torch.testing.assert_close(found[:, :-1], whole[:, order[1:]])
+    assert (found[:, -1] == 0).all()  # the last token has no target
+
+
+def test_both_tables_add_up():
+    pos = ordered(GRID.positions(), fractal(13, 1))
+    both = create_encoding("sincos2d+target(of=sincos2d)", **FACTS)
+    plain = create_encoding("sincos2d", **FACTS)
+    own = plain.table(GRID.positions())[:, fractal(13, 1)]
+    after = torch.cat([own[:, 1:], torch.zeros(1, 1, DIM)], 1)
+    torch.testing.assert_close(both.table(pos), own + after)
+
+
+def test_without_an_order_it_is_that_of_the_grid():
+    encoding = create_encoding("target", **FACTS)
+    plain = create_encoding("sincos2d", **FACTS).table(GRID.positions())
+    found = encoding.table(GRID.positions())
+    torch.testing.assert_close(found[:, 1:-1], plain[:, 2:])
+    assert not found[:, [0, -1]].any()
+    few = encoding.table(GRID.positions().gather(torch.tensor([[0, 12, 4, 6]])))
+    torch.testing.assert_close(few[0], found[0, [0, 12, 4, 6]])
+    free = Positions(GRID.positions().coords[:, 1:])  # a sequence of points
+    torch.testing.assert_close(encoding.table(free), found[:, 1:])
+
+
+class Toy(torch.nn.Module):
+    """One causal layer over tokens as they stand, with the sum of both tables."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.encoding = create_encoding(spec, **FACTS)
+        self.qkv = torch.nn.Linear(DIM, 3 * DIM)
+
+    def forward(self, x, pos):
+        x = x + self.encoding.table(pos)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, DIM // 2)).permute(2, 0, 3, 1, 4)
+        return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("spec", ["sincos2d+target", "learned+target(of=learned)"])
+def test_tokens_with_their_order(spec):
+    """Outputs depend on tokens, places and order alone, not on how the batch was stored; and on nothing later."""
+    model, x = Toy(spec), torch.randn(2, 13, DIM)
+    order = torch.stack([shuffled(13, 1), fractal(13, 1)])
+    y = model(x.gather(1, order[..., None].expand(-1, -1, DIM)), ordered(GRID.positions(), order))
+    # stored in another order first, and then brought into the same one
+    stored = torch.cat([torch.tensor([0]), 1 + torch.randperm(12)])
+    places = GRID.positions().gather(stored[None])
+    again = stored.argsort()[order]
+    moved = x[:, stored].gather(1, again[..., None].expand(-1, -1, DIM))
+    torch.testing.assert_close(model(moved, ordered(places, again)), y)
+    # rows of the batch change places with their orders
+    other = model(
+        x.gather(1, order[..., None].expand(-1, -1, DIM)).flip(0), ordered(GRID.positions(), order.flip(0))
+    )
+    torch.testing.assert_close(other.flip(0), y)
+    # what stands later in the order is not seen, wherever it is in the grid
+    changed = x.clone()
+    later = order[0, 7:]
+    changed[0, later] += 1.0
+    late = model(changed.gather(1, order[..., None].expand(-1, -1, DIM)), ordered(GRID.positions(), order))
+    torch.testing.assert_close(late[0, :7], y[0, :7])
+    assert (late[0, 7:] - y[0, 7:]).abs().amax(-1).min() > 1e-6
+    # where the next token is matters to the token before it: the same prefix of the order, another end
+    swapped = order.clone()
+    swapped[0, [7, 9]] = order[0, [9, 7]]
+    ahead = model(x.gather(1, swapped[..., None].expand(-1, -1, DIM)), ordered(GRID.positions(), swapped))
+    torch.testing.assert_close(ahead[0, :6], y[0, :6])
+    assert (ahead[0, 6] - y[0, 6]).abs().max() > 1e-6
+
+
+def test_what_is_refused():
+    with pytest.raises(OptionError, match="kind additive alone, got alibi2d; say of=sincos2d"):
+        create_encoding("target(of=alibi2d)", **FACTS, num_heads=2)
+    with pytest.raises(OptionError, match="of needs a spec, got a finished sincos2d; give its config"):
+        create_encoding("target", of=create_encoding("sincos2d", dim=16), **FACTS)

@@ -1,0 +1,30 @@
+"""Golden cases of orders: random ones from keys, and breadth-first bisection behind a prompt."""
+
+import torch
+
+import vispe
+from vispe.grid.orders import TARGET_CELL, fractal, inputs_and_targets, ordered, raster, shuffled
+
+
+def run(case):
+    x, order = case.input("x"), _order(case)
+    order = order.expand(x.shape)
+    inputs, targets = inputs_and_targets(x, order)
+    yield "tokens", {"order": order, "inputs": inputs, "targets": targets}
+    # the same by positions: each of them says where it is, and where the next one is
+    pos = ordered(vispe.Grid((x.shape[1],)).positions(), order)
+    here, after = pos.index, pos.attrs[TARGET_CELL].values
+    inputs, targets = (x.gather(1, cells[:, :-1].expand(len(x), -1)) for cells in (here, after))
+    yield "positions", {"order": here.expand(x.shape), "inputs": inputs, "targets": targets}
+
+
+def _order(case):
+    length, prompt = case.input("x").shape[1], case.config("prompt", 0)
+    kind = case.config("order")
+    if kind == "random":
+        return shuffled(case.input("keys"), prompt)
+    if kind == "fractal":
+        return fractal(length, prompt)
+    if kind not in ("raster", "left_to_right", "left-to-right", "none"):
+        raise ValueError(f"an order {kind!r} is not known")
+    return torch.as_tensor(raster(length))

@@ -1,0 +1,109 @@
+"""Double positions: every token also says which place it predicts next (sigma-GPT, arXiv 2404.09562)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from vispe.encodings.base import HOST_FACTS, Additive, Encoding
+from vispe.encodings.registry import create_encoding, encoding_info, parse_spec, register
+from vispe.encodings.spec import as_text
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.grid.orders import TARGET, TARGET_CELL
+from vispe.options import Shape, Whole
+
+
+@register
+class Target(Additive):
+    """Adds to every token the table of the place that comes after it, for models that write in any order.
+
+    table(k) = of(place of token k + 1); beside the table of its own place, as in ``sincos2d+target``, it is the sum of
+    both. Positions say by `vispe.grid.orders.ordered` in which order they are; without one it is that of the grid, or
+    of the sequence where there is no grid. The causal mask runs over the tokens as they stand.
+
+    Args:
+        dim: width of the tokens, d.
+        grid: shape of the token grid, where `of` has a table of it.
+        of: the table: any spec of kind additive, such as sincos2d or learned. It is built anew, so a learned one is a
+            second table; give the same numbers to both for one.
+
+    Shapes: pos of n tokens -> what `of` returns, (1 or b, n, d) float32; 0 for the last token, and for those before one
+        without a place. Prefix tokens get 0 but for the last one before an order, which says where that begins.
+    New resolution: as for `of`.   Cost: that of `of`.
+    Invariant to: nothing; tokens that change places with their order change places.
+    Raises: OptionError where `of` is not additive; ShapeError as `of`.
+    Differs from the reference: tables are those of `of`, on grids of 1 to 3 axes; the paper has text, and any order of
+        places for the next token.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> from vispe.grid.orders import fractal, ordered
+        >>> encoding = create_encoding("sincos2d+target(of=sincos2d)", dim=16)
+        >>> encoding.table(ordered(Grid((2, 3)).positions(), fractal(6))).shape
+        torch.Size([1, 6, 16])
+    """
+
+    name = "target"
+    paper = "sigma-GPTs: A New Approach to Autoregressive Models, https://arxiv.org/abs/2404.09562"
+    year = 2024
+    ndim = (1, 2, 3)
+    knows: ClassVar[tuple[str, ...]] = ("place",)
+
+    dim: Whole
+    grid: Shape | None = None
+    of: Any = "sincos2d"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.of, Encoding):
+            raise OptionError(f"target: of needs a spec, got a finished {self.of.name}; give its config.")
+        terms = parse_spec(self.of)
+        others = [t["name"] for t in terms if encoding_info(t["name"]).kinds != ("additive",)]
+        if others:
+            raise OptionError(
+                f"target: of needs encodings of kind additive alone, got {' + '.join(others)}; say of=sincos2d."
+            )
+        self.of = as_text(terms)
+        facts = {name: getattr(self, name) for name in HOST_FACTS if hasattr(self, name)}
+        made = create_encoding(self.of, **facts)
+        parts = made.parts()
+        self.following = cast("Additive", made)
+        self._accept(*(a for a in (1, 2, 3) if all(a in e.ndim for e in parts)))
+        vars(self)["extrapolates"] = all(e.extrapolates for e in parts)
+
+    def reset_parameters(self) -> None:
+        """Initialise the table."""
+        self.following.reset_parameters()
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the table of the next places, (1 or b, n, d), 0 for tokens without one."""
+        self._need_axes(pos)
+        after = _after(pos)
+        return self.following.table(after, image) * after.spatial[..., None]
+
+
+def _after(pos: Positions) -> Positions:
+    """Return the places that come after those of the tokens; without a place where there is none."""
+    if TARGET in pos.attrs:
+        coords, cell = pos.attrs[TARGET].values, pos.attrs[TARGET_CELL].values
+        known = cell >= 0
+    elif pos.grid is not None and pos.index is not None:
+        # tokens are missing: the next cell of the whole grid, whether its token is there or not
+        whole, cell = pos.grid.positions(pos.coords.device), pos.index + 1
+        known = pos.spatial & (cell < pos.grid.patches)
+        token = (cell + pos.grid.prefix).clamp(0, pos.grid.tokens - 1)
+        coords = whole.coords[0, token] * (pos.cell / whole.cell)[:, None]
+    else:
+        # the sequence as it stands, moved on by one
+        coords, cell = pos.coords.roll(-1, 1), pos.numbers() + 1
+        before_last = torch.arange(pos.tokens, device=coords.device) < pos.tokens - 1
+        known = pos.spatial & pos.spatial.roll(-1, 1) & before_last
+    attrs = {k: v for k, v in pos.attrs.items() if k not in (TARGET, TARGET_CELL)}
+    index = None if pos.grid is None else torch.where(known, cell, 0).expand(coords.shape[0], -1)
+    after = Positions(
+        coords * known[..., None], known, pos.extent, cell=pos.cell, index=index, grid=pos.grid, attrs=attrs
+    )
+    after.in_place = pos.in_place
+    return after
