@@ -113,7 +113,7 @@ OPTIONS = {
         "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
         "jitter_coords=1.3,per_block=true",
     ],
-    "learned": ["std=0.5"],
+    "learned": ["std=0.5", "resample=tile", "resample=nearest", "resample=linear"],
     "target": ["of=fourier_learned", "of=sincos2d(temperature=100)+spder"],
     "alibi3d": [
         "metric=manhattan",

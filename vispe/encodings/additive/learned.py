@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Additive
+from vispe.encodings.parts.longer import Longer, read_longer
 from vispe.encodings.parts.regrid import trained_grid
 from vispe.encodings.registry import register
 from vispe.grid import Positions
@@ -21,13 +22,17 @@ from vispe.options import NotNegative, Whole
 class Learned(Additive):
     """Adds a learned vector per grid cell to the tokens.
 
-    table[y, x] is a parameter; another grid reads it resampled: bicubic, antialiased when shrinking, to the target
-    size itself (never by a scale factor, which rounds to a shifted raster), cell centres aligned.
+    table[y, x] is a parameter; another grid reads it resampled, by default bicubic, antialiased when shrinking, to the
+    target size itself (never by a scale factor, which rounds to a shifted raster), cell centres aligned.
 
     Args:
         dim: width of the tokens, d.
         grid: shape of the table, (h, w): the grid of the training resolution.
         std: standard deviation of the truncated normal initialisation.
+        resample: how another grid reads the table, per axis: 'bicubic'; without training, as LongEmbed does with text,
+            'tile' (it starts over at its end: recurrent), 'nearest' (neighbours share an entry: grouped) or 'linear'
+            (its ends lie on those of the grid: stretched). With 'tile' and 'nearest' smaller grids read its first rows
+            and columns.
 
     Shapes: pos of a grid with n tokens -> (1, n, d) float32; prefix tokens get 0.
     New resolution: resampled as above.   Cost: h * w * d parameters, one resampling per new grid.
@@ -51,6 +56,7 @@ class Learned(Additive):
     dim: Whole
     grid: tuple[Whole, Whole]
     std: NotNegative = 0.02
+    resample: Literal["bicubic", "tile", "nearest", "linear"] = "bicubic"
 
     def __post_init__(self) -> None:
         self.weight = nn.Parameter(torch.empty(1, math.prod(self.grid), self.dim))
@@ -69,12 +75,12 @@ class Learned(Additive):
             return
         old = trained_grid(f"{own}weight", grid, table.shape[1], self.grid, math.prod)
         if old != self.grid:
-            state_dict[f"{own}weight"] = resample(table, old, self.grid)
+            state_dict[f"{own}weight"] = resample(table, old, self.grid, self.resample)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the table for the grid of `pos`, (1 or b, n, d), 0 for prefix tokens."""
         grid = self._need_grid(pos, "use sincos2d for free coordinates")
-        table = at_least_float32(resample(self.weight, self.grid, grid.shape))
+        table = at_least_float32(resample(self.weight, self.grid, grid.shape, self.resample))
         prefix = table.new_zeros(1, grid.prefix, self.dim)
         table = torch.cat([prefix, table], 1)
         if pos.regular:
@@ -84,13 +90,17 @@ class Learned(Additive):
         return kept * pos.spatial[..., None]
 
 
-def resample(table: Tensor, old: tuple[int, ...], new: tuple[int, ...]) -> Tensor:
+def resample(
+    table: Tensor, old: tuple[int, ...], new: tuple[int, ...], rule: Longer | Literal["bicubic"] = "bicubic"
+) -> Tensor:
     """Return a table (1, h * w, d) resampled from grid `old` to grid `new` (1, h' * w', d), in its dtype.
 
-    Bicubic with antialiasing towards the target size, computed in float32 or better.
+    Bicubic with antialiasing towards the target size, computed in float32 or better; or by a rule of `longer.places`.
     """
     if not torch.compiler.is_exporting() and tuple(old) == tuple(new):  # the size stays free in an export
         return table
+    if rule != "bicubic":
+        return read_longer(table, old, new, rule)
     exact = at_least_float32(table)
     if torch.compiler.is_compiling():  # its backward pass fails for sizes that stay free (torch 2.15)
         rows, columns = (_weights(o, n, exact) for o, n in zip(old, new, strict=True))

@@ -1,0 +1,16 @@
+"""Ids of longer inputs than a table was trained for."""
+
+from vispe.encodings.parts.longer import places, stretched
+
+
+def longer(case):
+    mode, trained = case.config("mode"), case.config("trained")
+    length, longest = case.config("length"), case.config("longest")
+    if mode == "interpolate":
+        return {"positions": stretched(length, trained, longest)}
+    # 'original' counts on: a table with an entry for every token
+    rules = {"recurrent": ("tile", trained), "group": ("nearest", trained), "original": ("tile", length)}
+    if mode not in rules:
+        raise ValueError(f"a mode {mode!r} is not known")
+    rule, entries = rules[mode]
+    return {"positions": places(length, entries, rule).long()}
