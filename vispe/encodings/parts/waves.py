@@ -1,4 +1,4 @@
-"""Fixed sines and cosines of the coordinates of every axis: the base of `sincos2d` and `sincos3d`."""
+"""Fixed sines and cosines, of numbers and of the coordinates of every axis: the base of `sincos2d` and `sincos3d`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,17 @@ class SinCos(Additive):
         coords = at_least_float32(pos.coords if self.spacing is None else pos.spaced(self.spacing).coords)
         parts: list[Tensor] = []
         for axis, count in enumerate(self.counts()):
-            # powers in float64, so that long wavelengths are exact before they are rounded once
-            powers = torch.arange(count, dtype=torch.float64, device=exact_device(coords)) / max(count, 1)
-            angle = coords[..., axis, None] * (self.temperature**-powers).to(coords)
-            parts += [angle.sin(), angle.cos()]
+            parts.append(waves(coords[..., axis, None] * rates(count, self.temperature, coords)))
         return torch.cat(parts, -1) * pos.spatial[..., None]
+
+
+def rates(count: int, temperature: float, like: Tensor) -> Tensor:
+    """Return ``temperature ** (-k / count)``, k = 0 .. count - 1, with the dtype and on the device of `like`."""
+    # powers in float64, so that long wavelengths are exact before they are rounded once
+    powers = torch.arange(count, dtype=torch.float64, device=exact_device(like)) / max(count, 1)
+    return (temperature**-powers).to(like)
+
+
+def waves(angle: Tensor) -> Tensor:
+    """Return the sines of angles (..., k), then their cosines, (..., 2 k)."""
+    return torch.cat([angle.sin(), angle.cos()], -1)

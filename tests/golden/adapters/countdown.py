@@ -1,0 +1,16 @@
+"""Golden cases of sinusoids of the length that is left, or of the share that is reached."""
+
+import vispe
+
+
+def run(case):
+    tokens = case.config("tokens")
+    options = {"dim": case.config("dim"), "mode": case.config("kind")}
+    if "offset" in case.settings:
+        options["offset"] = case.config("offset")
+    made = vispe.create_encoding("countdown", **options)
+    length = case.input("length")
+    attrs = {"length": length}
+    yield "grid", {"embedding": made.table(vispe.Grid((tokens,)).positions().replace(attrs=attrs))}
+    free = vispe.Positions(vispe.Grid((tokens,)).positions().coords.expand(len(length), -1, -1), attrs=attrs)
+    yield "free", {"embedding": made.table(free)}
