@@ -130,12 +130,17 @@ def seen(encoding: Encoding, shape: tuple[int, ...]) -> View:
             f"shares of channels along {'the diagonal' if len(shape) > 1 else 'the line'}",
         )
     if isinstance(encoding, Additive):
-        table = encoding.table(pos, torch.rand(1, 3, *(8 * s for s in shape), generator=generator))[0]
+        if encoding.reads_tokens:  # each token its own, neighbours alike
+            few = torch.randn(1, HEADS * WIDTH, *(min(s, 4) for s in shape), generator=generator)
+            x = torch.nn.functional.interpolate(few, shape, mode="bicubic", align_corners=True).flatten(2).mT
+            table = (encoding.embed(x, pos) - x)[0]
+        else:
+            table = encoding.table(pos, torch.rand(1, 3, *(8 * s for s in shape), generator=generator))[0]
         unit = torch.nn.functional.normalize(table, dim=-1)
         chosen = torch.linspace(0, table.shape[1] - 1, 9 if len(shape) > 1 else 48).round().long()
         return View(
             (unit @ unit.T)[None],
-            "cosine similarity of what is added",
+            f"cosine similarity of what is added{' to smooth random tokens' * encoding.reads_tokens}",
             table[:, chosen].T,
             "9 channels" if len(shape) > 1 else "channels",
             tiles=len(shape) > 1,

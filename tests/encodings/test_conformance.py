@@ -158,6 +158,7 @@ OPTIONS = {
     ],
     "countdown": ["offset=0,temperature=100"],
     "border": ["temperature=20"],
+    "dynamic": ["hidden=7,temperature=20"],
     "ranked": ["temperature=20"],
     "sincos3d_points": [
         "features=6",
@@ -579,7 +580,7 @@ def forward(encoding, pos, x, layers=(0, 2)):
     parts = encoding.parts()
     for e in parts:
         if isinstance(e, Additive):
-            x = x + e.table(pos, picture(pos)).to(x.dtype)
+            x = e.embed(x, pos, picture(pos))
     for layer in layers:
         heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
         out = attend(heads, heads, heads, parts, pos, layer, x)
@@ -604,6 +605,14 @@ def tokens(pos):
     return x[:, -pos.tokens :].to(pos.coords.device)
 
 
+def added(part, pos, x=None):
+    """Return what an additive encoding adds, (1 or b, n, DIM)."""
+    if not part.reads_tokens:
+        return part.table(pos, picture(pos))
+    x = tokens(pos) if x is None else x
+    return part.embed(x, pos, picture(pos)) - x
+
+
 def biases(part, pos, layer=0, x=None):
     """Return the biases of all softmaxes of a block."""
     if not isinstance(part, Biased):
@@ -624,7 +633,7 @@ def transforms(part, pos):
 
 def tensors_of(encoding, pos):
     """Return all that the encoding alone makes: tables, and dense biases of each block."""
-    made = [e.table(pos, picture(pos)) for e in encoding.parts() if isinstance(e, Additive)]
+    made = [added(e, pos) for e in encoding.parts() if isinstance(e, Additive)]
     for part, layer in itertools.product(encoding.parts(), range(DEPTH)):
         made += [bias.dense(**content(pos)) for bias in biases(part, pos, layer)]
     return made
@@ -708,12 +717,10 @@ def test_prefix_tokens_are_untouched(spec):
         pos, bare = positions(encoding, shape, prefix), positions(encoding, shape, 0)
         for part in encoding.parts():
             if isinstance(part, Additive):
-                table = part.table(pos, picture(pos))
+                table = added(part, pos)
                 assert table.shape == (1, pos.tokens, DIM)
                 assert (table[:, :prefix] == 0).all()
-                torch.testing.assert_close(
-                    table[:, prefix:], part.table(bare, picture(bare)), rtol=1e-6, atol=1e-6
-                )
+                torch.testing.assert_close(table[:, prefix:], added(part, bare), rtol=1e-6, atol=1e-6)
             for bias, alone in zip(biases(part, pos), biases(part, bare), strict=True):
                 dense = bias.dense(**content(pos))
                 assert dense.shape == (1, dense.shape[1], pos.tokens, pos.tokens)
@@ -823,8 +830,8 @@ def test_dropped_tokens_take_their_rows_along(spec):
         kept = pos.gather(keep)
         for part in encoding.parts():
             if isinstance(part, Additive):
-                image = picture(pos)
-                table, few = part.table(pos, image).expand(3, -1, -1), part.table(kept, image)
+                table = added(part, pos).expand(3, -1, -1)
+                few = added(part, kept, tokens(pos)[0, keep])
                 for i in range(3):
                     torch.testing.assert_close(few[i], table[i, keep[i]])
             left = biases(part, kept, x=tokens(pos)[0, keep])

@@ -41,8 +41,8 @@ class Encoding(nn.Module):
     `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has
     a form, such as a table of offsets, that needs no n x n mask), `knows` (of `KNOWLEDGE`), `invariant` (of
     `INVARIANCES`, to which its part of attention between patches is, with default options), `preset_invariant` (the
-    same of presets that differ), `branched` (it has `branches`), `reads_tokens` (it reads the tokens that enter
-    attention).
+    same of presets that differ), `branched` (it has `branches`), `reads_tokens` (it reads the tokens that it is
+    added to, or that enter attention).
 
     Annotated attributes are options, as in a dataclass: the constructor takes them as keywords, checks them by their
     annotations (`vispe.options`), and calls `__post_init__`, which makes the parameters. `axes` and what the host
@@ -234,11 +234,18 @@ class Encoding(nn.Module):
 
 
 class Additive(Encoding):
-    """Adds a vector to every token, once, after patch embedding."""
+    """Adds a vector to every token, once, after patch embedding.
+
+    What is added is a table of positions, `table`; an encoding that `reads_tokens` has none, and defines `embed`.
+    """
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return what is added, (1 or b, n, d) float32, 0 for tokens without a place unless defined otherwise."""
         raise NotImplementedError
+
+    def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the tokens (b, n, d) with what is added to them, in their dtype; hosts call it."""
+        return x + self.table(pos, image).to(x.dtype)
 
 
 class Rotary(Encoding):

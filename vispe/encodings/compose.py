@@ -100,6 +100,13 @@ class Compose(Additive, Rotary, Biased, Mixing):
         tables = [e.table(pos, image) for e in self.parts() if isinstance(e, Additive)]
         return sum(tables[1:], tables[0]) if tables else pos.coords.new_zeros(1, 1, 1)
 
+    def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the tokens with what the members add, one after the other."""
+        for e in self.parts():
+            if isinstance(e, Additive):
+                x = e.embed(x, pos, image)
+        return x
+
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the transforms of the members that calibrate and of the one that rotates; the identity without."""
         return transform_of(self.parts(), pos, layer, x) or Transform()

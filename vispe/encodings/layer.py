@@ -142,7 +142,7 @@ def _works_inside(spec: Spec) -> None:
     if outside:
         raise UnsupportedCombination(
             f"Attention was given {' + '.join(outside)}, which works on the tokens outside of attention; "
-            "add encoding.table(positions) to them before the blocks instead."
+            "call encoding.embed(x, positions) before the blocks instead."
         )
 
 

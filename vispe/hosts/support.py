@@ -49,13 +49,13 @@ def support(name: str) -> dict[str, str | None]:
         axes = " or ".join(map(str, facts.ndim))
         flat = f"it is for {axes} axes and tokens form a 2-axis grid; use list_encodings(ndim=2), or vispe.Attention"
         if "additive" in facts.kinds:
-            flat = f"it is for {axes} axes and tokens form a 2-axis grid; add its table to your own tokens"
+            flat = f"it is for {axes} axes and tokens form a 2-axis grid; call embed with your own tokens"
     mixing = None
     if "mixing" in facts.kinds:
         mixing = "it mixes neighbours of one grid between blocks; use a plain timm ViT or Eva"
     outside = None
     if {"additive", "mixing"} & set(facts.kinds):
-        outside = "it works on the tokens outside of attention; add encoding.table(positions), or call mix, yourself"
+        outside = "it works on the tokens outside of attention; call embed(x, positions), or mix, yourself"
     packed = flat or mixing
     if packed is None and _reads_image(name):
         packed = "it reads the image, which packed patches no longer have; give NaFlexVit images"
@@ -97,7 +97,7 @@ def _reads_image(name: str) -> bool:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             for e in _sample(name).parts():
-                if isinstance(e, Additive):
+                if isinstance(e, Additive) and not e.reads_tokens:
                     e.table(e.prepare(pos))
         except ShapeError:
             return True

@@ -7,13 +7,11 @@ from torch import Tensor
 
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import padded
+from vispe.encodings.parts.ranks import follow, ranks_of
 from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
-from vispe.errors import ShapeError
-from vispe.grid import PerToken, Positions
+from vispe.grid import Positions
 from vispe.options import Even, Positive
-
-RANK = "rank"
 
 
 @register
@@ -60,39 +58,11 @@ class Ranked(Additive):
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
         """Give every token its rank, so that ranks follow when tokens are dropped."""
-        given = pos.attrs.get(RANK)
-        if not isinstance(given, Tensor):
-            return pos
-        return pos.replace(attrs={**pos.attrs, RANK: PerToken(self._checked(given, pos), (1,))})
+        return follow(self.name, pos)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the vectors of all tokens, (1 or b, n, d) float32, 0 for prefix tokens."""
         self._need_axes(pos)
-        rank = self._ranks(pos)[..., None].to(pos.coords)
+        rank = ranks_of(self.name, pos)[..., None].to(pos.coords)
         made = waves(rank * rates(self.dim // 2, self.temperature, rank))
         return padded(made, self.dim) * pos.spatial[..., None]
-
-    def _ranks(self, pos: Positions) -> Tensor:
-        given = pos.attrs.get(RANK)
-        if isinstance(given, PerToken):
-            given = given.values
-        if given is not None:
-            return self._checked(given, pos)
-        if pos.grid is None:
-            raise ShapeError(
-                f"ranked needs the rank of every token, got {pos} without any; put whole numbers (b, n) into "
-                f"Positions.attrs[{RANK!r}], or give positions of a Grid."
-            )
-        return pos.numbers()
-
-    def _checked(self, given: object, pos: Positions) -> Tensor:
-        b, n = pos.coords.shape[:2]
-        if isinstance(given, Tensor) and given.ndim == 2 and given.shape[1] == n:
-            whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-            if whole and (b == 1 or len(given) in (1, b)):
-                return given
-        found = f"{tuple(given.shape)} {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
-        raise ShapeError(
-            f"ranked needs one whole number for each of {n} tokens, prefix included, in Positions.attrs[{RANK!r}], "
-            f"got {found}; give a tensor ({b if b > 1 else 'b'}, {n}), before tokens are dropped."
-        )

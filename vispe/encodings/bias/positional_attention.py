@@ -64,10 +64,10 @@ class PositionalAttention(Biased):
     def __post_init__(self) -> None:
         facts = {} if self.grid is None else {"grid": self.grid}
         made = create_encoding(self.table, dim=self.pos_dim, num_heads=self.num_heads, **facts)
-        if any(not isinstance(e, Additive) for e in made.parts()):
+        if any(not isinstance(e, Additive) or e.reads_tokens for e in made.parts()):
             raise OptionError(
-                f"positional_attention needs an additive encoding as table, got table={self.table!r}; choose sincos2d, "
-                "fourier or learned, say."
+                f"positional_attention needs an additive encoding as table, got table={self.table!r}; choose one that "
+                "reads no tokens, such as sincos2d, fourier or learned."
             )
         self.table = made.spec if self.table is made else self.table  # JSON-able
         self.places = made

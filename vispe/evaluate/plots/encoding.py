@@ -100,11 +100,14 @@ def _seen_from(
         ones = torch.ones(1, num_heads, grid.tokens, _HEAD_DIM)
         scores = transform.query(ones)[:, heads, token : token + 1] @ transform.key(ones)[:, heads].mT
         return scores[0, :, 0, grid.prefix :].mean(0) / _HEAD_DIM, f"score of equal query and key, {of}"
-    tables = [part.table(pos)[0, grid.prefix :] for part in parts if isinstance(part, Additive)]
+    added = [part for part in parts if isinstance(part, Additive) and not part.reads_tokens]
+    tables = [part.table(pos)[0, grid.prefix :] for part in added]
     if tables:
         unit = torch.nn.functional.normalize(sum(tables[1:], tables[0]), dim=-1)
         return unit @ unit[token - grid.prefix], "cosine similarity of the added vectors"
     kind = "no bias in this block" if any(isinstance(part, Biased) for part in parts) else "nothing per patch"
+    if any(isinstance(part, Additive) for part in parts):
+        kind = "what it reads from the tokens"
     raise UnsupportedCombination(f"{encoding.name} adds {kind} (layer={layer}), so there is nothing to draw.")
 
 

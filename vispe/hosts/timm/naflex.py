@@ -216,12 +216,14 @@ def _with_tables(
 ) -> Tensor:
     """Return packed tokens with the encodings that are added to them; padding gets nothing."""
     encodings = [e for e in shared if isinstance(e, Additive)]
-    for size in dict.fromkeys(sizes) if encodings else ():
-        pos = positions(size)
-        rows = torch.tensor([i for i, s in enumerate(sizes) if s == size], device=x.device)
-        cell = (coord[rows, :, 0] * size[1] + coord[rows, :, 1]).long() * valid[rows]
-        for encoding in encodings:
-            table = encoding.table(encoding.prepare(pos))[0]
+    for encoding in encodings:
+        if encoding.reads_tokens:
+            x = encoding.embed(x, encoding.prepare(_packed(coord, valid, sizes, (), positions)))
+            continue
+        for size in dict.fromkeys(sizes):
+            rows = torch.tensor([i for i, s in enumerate(sizes) if s == size], device=x.device)
+            cell = (coord[rows, :, 0] * size[1] + coord[rows, :, 1]).long() * valid[rows]
+            table = encoding.table(encoding.prepare(positions(size)))[0]
             added = table[prefix:].index_select(0, cell.flatten()).unflatten(0, cell.shape)
             added = added * valid[rows, :, None]
             head = table[:prefix].expand(len(rows), -1, -1)

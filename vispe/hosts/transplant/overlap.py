@@ -92,8 +92,9 @@ def without_distances(
     """
     found: list[str] = []
     for encoding in encodings:
-        # `none` does nothing to tokens
-        if not isinstance(encoding, Additive | Rotary | Biased | Mixing):
+        # `none` does nothing to tokens, and a vector that a token makes of itself asks for no place
+        place = isinstance(encoding, Additive) and not encoding.reads_tokens
+        if not place and not isinstance(encoding, Rotary | Biased | Mixing):
             continue
         twin = copy.deepcopy(encoding).to("cpu", torch.float32).eval()
         random = torch.Generator().manual_seed(0)

@@ -136,7 +136,7 @@ def patches_mask(mask: Tensor | None, prefix: int) -> Tensor | None:
 @torch.fx.wrap
 def add(encoding: Additive, x: Tensor, pos: Positions, image: Tensor | None) -> Tensor:
     """Return the tokens (b, n, d) with what an encoding adds to them."""
-    return x + encoding.table(pos, image).to(x.dtype)
+    return encoding.embed(x, pos, image)
 
 
 @torch.fx.wrap

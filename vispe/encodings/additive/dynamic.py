@@ -1,0 +1,118 @@
+"""A position that every token finds for itself (Dynamic Position Encoding, arXiv 2204.08142)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.encodings.base import Additive
+from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.ranks import check_ranks, follow, ranks_of
+from vispe.encodings.parts.waves import rates, waves
+from vispe.encodings.registry import register
+from vispe.errors import ShapeError, UnsupportedCombination
+from vispe.grid import Positions
+from vispe.options import Even, Positive, Whole
+
+
+@register
+class Dynamic(Additive):
+    """Adds sinusoids to every token whose phases a small network reads from the token itself.
+
+    p = W2 gelu(W1 x + b1) + b2, (K,);  x + [sin p, cos p], K = d / 2          after arXiv 2204.08142
+
+    Phases are no places until they are taught: `rank_loss` draws them towards the sinusoid of a rank r,
+    p_k = r w_k, w_k = temperature ** (-k / K). Add it, with a weight, to the loss of the model; without it the network
+    learns whatever phases help.
+
+    Args:
+        dim: width of the tokens, d; even.
+        hidden: units of the network; d by default.
+        temperature: of the sinusoid of a rank, see `ranks`.
+
+    Shapes: x (b, n, d) -> x with its vectors, (b, n, d); prefix tokens get nothing.
+    New resolution: nothing depends on the grid.   Cost: 2 hidden d multiplications per token.
+    Invariant to: where tokens are: what is added depends on what a token holds alone.
+    Raises: ShapeError for tokens of another width; `table` raises, since there is none without tokens.
+    Differs from the reference: it translates, with a loss towards the order of the target sentence, and no code
+        is published; network, phases and the fit of ranks are ours, and so is the order of patches.
+
+    Example:
+        >>> import torch
+        >>> from vispe import Grid, create_encoding
+        >>> encoding, pos = create_encoding("dynamic", dim=16), Grid((2, 3)).positions()
+        >>> x = torch.randn(4, 6, 16)
+        >>> encoding.embed(x, pos).shape, encoding.rank_loss(x, pos).shape
+        (torch.Size([4, 6, 16]), torch.Size([]))
+    """
+
+    name = "dynamic"
+    paper = "Dynamic Position Encoding for Transformers, https://arxiv.org/abs/2204.08142"
+    year = 2022
+    ndim = (1, 2, 3)
+    knows = ("content",)
+    reads_tokens = True
+
+    dim: Even
+    hidden: Whole | None = None
+    temperature: Positive = 10000.0
+
+    def __post_init__(self) -> None:
+        self.first = nn.Linear(self.dim, self.hidden or self.dim)
+        self.second = nn.Linear(self.hidden or self.dim, self.dim // 2)
+
+    def reset_parameters(self) -> None:
+        """Initialise both layers as torch does."""
+        self.first.reset_parameters()
+        self.second.reset_parameters()
+
+    def prepare(
+        self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
+    ) -> Positions:
+        """Let ranks that are given follow when tokens are dropped."""
+        return follow(self.name, pos)
+
+    def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Raise: there is no table without tokens."""
+        raise UnsupportedCombination(
+            "dynamic reads the tokens, so it has no table of positions; call embed(x, pos) with tokens (b, n, d)."
+        )
+
+    def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
+        """Return the tokens (b, n, d) with their vectors, in their dtype."""
+        self._need_axes(pos)
+        return x + (waves(self._phases(x, pos)) * pos.spatial[..., None]).to(x.dtype)
+
+    def ranks(self, x: Tensor, pos: Positions) -> Tensor:
+        """Return the rank of each token (b, n) whose sinusoid is nearest to its phases, by least squares."""
+        phases = self._phases(x, pos)
+        rate = rates(self.dim // 2, self.temperature, phases)
+        return (phases * rate).sum(-1) / rate.square().sum()
+
+    def rank_loss(self, x: Tensor, pos: Positions, rank: Tensor | None = None) -> Tensor:
+        """Return the mean square of ``ranks(x, pos) - rank`` over patches, each as a share of the largest rank.
+
+        Args:
+            x: tokens (b, n, d), as they are given to `embed`.
+            pos: their positions.
+            rank: whole numbers (1 or b, n), prefix tokens included, such as reading order, or the row-by-row order of
+                the view that others are turned from; those of `Positions.attrs['rank']`, else of the grid, by default.
+        """
+        wanted = ranks_of(self.name, pos) if rank is None else check_ranks(self.name, rank, pos)
+        found = self.ranks(x, pos)
+        away = ~pos.spatial
+        gap = (found - wanted.to(found)).masked_fill(away, 0.0)
+        # an error as large as the whole order counts 1, however many tokens there are
+        largest = wanted.masked_fill(away, 0).abs().max().clamp(min=1)
+        placed = (~away).expand_as(gap).sum().clamp(min=1)
+        return (gap / largest.to(gap)).square().sum() / placed
+
+    def _phases(self, x: Tensor, pos: Positions) -> Tensor:
+        """Return the phases (b, n, d / 2) in float32 or better."""
+        if x.ndim != 3 or x.shape[1:] != (pos.tokens, self.dim):
+            raise ShapeError(
+                f"dynamic reads the tokens (b, {pos.tokens}, {self.dim}), got {tuple(x.shape)}; give those that it is "
+                "added to."
+            )
+        return affine(self.second, F.gelu(affine(self.first, x)))
