@@ -1,6 +1,7 @@
 """Grids, positions, what they remember, and how they follow dropped tokens."""
 
 import copy
+import dataclasses
 import pickle
 
 import numpy as np
@@ -251,3 +252,41 @@ def test_as_positions():
         ShapeError, match=r"on cpu but its positions are on meta; make them with grid\.positions"
     ):
         as_positions(Grid((7,)).positions("meta"), x)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (1, 1), (4, 3, 2)])
+def test_origin(shape):
+    spacing = (0.5, 2.0, 3.0)[: len(shape)]
+    start = Grid(shape, prefix=2, spacing=spacing).positions()
+    end = Grid(shape, prefix=2, spacing=spacing, origin="end").positions()
+    centre = Grid(shape, prefix=2, spacing=spacing, origin="centre").positions()
+    last = start.coords[:, -1:]
+    assert torch.equal(end.coords[:, 2:], last - start.coords[:, 2:])
+    assert torch.equal(centre.coords[:, 2:], start.coords[:, 2:] - last / 2)
+    assert torch.equal(centre.coords[:, 2:].flip(1), -centre.coords[:, 2:])
+    assert start.in_place
+    for pos in (end, centre):
+        assert (pos.coords[:, :2] == 0).all()
+        assert torch.equal(pos.extent, start.extent)
+        assert torch.equal(pos.cell, start.cell)
+        assert torch.equal(pos.cells(), start.cells())  # which cell a token is does not change
+        assert not pos.in_place
+        assert not pos.gather(torch.tensor([[0, 2]])).in_place
+        wide = pos.spaced((3.0,) * len(shape))
+        assert wide.grid.origin == pos.grid.origin
+        torch.testing.assert_close(wide.coords, pos.coords / pos.cell * 3)
+
+
+def test_origin_is_a_field_like_the_others():
+    grid = Grid((3, 4), origin="centre")
+    assert grid != Grid((3, 4))
+    assert Grid((3, 4)) == Grid((3, 4), origin="start")
+    assert dataclasses.replace(grid, prefix=2).origin == "centre"
+    assert pickle.loads(pickle.dumps(grid)) == grid
+    assert copy.deepcopy(grid) == grid
+    assert len({grid, Grid((3, 4)), Grid((3, 4), origin="end")}) == 3
+    cache, like = PositionCache(), torch.zeros(1)
+    assert cache(grid, like) is not cache(Grid((3, 4)), like)
+    assert cache(grid, like) is cache(grid, like)
+    with pytest.raises(OptionError, match="origin must be one of start, end, centre, got 'middle'"):
+        Grid((3, 4), origin="middle")

@@ -120,7 +120,16 @@ class Encoding(nn.Module):
                 f"{self.name} needs the tokens of a {wanted}-axis grid, got {pos.axes} axes ({pos})"
                 f"{'; ' * bool(hint)}{hint}."
             )
+        self._need_start(pos)
         return pos.grid
+
+    def _need_start(self, pos: Positions, what: str = "looks up cells of the grid") -> None:
+        """Raise `ShapeError` for a grid that is not counted from the start, which would change nothing here."""
+        if pos.grid is not None and pos.grid.origin != "start":
+            raise ShapeError(
+                f"{self.name} {what}, which origin={pos.grid.origin!r} does not change, got {pos}; take origin='start' "
+                "or an encoding of coordinates as they are, such as sincos2d or rope_axial."
+            )
 
     @property
     def per_layer(self) -> bool:

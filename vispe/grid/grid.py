@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from vispe.errors import OptionError, ShapeError
 
 T = TypeVar("T")
+Origin = Literal["start", "end", "centre"]
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,25 @@ class Grid:
         prefix: tokens without a place (class, registers), in front of the patches.
         spacing: distance between neighbours along each axis, in any length unit; 1 per axis by default.
         reference: shape of the grid that the model was trained with, for encodings that rescale.
+        origin: where coordinates are counted from: 'start', the first token of each axis; 'end', the last, backwards,
+            so that the newest frame of a video is always 0; 'centre', the middle of the grid, so that turning and
+            mirroring only exchange coordinates and signs. Encodings of coordinates follow; those that look up cells,
+            or fractions of the field, have no use for it and raise.
 
     Raises:
         ShapeError: an axis is empty, there are more than 3 axes, or the lengths of the arguments differ.
+        OptionError: spacing is not one positive number per axis, or origin is not one of the three.
+
+    Example:
+        >>> Grid((4,), origin="centre").positions().coords.flatten().tolist()
+        [-1.5, -0.5, 0.5, 1.5]
     """
 
     shape: tuple[int, ...]
     prefix: int = 0
     spacing: tuple[float, ...] | None = None
     reference: tuple[int, ...] | None = None
+    origin: Origin = "start"
 
     def __post_init__(self) -> None:
         shape = _as_shape(self.shape, "shape")
@@ -48,6 +59,8 @@ class Grid:
                     f"Grid has shape={shape} but reference={reference}; give one number per axis."
                 )
             object.__setattr__(self, "reference", reference)
+        if self.origin not in get_args(Origin):
+            raise OptionError(f"origin must be one of {', '.join(get_args(Origin))}, got {self.origin!r}.")
 
     @property
     def axes(self) -> int:
@@ -71,19 +84,25 @@ class Grid:
         """Return the `Positions` of every token of this grid (float32 coordinates)."""
         spacing = self.spacing or (1.0,) * self.axes
         lines = [
-            torch.arange(n, dtype=torch.float32, device=device) * s
+            self._line(torch.arange(n, dtype=torch.float32, device=device), n) * s
             for n, s in zip(self.shape, spacing, strict=True)
         ]
         coords = torch.stack(torch.meshgrid(*lines, indexing="ij"), dim=-1).flatten(0, -2)
         cell = torch.tensor(spacing, dtype=torch.float32, device=device)
-        extent = coords[-1] + cell  # the last token is the far corner
+        extent = (coords[-1] - coords[0]).abs() + cell  # the first and last token are opposite corners
         spatial = coords.new_ones(coords.shape[0], dtype=torch.bool)
         if self.prefix:
             coords = torch.cat([coords.new_zeros(self.prefix, self.axes), coords])
             spatial = torch.cat([spatial.new_zeros(self.prefix), spatial])
         pos = Positions(coords[None], spatial[None], extent[None], cell=cell[None], grid=self)
-        pos.in_place = True
+        pos.in_place = self.origin == "start"
         return pos
+
+    def _line(self, cells: Tensor, n: int) -> Tensor:
+        """Return the coordinates of the cells 0 .. n - 1 of an axis, in cells."""
+        if self.origin == "start":
+            return cells
+        return n - 1 - cells if self.origin == "end" else cells - (n - 1) / 2
 
 
 class Positions:
@@ -91,8 +110,8 @@ class Positions:
 
     A plain object on purpose: sharded training casts tensors that it finds in tuples and dataclasses. Fields are not
     assigned to: `replace`, `spaced` and `gather` make new positions. `in_place` says whether every token is known to be
-    where `grid` has its cell: True of what `Grid.positions` returns and of what is gathered from it, until anything but
-    `attrs` is replaced.
+    where `grid` has its cell, counted from the start: True of what `Grid.positions` returns for such a grid and of
+    what is gathered from it, until anything but `attrs` is replaced.
 
     Args:
         coords: (b or 1, n, a) floating point, axes slow to fast; 0 for tokens without a place. May require grad.

@@ -56,6 +56,7 @@ class Border(Additive):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the table, (1 or b, n, d) in float32 or better, 0 for prefix tokens."""
         self._need_axes(pos)
+        self._need_start(pos, "reads distances to both ends of the grid")
         return pos.remember((self.name, self.dim, self.temperature), lambda: self._table(pos))
 
     def _table(self, pos: Positions) -> Tensor:

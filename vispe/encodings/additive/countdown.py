@@ -67,6 +67,7 @@ class Countdown(Additive):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the vectors of all tokens, (1 or b, n, d) in float32 or better, 0 for prefix tokens."""
         self._need_axes(pos)
+        self._need_start(pos, "counts the tokens of the grid")
         exact = exact_device(pos.coords)
         length, place = (t.to(exact, torch.float64) for t in (self._length(pos), self._place(pos)))
         # powers and phases in float64, so that long sequences keep theirs until they are rounded once

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import readable
-from vispe.encodings.parts.coords import FieldEncoder, affine, exact_device, small_init
+from vispe.encodings.parts.coords import FRACTIONS, FieldEncoder, affine, exact_device, small_init
 from vispe.encodings.parts.orthogonal import chebyshev, haar, legendre, zernike
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
@@ -111,6 +111,7 @@ class Legendre(FieldEncoder):
 
     def place(self, pos: Positions) -> Tensor:
         """Return the places that `table` encodes, (1 or b, n, axes) float64: on [-1, 1], or on the disc of radius 1."""
+        self._need_start(pos, FRACTIONS)
         device = exact_device(pos.coords)
         # float64 from the start: high degrees magnify what is rounded
         coords, cell, extent = (t.to(device, torch.float64) for t in (pos.coords, pos.cell, pos.extent))

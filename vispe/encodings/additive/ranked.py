@@ -63,6 +63,7 @@ class Ranked(Additive):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the vectors of all tokens, (1 or b, n, d) float32, 0 for prefix tokens."""
         self._need_axes(pos)
+        self._need_start(pos, "reads an order of the tokens")
         rank = ranks_of(self.name, pos)[..., None].to(pos.coords)
         made = waves(rank * rates(self.dim // 2, self.temperature, rank))
         return padded(made, self.dim) * pos.spatial[..., None]

@@ -11,6 +11,8 @@ from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.options import Axes, Whole
 
+FRACTIONS = "reads fractions of the field"
+
 
 class CoordinateEncoder(Additive):
     """Encodes every token's coordinates on their own; classes say from which range they are, and how, by `_encode`."""
@@ -69,6 +71,7 @@ class FieldEncoder(CoordinateEncoder):
         """
         if not self.normalize:
             return pos.coords
+        self._need_start(pos, FRACTIONS)
         coords = pos.coords if pos.grid is None else pos.coords + pos.cell[:, None] / 2
         return coords / pos.extent[:, None]
 

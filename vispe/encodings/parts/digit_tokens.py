@@ -117,6 +117,7 @@ class DigitEncoding(Encoding):
         if isinstance(given, PerToken):
             return given.values
         self._need_axes(pos)
+        self._need_start(pos)
         if pos.grid is None:
             raise ShapeError(
                 f"{self.name} spells whole-number positions, got free coordinates ({pos}); use grid.positions()."

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.encodings.parts.coords import CoordinateEncoder
+from vispe.encodings.parts.coords import FRACTIONS, CoordinateEncoder
 from vispe.encodings.parts.regrid import training_grid
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -36,6 +36,7 @@ class FourierEncoding(CoordinateEncoder):
         """
         if self.normalize == "none":
             return pos.coords
+        self._need_start(pos, FRACTIONS)
         if self.normalize == "corners":  # of one cell: the first end
             last = (pos.extent - pos.cell)[:, None]
             return pos.coords / last.clamp(min=1e-30) * 2 - 1

@@ -40,6 +40,10 @@ class Sampler(Encoding):
         if not _APART:
             _APART.append(torch.compiler.disable(_drawn_apart))
 
+    def check_origin(self, pos: Positions) -> None:
+        """Raise `ShapeError` unless coordinates are counted from the start, as the places are that are drawn."""
+        self._need_start(pos, "draws places that are counted from the start")
+
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return the new places of the cells 0, 1, ... of one axis, (cells,) float64, as drawn in training."""
         raise NotImplementedError
@@ -69,6 +73,7 @@ def _resampled(
     sampler: Sampler, pos: Positions, generator: torch.Generator | None, draws: dict[str, Tensor] | None
 ) -> Positions:
     """Return `pos` with its tokens where `sampler` puts them; the same object where they stay."""
+    sampler.check_origin(pos)
     done: dict[str, Tensor] = pos.attrs.get("sampled", {})
     names = [f"{sampler.name}.{axis}" for axis in range(pos.axes)]
     if names[0] in done:
