@@ -61,6 +61,19 @@ def test_maps_of_each_axis_grow_and_rows_stay_rows(spec, shape):
             assert line[-1] <= length
 
 
+@pytest.mark.parametrize(
+    "spec", ["shifted_gaussian", "fourier", "fourier(normalize=common)", "spder", "legendre", "neuda"]
+)
+def test_fractions_of_the_field_are_those_of_cell_centres(spec):
+    """Jitter of almost nothing is almost nothing, also for what stands in the centre of a cell in evaluation."""
+    encoding, pos = create_encoding(spec, dim=16, grid=(4, 6)), Grid((4, 6), prefix=1).positions()
+    moved = create_encoding("jitter(sd=0.0001)").prepare(pos)
+    assert not torch.equal(moved.coords, pos.coords)
+    torch.testing.assert_close(encoding.place(moved)[:, 1:], encoding.place(pos)[:, 1:], rtol=0, atol=1e-3)
+    wide = create_encoding("randomized(reach=40)").prepare(pos)
+    assert encoding.table(wide).isfinite().all()
+
+
 @every
 def test_lengths_are_in_units_of_the_spacing(spec):
     sampler = create_encoding(spec)

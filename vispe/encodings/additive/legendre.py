@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import readable
-from vispe.encodings.parts.coords import FRACTIONS, FieldEncoder, affine, exact_device, small_init
+from vispe.encodings.parts.coords import (
+    FRACTIONS,
+    FieldEncoder,
+    affine,
+    cell_centres,
+    exact_device,
+    small_init,
+)
 from vispe.encodings.parts.orthogonal import chebyshev, haar, legendre, zernike
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
@@ -48,8 +55,9 @@ class Legendre(FieldEncoder):
     New resolution: every grid is brought to [-1, 1] ('zernike': its corners to radius 1); nothing extrapolates.
     Cost: (degree + 1) (degree + 2) / 2 features in 2D ('haar': more), computed in float64, and their linear map.
     Invariant to: the resolution, where cell centres coincide.
-    Raises: ShapeError if `pos` has another number of axes, or a place outside of the field, where polynomials grow
-        without bound; OptionError for 'zernike' without two axes, or too many features.
+    Raises: ShapeError if `pos` has another number of axes, or a place beside the field (by more than a cell, in
+        `table`), where polynomials grow without bound; OptionError for 'zernike' without two axes, or too many
+        features.
     Differs from the reference: the paper has no code; total degree in place of all pairs, the gain per degree and
         the small start of the linear map (0.02) are ours, as is 'zernike'.
 
@@ -114,21 +122,16 @@ class Legendre(FieldEncoder):
         self._need_start(pos, FRACTIONS)
         device = exact_device(pos.coords)
         # float64 from the start: high degrees magnify what is rounded
-        coords, cell, extent = (t.to(device, torch.float64) for t in (pos.coords, pos.cell, pos.extent))
-        centres = coords if pos.grid is None else coords + cell[:, None] / 2
+        extent = pos.extent.to(device, torch.float64)
+        centres = cell_centres(pos).to(device, torch.float64)
         if self.basis == "zernike":  # one unit for both axes, so that turns stay turns
             half = extent / 2
             return (centres - half[:, None]) / half.square().sum(-1).sqrt()[:, None, None]
         return 2 * centres / extent[:, None] - 1
 
     def features(self, coords: Tensor) -> Tensor:
-        """Return the functions (..., features) float64 of places (..., axes) on [-1, 1], or on the disc.
-
-        Raises:
-            ShapeError: a place is outside, where looking at values costs nothing.
-        """
+        """Return the functions (..., features) float64 of places (..., axes) on [-1, 1], or on the disc."""
         exact = coords.to(exact_device(coords), torch.float64)
-        self._check_inside(exact)
         if self.basis == "zernike":
             return zernike(exact, self.most, self.orthonormal)
         line = LINES[self.basis](exact, self.most, self.orthonormal)  # per degree (..., axes, functions)
@@ -140,11 +143,13 @@ class Legendre(FieldEncoder):
             made.append(value)
         return torch.cat(made, -1)
 
-    def _check_inside(self, places: Tensor) -> None:
+    def _check_inside(self, places: Tensor, pos: Positions | None) -> None:
         if not readable(places) or not places.numel():
             return
+        # what moves tokens in training may move those at the border out of the field by less than a cell
+        margin = 0.0 if pos is None else 2 * float((pos.cell / pos.extent).detach().max())
         away = places.detach().square().sum(-1).sqrt() if self.basis == "zernike" else places.detach().abs()
-        if float(away.max()) > 1 + 1e-6:
+        if float(away.max()) > 1 + margin + 1e-6:
             where = "the disc of radius 1" if self.basis == "zernike" else "[-1, 1]"
             raise ShapeError(
                 f"legendre is for places on {where}, got one at {float(away.max()):.4g} from the centre; give "
@@ -152,6 +157,7 @@ class Legendre(FieldEncoder):
             )
 
     def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
+        self._check_inside(coords, pos)
         features = self.features(coords).to(coords if pos is None else pos.coords)
         gains = self.gain.to(features.dtype)[torch.tensor(self._totals, device=features.device)]
         return affine(self.head, features * gains)

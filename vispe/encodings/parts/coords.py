@@ -72,8 +72,16 @@ class FieldEncoder(CoordinateEncoder):
         if not self.normalize:
             return pos.coords
         self._need_start(pos, FRACTIONS)
-        coords = pos.coords if pos.grid is None else pos.coords + pos.cell[:, None] / 2
-        return coords / pos.extent[:, None]
+        return cell_centres(pos) / pos.extent[:, None]
+
+
+def cell_centres(pos: Positions) -> Tensor:
+    """Return where tokens stand, counted from the border of the field: those of a grid in the centres of their cells.
+
+    Tokens that a sampler has moved still have a cell; others, without a grid, are where their coordinates are.
+    """
+    placed = pos.grid is not None or "sampled" in pos.attrs
+    return pos.coords + pos.cell[:, None] / 2 if placed else pos.coords
 
 
 def coordinate_count(name: str, axes: int | None, grid: tuple[int, ...] | None) -> int:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.encodings.parts.coords import FRACTIONS, CoordinateEncoder
+from vispe.encodings.parts.coords import FRACTIONS, CoordinateEncoder, cell_centres
 from vispe.encodings.parts.regrid import training_grid
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -40,7 +40,7 @@ class FourierEncoding(CoordinateEncoder):
         if self.normalize == "corners":  # of one cell: the first end
             last = (pos.extent - pos.cell)[:, None]
             return pos.coords / last.clamp(min=1e-30) * 2 - 1
-        centres = pos.coords if pos.grid is None else pos.coords + pos.cell[:, None] / 2
+        centres = cell_centres(pos)
         if self.normalize == "field":
             return centres / pos.extent[:, None]
         if self.normalize == "common":
