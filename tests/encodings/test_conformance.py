@@ -49,7 +49,7 @@ OPTIONS = {
         "biased_heads=2",
         "slopes=radius,radius=[0.2,2],biased_heads=2",
     ],
-    "sincos2d": ["temperature=100", "std=0.02"],
+    "sincos2d": ["temperature=100", "std=0.02", "reveal=cosine"],
     "gaussian2d": [
         "sigma=0.7,amplitude=-3",
         "wrap=true",
@@ -154,10 +154,10 @@ OPTIONS = {
     ],
     "neuda": [
         "levels=2,base=3,growth=1.5,box=[0,2]",
-        "levels=2,project=false,normalize=false,eps=0",
+        "levels=2,project=false,normalize=false,eps=0,reveal=linear",
     ],
     "countdown": ["offset=0,temperature=100"],
-    "border": ["temperature=20"],
+    "border": ["temperature=20,reveal=linear"],
     "dynamic": ["hidden=7,temperature=20"],
     "ranked": ["temperature=20"],
     "sincos3d_points": [

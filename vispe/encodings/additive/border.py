@@ -8,6 +8,7 @@ from torch import Tensor
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import padded
+from vispe.encodings.parts.fourier import Revealed
 from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
@@ -16,7 +17,7 @@ from vispe.options import Positive, Whole
 
 
 @register
-class Border(Additive):
+class Border(Revealed, Additive):
     """Adds to every token how far it is from each border of the field.
 
     [sin(u w_k), cos(u w_k)] for u = y, h - 1 - y, x, w - 1 - x, w_k = temperature ** (-k / K), k = 0 .. K - 1,
@@ -30,6 +31,8 @@ class Border(Additive):
     Args:
         dim: width of the tokens, d; at least 4 per axis. Channels beyond 4 K per axis are 0.
         temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi patches.
+        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
 
     Shapes: pos.coords (1 or b, n, axes), axes 1 to 3 -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: distances go on, in patches, from the borders of the new grid.   Cost: no parameters, O(n d).
@@ -57,7 +60,9 @@ class Border(Additive):
         """Return the table, (1 or b, n, d) in float32 or better, 0 for prefix tokens."""
         self._need_axes(pos)
         self._need_start(pos, "reads distances to both ends of the grid")
-        return pos.remember((self.name, self.dim, self.temperature), lambda: self._table(pos))
+        table = pos.remember((self.name, self.dim, self.temperature), lambda: self._table(pos))
+        count, sides = self.dim // (4 * pos.axes), 2 * pos.axes
+        return padded(self.opened(table, count, copies=sides), self.dim)
 
     def _table(self, pos: Positions) -> Tensor:
         count = self.dim // (4 * pos.axes)
@@ -71,4 +76,4 @@ class Border(Additive):
         # both distances of an axis beside each other
         away = torch.stack([near, far], -1).flatten(-2)
         made = waves(away[..., None] * rates(count, self.temperature, away))
-        return padded(made.flatten(-2), self.dim) * pos.spatial[..., None]
+        return made.flatten(-2) * pos.spatial[..., None]

@@ -10,6 +10,7 @@ from torch import Tensor
 from vispe.attention.precision import at_least_float32, readable
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import exact_device, padded
+from vispe.encodings.parts.fourier import Revealed
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -20,7 +21,7 @@ LENGTH = "length"
 
 
 @register
-class Countdown(Additive):
+class Countdown(Revealed, Additive):
     """Adds to every token how many are left, or which share of the length is behind it.
 
     difference (LDPE): [sin(r w_i), cos(r w_i)], r = length + offset - t, w_i = T^(-i / (K - 1))   arXiv 1904.07418
@@ -35,6 +36,8 @@ class Countdown(Additive):
         mode: 'difference', or 'ratio' (``countdown.ratio``): the slowest wave is at phase t / length.
         offset: added to what is left, only for 'difference'; 3 in the released code.
         temperature: T, only for 'difference'.
+        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
 
     Shapes: pos of a grid, or pos.coords (1 or b, n, 1) from 0 -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: counts from the new length.   Cost: no parameters, O(n d) per forward.
@@ -77,7 +80,7 @@ class Countdown(Additive):
         else:
             angle = place[..., None] * length[..., None] ** -powers
         waves = torch.cat([angle.sin(), angle.cos()], -1).to(at_least_float32(pos.coords))
-        return padded(waves, self.dim) * pos.spatial[..., None]
+        return padded(self.opened(waves, self.dim // 2), self.dim) * pos.spatial[..., None]
 
     def _place(self, pos: Positions) -> Tensor:
         """Return the number of each token, (1 or b, n), from 1; free coordinates are their own numbers from 0."""

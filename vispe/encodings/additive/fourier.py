@@ -43,6 +43,8 @@ class Fourier(FourierEncoding):
             (of its longest side, for both axes), 'reference' (of the longest side of the training grid, in patches),
             'corners' (-1 to 1 from the first to the last cell), 'none' (as they are).
         reference: shape of the training grid for normalize='reference'; that of the host by default.
+        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
 
     Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: the same field is sampled at other points; with 'reference' and 'none' waves go on beyond it.
@@ -86,6 +88,10 @@ class Fourier(FourierEncoding):
         if self.basis == "none" and (self.learned or not self.two_pi):
             raise OptionError(
                 "learned and two_pi have no effect with basis='none', which has no frequencies."
+            )
+        if self.basis == "none" and self.reveal != "none":
+            raise OptionError(
+                f"reveal={self.reveal!r} has no effect with basis='none', which has no frequencies."
             )
         self.count = self._count()
         if not self.project and self.count > self.dim:
@@ -142,7 +148,16 @@ class Fourier(FourierEncoding):
             return self._joined(coords)
         frequency = self._fixed(coords) if self.frequency is None else self.frequency
         angle = exact_product(coords * (2 * math.pi) if self.two_pi else coords, frequency.t())
-        return self._joined(torch.cat([angle.sin(), angle.cos()], -1))
+        waves = torch.cat([angle.sin(), angle.cos()], -1)
+        return self._joined(self.by_length(waves, *self._bands(frequency)) if self.opening else waves)
+
+    def _bands(self, frequency: Tensor) -> tuple[Tensor, int]:
+        """Return the band of each frequency (features / 2,), and how many there are."""
+        rows = len(frequency)
+        if self.basis == "gaussian":  # as many as rows, by the length of their waves
+            return frequency.detach().norm(dim=-1).argsort().argsort(), rows
+        octaves = rows // self.coordinates
+        return torch.arange(rows, device=frequency.device) % octaves, octaves
 
     def _joined(self, features: Tensor) -> Tensor:
         return padded(features, self.dim) if self.head is None else affine(self.head, features)

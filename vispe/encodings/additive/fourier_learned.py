@@ -49,6 +49,8 @@ class FourierLearned(FourierEncoding):
             'corners' (-1 to 1 from the first to the last cell), 'none' (as they are).
         reference: shape of the training grid for normalize='reference'; that of the host by default.
         class_vector: whether the first prefix token gets a learned vector, 0 at first.
+        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
 
     Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0, but see `class_vector`.
     New resolution: evaluated at the new coordinates; see `normalize`.
@@ -141,5 +143,8 @@ class FourierLearned(FourierEncoding):
         grouped = coords.reshape(*coords.shape[:-1], self.groups, -1)
         angle = exact_product(grouped, self.frequency.weight.t())
         waves = torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * angle.shape[-1])
+        if self.opening:  # as many bands as frequencies, by the length of their waves
+            order = self.frequency.weight.detach().norm(dim=-1).argsort().argsort()
+            waves = self.by_length(waves, order, len(order))
         first, second = (cast("nn.Linear", layer) for layer in self.mlp)
         return affine(second, F.gelu(affine(first, waves))).flatten(-2)

@@ -14,7 +14,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_order, curve_places
-from vispe.encodings.parts.fourier import with_first
+from vispe.encodings.parts.fourier import Revealed, with_first
 from vispe.encodings.parts.regrid import training_grid
 from vispe.encodings.registry import register
 from vispe.errors import EncodingMismatch, OptionError, ShapeError
@@ -29,7 +29,7 @@ First = Literal["learned", "origin", "zero"]
 
 
 @register
-class Loope(Additive):
+class Loope(Revealed, Additive):
     """Adds sines and cosines of each patch's place along a space-filling curve, which the image may shift.
 
     [sin(X w_i), cos(X w_i)] interleaved, w_i = temperature^(-2i / d), X = curve index + shift        arXiv 2504.14386
@@ -54,6 +54,8 @@ class Loope(Additive):
         exact: angles of the curve are reduced in float64; False rounds frequencies and angles to float32, as the
             authors' code does, which is off by 1e-5 at 200 cells and 1e-4 at 1000.
         in_chans: channels of the image that context='image' or 'released' reads.
+        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
 
     Shapes: pos of a grid (h, w) and images (b, in_chans, height, width) -> (1 or b, n, d) float32; prefix tokens get 0,
         but see `class_token`.
@@ -212,12 +214,15 @@ class Loope(Additive):
 
         shift = self.shift(pos, image)
         angle = self._angles(pos, shift, scale) if self.exact else self._rounded_angles(pos, shift, scale)
-        table = self._tokens(angle, pos)
+        table = self._opened(self._tokens(angle, pos))
         if self.vector is not None:
             return with_first(table, self.vector, pos)
         if self.class_token == "origin":
-            return with_first(table, _waves(torch.zeros_like(angle[0, :1])), pos)
+            return with_first(table, self._opened(_waves(torch.zeros_like(angle[0, :1]))), pos)
         return table
+
+    def _opened(self, waves: Tensor) -> Tensor:
+        return self.opened(waves, self.dim // 2, interleaved=True)
 
     def _angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
         def make() -> Tensor:

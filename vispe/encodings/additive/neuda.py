@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.parts.coords import FieldEncoder, affine, padded, small_init
+from vispe.encodings.parts.fourier import Revealed, bands_open
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -17,7 +18,7 @@ from vispe.options import NotNegative, Number, Positive, Whole
 
 
 @register
-class NeuDA(FieldEncoder):
+class NeuDA(Revealed, FieldEncoder):
     """Adds waves of learned anchors around the place of every token, from several grids of anchors.
 
     level i: sum over the 2^axes corners of multilinear weight * [sin(2^i a), cos(2^i a)], a the corner's anchor
@@ -38,6 +39,8 @@ class NeuDA(FieldEncoder):
         eps: coordinates are held this much below the far end of the box while they are looked up.
         project: whether a linear map to d follows; without it channels beyond axes * (1 + 2 L) are 0.
         normalize: `table` brings the cell centres of the field to the box; False takes coordinates as they are.
+        reveal: 'linear' or 'cosine' opens level by level while the model is trained, coarse ones first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
 
     Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: the same field of view is sampled at other points.
@@ -115,9 +118,11 @@ class NeuDA(FieldEncoder):
         """Return the coordinates with the waves of every level behind them, (..., axes * (1 + 2 L))."""
         low, high = self.box
         inside = (coords.clamp(low, high - self.eps) - low) / (high - low)
+        gates = bands_open(self.levels, self._share, self.reveal).to(inside) if self.opening else None
         made, start = [coords], 0
         for level, n in enumerate(self.scales):
-            made.append(self._level(inside, start, n, 2.0**level))
+            waves = self._level(inside, start, n, 2.0**level)
+            made.append(waves if gates is None else waves * gates[level])
             start += (n + 1) ** self.coordinates
         return torch.cat(made, -1)
 

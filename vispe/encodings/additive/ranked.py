@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.coords import padded
+from vispe.encodings.parts.fourier import Revealed
 from vispe.encodings.parts.ranks import follow, ranks_of
 from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
@@ -15,7 +15,7 @@ from vispe.options import Even, Positive
 
 
 @register
-class Ranked(Additive):
+class Ranked(Revealed, Additive):
     """Adds the sinusoid of each token's rank in an order that is given as data.
 
     [sin(r w_k), cos(r w_k)], w_k = temperature ** (-k / (d / 2)), k = 0 .. d/2 - 1          after arXiv 2106.10786
@@ -28,6 +28,8 @@ class Ranked(Additive):
     Args:
         dim: width of the tokens, d; even.
         temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi ranks.
+        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
 
     Shapes: ranks (1 or b, n) -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: ranks go on.   Cost: no parameters, O(n d) per forward.
@@ -66,4 +68,4 @@ class Ranked(Additive):
         self._need_start(pos, "reads an order of the tokens")
         rank = ranks_of(self.name, pos)[..., None].to(pos.coords)
         made = waves(rank * rates(self.dim // 2, self.temperature, rank))
-        return padded(made, self.dim) * pos.spatial[..., None]
+        return self.opened(made, self.dim // 2) * pos.spatial[..., None]

@@ -25,6 +25,8 @@ class SinCos3D(SinCos):
         spacing: distance between neighbouring patches per axis (d, h, w) or (t, h, w), in place of `Grid.spacing`.
         std: rescale the values of the whole table to this standard deviation (that of the learned table it
             replaces, say); None keeps them in [-1, 1].
+        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
 
     Shapes: pos.coords (1 or b, n, 3) -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: coordinates go on, in units of the spacing.   Cost: no parameters, O(n d) per forward.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.encodings.parts.coords import FieldEncoder, affine, exact_device, padded
+from vispe.encodings.parts.fourier import Revealed
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -16,7 +17,7 @@ from vispe.options import Even, Limits, Positive
 
 
 @register
-class SinCos3DPoints(FieldEncoder):
+class SinCos3DPoints(Revealed, FieldEncoder):
     """Adds an MLP of the sines and cosines of every token's 3D point to the tokens.
 
     per axis and i = 0 .. F - 1: a_i = 2 pi p / T^(2 floor(i / 2) / F), sin for even i, cos for odd i; axes in the
@@ -32,6 +33,8 @@ class SinCos3DPoints(FieldEncoder):
         temperature: T.
         mlp: whether the MLP (d hidden units) follows; without it channels beyond 3 F are 0.
         normalize: `table` reads coordinates as fractions of the field; False takes them as they are.
+        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
 
     Shapes: pos.coords (1 or b, n, 3) -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: the same field of view is sampled at other points.   Cost: the MLP on n points.
@@ -71,6 +74,10 @@ class SinCos3DPoints(FieldEncoder):
         self.first = nn.Linear(3 * self.per_axis, self.dim) if self.mlp else None
         self.second = nn.Linear(self.dim, self.dim) if self.mlp else None
 
+    def constant(self) -> bool:
+        """Whether the table depends on positions alone."""
+        return not self.opening and super().constant()
+
     def reset_parameters(self) -> None:
         """Initialise both layers as torch does."""
         for layer in (self.first, self.second):
@@ -90,4 +97,5 @@ class SinCos3DPoints(FieldEncoder):
         rates = (2 * math.pi * self.temperature**-powers).to(points)
         y_x_z = torch.cat([points[..., 1:2], points[..., 0:1], points[..., 2:]], -1)
         angle = y_x_z[..., None] * rates
-        return torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
+        waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
+        return self.opened(waves, pairs, copies=3, interleaved=True)

@@ -43,9 +43,13 @@ class CoordinateEncoder(Additive):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the encoding of every token, (1 or b, n, d) in float32 or better, 0 for prefix tokens."""
         self._need_axes(pos)
-        if next(self.parameters(), None) is None and next(self.buffers(), None) is None:
+        if self.constant():
             return pos.remember((self.name, repr(self.config)), lambda: self._table(pos))
         return self._table(pos)
+
+    def constant(self) -> bool:
+        """Whether the table depends on positions alone, so that it may be kept with them."""
+        return next(self.parameters(), None) is None and next(self.buffers(), None) is None
 
     def place(self, pos: Positions) -> Tensor:
         """Return the coordinates that `table` encodes, (1 or b, n, axes)."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vispe.grid import Positions
 
 T = TypeVar("T", Tensor, tuple[Tensor, Tensor])
-Entry = tuple[ref[Positions], list[Tensor], Any]
+Entry = tuple[ref[Positions], list[Tensor], list[float], Any]
 LIMIT = 64 << 20  # bytes
 _wrapped = cast(
     "Callable[[Tensor], bool]", torch._C._functorch.is_functorch_wrapped_tensor
@@ -22,8 +22,8 @@ _wrapped = cast(
 class Kept:
     """Keeps the last value that a module has computed from its parameters and positions.
 
-    On CPU only, in eval mode without gradients. Parameters are compared by value: whatever changed them is seen. It is
-    left out of copies, pickles and state dicts.
+    On CPU only, in eval mode without gradients. Parameters, and how far training is, are compared by value: whatever
+    changed them is seen. It is left out of copies, pickles and state dicts.
     """
 
     def __init__(self) -> None:
@@ -35,16 +35,24 @@ class Kept:
         `trust` says that they were compared earlier in this forward pass.
         """
         given = list(owner.parameters())
-        if owner.training or torch.is_grad_enabled() or not pos.static or not all(map(_plain, given)):
+        if (
+            owner.training
+            or torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or not pos.static
+            or not all(map(_plain, given))
+        ):
             return make()
+        # what is revealed in training changes with it
+        steps = [m.progress for m in owner.modules() if hasattr(m, "progress")]
         if self.entry is not None:
-            where, known, value = self.entry
-            if where() is pos and (trust or _equal(known, given)):
+            where, known, at, value = self.entry
+            if where() is pos and (trust or (at == steps and _equal(known, given))):
                 return value
         value = make()
         made = (value,) if isinstance(value, Tensor) else value
         if all(map(_plain, made)) and sum(t.nbytes for t in made) <= LIMIT:
-            self.entry = ref(pos), [p.detach().clone() for p in given], value
+            self.entry = ref(pos), [p.detach().clone() for p in given], steps, value
         return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept:

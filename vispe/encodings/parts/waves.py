@@ -8,11 +8,12 @@ from torch import Tensor
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import exact_device
+from vispe.encodings.parts.fourier import Revealed
 from vispe.grid import Positions
 from vispe.options import Positive
 
 
-class SinCos(Additive):
+class SinCos(Revealed, Additive):
     """Sines, then cosines, of each axis in a row; classes say by `counts` how many frequencies an axis has."""
 
     temperature: Positive = 10000.0
@@ -27,7 +28,8 @@ class SinCos(Additive):
         """Return the table, (1 or b, n, d) float32, 0 for prefix tokens."""
         self._need_axes(pos)
         key = (self.name, self.counts(), self.temperature, self.spacing, self.std)
-        return pos.remember(key, lambda: self._table(pos))
+        # kept with all bands open, so that a training does not keep a table for each of its steps
+        return self.opened(pos.remember(key, lambda: self._table(pos)), *self.counts())
 
     def _table(self, pos: Positions) -> Tensor:
         table = self._waves(pos)
