@@ -44,7 +44,7 @@ def couple(ids: Tensor, coupled: Tensor) -> Tensor:
 def _picture(text: Text, pictures: Sequence[Picture]) -> Picture:
     """Return the picture that a text is about."""
     of = text.of
-    if is_whole(of):
+    if isinstance(of, int):
         if of >= len(pictures):
             raise InputError(
                 f"Text(of={of}) is about picture {of} of its sample, counted from 0, but there are {len(pictures)}."
