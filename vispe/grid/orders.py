@@ -7,6 +7,7 @@ in front, as they are: what is known, or the prefix of a grid.
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +16,8 @@ from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid.grid import PerToken, Positions
 
 Box = tuple[int, int, int, int]  # rows from .. to, columns from .. to, ends excluded
-TARGET, TARGET_CELL = (
-    "target",
-    "target_cell",
-)  # attributes of positions: coordinates and cell of the next place
+# attributes of positions: coordinates and cell of the next place, and what had moved the tokens when they were read
+TARGET, TARGET_CELL, TARGET_MOVED = "target", "target_cell", "target_moved"
 
 
 def raster(tokens: int) -> Tensor:
@@ -153,7 +152,7 @@ def ordered(pos: Positions, order: Tensor) -> Positions:
     """Return positions in an order, each of which knows the place that comes after it.
 
     The encoding `target` adds a table of that place. The last token has none, nor has a token before one without a
-    place.
+    place. Samplers come first: order what their `prepare` returns.
 
     Args:
         pos: positions of n tokens.
@@ -173,8 +172,9 @@ def ordered(pos: Positions, order: Tensor) -> Positions:
     then = pos.gather(order.roll(-1, 1))
     last = torch.arange(pos.tokens, device=order.device) == pos.tokens - 1
     known = then.spatial & ~last
-    targets = {
+    targets: dict[str, Any] = {
         TARGET: PerToken(then.coords, (1,)),
+        TARGET_MOVED: sorted(now.attrs.get("sampled", ())),
         TARGET_CELL: PerToken(torch.where(known, then.numbers(), -1), (1,)),
     }
     return now.replace(attrs={**now.attrs, **targets})

@@ -5,7 +5,7 @@ import torch
 
 from vispe import Grid, Positions, create_encoding
 from vispe.attention import attention
-from vispe.errors import OptionError
+from vispe.errors import OptionError, ShapeError
 from vispe.grid.orders import fractal, ordered, quadtree, shuffled
 
 DIM, GRID = 16, Grid((3, 4), prefix=1)
@@ -99,6 +99,20 @@ def test_tokens_with_their_order(spec):
     ahead = model(x.gather(1, swapped[..., None].expand(-1, -1, DIM)), ordered(GRID.positions(), swapped))
     torch.testing.assert_close(ahead[0, :6], y[0, :6])
     assert (ahead[0, 6] - y[0, 6]).abs().max() > 1e-6
+
+
+def test_a_sampler_moves_tokens_before_they_are_put_in_order():
+    sampler = create_encoding("randomized(reach=100)", **FACTS).eval()
+    moved, order = sampler.prepare(GRID.positions()), fractal(13, 1)
+    encoding, plain = create_encoding("target", **FACTS), create_encoding("sincos2d", **FACTS)
+    found = encoding.table(ordered(moved, order))
+    torch.testing.assert_close(found[:, :-1], plain.table(moved)[:, order[1:]])
+    torch.testing.assert_close(encoding.table(moved)[:, 1:-1], plain.table(moved)[:, 2:])
+    assert not torch.equal(found, encoding.table(ordered(GRID.positions(), order)))
+    with pytest.raises(ShapeError, match="put in order after a sampler has moved them"):
+        encoding.table(sampler.prepare(ordered(GRID.positions(), order)))
+    with pytest.raises(ShapeError, match="what came after free tokens of which some are dropped"):
+        encoding.table(moved.gather(torch.tensor([[0, 3, 5]])))
 
 
 def test_what_is_refused():

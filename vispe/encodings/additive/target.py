@@ -10,9 +10,9 @@ from torch import Tensor
 from vispe.encodings.base import HOST_FACTS, Additive, Encoding
 from vispe.encodings.registry import create_encoding, encoding_info, parse_spec, register
 from vispe.encodings.spec import as_text
-from vispe.errors import OptionError
+from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.grid.orders import TARGET, TARGET_CELL
+from vispe.grid.orders import TARGET, TARGET_CELL, TARGET_MOVED
 from vispe.options import Shape, Whole
 
 
@@ -34,7 +34,8 @@ class Target(Additive):
         without a place. Prefix tokens get 0 but for the last one before an order, which says where that begins.
     New resolution: as for `of`.   Cost: that of `of`.
     Invariant to: nothing; tokens that change places with their order change places.
-    Raises: OptionError where `of` is not additive; ShapeError as `of`.
+    Raises: OptionError where `of` is not additive; ShapeError as `of`, where a sampler moved tokens after they were put
+        in order, and where some of those without a grid were dropped before they were.
     Differs from the reference: tables are those of `of`, on grids of 1 to 3 axes; the paper has text, and any order of
         places for the next token.
 
@@ -86,10 +87,21 @@ class Target(Additive):
 
 def _after(pos: Positions) -> Positions:
     """Return the places that come after those of the tokens; without a place where there is none."""
+    moved = sorted(pos.attrs.get("sampled", ()))
+    if moved != pos.attrs.get(TARGET_MOVED, moved):
+        raise ShapeError(
+            "target needs positions that are put in order after a sampler has moved them; call ordered() with what its "
+            "prepare() returns."
+        )
     if TARGET in pos.attrs:
         coords, cell = pos.attrs[TARGET].values, pos.attrs[TARGET_CELL].values
         known = cell >= 0
-    elif pos.grid is not None and pos.index is not None:
+    elif pos.index is not None:
+        if pos.grid is None:
+            raise ShapeError(
+                "target does not know what came after free tokens of which some are dropped; take the table first, or "
+                "drop tokens of positions that ordered() has put in order."
+            )
         # tokens are missing: the next cell of the whole grid, whether its token is there or not
         whole, cell = pos.grid.positions(pos.coords.device), pos.index + 1
         known = pos.spatial & (cell < pos.grid.patches)
@@ -100,7 +112,7 @@ def _after(pos: Positions) -> Positions:
         coords, cell = pos.coords.roll(-1, 1), pos.numbers() + 1
         before_last = torch.arange(pos.tokens, device=coords.device) < pos.tokens - 1
         known = pos.spatial & pos.spatial.roll(-1, 1) & before_last
-    attrs = {k: v for k, v in pos.attrs.items() if k not in (TARGET, TARGET_CELL)}
+    attrs = {k: v for k, v in pos.attrs.items() if k not in (TARGET, TARGET_CELL, TARGET_MOVED)}
     index = None if pos.grid is None else torch.where(known, cell, 0).expand(coords.shape[0], -1)
     after = Positions(
         coords * known[..., None], known, pos.extent, cell=pos.cell, index=index, grid=pos.grid, attrs=attrs
