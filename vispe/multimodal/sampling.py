@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.parts.sampler import Sampler, interpolated
-from vispe.errors import ShapeError
+from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.multimodal.scheme import Coordinates
 
 
@@ -31,6 +31,7 @@ def sampled(
         places: maps from an earlier call (b or 1, positions), to be used instead of drawing.
 
     Raises:
+        UnsupportedCombination: the scheme counts several lines at once.
         ShapeError: a coordinate is below 0, or `places` are for fewer positions.
 
     Example:
@@ -41,7 +42,12 @@ def sampled(
         >>> moved.ids.tolist(), moved.next.tolist()
         ([[[12.0, 37.0, 62.0, 87.0]]], [88.0])
     """
-    ids = coordinates.ids
+    ids, scheme = coordinates.ids, coordinates.scheme
+    if scheme.levels > 1:
+        raise UnsupportedCombination(
+            f"A sampler maps one line of positions, but {scheme.name} counts {scheme.levels}; sample another scheme, "
+            "such as mrope_i."
+        )
     real = ids[:, coordinates.mask]
     if real.numel() and float(real.min()) < 0:
         raise ShapeError(f"Samplers map positions from 0 on, and the stream has {float(real.min()):g}.")

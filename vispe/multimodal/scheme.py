@@ -91,7 +91,15 @@ class Coordinates:
                 codes have it, one more than the largest coordinate on all axes (``'max'``) or on the first
                 (``'time'``), the latter two rounded up where they are not whole (``'ceil'``).
             padded: whether tokens are counted with their padding.
+
+        Raises:
+            OptionError: there is no such end, or the counter of the scheme holds several numbers.
         """
+        if end != "next" and self.scheme.levels > 1:
+            raise OptionError(
+                f"The counter of {self.scheme.name} holds {self.scheme.levels} numbers, which the largest coordinate "
+                f"does not say; end={end!r} is for other schemes, leave it out."
+            )
         if end == "next":
             following = self.next
         elif end in ("max", "time", "ceil"):
@@ -118,6 +126,7 @@ class Scheme:
         text_exact: whether text alone is encoded as by rotary embedding of one position, to the last bit.
         step: what the counter moves by over a text token.
         leads: what the first of three axes counts, in pictures.
+        levels: how many numbers the counter holds; with more than one it is no position.
     """
 
     name: ClassVar[str] = ""
@@ -126,6 +135,7 @@ class Scheme:
     text_exact: ClassVar[bool] = True
     step: ClassVar[float] = 1.0
     leads: ClassVar[str] = "time"
+    levels: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -8,6 +8,7 @@ from vispe.attention import attention
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedCombination
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, rotation
+from vispe.multimodal.sampling import sampled
 
 END = 13  # the token of a full stop
 SENTENCES = [5, 7, END, 8, END, END, 9, 4, 6]
@@ -165,3 +166,9 @@ def test_what_is_refused():
         OptionError, match="factor=2 has no effect with slopes='harmonic'; say steepest instead"
     ):
         create_encoding("alibi2d(factor=2,slopes=harmonic)", num_heads=2)
+    with pytest.raises(
+        OptionError, match=r"counter of bilevel holds 2 numbers, .* end='max' is for other schemes"
+    ):
+        found.delta("max")
+    with pytest.raises(UnsupportedCombination, match="maps one line of positions, but bilevel counts 2"):
+        sampled(found, create_encoding("randomized(reach=100)").eval())

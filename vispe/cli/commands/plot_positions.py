@@ -19,7 +19,8 @@ def plot_positions(
         out: picture to write, for example positions.png; the ending decides the format.
         stream: parts in order: text:6, image:4x6 (rows x columns of tokens), image:4x4*2x3+last (tiles and a
             thumbnail), video:3x4x4@0.5 (frames x rows x columns, seconds from frame to frame), shared:3 (one of
-            several answers).
+            several answers), text:6. (ends a segment), text:2@1,3 (names row 1, column 3 of the picture),
+            text:2@0,0,2,3 (a box of it).
         force: overwrite the picture.
         json: print JSON.
 

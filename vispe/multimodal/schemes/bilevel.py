@@ -50,6 +50,7 @@ class Bilevel(Scheme):
     )
     text_exact: ClassVar[bool] = False
     leads: ClassVar[str] = "segment"
+    levels: ClassVar[int] = 2
 
     rotate: Literal["both", "inter", "intra"] = "both"
     sections: Sections = None

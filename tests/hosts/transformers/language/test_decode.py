@@ -158,9 +158,10 @@ def pictures_of(family, whole):
 @pytest.mark.parametrize("counted", [True, False], ids=["ids", "no ids"])
 @pytest.mark.parametrize("picture", [False, True], ids=["text", "picture"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, counted):
+@pytest.mark.parametrize("spec", ["mrope_i", "bilevel"])
+def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, counted, spec):
     """Padding between the turns counts for nothing, whether ids or the mask say so."""
-    model = converted(family, "mrope_i")
+    model = converted(family, spec)
     first = batch(family, [3, "image", 4], [6], counted=False)
     turn = batch(family, [2], [1, "wide", 3] if picture else [5], seed=8, counted=False)
     out = prefilled(model, first)
