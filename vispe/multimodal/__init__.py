@@ -12,6 +12,7 @@ from vispe.multimodal.schemes.tiles import media_ids
 from vispe.multimodal.schemes.v2pe import v2pe_stride_for
 from vispe.multimodal.streams.blocks import Blocks
 from vispe.multimodal.streams.merging import Merged, merge_tokens
+from vispe.multimodal.streams.parallel import Parallel
 from vispe.multimodal.streams.segments import Image, Text, Video
 from vispe.multimodal.streams.stream import Stream
 from vispe.multimodal.streams.translation import Streamed, group_mask, streamed
@@ -21,6 +22,7 @@ __all__ = [
     "Coordinates",
     "Image",
     "Merged",
+    "Parallel",
     "Scheme",
     "Stream",
     "Streamed",

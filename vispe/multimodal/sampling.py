@@ -56,6 +56,10 @@ def sampled(
         places = _places(sampler, count, len(coordinates.mask), generator, ids.device)
     if places is None:
         return coordinates, torch.arange(count, dtype=torch.float64, device=ids.device)[None]
+    if coordinates.extent is not None:
+        raise UnsupportedCombination(
+            f"Members of Parallel stand side by side by their lengths, which {sampler.name} would change; leave it out."
+        )
     if places.ndim != 2 or places.shape[1] < count:
         raise ShapeError(f"places need one number for each of {count} positions, got {tuple(places.shape)}.")
     moved = torch.stack([interpolated(places, axis) for axis in ids.unbind()])

@@ -13,6 +13,7 @@ from torch import Tensor
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal.streams.blocks import Blocks
 from vispe.multimodal.streams.coupling import couple
+from vispe.multimodal.streams.parallel import steps
 from vispe.multimodal.streams.stream import Stream
 from vispe.options import check_options
 
@@ -70,6 +71,8 @@ class Coordinates:
         next: counter of the token that follows each row (b), float64.
         scheme: the rule that made them.
         draws: what was drawn for each block (m), or None; hand it in again to get the same coordinates.
+        extent: counter steps that the member of a `Parallel` takes in which a token is (b, s), 0 outside; None where
+            there is no such set.
     """
 
     ids: Tensor
@@ -77,6 +80,7 @@ class Coordinates:
     next: Tensor
     scheme: Scheme
     draws: Tensor | None = None
+    extent: Tensor | None = None
 
     def decode(self, tokens: int) -> Tensor:
         """Return the coordinates of the next text tokens of each row, (axes, b, tokens)."""
@@ -226,7 +230,7 @@ class Scheme:
             raise ShapeError(
                 f"draws needs one value for each of {len(blocks.tokens)} blocks, got {tuple(draws.shape)}."
             )
-        at, after = self.counters(blocks, draws, start)
+        at, after, extent = self.counters(blocks, draws, start)
         ids = self.text(at.index_select(0, stream.block) + self.step * stream.index).clone()
         where = blocks.visual.index_select(0, stream.block).nonzero()[:, 0]
         if len(where):
@@ -242,12 +246,21 @@ class Scheme:
         empty = stream.lengths == 0
         following = after[end.clamp(min=0)]
         following = torch.where(empty, 0.0 if start is None else start.double(), following)
-        return Coordinates(stream.scatter(ids, padding), stream.mask, following, self, draws)
+        extent = None if extent is None else stream.scatter(extent[stream.block])
+        return Coordinates(stream.scatter(ids, padding), stream.mask, following, self, draws, extent)
 
-    def counters(self, blocks: Blocks, draws: Tensor | None, start: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the counter at the start and at the end of each block (m), sums over its document and group."""
+    def counters(
+        self, blocks: Blocks, draws: Tensor | None, start: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the counter at the start and at the end of each block (m), sums over its document and group.
+
+        And how far the member of a `Parallel` in which the block is moves it alone (m), None where there is no set.
+        """
         text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
         advance = torch.where(blocks.visual, self.advance(blocks, draws), text)
+        extent = behind = None
+        if blocks.parallel is not None:
+            advance, behind, extent = steps(blocks.parallel, advance)
         key = (blocks.sample * (blocks.document.max() + 1) + blocks.document) * (
             blocks.group.max() + 1
         ) + blocks.group
@@ -262,7 +275,7 @@ class Scheme:
         if start is not None:
             first = blocks.document.index_select(0, torch.searchsorted(blocks.sample, blocks.sample))
             at = at + torch.where(blocks.document == first, start.to(at)[blocks.sample], 0.0)
-        return at, at + advance
+        return at if behind is None else at + behind, at + advance, extent
 
     def options(self) -> dict[str, object]:
         """Return the options and their values."""

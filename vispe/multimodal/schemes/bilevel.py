@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
@@ -101,12 +101,19 @@ class Bilevel(Scheme):
         """Return the coordinates (3, k) of tokens of pictures whose blocks start at counters (k)."""
         return local + self.text(at)
 
-    def counters(self, blocks: Blocks, draws: Tensor | None, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    def counters(
+        self, blocks: Blocks, draws: Tensor | None, start: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the counter at the start and at the end of each block (m).
 
         A picture starts a segment of its own: where text is open before it, that is ended.
         """
         self.starts(blocks)
+        if blocks.parallel is not None:
+            raise UnsupportedCombination(
+                "bilevel numbers segments in their order, so none can stand side by side; take another scheme for "
+                "Parallel, such as mrope."
+            )
         # blocks of a document side by side, and where each document begins
         key = blocks.sample * (blocks.document.max() + 1) + blocks.document
         order = key.argsort(stable=True)
@@ -132,9 +139,8 @@ class Bilevel(Scheme):
         segment = begin_segment + past - past[first]
         at = self.join(segment + cut, torch.where(visual, 0.0, place))
         after = torch.where(ends, self.join(segment + done, torch.zeros_like(place)), at + grown)
-        return torch.empty_like(at).index_copy_(0, order, at), torch.empty_like(at).index_copy_(
-            0, order, after
-        )
+        at, after = (torch.empty_like(x).index_copy_(0, order, x) for x in (at, after))
+        return at, after, None
 
     def follow(self, counter: Tensor, boundaries: Tensor) -> tuple[Tensor, Tensor]:
         """Return the coordinates of tokens that are written after a prompt, and the counter after them.

@@ -28,6 +28,8 @@ class Blocks:
         tile: tile row, tile column, rows and columns of tiles (m, 4); row and column are -1 for a thumbnail.
         shared: whether what follows starts where the block starts.
         boundary: whether the last token of a block of text ends its segment, such as a sentence.
+        parallel: number of the `Parallel` that the block is in, counted through the batch, of its member, what it
+            may see and whether members end together (m, 4), -1, -1, -1, 0 outside; None where there are none.
     """
 
     sample: Tensor
@@ -41,6 +43,7 @@ class Blocks:
     tile: Tensor
     shared: Tensor
     boundary: Tensor
+    parallel: Tensor | None = None
 
     @cached_property
     def visual(self) -> Tensor:

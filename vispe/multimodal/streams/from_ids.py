@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError, ShapeError, is_whole
 from vispe.multimodal.streams.blocks import Blocks, check_same_shape
-from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Video
+from vispe.multimodal.streams.parallel import ALL, SELF, Align, Parallel, See
+from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Text, Video
 from vispe.multimodal.streams.typed import distinct, listed
 
 # size (m, 3), seconds (m), picture (m), tile (m, 4) of each block
@@ -29,10 +30,14 @@ def blocks_from_ids(
     documents: Tensor | None,
     groups: Tensor | None,
     boundaries: Tensor | None,
+    members: Tensor | None,
+    see: See,
+    align: Align,
 ) -> tuple[Blocks, Tensor]:
     """Return the blocks and the mask of the sequences that `Stream.from_ids` describes, with the same arguments."""
-    check_same_shape(types, mask=mask, documents=documents, groups=groups, boundaries=boundaries)
-    _check_values(types, mask, merge, documents=documents, groups=groups)
+    beside_types = {"documents": documents, "groups": groups, "members": members}
+    check_same_shape(types, mask=mask, **beside_types, boundaries=boundaries)
+    _check_values(types, mask, merge, **beside_types)
     device = types.device
     valid = torch.ones_like(types, dtype=torch.bool) if mask is None else mask.bool()
     still = _grids(images, merge, None, False, "image")
@@ -55,7 +60,8 @@ def blocks_from_ids(
             f"documents and groups are numbers from 0 on, got {int(torch.minimum(document, group).min())}."
         )
     ends = torch.zeros_like(block, dtype=torch.bool) if boundaries is None else _ends(boundaries[valid], kind)
-    keys = torch.stack([sample, document, group, block])
+    beside = _beside(members, valid, sample, document, see, align)
+    keys = torch.stack([sample, document, group, block, *(() if beside is None else beside.T)])
     new = torch.ones_like(sample, dtype=torch.bool)
     new[1:] = (keys[:, 1:] != keys[:, :-1]).any(0) | ends[:-1]
     first = new.nonzero()[:, 0]
@@ -70,6 +76,7 @@ def blocks_from_ids(
     blocks = Blocks(
         sample[first], document[first], group[first], kind[first], tokens, size[at], clock[at],
         _counted(picture[at], len(picture)), tile[at], torch.zeros_like(text), ends[first + tokens - 1],
+        None if beside is None else beside[first],
     )  # fmt: skip
     used = at[~text]
     if bool(wrong.any()) or len(used) < len(size) - 1:
@@ -92,6 +99,31 @@ def _ends(boundaries: Tensor, kind: Tensor) -> Tensor:
             "boundaries has a 1 at a token of a picture; every picture is a segment of its own, so mark text only."
         )
     return ends
+
+
+def _beside(
+    members: Tensor | None, valid: Tensor, sample: Tensor, document: Tensor, see: See, align: Align
+) -> Tensor | None:
+    """Return the row of `Blocks.parallel` of each token that is not padding (n, 4); None where no set is."""
+    Parallel([Text(1)], see, align)  # checks the words
+    if members is None or not bool((members[valid] >= 0).any()):
+        return None
+    member = members[valid].long()
+    inside = member >= 0
+    # a set starts where its members do, in another sample, and where numbers start again
+    starts = inside.clone()
+    same = (sample[1:] == sample[:-1]) & (document[1:] == document[:-1]) & inside[:-1]
+    starts[1:] &= ~same | ((member[1:] == 0) & (member[:-1] != 0))
+    number = torch.where(inside, starts.long().cumsum(0) - 1, -1)
+    back = inside[1:] & (number[1:] == number[:-1]) & (member[1:] < member[:-1])
+    if bool(back.any()):
+        raise InputError(
+            "The numbers of members rise inside a set, so that each member is one run of tokens; found "
+            f"{int(member[1:][back][0])} after {int(member[:-1][back][0])}."
+        )
+    rule, end = (SELF if see == "self" else ALL), int(align == "end")
+    outside = torch.where(inside, rule, -1), torch.where(inside, end, 0)
+    return torch.stack([number, torch.where(inside, member, -1), *outside], 1)
 
 
 def _blocks_of(kind: Tensor, tokens: Tensor, images: int) -> tuple[Tensor, Tensor]:

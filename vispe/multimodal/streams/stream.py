@@ -14,10 +14,12 @@ from vispe.errors import InputError, OptionError
 from vispe.multimodal.streams.blocks import Blocks
 from vispe.multimodal.streams.coupling import Picture, coupled_tokens
 from vispe.multimodal.streams.from_ids import blocks_from_ids
+from vispe.multimodal.streams.parallel import OUTSIDE, Align, Parallel, See, seen_by_set
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Segment, Text, Video
 from vispe.multimodal.streams.typed import unfolded
 
-Row = Sequence[Segment] | Sequence[Sequence[Segment]]  # a sample, or several packed into one row
+Element = Segment | Parallel
+Row = Sequence[Element] | Sequence[Sequence[Element]]  # a sample, or several packed into one row
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,20 +84,19 @@ class Stream:
             for document, segments in enumerate(samples):
                 pictures: list[Picture] = []
                 naming: list[tuple[Text, int]] = []
-                for segment in segments:
+                for segment, beside in _flat(segments, table):
                     at = (row, document)
                     if isinstance(segment, Text):
                         naming += [(segment, number)] if segment.cells else []
                         text = (segment.group, TEXT, segment.tokens, (1, 1, 1))
-                        table.append((*at, *text, None, -1, WHOLE, segment.shared, segment.boundary))
+                        table.append((*at, *text, None, -1, WHOLE, segment.shared, segment.boundary, beside))
                         number += segment.tokens
                         continue
                     pictures.append((segment, number))
                     kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
                     for t, h, w, tile in segment.parts():
-                        table.append(
-                            (*at, 0, kind, t * h * w, (t, h, w), seconds, picture, tile, False, False)
-                        )
+                        part = (t * h * w, (t, h, w), seconds, picture, tile, False, False, beside)
+                        table.append((*at, 0, kind, *part))
                         number += t * h * w
                     picture += 1
                 coupled += [c for text, first in naming for c in coupled_tokens(text, first, pictures)]
@@ -124,6 +125,9 @@ class Stream:
         documents: Tensor | None = None,
         groups: Tensor | None = None,
         boundaries: Tensor | None = None,
+        members: Tensor | None = None,
+        see: See = "self",
+        align: Align = "start",
     ) -> Stream:
         """Describe sequences the way processors give them: a type for each token, and the grids in order.
 
@@ -139,13 +143,17 @@ class Stream:
             groups: (b, s), group of each token, from 0 on; schemes such as `group_pe` count each on its own.
             boundaries: (b, s), 1 where a token of text ends its segment, such as a full stop; for schemes that count
                 segments (`bilevel`).
+            members: (b, s), number of the member of a `Parallel` that a token belongs to, from 0 on, -1 outside; a set
+                is a run of tokens inside members, and one whose numbers start at 0 again begins another.
+            see: that of all sets, see `Parallel`.
+            align: likewise.
 
         Raises:
             InputError: placeholders and grids do not agree; names the sample and the segment.
             ShapeError: tensors have other shapes.
         """
         given = (types, images, videos, mask, merge, seconds, frames_apart, documents, groups, boundaries)
-        return Stream(*blocks_from_ids(*given))
+        return Stream(*blocks_from_ids(*given, members, see, align))
 
     def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
         """Spread values of tokens (..., n) over the batch (..., b, s), `padding` elsewhere."""
@@ -157,9 +165,13 @@ class Stream:
     def attention_mask(self) -> Tensor:
         """Return which keys a query may attend to, (b, 1, s, s) bool.
 
-        Causal; nothing across packed samples; a shared run is seen by nothing after it but itself. Padding sees
-        nothing and is seen by nothing.
+        Causal; nothing across packed samples; a shared run is seen by nothing after it but itself; members of a
+        `Parallel` see what it says. Padding sees nothing and is seen by nothing.
         """
+        return self.block_mask() & self.mask[:, None, :, None] & self.mask[:, None, None, :]
+
+    def block_mask(self) -> Tensor:
+        """Return what `attention_mask` does but for padding: which token sees which by what its block is."""
         b = self.blocks
         place = self.scatter(torch.arange(len(self.block), device=self.mask.device), -1)
         document = self.scatter(b.document[self.block], -1)
@@ -172,35 +184,55 @@ class Stream:
         def k(x: Tensor) -> Tensor:
             return x[:, None, None, :]
 
-        seen = (q(place) >= k(place)) & (q(document) == k(document)) & ((k(own) < 0) | (q(own) == k(own)))
-        return seen & q(self.mask) & k(self.mask)
+        alike = q(document) == k(document)
+        seen = (q(place) >= k(place)) & alike & ((k(own) < 0) | (q(own) == k(own)))
+        if b.parallel is None:
+            return seen
+        beside = self.scatter(b.parallel[self.block].T, -1)
+        return seen_by_set(seen, alike, beside, beside)
 
 
-def _documents(row: object) -> list[Sequence[Segment]]:
+def _flat(
+    segments: Sequence[Element], table: list[tuple[object, ...]]
+) -> list[tuple[Segment, tuple[int, int, int, int]]]:
+    """Return the segments of a sample, each with its row of `Blocks.parallel`; sets are numbered on from the table."""
+    number = max((int(row[-1][0]) for row in table), default=-1)  # type: ignore[index]
+    found: list[tuple[Segment, tuple[int, int, int, int]]] = []
+    for element in segments:
+        if not isinstance(element, Parallel):
+            found.append((element, OUTSIDE))
+            continue
+        number += 1
+        found += [(segment, (number, *beside)) for segment, beside in element.parts()]
+    return found
+
+
+def _documents(row: object) -> list[Sequence[Element]]:
     """Return the samples packed into a row."""
-    if isinstance(row, Text | Image | Video) or not isinstance(row, Sequence):
+    if isinstance(row, Text | Image | Video | Parallel) or not isinstance(row, Sequence):
         raise InputError(
             f"A row is a list of segments, got {row!r}; write Stream.of([[Text(5), Image(4, 6)]])."
         )
     items = list(cast("Sequence[object]", row))
-    if all(isinstance(i, Text | Image | Video) for i in items):
-        return [cast("list[Segment]", items)]
-    if any(isinstance(i, Text | Image | Video) for i in items):
+    if all(isinstance(i, Text | Image | Video | Parallel) for i in items):
+        return [cast("list[Element]", items)]
+    if any(isinstance(i, Text | Image | Video | Parallel) for i in items):
         raise InputError("A row holds segments, or lists of segments that are packed into it, not both.")
     for item in items:
         if not isinstance(item, Sequence) or not all(
-            isinstance(i, Text | Image | Video) for i in cast("Sequence[object]", item)
+            isinstance(i, Text | Image | Video | Parallel) for i in cast("Sequence[object]", item)
         ):
-            raise InputError(f"A row holds Text, Image and Video, or lists of them, got {item!r}.")
-    return [list(i) for i in cast("list[Sequence[Segment]]", items)]
+            raise InputError(f"A row holds Text, Image, Video and Parallel, or lists of them, got {item!r}.")
+    return [list(i) for i in cast("list[Sequence[Element]]", items)]
 
 
 def _table(rows: list[tuple[object, ...]]) -> Blocks:
     columns = list(zip(*rows, strict=True))
     seconds = torch.tensor([float("nan") if s is None else float(s) for s in columns[6]], dtype=torch.float64)  # type: ignore[arg-type]
-    sample, document, group, kind, tokens, size, _, picture, tile, shared, boundary = (
+    sample, document, group, kind, tokens, size, _, picture, tile, shared, boundary, beside = (
         torch.tensor(c) if i != 6 else None for i, c in enumerate(columns)
     )
+    parallel = beside if bool((beside[:, 0] >= 0).any()) else None  # type: ignore[index]
     return Blocks(
-        sample, document, group, kind, tokens, size, seconds, picture, tile, shared, boundary,  # type: ignore[arg-type]
+        sample, document, group, kind, tokens, size, seconds, picture, tile, shared, boundary, parallel,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -1,0 +1,143 @@
+"""Segments that stand side by side: where they are, what sees what, and how the sequence goes on."""
+
+import pytest
+import torch
+
+from vispe.errors import InputError, OptionError
+from vispe.multimodal import Image, Parallel, Stream, Text, Video, create_scheme, list_schemes
+
+SCHEMES = [name for name in list_schemes() if name != "group_pe"]
+PICTURES = (Image(3, 5), Image(4, 2), Text(3))
+
+
+def coordinates(name, *segments, **options):
+    return create_scheme(name).coordinates(Stream.of([list(segments)]), **options)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_members_are_where_they_would_be_alone(name):
+    found = coordinates(name, Text(3), Parallel(PICTURES), Text(2))
+    alone = [coordinates(name, Text(3), picture) for picture in PICTURES]
+    parts = found.ids[0:, 0].split([3, 15, 8, 3, 2], 1)
+    for part, one in zip(parts[1:4], alone, strict=True):
+        torch.testing.assert_close(part, one.ids[:, 0, 3:], rtol=0, atol=1e-9)
+    assert coordinates(name, Text(3), Parallel(PICTURES)).next == max(one.next for one in alone)
+    torch.testing.assert_close(
+        found.ids[:, :, -1:], coordinates(name, Text(3), Parallel(PICTURES), Text(1)).decode(1)
+    )
+
+
+@pytest.mark.parametrize("name", ["rope1d", "mrope_i", "v2pe"])
+def test_members_that_end_together_leave_room_for_all(name):
+    found = coordinates(name, Text(3), Parallel(PICTURES, see="all", align="end"), Text(2))
+    costs = [float(coordinates(name, picture).next) for picture in PICTURES]
+    assert coordinates(name, Text(3), Parallel(PICTURES, align="end")).next == 3 + sum(costs)
+    for part, picture, cost in zip(
+        found.ids[:, 0].split([3, 15, 8, 3, 2], 1)[1:4], PICTURES, costs, strict=True
+    ):
+        start = 3 + sum(costs) - cost
+        torch.testing.assert_close(part, coordinates(name, picture, start=torch.tensor([start])).ids[:, 0])
+    assert found.extent is not None
+    assert found.extent[0].tolist() == [0] * 3 + [costs[0]] * 15 + [costs[1]] * 8 + [costs[2]] * 3 + [0] * 2
+
+
+def seen(*segments, padding="right", length=None):
+    return Stream.of([list(segments)], padding, length).attention_mask()[0, 0]
+
+
+def test_sources_see_themselves_the_target_them_and_the_query_all():
+    mask = seen(Text(2), Parallel([Text(2), [Text(1), Image(1, 2)]], target=Text(2)), Text(1))
+    causal = torch.ones(10, 10, dtype=torch.bool).tril()
+    wanted = torch.zeros(10, 10, dtype=torch.bool)
+    for rows, columns in ((slice(0, 2), slice(0, 2)), (slice(2, 4), slice(2, 4)), (slice(4, 7), slice(4, 7)),
+                          (slice(7, 9), slice(2, 9)), (slice(9, 10), slice(0, 10))):  # fmt: skip
+        wanted[rows, columns] = True
+    assert torch.equal(mask, wanted & causal)
+
+
+def test_members_that_see_all_see_each_other_in_both_directions():
+    mask = seen(Text(2), Parallel([Text(2), Text(3)], see="all"), Text(1))
+    wanted = torch.ones(8, 8, dtype=torch.bool).tril()
+    wanted[2:4, 4:7] = True
+    assert torch.equal(mask, wanted)
+
+
+def test_without_sets_the_mask_is_as_before():
+    assert torch.equal(seen(Text(2), Image(2, 2)), torch.ones(6, 6, dtype=torch.bool).tril())
+    assert Stream.of([[Text(3)]]).blocks.parallel is None
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("name", ["rope1d", "mrope"])
+def test_rows_padded_and_packed_are_those_of_each_alone(name, padding):
+    one = [Text(1), Parallel([Text(2), Image(2, 3)], see="all", align="end"), Text(2)]
+    two = [Parallel([Image(3, 2), Text(1), Image(1, 4)]), Text(3)]
+    three = [Text(4)]
+    stream = Stream.of([[one, two], two, three], padding)
+    found, mask = create_scheme(name).coordinates(stream), stream.attention_mask()
+    singles = [Stream.of([row]) for row in (one, two, three)]
+    for row, parts in ((0, (0, 1)), (1, (1,)), (2, (2,))):
+        valid = stream.mask[row]
+        wanted = [create_scheme(name).coordinates(singles[p]) for p in parts]
+        assert torch.equal(found.ids[:, row, valid], torch.cat([w.ids[:, 0] for w in wanted], 1))
+        assert found.next[row] == wanted[-1].next
+        blocks = torch.block_diag(*(singles[p].attention_mask()[0, 0].float() for p in parts)).bool()
+        assert torch.equal(mask[row, 0][valid][:, valid], blocks)
+        assert not mask[row, 0][~valid].any()
+        assert not mask[row, 0][:, ~valid].any()
+
+
+def test_permuted_members_permute_coordinates_and_masks():
+    members = [[Text(1), Image(2, 3)], Image(4, 2), Text(3)]
+    sizes, order = [7, 8, 3], [2, 0, 1]
+    a = Stream.of([[Text(2), Parallel(members, see="all", align="end"), Text(2)]])
+    b = Stream.of([[Text(2), Parallel([members[m] for m in order], see="all", align="end"), Text(2)]])
+    parts = (2 + torch.arange(18)).split(sizes)
+    moved = torch.cat([torch.arange(2), *(parts[m] for m in order), torch.arange(20, 22)])
+    mrope = create_scheme("mrope")
+    assert torch.equal(mrope.coordinates(a).ids[..., moved], mrope.coordinates(b).ids)
+    assert torch.equal(a.attention_mask()[0, 0][moved][:, moved], b.attention_mask()[0, 0])
+
+
+def test_streams_by_hand_and_from_ids_agree():
+    hand = Stream.of([[Text(2), Parallel([[Text(1), Image(2, 2)], Text(2)], "all", "end"), Text(1)],
+                      [Parallel([Image(1, 2)], "all", "end"), Parallel([Text(2), Text(1)], "all", "end")]])  # fmt: skip
+    types = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0, 0, 0]])
+    members = torch.tensor([[-1, -1, 0, 0, 0, 0, 0, 1, 1, -1], [0, 0, 0, 0, 1, -1, -1, -1, -1, -1]])
+    mask = torch.ones_like(types)
+    mask[1, 5:] = 0
+    members[1] = torch.tensor([1, 1, 0, 0, 1, -1, -1, -1, -1, -1])  # a number 0 after another begins a set
+    ids = Stream.from_ids(
+        types, [Image(2, 2), Image(1, 2)], mask=mask, members=members, see="all", align="end"
+    )
+    assert torch.equal(hand.attention_mask(), ids.attention_mask())
+    found = [create_scheme("mrope").coordinates(s) for s in (hand, ids)]
+    assert torch.equal(found[0].ids, found[1].ids)
+    assert torch.equal(found[0].next, found[1].next)
+
+
+def test_decoding_goes_on_as_the_prompt_would():
+    prompt = (Text(2), Parallel([Image(2, 5), Video(2, 2, 2)]), Text(1))
+    whole = coordinates("mrope_i", *prompt[:-1], Text(5))
+    assert torch.equal(coordinates("mrope_i", *prompt).decode(4), whole.ids[..., -4:])
+
+
+def test_wrong_members_are_refused():
+    with pytest.raises(InputError, match="a list of one member or more"):
+        Parallel([])
+    with pytest.raises(InputError, match="is Text, Image or Video"):
+        Parallel([Parallel([Text(1)])])
+    with pytest.raises(InputError, match="neither shared nor of a group"):
+        Parallel([Text(1, shared=True)])
+    with pytest.raises(OptionError, match="see"):
+        Parallel([Text(1)], see="none")
+    with pytest.raises(InputError, match="rise inside a set"):
+        Stream.from_ids(torch.zeros(1, 3, dtype=torch.long), members=torch.tensor([[0, 2, 1]]))
+
+
+def test_what_counts_in_an_order_refuses_members_side_by_side():
+    stream = Stream.of([[Text(2), Parallel([Text(3), Image(2, 3)]), Text(2)]])
+    with pytest.raises(UnsupportedCombination, match="bilevel numbers segments in their order"):
+        create_scheme("bilevel").coordinates(stream)
+    with pytest.raises(UnsupportedCombination, match="which rfs would change"):
+        sampled(create_scheme("mrope").coordinates(stream), create_encoding("rfs"))
