@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from vispe.errors import InputError, OptionError
+from vispe import create_encoding
+from vispe.errors import InputError, OptionError, UnsupportedCombination
 from vispe.multimodal import Image, Parallel, Stream, Text, Video, create_scheme, list_schemes
+from vispe.multimodal.sampling import sampled
 
-SCHEMES = [name for name in list_schemes() if name != "group_pe"]
+SCHEMES = [name for name in list_schemes() if name not in ("group_pe", "bilevel")]
 PICTURES = (Image(3, 5), Image(4, 2), Text(3))
 
 
