@@ -25,7 +25,7 @@ class Border(Revealed, Additive):
 
     It tells a model where the edge of the picture is, on purpose. No default of vispe has it, and micrographs are no
     place for it: what a sample looks like does not depend on where the microscope cut it off, and features that
-    know the border carry the very bias that `vispe retrofit` removes. It is meant for pictures that were framed by hand,
+    know the border carry the very bias that `vispe retrofit` removes. It is meant for pictures framed by hand,
     and for measuring what that knowledge does.
 
     Args:
