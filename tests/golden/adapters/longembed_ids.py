@@ -1,7 +1,30 @@
-"""Golden cases of LongEmbed: ids of longer inputs."""
+"""Golden cases of LongEmbed: ids of longer inputs; near and grouped rotations of SelfExtend, and their scores."""
+
+import torch
 
 from tests.golden.adapters._longer import longer
+from vispe.attention.transform.pairs import PairRotation
+from vispe.attention.turned.grouped import GroupedScores, self_extend
+from vispe.grid.frequencies import inverse_frequencies
 
 
 def run(case):
-    yield "places", longer(case)
+    if case.config("mode") != "self_extend":
+        yield "places", longer(case)
+        return
+    case.ignore("combined_by_us", "the rule is that of GroupedScores")
+    q, k = case.input("q"), case.input("k")
+    group, window, layout = case.config("group"), case.config("window"), case.config("layout")
+    rates = inverse_frequencies(q.shape[-1], case.config("base"), torch.float64)
+    at = torch.arange(q.shape[2])
+
+    def turn(ids):
+        angle = (ids[:, None] * rates)[None, None]
+        return PairRotation(angle.cos(), angle.sin(), layout)
+
+    row, column = self_extend(at, group, window)
+    found = {"q_near": turn(at).query(q), "k_near": turn(at).key(k)}
+    found |= {"q_group": turn(row).query(q), "k_group": turn(column).key(k)}
+    where = at[None, :, None].double()
+    both = GroupedScores(where, where, rates[None, None], group, window, layout).dense(q=q, k=k, scale=1.0)
+    yield "scores", {**found, "scores": both.tril()}
