@@ -313,8 +313,18 @@ HAND = {
         InputError,
         r"A row is a list of segments, got Text\(.*Stream.of\(\[\[",
     ),
-    "numbers": ([[5]], {}, InputError, "A row holds Text, Image, Video and Parallel, or lists of them, got 5"),
-    "too deep": ([[[[Text(1)]]]], {}, InputError, "A row holds Text, Image, Video and Parallel, or lists of them"),
+    "numbers": (
+        [[5]],
+        {},
+        InputError,
+        "A row holds Text, Image, Video and Parallel, or lists of them, got 5",
+    ),
+    "too deep": (
+        [[[[Text(1)]]]],
+        {},
+        InputError,
+        "A row holds Text, Image, Video and Parallel, or lists of them",
+    ),
     "mixed": ([[Text(1), [Text(1)]]], {}, InputError, "not both"),
     "too long": (
         [[Text(1)], [Image(2, 2)]],

@@ -25,14 +25,19 @@ def run(call: Call) -> Tensor:
 def weights(call: Call) -> Tensor:
     """Return the attention weights (b, h, n, m) before dropout, float32 or better; rows without a key are 0."""
     with no_autocast(call.q.device):
+        total, dead = logits(call)
+        attn = total.softmax(-1)
+        return attn if dead is None else attn.masked_fill(dead, 0.0)
+
+
+def logits(call: Call) -> tuple[Tensor, Tensor | None]:
+    """Return the logits (b, h, n, m), masks included, and which rows have no key (b, h, n, 1); None where none can."""
+    with no_autocast(call.q.device):
         q, k, _ = call.transformed()
         wide = torch.promote_types(q.dtype, torch.float32)
-        logits = (q.to(wide) * call.factor) @ k.to(wide).transpose(-1, -2)
+        product = (q.to(wide) * call.factor) @ k.to(wide).transpose(-1, -2)
         mask, dead = combine(call.dense_bias(), call.added(), call.allowed(), call.finite)
-        if mask is not None:
-            logits = logits + mask
-        attn = logits.softmax(-1)
-        return attn if dead is None else attn.masked_fill(dead, 0.0)
+        return product if mask is None else product + mask, dead
 
 
 def weighted(call: Call, attn: Tensor) -> Tensor:
