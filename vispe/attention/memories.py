@@ -26,11 +26,11 @@ class Memories:
     Attributes:
         keys: (b or 1, h_kv, m, d), without rotation.
         values: (b or 1, h_kv, m, d_v).
-        place: where they are: ``'origin'``: at position 0, as the authors have it, so that the distance to them
-            grows with the place of the query; ``'far'``: at one distance from all queries; ``'own'``: each at its
-            place in its own image. Where directions mean nothing, as in micrographs, take ``'far'`` with no transform at all.
-        transform: for ``'own'`` the rotation by the coordinates of the memories (of n = m tokens), for ``'far'`` that of
-            all queries by one distance (of n = 1 token); None turns neither.
+        place: where they are. ``'origin'``: at position 0, as the authors have it; the distance to them grows with the
+            place of the query. ``'far'``: at one distance from all queries. ``'own'``: each at its place in its own
+            image. Where directions mean nothing, as in micrographs, take ``'far'`` with no transform at all.
+        transform: for ``'own'`` the rotation by the coordinates of the memories (of n = m tokens), for ``'far'`` that
+            of all queries by one distance (of n = 1 token); None turns neither.
         bias: added to their logits (h or 1, 1, 1): see `memory_bias`.
     """
 

@@ -49,7 +49,9 @@ def convert(
         keep_abs: keep the model's own absolute table in use beside the encoding.
         keep_rope: keep the model's own rotary embedding in use beside the encoding.
         **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, which turns queries
-            and keys inside the attention and caches keys without positions.
+            and keys inside the attention and caches keys without positions; ``parallel='graph_kv'`` or ``'pine'``, with
+            which images that stand together have no order; and ``self_extend=(group, window)``, with which tokens that
+            far apart count in groups.
 
     Returns:
         the same model.

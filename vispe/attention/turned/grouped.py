@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vispe.attention.precision import readable
 from vispe.attention.transform.base import Layout
 from vispe.attention.turned.base import TurnedScores
 from vispe.errors import OptionError, ShapeError, is_whole
@@ -51,6 +52,7 @@ class GroupedScores(TurnedScores):
         queries, keys, rates, layout, factor: see `TurnedScores`; a pair of channels turns with one axis at most.
         group: positions that become one, g.
         window: distance from which positions are grouped, w.
+        plain: pairs that keep their offset however far they are apart (b or 1, n, m) bool; none by default.
 
     Raises:
         OptionError: `group` or `window` is no whole number above 0.
@@ -65,7 +67,7 @@ class GroupedScores(TurnedScores):
         torch.Size([1, 2, 9, 4])
     """
 
-    __slots__ = ("group", "window")
+    __slots__ = ("group", "plain", "window")
 
     def __init__(
         self,
@@ -76,14 +78,15 @@ class GroupedScores(TurnedScores):
         window: int,
         layout: Layout = "half",
         factor: float = 1.0,
+        plain: Tensor | None = None,
     ) -> None:
         super().__init__(queries, keys, rates, layout, factor)
         check_grouping(group, window)
-        if bool(((self.rates != 0).sum(1) > 1).any()):
+        if readable(self.rates) and bool(((self.rates != 0).sum(1) > 1).any()):
             raise ShapeError(
                 "Positions are grouped axis by axis, but a pair of channels turns with several axes here."
             )
-        self.group, self.window = group, window
+        self.group, self.window, self.plain = group, window, plain
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         """Return the logits (b, h, n, m)."""
@@ -101,9 +104,9 @@ class GroupedScores(TurnedScores):
                 offset = (self.queries[:, :, None, axis] - self.keys[:, None, :, axis])[:, None]
                 ahead = (later * mine) @ far.transpose(-1, -2)
                 behind = (earlier * mine) @ far.transpose(-1, -2)
-                product = torch.where(
-                    offset.abs() < self.window, product, torch.where(offset > 0, ahead, behind)
-                )
+                near_by = offset.abs() < self.window
+                near_by = near_by if self.plain is None else near_by | self.plain[:, None]
+                product = torch.where(near_by, product, torch.where(offset > 0, ahead, behind))
             total = total + product
         return scale * total
 

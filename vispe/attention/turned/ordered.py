@@ -13,9 +13,9 @@ from vispe.errors import ShapeError, UnsupportedCombination
 class OrderedScores(TurnedScores):
     """Rotary logits in which each query, in each head, puts what matters most to it nearest (PINE, arXiv 2407.01100).
 
-    Segments of a set end at one position. For a query inside segment i the keys of every other segment are moved back
-    by the lengths of the segments that matter more, i itself first; for a query outside, by those that matter more to
-    it. How much segment j matters is the mean over its keys of ``softmax(scale q . k)``, without rotation, over the keys
+    Segments of a set end at one position. For a query inside segment i the keys of every other one are moved back by
+    the lengths of the segments that matter more, i itself first; for a query outside, by those that matter more to it.
+    How much segment j matters is the mean over its keys of ``softmax(scale q . k)``, without rotation, over the keys
     of the set, for a segment i summed over its queries and without its own keys. Equals keep the order of the input.
 
     Args:

@@ -125,7 +125,8 @@ def _put_named(model: nn.Module) -> int:
             for part, entry in list(hf_record.missing(model)):
                 if "scheme" in entry:
                     whole = model if is_vlm(model) and inner_of(model) is part else part
-                    _convert_language(whole, entry["scheme"], late_rotation=entry["late_rotation"])
+                    more = {name: entry.get(name) for name in ("parallel", "self_extend")}
+                    _convert_language(whole, entry["scheme"], late_rotation=entry["late_rotation"], **more)
                 else:
                     new += _vision().convert_as_named(part, entry)
     finally:

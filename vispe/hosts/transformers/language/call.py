@@ -13,6 +13,15 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError
+from vispe.hosts.transformers.language.beside import (
+    IDS,
+    MARKS,
+    RULES,
+    check_whole,
+    marks_of,
+    members_of,
+    plain_marks,
+)
 from vispe.hosts.transformers.language.pictures import stream_of, token_types, types_by_embedding
 from vispe.hosts.transformers.language.position_ids import check_given, split_ids, stock_scheme
 from vispe.hosts.transformers.language.state import (
@@ -51,6 +60,8 @@ class Call:
         mask: (b, all tokens so far), or None.
         cache: of what came before, or None.
         kwargs: the other keyword arguments.
+        marks: what is said of tokens that stand side by side (rows, b, s), once their coordinates are known; None where
+            none do.
     """
 
     model: Any
@@ -60,6 +71,7 @@ class Call:
     mask: Tensor | None
     cache: Any
     kwargs: dict[str, Any]
+    marks: Tensor | None = None
 
     def types_of(self, keys: Tensor) -> Tensor:
         """Return the type of every token (b, s): 0 text, 1 image, 2 video.
@@ -85,7 +97,15 @@ class Call:
         Raises:
             InputError: grids and placeholders do not agree.
         """
-        return stream_of(self.model, self.types_of(keys), valid, documents(keys, valid), self.kwargs)
+        given = (self.model, self.types_of(keys), valid, documents(keys, valid), self.kwargs)
+        beside: str | None = self.model.language_model.vispe_beside
+        if beside is None:
+            return stream_of(*given)
+        members: Tensor | None = self.kwargs.get(IDS)
+        if members is None:
+            members = members_of(self.model.config, self.input_ids, stream_of(*given))
+        see, align = RULES[beside]
+        return stream_of(*given, members=members, see=see, align=align)
 
     def coordinates(self, keys: Tensor, valid: Tensor, state: SequenceState | None) -> Coordinates:
         """Return the coordinates of tokens (b, s) that may contain pictures."""
@@ -94,7 +114,9 @@ class Call:
             first = torch.where(valid, keys, keys.max()).amin(1)
             start = state.offset + scheme.step * first
         stream = self.stream(keys, valid)
-        return scheme.coordinates(stream, start=start, training=self.model.training)
+        found = scheme.coordinates(stream, start=start, training=self.model.training)
+        self.marks = marks_of(scheme, stream, found)
+        return found
 
 
 @dataclass(eq=False)
@@ -106,12 +128,14 @@ class Placed:
         ids: coordinates (axes, b, s).
         before: state of the cache before the call, or None.
         after: state after it.
+        marks: what is said of tokens that stand side by side (rows, b, s); None where neither they nor those before do.
     """
 
     keys: Tensor
     ids: Tensor
     before: SequenceState | None
     after: SequenceState
+    marks: Tensor | None = None
 
 
 def place(call: Call, position_ids: Tensor | None) -> Placed:
@@ -127,8 +151,10 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     if state is None:
         check_filled_here(call.cache)
-    table, span, offset = (call.kwargs.pop(name, None) for name in (TABLE, SPAN, OFFSET))
-    pictures = bool(given(call.kwargs, *PIXELS, *(GRIDS if state is None else ())))
+    table, span, offset, marks = (call.kwargs.pop(name, None) for name in (TABLE, SPAN, OFFSET, MARKS))
+    beside = call.model.language_model.vispe_beside
+    _check_members(call, beside, tokens)
+    pictures = bool(given(call.kwargs, *PIXELS, *(GRIDS if state is None else ()), IDS))
     pictures |= call.input_ids is None and call.types is not None
     axes = call.model.vispe_scheme.axes
     keys, ids = (None, None) if position_ids is None else split_ids(position_ids, axes)
@@ -139,15 +165,42 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
             grids = any(call.kwargs.get(name) is not None for name in GRIDS[:2])
             stream = partial(call.stream, keys, valid) if grids else None
             check_given(call.model.vispe_scheme, stock, len(position_ids), ids, valid, stream)  # type: ignore[arg-type]
+        if beside is not None and pictures:
+            call.coordinates(keys, valid_tokens(keys, call.mask), state)
         after = _after_ids(call, keys, ids, state)
     elif table is not None:
         ids, after = _from_table(call, keys, table, span, offset, state)
+        if marks is not None:
+            valid = valid_tokens(keys, call.mask)
+            plain = plain_marks(axes, valid)
+            # padding has the key of the first token
+            call.marks = torch.where(valid, look_up(keys, marks, span, plain), plain)
+            if beside == "pine":
+                check_whole(call.marks, marks)
     elif pictures:
         ids, after = _of_pictures(call, keys, counted, state)
     else:
         ids, after = _of_text(call, keys, counted, state)
-    call.kwargs.pop("tile_grids", None)
-    return Placed(keys, ids, state, after)
+    for name in ("tile_grids", IDS):
+        call.kwargs.pop(name, None)
+    if call.marks is None and state is not None and state.marks is not None:
+        call.marks = plain_marks(axes, valid_tokens(keys, call.mask))
+    return Placed(keys, ids, state, after, call.marks)
+
+
+def _check_members(call: Call, beside: str | None, tokens: Tensor) -> None:
+    """Raise `InputError` where the call says what stands side by side in vain, or not of its tokens."""
+    members = call.kwargs.get(IDS)
+    if members is None:
+        return
+    if beside is None:
+        raise InputError(
+            f"{IDS} was given to a model whose images stand in order; convert it with parallel='graph_kv' or 'pine'."
+        )
+    if members.shape != tokens.shape[:2]:
+        raise InputError(
+            f"{IDS} needs the member of each token, shape {tuple(tokens.shape[:2])}, got {tuple(members.shape)}."
+        )
 
 
 def _keys(
@@ -177,7 +230,8 @@ def _from_table(
     call: Call, keys: Tensor, table: Tensor, span: Tensor, offset: Tensor, state: SequenceState | None
 ) -> tuple[Tensor, SequenceState]:
     """Return coordinates out of the table of the prompt, while `generate` runs."""
-    ids = look_up(call.model.vispe_scheme, keys, table, span, offset)
+    scheme = call.model.vispe_scheme
+    ids = look_up(keys, table, span, scheme.text(keys.double() * scheme.step + offset[:, None]))
     if state is None:
         state = SequenceState(offset, (~valid_tokens(keys, call.mask)).sum(1))
     return ids, state

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from vispe.hosts.transformers.language import late as hf_late
+from vispe.hosts.transformers.language.apart import Apart, extended, ordered, rates_of
+from vispe.hosts.transformers.language.beside import IDS, MARKS, Beside, joined, plain_marks, seen
 from vispe.hosts.transformers.language.call import (
     GRIDS,
     OFFSET,
@@ -73,7 +75,7 @@ class PositionedGeneration:
 
     def _place_prompt(self, inputs_tensor: Tensor, keys: Tensor, model_kwargs: dict[str, Any]) -> None:
         """Add the coordinates of a prompt with pictures, by key, to the arguments that generation hands on."""
-        if not given(model_kwargs, *PIXELS, *GRIDS):
+        if not given(model_kwargs, *PIXELS, *GRIDS, IDS):
             return
         cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
         state: SequenceState | None = getattr(cache, "vispe_state", None)
@@ -83,13 +85,16 @@ class PositionedGeneration:
         new = keys.expand(len(inputs_tensor), -1)[:, seen:]
         call = self._call_of(inputs_tensor, model_kwargs, seen, new.shape[1])
         # grids of pictures that the cache holds already
-        if seen and not given(model_kwargs, *PIXELS) and not call.types_of(new).any():
+        if seen and not given(model_kwargs, *PIXELS, IDS) and not call.types_of(new).any():
             return
         valid = valid_tokens(new, mask)
         coordinates = call.coordinates(new, valid, state)
-        table, span = by_key(coordinates, new, valid)
+        table, span = by_key(coordinates.ids, new, valid)
         model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(coordinates, new, valid).offset})
-        model_kwargs.pop("tile_grids", None)
+        if call.marks is not None:
+            model_kwargs[MARKS] = by_key(call.marks, new, valid)[0]
+        for name in ("tile_grids", IDS):
+            model_kwargs.pop(name, None)
 
     def _update_model_kwargs_for_generation(
         self, outputs: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
@@ -123,9 +128,13 @@ class PositionedGeneration:
             model_kwargs,
         )
 
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        """Check what generation was given; it does not know what the model inside takes beside."""
+        super()._validate_model_kwargs({k: v for k, v in model_kwargs.items() if k != IDS})  # type: ignore[misc]
+
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
         """Keep the prompt by key from an assistant: it has its own model, and reads tokens and grids itself."""
-        own = (TABLE, SPAN, OFFSET)
+        own = (TABLE, SPAN, OFFSET, MARKS)
         kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in own}
         return super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
 
@@ -139,7 +148,8 @@ class PositionedModel:
         """Keep the signature of the class that is replaced."""
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "vispe_stock"):
-            like_stock(cls, "forward", mm_token_type_ids=Tensor | None, tile_grids=Tensor | None)
+            more = dict.fromkeys(("mm_token_type_ids", "tile_grids", IDS), Tensor | None)
+            like_stock(cls, "forward", **more)
 
     def forward(
         self,
@@ -162,18 +172,37 @@ class PositionedModel:
             inputs_embeds: (b, s, width).
             mm_token_type_ids: (b, s), 0 text, 1 image, 2 video; only read where there are no `input_ids`. Without
                 both, pictures are where `inputs_embeds` has the embedding of their token.
-            **kwargs: what else the model of before takes; and `tile_grids`, rows and columns of the tiles of each image
-                (n, 2), for models that cut images into tiles.
+            **kwargs: what else the model of before takes; `tile_grids`, rows and columns of the tiles of each image
+                (n, 2), for models that cut images into tiles; and `parallel_ids` (b, s), the member of each token that
+                stands side by side with others, -1 outside, for models converted with `parallel`.
         """
         mask = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 else None
         call = Call(self, input_ids, inputs_embeds, mm_token_type_ids, mask, past_key_values, kwargs)
         placed = place(call, position_ids)
+        before = placed.before
+        if (
+            placed.marks is not None
+            and before is not None
+            and before.marks is None
+            and before.ids is not None
+        ):
+            past = before.ids.shape[2]
+            valid = (
+                torch.ones_like(before.ids[0], dtype=torch.bool) if mask is None else mask[:, :past].bool()
+            )
+            before.marks = plain_marks(self.vispe_scheme.axes, valid)
         if mm_token_type_ids is not None and hasattr(self, "get_rope_index"):
             kwargs["mm_token_type_ids"] = mm_token_type_ids
         outputs = super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=attention_mask,
-            position_ids=torch.cat([placed.keys[None].to(placed.ids), placed.ids]),
+            position_ids=torch.cat(
+                [
+                    placed.keys[None].to(placed.ids),
+                    placed.ids,
+                    *(() if placed.marks is None else (placed.marks,)),
+                ]
+            ),
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             **kwargs,
@@ -187,11 +216,28 @@ class PositionedModel:
         if self.language_model.vispe_late:  # type: ignore[attr-defined]
             before = None if placed.before is None else placed.before.ids
             after = replace(after, ids=placed.ids if before is None else torch.cat([before, placed.ids], 2))
+            if placed.marks is not None:
+                past = None if placed.before is None else placed.before.marks
+                after = replace(after, marks=joined(past, placed.marks))
         if cache is None or after is placed.before:
             return
         if after.settled is None:
             after.settled = settled(after, cache, placed.keys, placed.ids, self.vispe_scheme)
         remember(cache, after)
+
+
+def _every_mark(placed: Placed, mask: Tensor | None) -> Tensor:
+    """Return the marks of all tokens so far (rows, b, m)."""
+    marks, before = placed.marks, placed.before
+    assert marks is not None
+    past = 0 if before is None or before.ids is None else before.ids.shape[2]
+    valid = marks.new_ones(marks.shape[1], past, dtype=torch.bool) if mask is None else mask[:, :past].bool()
+    return joined(None if before is None else before.marks, marks, valid)
+
+
+def _marks(placed: Placed, mask: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the rows of the marks of all tokens so far, to go to the language model beside the coordinates."""
+    return () if placed.marks is None else (_every_mark(placed, mask),)
 
 
 def _cache_of(outputs: Any) -> Any:
@@ -204,6 +250,9 @@ class PositionedText:
     vispe_axis_of_pair: Tensor
     vispe_allocation: list[Any]  # the same in plain numbers
     vispe_late: bool
+    vispe_axes: int
+    vispe_beside: Beside | None
+    vispe_extend: tuple[int, int] | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep the signature of the class that is replaced."""
@@ -231,7 +280,8 @@ class PositionedText:
         """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""
         if self.vispe_late:
             hf_late.keep_on(self)
-        keys, ids = position_ids[0].long(), position_ids[1:]
+        axes = self.vispe_axes
+        keys, ids, marks = position_ids[0].long(), position_ids[1 : 1 + axes], position_ids[1 + axes :]
         rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
         dtype = kwargs["inputs_embeds"].dtype
         pairs = {"frequencies": rotary.inv_freq, "axis_of_pair": self.vispe_axis_of_pair}
@@ -241,12 +291,34 @@ class PositionedText:
             state: SequenceState | None = getattr(kwargs.get("past_key_values"), "vispe_state", None)
             past = None if state is None else state.ids
             every = (cos, sin) if past is None else turned(torch.cat([past, ids], 2))
-            kwargs[LATE] = LateRotation(_with_heads(cos, sin), _with_heads(*every))
+            kwargs[LATE] = LateRotation(
+                _with_heads(cos, sin), _with_heads(*every), *self._apart(ids, marks, state, **pairs)
+            )
             kwargs[ROTATION] = cos.new_ones(1, 1, 1), cos.new_zeros(1, 1, 1)  # the host turns nothing
         else:
             kwargs[ROTATION] = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
         four = self.config.model_type in FOUR_ROWS  # type: ignore[attr-defined]
         return super().forward(*args, position_ids=keys.expand(4, *keys.shape) if four else keys, **kwargs)  # type: ignore[misc]
+
+    def _apart(
+        self,
+        ids: Tensor,
+        marks: Tensor,
+        state: SequenceState | None,
+        frequencies: Tensor,
+        axis_of_pair: Tensor,
+    ) -> tuple[Tensor | None, Apart | None]:
+        """Return the mask of tokens that stand side by side, and how logits are made other than by one rotation."""
+        every = ids if state is None or state.ids is None else torch.cat([state.ids, ids], 2)
+        at = ids.movedim(0, -1), every.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
+        factor = self.rotary_emb.attention_scaling  # type: ignore[attr-defined]
+        if self.vispe_extend is not None:
+            return None, extended(*at, factor, *self.vispe_extend)
+        if not len(marks):
+            return None, None
+        marks = joined(None if state is None else state.marks, marks)
+        mask = seen(marks, ids.shape[2])
+        return mask, ordered(*at, factor, marks) if self.vispe_beside == "pine" else None
 
 
 def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from vispe.errors import UnsupportedHost
+from vispe.attention.turned.grouped import check_grouping
+from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.classes import positioned, stock_of
 from vispe.hosts.transformers.language import late as hf_late
+from vispe.hosts.transformers.language.beside import Beside, check_beside
 from vispe.hosts.transformers.language.classes import (
     PositionedGeneration,
     PositionedLayer,
@@ -42,7 +44,15 @@ def inner_of(model: Any) -> Any:
     return model.model if hasattr(getattr(model, "model", None), "language_model") else model
 
 
-def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **options: Any) -> None:
+def convert_vlm(
+    model: nn.Module,
+    spec: Any,
+    *,
+    late_rotation: bool = False,
+    parallel: Beside | None = None,
+    self_extend: tuple[int, int] | None = None,
+    **options: Any,
+) -> None:
     """Exchange the position scheme of a vision-language model, in place; all checks come before the first change.
 
     Args:
@@ -50,6 +60,10 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
         spec: name of a position scheme, with options, or a finished `Scheme`.
         late_rotation: turn queries and keys inside the attention, so that the cache holds keys without positions;
             always so for schemes with an axis for each head.
+        parallel: images that stand together, with nothing but markers between them, have no order: ``'graph_kv'`` lets
+            them start at one position and see themselves only, ``'pine'`` lets each query put what matters most to it
+            nearest. Tokens of a call say otherwise by `parallel_ids`.
+        self_extend: group and window: tokens so far apart are counted in groups (SelfExtend).
         **options: options of the scheme.
 
     Raises:
@@ -72,7 +86,13 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
     with torch.device("cpu"):  # under the meta device there would be no numbers to look at
         axis_of_pair = scheme.allocation(pairs, heads)
         text_kept = keeps_text(scheme, pairs, heads)
-    late_rotation = late_rotation or axis_of_pair.ndim == 2
+    check_beside(parallel)
+    if self_extend is not None:
+        self_extend = _grouping(self_extend, parallel)
+    for name, value in (("parallel", parallel), ("self_extend", self_extend)):
+        if value is not None:
+            hf_late.check_apart(text, name)
+    late_rotation = late_rotation or axis_of_pair.ndim == 2 or bool(parallel or self_extend)
     if late_rotation:
         hf_late.check(text)
     if not text_kept:
@@ -91,13 +111,26 @@ def convert_vlm(model: nn.Module, spec: Any, *, late_rotation: bool = False, **o
     inner.vispe_scheme = scheme
     device = text.rotary_emb.inv_freq.device
     text.__class__ = positioned(type(text), PositionedText)
-    text.vispe_late = late_rotation
+    text.vispe_late, text.vispe_axes = late_rotation, scheme.axes
+    text.vispe_beside, text.vispe_extend = parallel, self_extend
     if late_rotation:
         hf_late.switch_on(text)
     text.vispe_allocation = axis_of_pair.tolist()
     text.register_buffer("vispe_axis_of_pair", axis_of_pair.to(device), persistent=False)
     for layer in text.layers:
         layer.__class__ = positioned(type(layer), PositionedLayer)
+
+
+def _grouping(given: Any, parallel: Any) -> tuple[int, int]:
+    """Return group and window, checked."""
+    if parallel is not None:
+        raise UnsupportedCombination(
+            f"parallel={parallel!r} and self_extend={given!r} each say how far tokens are apart; leave one of them out."
+        )
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise OptionError(f"self_extend is a group and a window, such as (4, 1024), got {given!r}.")
+    check_grouping(*given)
+    return int(given[0]), int(given[1])
 
 
 def _check_text(text: Any) -> tuple[int, int]:
@@ -183,7 +216,8 @@ def restore_vlm(model: nn.Module) -> None:
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
     hf_late.switch_off(text)
-    del inner.vispe_scheme, text.vispe_axis_of_pair, text.vispe_allocation, text.vispe_late
+    del inner.vispe_scheme, text.vispe_axis_of_pair, text.vispe_allocation, text.vispe_late, text.vispe_axes
+    del text.vispe_beside, text.vispe_extend
 
 
 def describe_vlm(model: nn.Module) -> str:
@@ -200,5 +234,16 @@ def describe_vlm(model: nn.Module) -> str:
     where = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
     return (
         f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
-        f"  axis of each {unit}: {shown}\n  turns {where}"
+        f"  axis of each {unit}: {shown}\n  turns {where}{_shown(text)}"
+    )
+
+
+def _shown(text: Any) -> str:
+    """Return what a language model does beside its scheme, in words."""
+    if text.vispe_extend is not None:
+        return "\n  self_extend: groups of {} from {} positions on".format(*text.vispe_extend)
+    return (
+        ""
+        if text.vispe_beside is None
+        else f"\n  images that stand together have no order: {text.vispe_beside}"
     )

@@ -15,11 +15,13 @@ from torch.nn.functional import pad
 
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import ShapeError, UnsupportedHost
+from vispe.hosts.transformers.language.apart import Apart, attend_apart
 from vispe.hosts.transformers.language.state import SequenceState
 from vispe.multimodal import Coordinates
 
 PREFIX = "vispe_"
 BASES = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
+MASKED = ("sdpa", "eager")  # what takes a dense mask
 LATE = "vispe_late"  # the keyword that carries the tables of queries and keys to the attention
 
 
@@ -29,10 +31,14 @@ class LateRotation(NamedTuple):
     Attributes:
         query: cosines and sines (b, h_kv or 1, s, pairs).
         key: cosines and sines (b, h_kv or 1, m, pairs).
+        mask: which keys a query may attend to (b, 1, s, m) bool, in place of the host's mask; or None.
+        apart: what logits are made of, in place of one rotation; or None.
     """
 
     query: tuple[Tensor, Tensor]
     key: tuple[Tensor, Tensor]
+    mask: Tensor | None = None
+    apart: Apart | None = None
 
 
 def attend(
@@ -43,6 +49,14 @@ def attend(
 
     late: LateRotation | None = kwargs.pop(LATE, None)
     if late is not None:
+        if late.apart is not None:
+            mask = attention_mask if late.mask is None else late.mask
+            scale = kwargs.get("scaling")
+            return attend_apart(module, late.apart, query, key, value, mask, scale), None
+        if late.mask is not None:
+            key, value = (x[:, :, : late.mask.shape[3]] for x in (key, value))
+            least = torch.finfo(query.dtype).min
+            attention_mask = torch.zeros_like(late.mask, dtype=query.dtype).masked_fill(~late.mask, least)
         room = key.shape[2] - late.key[0].shape[2]  # of a cache with fixed size
         query = PairRotation(*late.query, "half").query(query)
         key = PairRotation(*(pad(t, (0, 0, 0, room)) if room else t for t in late.key), "half").key(key)
@@ -68,6 +82,16 @@ def switch_on(text: Any) -> None:
     text.config._attn_implementation = name
 
 
+def check_apart(text: Any, what: str) -> None:
+    """Raise `UnsupportedHost` unless the attention of a language model takes any mask and any logits."""
+    base = str(text.config._attn_implementation).removeprefix(PREFIX)
+    if base not in MASKED:
+        raise UnsupportedHost(
+            f"{what} needs an attention that takes a mask of blocks, {' or '.join(MASKED)}; the model uses {base!r}. "
+            "Call model.set_attn_implementation('sdpa') first."
+        )
+
+
 def keep_on(text: Any) -> None:
     """Go on turning inside the attention where the model has been given another implementation since.
 
@@ -76,6 +100,8 @@ def keep_on(text: Any) -> None:
     """
     if not str(text.config._attn_implementation).startswith(PREFIX):
         switch_on(text)
+    if text.vispe_beside is not None or text.vispe_extend is not None:
+        check_apart(text, "parallel" if text.vispe_extend is None else "self_extend")
 
 
 def check(text: Any) -> None:
@@ -124,4 +150,6 @@ def reposition(cache: Any, coordinates: Coordinates) -> None:
     ids = coordinates.ids.to(state.ids)
     offset = coordinates.next.to(state.offset) - coordinates.scheme.step * seen.to(state.offset)
     padding = torch.as_tensor(state.ids.shape[2], device=ids.device) - seen.to(ids.device)
+    if state.marks is not None:
+        raise UnsupportedHost("Tokens that stand side by side cannot be moved; fill the cache again.")
     cache.vispe_state = SequenceState(offset, padding, ids)

@@ -43,10 +43,12 @@ def _placeholders(config: Any) -> list[tuple[int, int]]:
     return [(kind, token) for kind, name in named if (token := getattr(config, name, None)) is not None]
 
 
-def stream_of(model: Any, types: Tensor, mask: Tensor, documents: Tensor, given: dict[str, Any]) -> Stream:
-    """Return the stream of a call; `given` are the keyword arguments of the model."""
+def stream_of(
+    model: Any, types: Tensor, mask: Tensor, documents: Tensor, given: dict[str, Any], **beside: Any
+) -> Stream:
+    """Return the stream of a call; `given` are the keyword arguments of the model, `beside` more of the stream's."""
     config = model.config
-    common: dict[str, Any] = {"mask": mask, "documents": documents}
+    common: dict[str, Any] = {"mask": mask, "documents": documents, **beside}
     if hasattr(config.vision_config, "spatial_merge_size"):
         return Stream.from_ids(
             types,

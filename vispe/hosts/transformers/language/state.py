@@ -25,6 +25,7 @@ class SequenceState:
         padding: tokens of each row that have no key of their own (b).
         ids: coordinates of all tokens (axes, b, s), where keys are kept without them; else None.
         by_mask: whether padding has no keys; text alone is counted with its padding, as the model of before does.
+        marks: what is said of all tokens (rows, b, s) where some stand side by side, see `beside`; else None.
         settled: from how many cached tokens on this holds: all that follows them is text; None until it is known.
     """
 
@@ -33,12 +34,13 @@ class SequenceState:
     ids: Tensor | None = None
     by_mask: bool = True
     settled: int | Tensor | None = None
+    marks: Tensor | None = None
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of these rows."""
         rows = rows.to(self.offset.device)
-        ids = None if self.ids is None else self.ids[:, rows]
-        return replace(self, offset=self.offset[rows], padding=self.padding[rows], ids=ids)
+        ids, marks = (None if x is None else x[:, rows] for x in (self.ids, self.marks))
+        return replace(self, offset=self.offset[rows], padding=self.padding[rows], ids=ids, marks=marks)
 
     def repeat(self, times: int) -> SequenceState:
         """Return the state with every row repeated."""
@@ -81,8 +83,9 @@ class PositionedCache:
                 )
         super().crop(tokens_to_remove)  # type: ignore[misc]
         if state is not None and state.ids is not None:
-            kept = state.ids[..., : self.get_seq_length()]  # type: ignore[attr-defined]
-            self.vispe_state = replace(state, ids=kept)
+            left = self.get_seq_length()  # type: ignore[attr-defined]
+            marks = None if state.marks is None else state.marks[..., :left]
+            self.vispe_state = replace(state, ids=state.ids[..., :left], marks=marks)
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -145,8 +148,8 @@ def text_coordinates(scheme: Scheme, keys: Tensor, state: SequenceState) -> Tens
     return scheme.text(keys.double() * scheme.step + state.offset[:, None])
 
 
-def by_key(coordinates: Coordinates, keys: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coordinates of a prompt by key, to be looked up again whatever part of it is asked for.
+def by_key(ids: Tensor, keys: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coordinates (axes, b, s) of a prompt by key, to be looked up again whatever part of it is asked for.
 
     Returns:
         coordinates (b, axes, s) and, for each row, the first key and how many there are (b, 2); rows come first, so
@@ -155,20 +158,20 @@ def by_key(coordinates: Coordinates, keys: Tensor, valid: Tensor) -> tuple[Tenso
     first = torch.where(valid, keys, keys.max()).amin(1)
     count = valid.sum(1)
     slot = torch.where(valid, keys - first[:, None], keys.shape[1])
-    ids = coordinates.ids.movedim(1, 0)
+    ids = ids.movedim(1, 0)
     table = ids.new_zeros(*ids.shape[:2], keys.shape[1] + 1)
     table.scatter_(2, slot[:, None].expand_as(ids), ids)
     return table[..., :-1], torch.stack([first, count], 1)
 
 
-def look_up(scheme: Scheme, keys: Tensor, table: Tensor, span: Tensor, offset: Tensor) -> Tensor:
-    """Return the coordinates (axes, b, s) of keys: from the table of the prompt, or of text that follows it."""
+def look_up(keys: Tensor, table: Tensor, span: Tensor, beyond: Tensor) -> Tensor:
+    """Return what a table of the prompt has for keys (axes, b, s), and `beyond` for those that follow it."""
     slot = keys - span[:, :1]
     inside = (slot >= 0) & (slot < span[:, 1:])
     prompt = table.gather(
         2, slot.clamp(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
     ).movedim(1, 0)
-    return torch.where(inside, prompt, scheme.text(keys.double() * scheme.step + offset[:, None]))
+    return torch.where(inside, prompt, beyond)
 
 
 def check_filled_here(cache: Any) -> None:

@@ -21,7 +21,17 @@ from vispe.version import __version__
 
 KEY = "vispe"
 WORD = "pos_embed"  # timm's name for the encoding
-_ENTRIES = ("version", "scheme", "late_rotation", "encoding", "keep_abs", "keep_rope", WORD)
+_ENTRIES = (
+    "version",
+    "scheme",
+    "late_rotation",
+    "parallel",
+    "self_extend",
+    "encoding",
+    "keep_abs",
+    "keep_rope",
+    WORD,
+)
 
 
 def read(config: Any) -> dict[str, Any]:
@@ -112,8 +122,11 @@ def _converted(model: nn.Module) -> Iterator[tuple[Any, dict[str, Any]]]:
             continue
         scheme = vars(module).get("vispe_scheme")
         if isinstance(scheme, Scheme):
-            late = bool(module.language_model.vispe_late)  # type: ignore[union-attr]
-            yield module, {"scheme": {"name": scheme.name, **scheme.options()}, "late_rotation": late}
+            text: Any = module.language_model
+            late = bool(text.vispe_late)
+            more = {"parallel": text.vispe_beside, "self_extend": text.vispe_extend}
+            more = {name: value for name, value in more.items() if value is not None}
+            yield module, {"scheme": {"name": scheme.name, **scheme.options()}, "late_rotation": late, **more}
         state = vars(module._modules.get("timm_model") or module).get("vispe")
         if isinstance(state, HostState):
             spec = state.resolved or state.spec
