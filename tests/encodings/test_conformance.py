@@ -369,6 +369,10 @@ OPTIONS = {
         "block=4,axes=3",
         "block=7,spacing=[2,0.5]",
     ],
+    "self_extend": [
+        "group=3,window=2,layout=half",
+        "group=2,window=1,spacing=[2,0.5]",
+    ],
     "tapa": [
         "theta=0.3,alpha=1",
         "alpha=0,spacing=[2,0.5]",
@@ -493,6 +497,7 @@ EXCLUDED = {
         "loope(context=none,class_token=origin)": "as in the reference, the class token is in front of patch 1",
         "positional_attention": "another size rounds otherwise; its own test has a tolerance",
         "tapa": "is all of the logits: pairs with a prefix token keep their product; see its own test",
+        "self_extend": "is all of the logits: prefix tokens meet turned patches, as with rope_axial; see its own test",
         "hope_hyperbolic": "is all of the logits: pairs with a prefix token keep their product; see its own test",
         "path": "is all of the logits: pairs with a prefix token keep their product; see its own test",
         "seqpe(mode=attn_scalar)": "another size rounds otherwise; test_seqpe.py has a tolerance",

@@ -2,6 +2,7 @@
 
 import torch
 
+import vispe
 from tests.golden.adapters._longer import longer
 from vispe.attention.transform.pairs import PairRotation
 from vispe.attention.turned.grouped import GroupedScores, self_extend
@@ -28,3 +29,8 @@ def run(case):
     where = at[None, :, None].double()
     both = GroupedScores(where, where, rates[None, None], group, window, layout).dense(q=q, k=k, scale=1.0)
     yield "scores", {**found, "scores": both.tril()}
+    heads, tokens, width = q.shape[1:]
+    facts = {"dim": heads * width, "num_heads": heads, "temperature": case.config("base"), "layout": layout}
+    encoding = vispe.create_encoding("self_extend", group=group, window=window, **facts)
+    bias = encoding.bias(vispe.Grid((tokens,)).positions(), 0)
+    yield "self_extend", {"scores": bias.dense(q=q, k=k, scale=1.0).tril()}

@@ -1,0 +1,62 @@
+"""SelfExtend on grids: rope_axial nearby, grouped offsets far away."""
+
+import pytest
+import torch
+
+from vispe import Grid, create_encoding
+from vispe.attention import attention
+from vispe.errors import OptionError, ShapeError
+
+
+def both(grid, **options):
+    axial = create_encoding("rope_axial", dim=24, num_heads=2, layout=options.get("layout", "interleaved"))
+    grouped = create_encoding("self_extend", dim=24, num_heads=2, **options)
+    pos = Grid(grid, prefix=2).positions()
+    q, k, v = torch.randn(3, 2, 2, pos.tokens, 12, generator=torch.Generator().manual_seed(0))
+    turn = axial.transform(pos, 0)
+    plain = turn.query(q) @ turn.key(k).mT / 12**0.5
+    return grouped.bias(pos, 0), plain, (q, k, v), turn, pos
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("grid", [(3, 5), (7,), (1, 9)])
+def test_groups_of_one_are_rope_axial(grid, layout):
+    bias, plain, (q, k, v), turn, _ = both(grid, group=1, window=2, layout=layout)
+    torch.testing.assert_close(bias.dense(q=q, k=k), plain, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        attention(q, k, v, bias=bias), attention(q, k, v, transform=turn), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_within_the_window_and_with_prefix_tokens_nothing_changes():
+    bias, plain, (q, k, _), _, pos = both((3, 11), group=3, window=4)
+    apart = (pos.coords[0, :, None] - pos.coords[0]).abs().amax(-1)
+    placed = pos.spatial[0][:, None] & pos.spatial[0]
+    near = (apart < 4) | ~placed
+    found = bias.dense(q=q, k=k)
+    torch.testing.assert_close(found[..., near], plain[..., near], rtol=1e-4, atol=1e-5)
+    assert ((found - plain).abs()[..., ~near].amax()) > 0.1
+
+
+def test_far_offsets_are_those_of_groups():
+    bias, *_, (q, k, _), _, pos = both((1, 20), group=4, window=6)
+    line = create_encoding("rope_axial", dim=24, num_heads=2)
+    found = bias.dense(q=q, k=k)
+    for i, j in ((19, 0), (2, 17), (13, 7)):
+        offset = i // 4 - j // 4 + (1 if i > j else -1) * (6 - 1)
+        at = pos.replace(
+            coords=torch.tensor([[[0.0, float(offset)], [0.0, 0.0]]]),
+            spatial=torch.ones(1, 2).bool(),
+            grid=None,
+        )
+        pair = torch.stack([q[:, :, 2 + i], k[:, :, 2 + j]], 2)
+        turn = line.transform(at, 0)
+        wanted = (turn.query(pair)[:, :, 0] * turn.key(pair)[:, :, 1]).sum(-1) / 12**0.5
+        torch.testing.assert_close(found[:, :, 2 + i, 2 + j], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_wrong_heads_and_no_queries_are_refused():
+    with pytest.raises(OptionError, match="turns pairs of channels, got 3 per head"):
+        create_encoding("self_extend", dim=6, num_heads=2)
+    with pytest.raises(ShapeError, match="pass q and k"):
+        both((2, 3))[0].dense()

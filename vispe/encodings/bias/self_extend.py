@@ -1,0 +1,137 @@
+"""SelfExtend: a rotary model reads larger grids, as far patches count in groups (arXiv 2401.01325)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vispe.attention.bias.base import Bias, Request
+from vispe.attention.precision import at_least_float32
+from vispe.attention.transform.base import Layout
+from vispe.attention.turned.grouped import GroupedScores
+from vispe.encodings.base import Biased
+from vispe.encodings.parts.rope import pair_counts
+from vispe.encodings.parts.scores import ScoreBias
+from vispe.encodings.registry import register
+from vispe.errors import OptionError
+from vispe.grid import Positions
+from vispe.grid.frequencies import inverse_frequencies
+from vispe.options import Positive, Spacing, Whole
+
+
+@register
+class SelfExtend(Biased):
+    """Axial RoPE whose near patches keep their offset, while far ones have that of groups, so offsets stay small.
+
+    Offset on an axis: p_i - p_j below the window w, else floor(p_i / g) - floor(p_j / g) + w - floor(w / g), mirrored
+    behind                                                                      arXiv 2401.01325, LongEmbed 2404.12096
+
+    For models trained with ``rope_axial`` on smaller grids, without training: with ``group=1`` it is that. The longest
+    offset of a side of N patches is about (N - w) / g + w. Patches within the window on all axes (Chebyshev) are as
+    before; of others each axis goes by its own rule.
+
+    Args:
+        dim: width of the tokens, d.
+        num_heads: heads, h.
+        group: patches that become one, g.
+        window: distance from which patches are grouped, w, in units of the spacing.
+        temperature: ratio of the longest to the shortest wavelength, that of the model.
+        layout: which channels are a pair, that of the model: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs.
+        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+
+    Shapes: pos (n, axes), q and k (b, h, n, d_h) -> logits (b, h, n, n); prefix tokens are not turned.
+    New resolution: far offsets shrink by `group`; the trained grid should reach the largest.
+    Cost: no parameters; three products for each axis instead of one, and dense logits for every image.
+    Invariant to: nothing; groups start at the corner of the grid, so far offsets round differently elsewhere.
+    Raises: ShapeError without queries and keys; OptionError for heads of odd width.
+    Differs from the reference: several axes, each with the authors' rule. They group nothing in inputs shorter than the
+        window; here that needs no rule of its own.
+
+    Example:
+        >>> from vispe import Grid, create_encoding
+        >>> encoding = create_encoding("self_extend", dim=16, num_heads=2, window=2)
+        >>> q = torch.ones(1, 2, 6, 8)
+        >>> encoding.bias(Grid((2, 3)).positions(), 0).dense(q=q, k=q).shape
+        torch.Size([1, 2, 6, 6])
+    """
+
+    name = "self_extend"
+    paper = (
+        "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning, https://arxiv.org/abs/2401.01325"
+    )
+    year = 2024
+    ndim = (1, 2, 3)
+    knows = ("distance", "direction", "place", "content")
+
+    dim: Whole
+    num_heads: Whole
+    group: Whole = 2
+    window: Whole = 8
+    temperature: Positive = 100.0
+    layout: Layout = "interleaved"
+    spacing: Spacing | None = None
+
+    def __post_init__(self) -> None:
+        width = self._head_width()
+        if width % 2:
+            raise OptionError(
+                f"self_extend turns pairs of channels, got {width} per head (dim={self.dim}, num_heads="
+                f"{self.num_heads}); choose another num_heads."
+            )
+        self.pairs = width // 2
+        if self.spacing is not None:
+            self._accept(len(self.spacing))
+
+    def rates(self, axes: int) -> Tensor:
+        """Return radians per unit of every axis for each pair of channels, (1, axes, pairs); x has the first pairs."""
+        counts = pair_counts(self.name, None, self.pairs, axes)
+        rates, start = torch.zeros(1, axes, self.pairs, dtype=torch.float64), 0
+        for axis in reversed(range(axes)):
+            part = inverse_frequencies(2 * counts[axis], self.temperature, torch.float64)
+            rates[0, axis, start : start + counts[axis]] = part
+            start += counts[axis]
+        return rates
+
+    def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
+        """Return the logits; what `dense` gives of them depends on queries and keys."""
+        self._need_axes(pos)
+        return GridScores(pos, self.rates(pos.axes), self.group, self.window, self.layout, self.spacing)
+
+
+class GridScores(ScoreBias):
+    """The logits of `SelfExtend`."""
+
+    __slots__ = ("group", "layout", "rates", "spacing", "window")
+    of = "self_extend"
+
+    def __init__(
+        self,
+        pos: Positions,
+        rates: Tensor,
+        group: int,
+        window: int,
+        layout: Layout,
+        spacing: tuple[float, ...] | None,
+    ) -> None:
+        super().__init__(pos)
+        self.rates, self.group, self.window, self.layout, self.spacing = rates, group, window, layout, spacing
+
+    def scores(
+        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, ask: Request
+    ) -> Tensor:
+        """Return the logits (b, h, n, m) of patches; those of pairs with a prefix token are plain rotary ones."""
+        a, b = (p if self.spacing is None else p.spaced(self.spacing) for p in (pos_q, pos_k))
+        # a token without a place stands at the origin, where nothing is turned
+        at, to = (p.coords * p.spatial[..., None] for p in (a, b))
+        bare = ~(a.spatial[:, :, None] & b.spatial[:, None])
+        grouped = (at, to, self.rates.to(q.device), self.group, self.window, self.layout)
+        return GroupedScores(*grouped, plain=bare).scores(q, k, scale)
+
+    def _dense(self, ask: Request) -> Tensor:
+        """Return the logits; unlike those of other scores, prefix tokens meet turned patches, as in rotary models."""
+        if ask.q is None or ask.k is None:
+            return super()._dense(ask)
+        pos_q, pos_k = ask.where(self.pos)
+        q, k = (at_least_float32(ask.pick(x, 1)) for x in (ask.q, ask.k))
+        scale = q.shape[-1] ** -0.5 if ask.scale is None else ask.scale
+        return self.scores(q, k, scale, pos_q, pos_k, ask)
