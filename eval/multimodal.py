@@ -1,4 +1,4 @@
-"""Write the tables of docs/multimodal.md, which are computed, and draw its picture.
+"""Write the tables of docs/multimodal.md, which are computed, and draw its pictures.
 
 python eval/multimodal.py [tables] [picture]
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import checkout  # noqa: F401  (finds vispe)
 
-from vispe.multimodal import list_schemes
+from vispe.multimodal import Image, Parallel, Stream, Text, list_schemes
 from vispe.multimodal.properties import SchemeProperties, properties
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +67,31 @@ def picture() -> None:
     for name, specs, stream in (("positions", DRAWN, EXAMPLE), ("segments", SEGMENTS, NAMING)):
         axes = plot_positions(specs, stream)
         axes[0].figure.savefig(ROOT / "docs" / f"multimodal-{name}.png", dpi=110)
+    parallel_picture()
+
+
+def parallel_picture() -> None:
+    """Draw coordinates and masks of images in order, and side by side in two ways."""
+    from matplotlib import pyplot
+
+    from vispe.evaluate.plots.blocks import plot_blocks
+    from vispe.evaluate.plots.positions import plot_positions
+
+    images = [Image(3, 4), Image(2, 3), Image(4, 4)]
+    ways = {
+        "in order": images,
+        "parallel='graph_kv'": [Parallel(images)],
+        "parallel='pine'": [Parallel(images, see="all", align="end")],
+    }
+    figure, axes = pyplot.subplots(2, 3, figsize=(10.5, 7), dpi=110, height_ratios=(1, 1.35))
+    for (title, middle), upper, lower in zip(ways.items(), *axes, strict=True):
+        stream = Stream.of([[Text(5), *middle, Text(6)]])
+        plot_positions("mrope_i", stream, upper)
+        upper.set_title(title, loc="left", pad=17)
+        upper.set_ylim(-1, 27)
+        plot_blocks(stream, lower)
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "multimodal-parallel.png", dpi=110)
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]]) -> str:
