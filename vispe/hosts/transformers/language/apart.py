@@ -82,8 +82,9 @@ def attend_apart(
     causal = mask is None and q.shape[2] == m
     mask = None if mask is None else mask[..., :m]
     grouped = q.shape[1] != k.shape[1]
+    # one dense mask would round these logits to half precision, where they are all there is
     out = attention(
-        q, k, v, bias=apart.scores(), attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped,
-        dropout_p=module.attention_dropout if module.training else 0.0,
+        q, k, v, backend="reference", bias=apart.scores(), attn_mask=mask, is_causal=causal, scale=scale,
+        enable_gqa=grouped, dropout_p=module.attention_dropout if module.training else 0.0,
     )  # fmt: skip
     return out.transpose(1, 2).contiguous()

@@ -226,20 +226,6 @@ class PositionedModel:
         remember(cache, after)
 
 
-def _every_mark(placed: Placed, mask: Tensor | None) -> Tensor:
-    """Return the marks of all tokens so far (rows, b, m)."""
-    marks, before = placed.marks, placed.before
-    assert marks is not None
-    past = 0 if before is None or before.ids is None else before.ids.shape[2]
-    valid = marks.new_ones(marks.shape[1], past, dtype=torch.bool) if mask is None else mask[:, :past].bool()
-    return joined(None if before is None else before.marks, marks, valid)
-
-
-def _marks(placed: Placed, mask: Tensor | None) -> tuple[Tensor, ...]:
-    """Return the rows of the marks of all tokens so far, to go to the language model beside the coordinates."""
-    return () if placed.marks is None else (_every_mark(placed, mask),)
-
-
 def _cache_of(outputs: Any) -> Any:
     return outputs.get("past_key_values") if hasattr(outputs, "get") else None
 
