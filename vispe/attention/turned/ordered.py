@@ -76,8 +76,10 @@ class OrderedScores(TurnedScores):
         each = [x.expand(b, *x.shape[1:]) for x in (self.queries, self.extent, self.moved)]
         own, member = (x.expand(2, b, -1) for x in (self.own, self.member))
         for row in range(b):
-            for number in member[0, row][member[0, row] >= 0].unique().tolist():  # pyright: ignore
+            for number in range(int(member[0, row].max()) + 1):
                 at = (member[0, row] == number).nonzero()[:, 0]
+                if not len(at):
+                    continue
                 inside = torch.where(own[0, row] == number, own[1, row], -1)
                 of_key, extent = member[1, row, at], each[1][row, at]
                 raw = scale * q[row] @ k[row, :, at].transpose(-1, -2)
@@ -95,9 +97,10 @@ def _moved(
     A key that is `shift` (h, n, members) behind is met by a query that is as much ahead, so queries turn, not keys.
     """
     out = q.new_empty(*q.shape[:2], len(of_key))
-    kinds, of_kind = axes.unique(dim=0, return_inverse=True)  # pyright: ignore
+    found: tuple[Tensor, Tensor] = axes.unique(dim=0, return_inverse=True)  # pyright: ignore
+    kinds, of_kind = found
     for j in range(shift.shape[2]):
-        for number, kind in enumerate(kinds):
+        for number, kind in enumerate(kinds.unbind()):
             here = ((of_key == j) & (of_kind == number)).nonzero()[:, 0]
             if len(here):
                 ahead = at + shift[:, :, j, None] * kind
@@ -119,10 +122,10 @@ def shifts(raw: Tensor, inside: Tensor, of_key: Tensor, extent: Tensor) -> Tenso
     mean = hot / hot.sum(0).clamp(min=1)
     # the mean weight of the keys of a member, for each query by itself
     matter = raw.softmax(-1) @ mean
-    for i in inside[inside >= 0].unique().tolist():  # pyright: ignore
+    for i in range(members):
         mine = (inside == i).nonzero()[:, 0]
         others = of_key != i
-        if not bool(others.any()):
+        if not len(mine) or not bool(others.any()):
             continue
         # queries of a member decide together, by the keys of the others
         apart = raw[:, mine].masked_fill(~others, -torch.inf).softmax(-1) @ mean
