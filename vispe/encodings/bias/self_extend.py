@@ -124,8 +124,9 @@ class GridScores(ScoreBias):
         # a token without a place stands at the origin, where nothing is turned
         at, to = (p.coords * p.spatial[..., None] for p in (a, b))
         bare = ~(a.spatial[:, :, None] & b.spatial[:, None])
-        grouped = (at, to, self.rates.to(q.device), self.group, self.window, self.layout)
-        return GroupedScores(*grouped, plain=bare).scores(q, k, scale)
+        rates = self.rates.to(q.device)
+        found = GroupedScores(at, to, rates, self.group, self.window, self.layout, plain=bare)
+        return found.scores(q, k, scale)
 
     def _dense(self, ask: Request) -> Tensor:
         """Return the logits; unlike those of other scores, prefix tokens meet turned patches, as in rotary models."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,15 +54,15 @@ class Parallel:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if not isinstance(self.members, Sequence) or not self.members:
+        given: object = self.members
+        if not isinstance(given, Sequence) or not given:
             raise InputError(
                 f"Parallel needs a list of one member or more, got {self.members!r}; write Parallel([Image(4, 6), "
                 "Image(4, 6)])."
             )
         for member in (*self.members, *(() if self.target is None else (self.target,))):
-            if not (found := segments_of(member)) or not all(
-                isinstance(s, Text | Image | Video) for s in found
-            ):
+            found: list[object] = [*segments_of(member)]
+            if not found or not all(isinstance(s, Text | Image | Video) for s in found):
                 raise InputError(
                     f"A member of Parallel is Text, Image or Video, or a list of them, got {member!r}."
                 )
@@ -81,7 +81,7 @@ class Parallel:
 
 def segments_of(member: Member) -> list[Segment]:
     """Return the segments of a member."""
-    return list(cast("Sequence[Segment]", member)) if isinstance(member, Sequence) else [member]
+    return list(member) if isinstance(member, Sequence) else [member]
 
 
 def steps(parallel: Tensor, advance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
