@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 
@@ -97,8 +99,8 @@ def _moved(
     A key that is `shift` (h, n, members) behind is met by a query that is as much ahead, so queries turn, not keys.
     """
     out = q.new_empty(*q.shape[:2], len(of_key))
-    found: tuple[Tensor, Tensor] = axes.unique(dim=0, return_inverse=True)  # pyright: ignore
-    kinds, of_kind = found
+    found: Any = cast("Any", axes).unique(dim=0, return_inverse=True)  # torch does not say its types
+    kinds, of_kind = cast("tuple[Tensor, Tensor]", found)
     for j in range(shift.shape[2]):
         for number, kind in enumerate(kinds.unbind()):
             here = ((of_key == j) & (of_kind == number)).nonzero()[:, 0]

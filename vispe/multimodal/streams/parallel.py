@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Parallel:
 
     def __post_init__(self) -> None:
         check_options(self)
-        given: object = self.members
+        given = cast("object", self.members)
         if not isinstance(given, Sequence) or not given:
             raise InputError(
                 f"Parallel needs a list of one member or more, got {self.members!r}; write Parallel([Image(4, 6), "
