@@ -77,13 +77,13 @@ def parallel_picture() -> None:
     from vispe.evaluate.plots.blocks import plot_blocks
     from vispe.evaluate.plots.positions import plot_positions
 
-    images = [Image(3, 4), Image(2, 3), Image(4, 4)]
+    images = [Image(3, 4), Image(3, 3), Image(4, 4)]
     ways = {
         "in order": images,
         "parallel='graph_kv'": [Parallel(images)],
         "parallel='pine'": [Parallel(images, see="all", align="end")],
     }
-    figure, axes = pyplot.subplots(2, 3, figsize=(10.5, 7), dpi=110, height_ratios=(1, 1.35))
+    figure, axes = pyplot.subplots(2, 3, figsize=(13, 7.6), dpi=95, height_ratios=(1, 1.35))
     for (title, middle), upper, lower in zip(ways.items(), *axes, strict=True):
         stream = Stream.of([[Text(5), *middle, Text(6)]])
         plot_positions("mrope_i", stream, upper)
