@@ -1,7 +1,7 @@
 """Draw the pictures of README and of the guide: what vispe does at a glance, encodings on grids they were not trained
 on, how the fused kernels keep a bias, how much memory that takes, and what `vispe rotate` draws.
 
-python eval/figures.py [overview] [extrapolation] [strip] [memory] [rotation]
+python eval/figures.py [overview] [extrapolation] [strip] [memory] [rotation] [orders]
 """
 
 from __future__ import annotations
@@ -260,9 +260,36 @@ def rotation() -> None:
     figure.savefig(ROOT / "docs" / "rotation.png")
 
 
+def orders() -> None:
+    """Draw in which order the patches of a grid are written, as colours, and the first steps as numbers."""
+    from vispe.grid.orders import fractal, quadtree, raster, shuffled
+
+    side, shown = 11, 10
+    count = side * side
+    found = {
+        "raster": raster(count),
+        "shuffled": shuffled(count, generator=torch.Generator().manual_seed(2)),
+        "fractal": fractal(count),
+        "quadtree": quadtree(side, side),
+    }
+    figure = Figure(figsize=(11, 3.1), dpi=110, facecolor="white", layout="constrained")
+    for ax, (name, order) in zip(figure.subplots(1, 4), found.items(), strict=True):
+        step = np.empty(count, int)
+        step[order.numpy()] = np.arange(count)
+        ax.imshow(step.reshape(side, side), cmap="viridis")
+        for number, cell in enumerate(order[:shown].tolist()):
+            ax.text(
+                cell % side, cell // side, str(number + 1), ha="center", va="center", color="white", size=8
+            )
+        ax.set_title(name, loc="left", size=11, color=INK)
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+    figure.savefig(ROOT / "docs" / "orders.png")
+
+
 if __name__ == "__main__":
     (ROOT / "docs").mkdir(exist_ok=True)
     pictures = {"overview": overview, "extrapolation": extrapolation, "strip": strip, "memory": memory}
-    pictures["rotation"] = rotation
+    pictures |= {"rotation": rotation, "orders": orders}
     for chosen in sys.argv[1:] or pictures:
         pictures[chosen]()
