@@ -86,14 +86,17 @@ def measured(
     """
     file = args.out / f"{name}.json"
     student, teacher, card = load_student(folder)
-    head: dict[str, Any] = {
-        "what": (__doc__ or "").splitlines()[0],
-        "quick": args.quick,
-        "extent": json.loads(json.dumps(asdict(extent))),
-        "teacher": teacher_of(card),
-        "student": {"name": name, **facts(folder, card)},
-        "environment": environment("scikit-image", "scikit-learn", "numpy"),
-    }
+    # numbers as they are written, so that a run that goes on finds the same
+    head: dict[str, Any] = rounded(
+        {
+            "what": (__doc__ or "").splitlines()[0],
+            "quick": args.quick,
+            "extent": json.loads(json.dumps(asdict(extent))),
+            "teacher": teacher_of(card),
+            "student": {"name": name, **facts(folder, card)},
+            "environment": environment("scikit-image", "scikit-learn", "numpy"),
+        }
+    )
     rows: list[dict[str, Any]] = []
     if file.exists() and not args.fresh:
         kept = json.loads(file.read_text(encoding="utf-8"))

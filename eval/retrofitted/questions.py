@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from retrofit_proof_measure import centred
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from retrofitted.pictures import PLACELESS, Extent
-from vispe.evaluate.probe.averages import mean_cosine
+from vispe.evaluate.probe.averages import effective_rank, mean_cosine
 from vispe.evaluate.probe.positional import ProbeResult, positional_probe
 from vispe.evaluate.rotation.keys import D4_MEAN, FULL
 from vispe.evaluate.rotation.questions.features import equivariance
@@ -29,7 +30,8 @@ def looked_at(
         Of each side the held-out R² of every target, median over pictures and masks, of the shuffled headline, and of
         the headline by picture. 'filters': the same of classical filters, averaged over patches: what pictures
         themselves show of places. Cosines and effective ranks by picture: 'cosine_centred' is that of maps less their
-        mean over patches, 'cosine_constant' what features would reach that are the same in all patches.
+        mean over patches, 'cosine_constant' what features would reach that are the same in all patches, and
+        'rank_placeless' the rank of the blanked teacher's maps without what a place has in all pictures.
     """
     maps = [pair.maps(image) for image in pictures]
     row: dict[str, Any] = {"pictures": len(maps), "grids": sorted({m["after"].shape[1:] for m in maps})}
@@ -47,7 +49,28 @@ def looked_at(
     row |= {"cosine": alike.cosine.tolist(), "cosine_blanked": alike.cosine_blanked.tolist()}
     row["cosine_centred"] = [centred(m["after"], m["blanked"]) for m in maps]
     row["cosine_constant"] = [mean_cosine(constant(m["blanked"]), m["blanked"]) for m in maps]
+    row["rank_placeless"] = [effective_rank(m) for m in placeless([m["blanked"] for m in maps])]
     return row | {"rank": {side: values.tolist() for side, values in alike.rank.items()}}
+
+
+def placeless(maps: Sequence[Tensor], degree: int = 5) -> list[Tensor]:
+    """Return maps (d, h, w) without what depends on the place alone: that part is what a retrofit is to take away.
+
+    It is the mean over maps of one shape, less its mean over patches, as far as polynomials of row and column up to
+    `degree` describe it, so that the content of few pictures does not count as place.
+    """
+    found = {m.shape: [other for other in maps if other.shape == m.shape] for m in maps}
+    shared = {shape: _smooth(torch.stack(own).mean(0), degree) for shape, own in found.items()}
+    return [m - shared[m.shape] for m in maps]
+
+
+def _smooth(mean: Tensor, degree: int) -> Tensor:
+    d, h, w = mean.shape
+    y, x = torch.meshgrid(*(torch.linspace(-1, 1, n, dtype=torch.float64) for n in (h, w)), indexing="ij")
+    powers = [(a, b) for a in range(degree + 1) for b in range(degree + 1 - a) if a + b]
+    basis = torch.stack([(y**a * x**b).flatten() for a, b in powers], 1)
+    basis, _ = torch.linalg.qr(basis - basis.mean(0))
+    return (mean.double().flatten(1) @ basis @ basis.T).reshape(d, h, w).to(mean)
 
 
 def constant(maps: Tensor) -> Tensor:

@@ -80,6 +80,12 @@ def _unlimited(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         for key, words in LIKENESS.items() if kind == "pool" else list(LIKENESS.items())[1:]:
             cells = [_numbers([float(np.mean(row[key])) for row in rows]) for rows in own]
             lines.append([f"{words}, {kind}", "", *gap, *cells])
+        shares = [
+            [np.array(r["rank"]["after"]) / np.array(r["rank_placeless"]) for r in rows] for rows in own
+        ]
+        cells = [_numbers([float(np.median(share)) for share in each]) for each in shares]
+        words = "effective rank, share of the blanked teacher's without what a place has in all pictures"
+        lines.append([f"{words}, {kind}", "", *gap, *cells])
         constant = _numbers([float(np.mean(row["cosine_constant"])) for row in next(filter(None, own))])
         lines.append(
             [f"cosine of what is the same in all patches, {kind}", "", *gap[1:], constant, *[""] * len(own)]

@@ -58,7 +58,8 @@ def student(tmp_path_factory):
     student = make_student(load_teacher(made.teacher), made.student)
     save_file({k: v.contiguous() for k, v in student.state_dict().items()}, folder / "student.safetensors")
     (folder / "card.json").write_text(
-        json.dumps({"config": made.to_dict(), "blanked": [3, 11], "updates": 7})
+        # a number with more digits than results are written with
+        json.dumps({"config": made.to_dict(), "blanked": [3, 11], "updates": 7, "last_line": {"loss": 1 / 7}})
     )
     return folder
 
@@ -118,6 +119,21 @@ def test_results_name_weights_and_no_place_of_this_machine(report, student, run)
     assert str(run[1]) not in text
     assert str(ROOT) not in text
     assert (run[1] / "dinov2.png").stat().st_size > 10_000
+
+
+def test_what_a_place_has_in_all_pictures_is_taken_away():
+    questions = importlib.import_module("retrofitted.questions")
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 12), indexing="ij")
+    place = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
+    content = torch.randn(6, 4, 9, 12, generator=torch.Generator().manual_seed(0))
+    found = torch.stack(questions.placeless(list(content + place)))
+    # the mean over patches stays; of the content only what six pictures share smoothly goes
+    wanted = content + place.mean((1, 2), keepdim=True)
+    assert float((found - wanted).square().mean()) < 0.05
+    alone = torch.stack(questions.placeless([place.double()] * 2))
+    torch.testing.assert_close(alone[0], place.mean((1, 2), keepdim=True).expand_as(place).double())
+    other = questions.placeless([place, content[0][:, :5]])  # another shape is not mixed in
+    assert [tuple(m.shape) for m in other] == [(4, 9, 12), (4, 5, 12)]
 
 
 def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, micrographs, monkeypatch):
