@@ -163,6 +163,7 @@ OF_TOKENS = [
     "cope",
     "tra",
     "gpsa",
+    "dynamic",
 ]
 
 

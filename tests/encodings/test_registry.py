@@ -235,7 +235,7 @@ def test_info():
     assert encoding_info("alibi2d.local").options == {**info.options, "normalize": "none", "wrap": False}
     assert encoding_info("none").options == {}
     assert encoding_info("none").kinds == ()
-    assert encoding_info("learned").options == {"std": 0.02}
+    assert encoding_info("learned").options == {"std": 0.02, "resample": "bicubic"}
     assert not encoding_info("learned").extrapolates
     info.presets["local"]["wrap"] = True  # a copy
     assert encoding_info("alibi2d").presets["local"]["wrap"] is False
