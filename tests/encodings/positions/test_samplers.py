@@ -357,6 +357,7 @@ def test_kept_tables_and_rotations_are_refused_beside_samplers():
         vispe.convert(eva, "rfs+alibi2d", keep_rope=True)
 
 
+@pytest.mark.slow  # it compiles
 # torch.compile looks at gradients of activations where a graph is cut
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_the_draw_is_not_compiled_in():

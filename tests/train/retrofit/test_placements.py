@@ -155,6 +155,7 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path):
         assert torch.equal(rest.student.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_the_bias_of_place_falls_while_it_is_trained_on(tmp_path):
     asked = {"student": Student("learned"), "stages": [Stage(32, steps=30, batch=4, rate=1e-3)]}
     found = []
