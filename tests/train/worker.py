@@ -97,6 +97,17 @@ def slots(out: str) -> None:
     torch.save(kept, Path(out).with_suffix(f".{processes.rank}.pt"))
 
 
+def orders(out: str) -> None:
+    """Learn orders of prompts as one of several processes; the first saves the weights."""
+    from tests.train.vlm.test_order import learnt
+    from vispe.backbones.processes import Processes
+
+    processes = Processes.started()
+    weights = learnt(processes=processes)
+    if processes.main:
+        torch.save(weights, out)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"killed": killed, "together": together, "slots": slots}[sys.argv[1]](*sys.argv[2:])
+    {"killed": killed, "together": together, "slots": slots, "orders": orders}[sys.argv[1]](*sys.argv[2:])

@@ -1,14 +1,18 @@
 """The order of pictures in a prompt: shuffled in training, it decides less; tiny random models of transformers."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.tiny import IMAGE, PATCH, SIDE, make
-from vispe.errors import OptionError, UnsupportedHost
+from tests.train.processes import two_processes
+from vispe.backbones.processes import Processes
+from vispe.errors import InputError, OptionError, UnsupportedHost
 from vispe.train.retrofit.lora import add_lora
+from vispe.train.vlm import order
 from vispe.train.vlm.order import OrderRecipe, learn_orders, order_scores, unevenness
 from vispe.train.vlm.prompts import Arranged, Piece, Prompt
 
@@ -58,6 +62,64 @@ def test_the_order_decides_less_after_training(family):
     assert changed == {
         n for n in weights if "language" in n and n.endswith(("q_proj.weight", "k_proj.weight"))
     }
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Save after every second update."""
+    monkeypatch.setattr(order, "_SAVED_EVERY", 2)
+
+
+RECIPE = OrderRecipe(steps=5, batch=3, rate=1e-2, rank=2, even=0.0, seed=4)
+
+
+def learnt(family="llava", recipe=RECIPE, **options):
+    model = make(family)
+    learn_orders(model, prompts(family, 4), recipe, **options)
+    return model.state_dict()
+
+
+def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
+    file, steps = tmp_path / "out" / "state.pt", []
+
+    def stop(step, loss):
+        steps.append(step)
+        if step == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        learnt(state=file, on_step=stop)
+    again = learnt(state=file, on_step=lambda step, _: steps.append(step))
+    assert steps == [1, 2, 3, 3, 4, 5]  # from the state after the second update
+    whole = learnt()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    with pytest.raises(InputError, match=r"state.pt is of another recipe, or of other prompts; remove it"):
+        learnt(state=file, recipe=replace(RECIPE, rate=1e-3))
+
+
+def test_processes_share_a_batch(monkeypatch):
+    """One after the other, as if each were alone, their gradients add up to those of one process."""
+    sums = []
+    monkeypatch.setattr(Processes, "sum_", lambda self, grads: sums.append([g.clone() for g in grads]))
+    one = replace(RECIPE, steps=1)
+    for processes in (Processes(), Processes(0, 2), Processes(1, 2)):
+        learnt(recipe=one, processes=processes)
+    whole, first, second = (part for part in sums if len(part) > 1)
+    for a, b, c in zip(whole, first, second, strict=True):
+        torch.testing.assert_close(a, b + c)
+    assert all(sum(float(g.abs().sum()) for g in part) > 0 for part in (first, second))
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    two_processes("orders", tmp_path / "two.pt")
+    one, two = learnt(), torch.load(tmp_path / "two.pt")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_the_same_seed_learns_the_same_and_leaves_random_numbers_alone():

@@ -7,8 +7,10 @@ a penalty on uneven attention.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,16 @@ from torch.nn import functional as F
 
 from vispe.backbones.processes import POSITIONS, Processes
 from vispe.encodings.positions import set_progress
-from vispe.errors import OptionError, UnsupportedHost
+from vispe.errors import InputError, OptionError, UnsupportedHost
+from vispe.files import atomic_path
 from vispe.train.data.order import Order
 from vispe.train.retrofit.lora import add_lora, merge_lora
 from vispe.train.vlm.prompts import Arranged, Prompt
 
 OnStep = Callable[[int, float], None]
 """Called with the number of updates made, and the loss of the last."""
+
+_SAVED_EVERY = 20  # updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,28 +66,39 @@ class OrderRecipe:
 
 
 def learn_orders(
-    model: nn.Module, prompts: Sequence[Prompt], recipe: OrderRecipe, on_step: OnStep | None = None
+    model: nn.Module,
+    prompts: Sequence[Prompt],
+    recipe: OrderRecipe,
+    on_step: OnStep | None = None,
+    *,
+    state: Path | None = None,
+    processes: Processes | None = None,
 ) -> nn.Module:
     """Train a model of transformers in place, with items in another order each time; its weights are plain again after.
 
     Loss of a prompt: mean cross entropy of the tokens of its answer + even * `unevenness` of the attention with which
-    they are said.
+    they are said. All that is drawn depends on seed, step and row of the batch, so a run that goes on ends as one that
+    was never stopped, and several processes share a batch.
 
     Args:
         model: for image, text to text; with even > 0 its attention must be 'eager', which gives its weights.
         prompts: with items whose order does not matter.
         recipe: how.
         on_step: called after every update.
+        state: file of the state, from which a run goes on; the caller removes it when all is written. None keeps none.
+        processes: that train together, each with the same model and prompts; this one alone by default.
 
     Returns:
         the same model, frozen and in evaluation mode.
 
     Raises:
         OptionError: no prompts.
+        InputError: the state is of another recipe, or of other prompts.
         UnsupportedHost: it has none of the layers, or does not give its attention.
     """
     if not prompts:
         raise OptionError("Orders are learnt from prompts, got none.")
+    processes = processes or Processes()
     device = next(model.parameters()).device
     drawn, language = Order([(0, len(prompts), 1)], recipe.seed), model.get_decoder()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -92,24 +108,70 @@ def learn_orders(
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=recipe.rate, weight_decay=0.0)
         model.train()
-        for step in range(recipe.steps):
-            optimizer.zero_grad(set_to_none=True)
-            torch.manual_seed(Processes().seed(recipe.seed, step))
-            set_progress(model, step / recipe.steps, seed=Processes().seed(recipe.seed, step, POSITIONS))
+        identity = {"recipe": asdict(recipe), "prompts": _digest(prompts)}
+        for step in range(_resumed(state, identity, trained, optimizer), recipe.steps):
+            for p in trained:
+                p.grad = torch.zeros_like(p)
             total = 0.0
-            for row, number in enumerate(drawn(step * recipe.batch + np.arange(recipe.batch)).tolist()):
-                prompt = prompts[number]
-                # of the step alone, so that a run can go on
+            numbers = drawn(step * recipe.batch + np.arange(recipe.batch)).tolist()
+            for row in processes.share(recipe.batch):
+                prompt = prompts[numbers[row]]
+                # of step and row alone, whichever process has it
+                torch.manual_seed(Processes(row).seed(recipe.seed, step))
+                set_progress(
+                    model, step / recipe.steps, seed=Processes(row).seed(recipe.seed, step, POSITIONS)
+                )
                 order = np.random.default_rng([recipe.seed, 17, step, row]).permutation(len(prompt.items))
                 loss = _loss(model, prompt.arranged(order, device), recipe.even) / recipe.batch
                 loss.backward()
                 total += float(loss.detach())
+            processes.sum_([p.grad for p in trained if p.grad is not None])
             optimizer.step()
+            if state is not None and processes.main and (step + 1) % _SAVED_EVERY == 0:
+                _save(state, identity, step + 1, trained, optimizer)
             if on_step is not None:
-                on_step(step + 1, total)
+                on_step(step + 1, processes.total(total))
     set_progress(model, 1.0)
     merge_lora(language)
     return model.eval().requires_grad_(False)
+
+
+def _save(
+    state: Path,
+    identity: dict[str, Any],
+    step: int,
+    trained: list[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Write the state, whole or not at all."""
+    values = {"identity": identity, "step": step, "weights": [p.detach() for p in trained]}
+    with atomic_path(state, force=True) as part:
+        torch.save(values | {"optimizer": optimizer.state_dict()}, part)
+
+
+def _resumed(
+    state: Path | None,
+    identity: dict[str, Any],
+    trained: list[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+) -> int:
+    """Take up the state, if there is one; return how many updates were made."""
+    if state is None or not state.is_file():
+        return 0
+    kept = torch.load(state, weights_only=True, map_location="cpu")
+    if kept["identity"] != identity:
+        raise InputError(f"{state} is of another recipe, or of other prompts; remove it to begin anew.")
+    with torch.no_grad():
+        for p, value in zip(trained, kept["weights"], strict=True):
+            p.copy_(value)
+    optimizer.load_state_dict(kept["optimizer"])
+    return int(kept["step"])
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    """Return a fingerprint of the tokens of prompts."""
+    pieces = (p.tokens for one in prompts for p in (*one.items, one.answer, one.before, one.after) if p)
+    return hashlib.sha256(b"|".join(t.cpu().numpy().tobytes() for t in pieces)).hexdigest()
 
 
 def unevenness(attentions: Sequence[Tensor], arranged: Arranged) -> Tensor:

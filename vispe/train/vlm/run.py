@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.device import choose_device
+from vispe.backbones.processes import Processes
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import write_json
 from vispe.train.retrofit.recipes import with_recipes
@@ -68,6 +68,8 @@ class OrderTask(OrderRecipe):
 def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str, Any]:
     """Train, and measure before and after on prompts that were held out; returns what `card.json` says.
 
+    A run that was stopped goes on when it is called again; under torchrun, processes share each batch.
+
     'spread' is the largest less the smallest log-probability of a token of the answer over orders, and 'score' its
     mean, both means over prompts. A model that answers everything alike has a small spread as well: look at both.
 
@@ -101,16 +103,18 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
     # small changes of weights would be lost in half precision
     how = {"dtype": torch.float32} | ({"attn_implementation": "eager"} if task.even else {})
     model = AutoModelForImageTextToText.from_pretrained(task.model, **how).eval()
-    model.to(choose_device(task.device))
+    processes, state = Processes.training(task.device), Path(task.out) / "state.pt"
+    model.to(processes.place)
     before = _measured(model, held, task)
-    learn_orders(
-        model, learnt, OrderRecipe(**{f.name: getattr(task, f.name) for f in fields(OrderRecipe)}), on_step
-    )
+    recipe = OrderRecipe(**{f.name: getattr(task, f.name) for f in fields(OrderRecipe)})
+    learn_orders(model, learnt, recipe, on_step, state=state, processes=processes)
     found = {"before": before, "after": _measured(model, held, task)}
-    model.save_pretrained(task.out)
-    processor.save_pretrained(task.out)
     values = {**found, "held_out": len(held), "learnt_from": len(learnt), "task": asdict(task)}
-    write_json(card, values, force=True)
+    if processes.main:
+        model.save_pretrained(task.out)
+        processor.save_pretrained(task.out)
+        write_json(card, values, force=True)
+        state.unlink(missing_ok=True)
     return values
 
 
