@@ -107,8 +107,13 @@ def test_onnx(spec, tmp_path):
     np.testing.assert_allclose(run(image()), model(image()).detach().numpy(), rtol=1e-3, atol=1e-4)
 
 
+SAMPLERS = vispe.list_encodings(kind="positions")
+ONNX = [n for n in vispe.list_encodings(ndim=2, exclude=SAMPLERS) if n not in WITHOUT_ONNX]
+ONNX += ["rfs(reach=28)+rope_axial", "randomized(reach=28)+sincos2d", "stretch+alibi2d"]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("spec", [n for n in vispe.list_encodings(ndim=2) if n not in WITHOUT_ONNX])
+@pytest.mark.parametrize("spec", ONNX)
 def test_onnx_with_free_height_and_width(spec, tmp_path):
     if spec == "learned" and RELEASE < (1, 0, 31):
         pytest.skip("this timm fixes the size of its own absolute table in an export")
