@@ -107,7 +107,7 @@ def test_what_is_known_to_be_finite(backend):
     assert all(g.isfinite().all() for g in torch.autograd.grad(out, (q, k, v), torch.randn_like(out)))
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "flex"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", pytest.param("flex", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["a head", "rows of the grid"])
 def test_without_gradients(name, backend):
     q, k, v = (torch.randn(2, HEADS, 12, 16) for _ in range(3))

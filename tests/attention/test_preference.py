@@ -134,7 +134,10 @@ def test_threads_and_tasks_have_their_own():
 # models
 
 
-@pytest.fixture(params=[True, False], ids=["guard on the context", "guard on the thread"])
+@pytest.fixture(
+    params=[True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["guard on the context", "guard on the thread"],
+)
 def readable(request, monkeypatch):
     if request.param and not preference._READABLE:
         pytest.skip("this version of torch cannot compile a ContextVar")

@@ -111,6 +111,7 @@ def test_errors():
         layer(torch.randn(1, 7, 8), (7,))
 
 
+@pytest.mark.slow
 def test_a_small_vit_learns_with_dropped_tokens_and_compiles():
     torch._dynamo.reset()
 

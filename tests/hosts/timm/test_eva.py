@@ -306,6 +306,7 @@ def test_features_only_and_a_user_mask():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:rope_axial has temperature")  # some have sides of 64 patches
 def test_every_registered_architecture_converts_and_runs():
     names = timm.list_models(module="eva")

@@ -75,6 +75,7 @@ def test_dropped_patches_keep_their_places():
     assert grads[0].abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_compiled():
     model, x = built(), image()
     torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), model(x))

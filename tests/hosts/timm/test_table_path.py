@@ -58,7 +58,9 @@ def test_called(host, spec, reasons):
     assert first.count == 0
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(
+    "host", [h if h in ("vit", "eva") else pytest.param(h, marks=pytest.mark.slow) for h in HOSTS]
+)
 def test_compiled(host, reasons):
     torch._dynamo.reset()
     model = vispe.convert(HOSTS[host](), "alibi2d(slopes=learned)+rpb").eval()

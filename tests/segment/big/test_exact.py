@@ -60,7 +60,7 @@ def check(out, name, pages, post=None):
         (FILTERS, 0, "0.4"),
         (FILTERS, 5, "0.5"),
         pytest.param(MICRO, 0, "0.5", marks=pytest.mark.slow),
-        (MICRO, 3, "0.4"),
+        pytest.param(MICRO, 3, "0.4", marks=pytest.mark.slow),
     ],
 )
 def test_a_page_with_holes(tmp_path, small_blocks, config, smooth, version):

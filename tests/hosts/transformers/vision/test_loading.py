@@ -31,7 +31,9 @@ def converted(made, spec, seed):
     return shake(made, seed)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FAMILIES[:1], *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES[1:])]
+)
 def test_every_pair_of_encodings(family):
     stock = tower(family).state_dict()
     for a, b in itertools.product(SPECS, SPECS):
