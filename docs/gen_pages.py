@@ -257,18 +257,24 @@ def samplers_table(path: Path = ROOT / "eval" / "results" / "extrapolation.json"
         return "The experiment has not been run yet: `python eval/extrapolation.py`."
     columns = ["", *dict.fromkeys(sampler for sampler, _, _ in pairs if sampler)]
     unseen = [name for name in found["shapes"] if name != "1x"]
-    text = []
+    runs = Counter((sampler, base) for sampler, base, _ in pairs if sampler)
+    least, most = min(runs.values()), max(runs.values())
+    text = [f"Seeds with samplers: {least if least == most else f'{least} to {most}'}.\n"]
     for question in next(iter(found["rows"][0]["accuracy"].values())):
         for title, grids in (("the training grid", ["1x"]), ("the mean of all other grids", unseen)):
             text += [f"Question: {question}, on {title}.\n", f"| sampler | {' | '.join(bases)} |"]
             text.append("|---" * (len(bases) + 1) + "|")
-            for sampler in columns:
+            for sampler in [
+                *columns,
+                "none",
+            ]:  # the last row has no positions at all, so its columns are alike
                 cells = []
                 for base in bases:
-                    own = [r for s, b, r in pairs if (s, b) == (sampler, base)]
+                    key = ("", "none") if sampler == "none" else (sampler, base)
+                    own = [r for s, b, r in pairs if (s, b) == key]
                     each = [mean(r["accuracy"][g][question] for g in grids) for r in own]
                     cells.append(f"{mean(each):.3f} ({min(each):.2f} to {max(each):.2f})" if each else "")
-                text.append(f"| {f'`{sampler}`' if sampler else 'none'} | {' | '.join(cells)} |")
+                text.append(f"| {f'`{sampler}`' if sampler else 'no sampler'} | {' | '.join(cells)} |")
             text.append("")
     return "\n".join(text)
 
