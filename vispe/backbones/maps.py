@@ -100,6 +100,11 @@ class VisionModel:
             overlap(tower, stride)
 
     @property
+    def last(self) -> bool:
+        """Whether its features are those after the last block and the final norm."""
+        return self.norm and self._taken == [self.depth - 1]
+
+    @property
     def channels(self) -> int:
         """Width of the features of a transformer."""
         return self._projection().out_channels * len(self._taken)
@@ -116,8 +121,7 @@ class VisionModel:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images (b, 3, H, W) -> maps (b, d, h, w)."""
-        last = self._taken == [self.depth - 1]
-        maps = self._maps(images, 1 if last else self._taken, self.norm)
+        maps = self._maps(images, 1 if self._taken == [self.depth - 1] else self._taken, self.norm)
         return maps[0] if len(maps) == 1 else torch.cat(maps, 1)
 
     def layers(self, images: Tensor) -> list[Tensor]:

@@ -1,0 +1,1 @@
+"""All measures in one pass, with controls and intervals, on one page."""

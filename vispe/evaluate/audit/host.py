@@ -1,0 +1,130 @@
+"""What is measured, as measures see it: attention layer by layer, features, descriptors, answers, and its controls."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vispe.backbones.attention import Seen, attention_layers, watch
+from vispe.backbones.maps import VisionModel, random_twin
+from vispe.backbones.tokens import final_tokens, image_tower
+from vispe.errors import UnsupportedHost
+from vispe.evaluate.audit.measure import Need
+
+
+class Answers(Protocol):
+    """How a model with words answers a question about pictures."""
+
+    def __call__(self, pictures: Sequence[Tensor], question: str, answers: Sequence[str]) -> Tensor:
+        """Return the logarithm of the probability of each answer, (answers,), up to a common number.
+
+        Args:
+            pictures: (3, H, W) in [0, 1], in the order in which they stand in the prompt.
+            question: about them.
+            answers: what may be said.
+        """
+        ...
+
+
+class Host:
+    """A model, and what measures may ask of it.
+
+    Args:
+        f: images (b, c, H, W) -> maps (b, d, h, w); a `VisionModel` shows its layers as well.
+        title: in words.
+        answers: how it answers questions, where it can.
+        patch: side of a patch in pixels, where `f` does not say it.
+
+    Attributes:
+        can: what it gives: any of 'maps', 'pooled', 'attention', 'answers', 'causal'.
+        why: for what it does not give, the reason in a sentence.
+
+    >>> import timm
+    >>> host = Host(VisionModel(timm.create_model("test_vit").eval()), "test_vit")
+    >>> sorted(host.can), host.patch, host.maps(torch.zeros(1, 3, 160, 160)).shape
+    (['attention', 'maps', 'pooled'], 16, torch.Size([1, 64, 10, 10]))
+    """
+
+    def __init__(
+        self,
+        f: Callable[[Tensor], Tensor],
+        title: str,
+        *,
+        answers: Answers | None = None,
+        patch: int | None = None,
+    ) -> None:
+        self.f, self.title, self.answers = f, title, answers
+        self.patch = patch or getattr(f, "patch", None)
+        self.model = f.model if isinstance(f, VisionModel) else f if isinstance(f, nn.Module) else None
+        self.can: set[Need] = {"maps", "pooled"}
+        self.why: dict[str, str] = {}
+        if answers is not None:
+            self.can.add("answers")
+        else:
+            self.why["answers"] = "it answers no questions"
+        self.why["causal"] = "its attention is not causal"
+        try:
+            if self.model is None:
+                raise UnsupportedHost("it is a function of images, whose attention cannot be read")
+            attention_layers(self.model)
+            self.can.add("attention")
+        except UnsupportedHost as error:
+            self.why["attention"] = str(error).rstrip(".")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        parameters = () if self.model is None else self.model.parameters()
+        return next((p.device for p in parameters), torch.device("cpu"))
+
+    @torch.no_grad()
+    def maps(self, images: Tensor) -> Tensor:
+        """Return the final features (b, d, h, w) float32 on the CPU of images (b, c, H, W)."""
+        return self.f(images.to(self.device)).float().cpu()
+
+    @torch.no_grad()
+    def both(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return final features (b, d, h, w) and descriptors (b, d): class tokens, or the mean of the patches."""
+        maps, token = None, None
+        if isinstance(self.f, VisionModel) and self.f.class_token and self.f.last:
+            maps, token = final_tokens(image_tower(self.f.model), images.to(self.device))
+        maps = self.maps(images) if maps is None else maps.float().cpu()
+        return maps, maps.mean((2, 3)) if token is None else token.float().cpu()
+
+    def watch(self, images: Tensor, on_layer: Callable[[Seen], None]) -> None:
+        """Call `on_layer` for every attention layer while images pass, as `vispe.backbones.attention.watch` does."""
+        assert self.model is not None
+        watch(self.model, images.to(self.device), on_layer)
+
+    def twin(self, seed: int = 0) -> Host:
+        """Return the same architecture with random weights.
+
+        Raises:
+            UnsupportedHost: it is no model whose weights could be drawn again.
+        """
+        if self.model is None:
+            raise UnsupportedHost("it is a function of images, of which there is no twin with random weights")
+        return self._of(random_twin(self.model, seed)[0], f"{self.title} (random weights)")
+
+    def without(self) -> Host:
+        """Return the same weights without a positional encoding.
+
+        Raises:
+            UnsupportedHost: vispe cannot take its encoding away.
+        """
+        if self.model is None:
+            raise UnsupportedHost("it is a function of images, whose encoding cannot be taken away")
+        from vispe.hosts.convert import convert
+
+        return self._of(convert(copy.deepcopy(self.model), "none").eval(), f"{self.title} (no encoding)")
+
+    def _of(self, model: nn.Module, title: str) -> Host:
+        f: Any = model
+        if isinstance(self.f, VisionModel):
+            own = {name: getattr(self.f, name) for name in ("layer", "norm", "mean", "std")}
+            f = VisionModel(model, **own)
+        return Host(f, title, patch=self.patch)

@@ -1,0 +1,59 @@
+"""The model again on changed pictures, each of them run once however many measures ask for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError
+
+if TYPE_CHECKING:
+    from vispe.evaluate.audit.host import Host
+
+
+class Reruns:
+    """What a model makes of changed versions of one image; kept by name until the image is over.
+
+    Args:
+        host: the model.
+        image: (c, H, W), normalised; None for measures that bring their own pictures.
+        number: of the image, or of the picture that a measure brings.
+        seed: of the audit; `generator` follows from it and from `number`.
+    """
+
+    def __init__(self, host: Host, image: Tensor | None, number: int, seed: int = 0) -> None:
+        self.host, self.number, self.seed = host, number, seed
+        self._image = image
+        self._maps: dict[str, Tensor] = {}
+        self._pooled: dict[str, Tensor] = {}
+
+    @property
+    def image(self) -> Tensor:
+        """The image as it is, (c, H, W)."""
+        if self._image is None:
+            raise OptionError("This measure brings its own pictures; there is no image to change.")
+        return self._image
+
+    def generator(self, purpose: int = 0) -> torch.Generator:
+        """Return a generator that depends on the seed, on the number of the image and on the purpose alone."""
+        return torch.Generator().manual_seed((self.seed * 1009 + self.number) * 101 + purpose)
+
+    def maps(self, name: str = "as it is", picture: Tensor | None = None) -> Tensor:
+        """Return the final features (d, h, w) float32 of a picture (c, H, W), kept under a name.
+
+        Args:
+            name: what was done to the image, such as "turn 1" or "shift 0,2": the same name, the same picture.
+            picture: the changed image; the image itself by default.
+        """
+        if name not in self._maps:
+            self._maps[name] = self.host.maps((self.image if picture is None else picture)[None])[0]
+        return self._maps[name]
+
+    def pooled(self, name: str = "as it is", picture: Tensor | None = None) -> Tensor:
+        """Return the descriptor (d,) float32 of a picture: its class token, or the mean of its patches."""
+        if name not in self._pooled:
+            maps, pooled = self.host.both((self.image if picture is None else picture)[None])
+            self._maps[name], self._pooled[name] = maps[0], pooled[0]
+        return self._pooled[name]
