@@ -1,0 +1,110 @@
+"""The page of an audit: a verdict, one table, what each number means, and pictures by family."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vispe.evaluate.audit.finding import Against, Audit, Finding
+from vispe.evaluate.audit.measure import FAMILIES
+from vispe.evaluate.audit.verdict import limit
+from vispe.report.page import Page
+from vispe.report.style import BLUE, FAINT, GREY, INK, ORANGE, SOFT, clean, heading, new_figure, remark
+from vispe.report.table import capital, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {"yes": ORANGE, "no": BLUE, "not decided": GREY}
+CURVES = 4  # panels in a row
+FAR = 30.0  # limits beyond which the axis ends
+
+
+def plot_audit(audit: Audit, title: str) -> Figure:
+    """Return the picture of an audit: every number against its controls, and curves over layers by family."""
+    layered = [f for f in audit.findings if len(f.outcome.per_layer) > 1]
+    rows = -(-len(layered) // CURVES)
+    tall = 1.2 + 0.36 * len(audit.findings)
+    figure = new_figure(11, tall + 2.3 * rows)
+    heights = [tall, *[2.3] * rows]
+    grid = figure.add_gridspec(1 + rows, CURVES, height_ratios=heights)
+    _overview(figure.add_subplot(grid[0, :]), audit, title)
+    for k, finding in enumerate(layered):
+        _curve(figure.add_subplot(grid[1 + k // CURVES, k % CURVES]), finding)
+    return figure
+
+
+def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> Page:
+    """Return the page of an audit.
+
+    Args:
+        audit: what was found.
+        figure: of `plot_audit`.
+        against: the comparison with another model, if one was made.
+    """
+    page = Page(audit.title, "Audit of positions", capital(audit.verdict), audit.tone)
+    for note in audit.notes:
+        page.text(note, soft=True)
+    page.text(
+        f"{audit.images} image(s). A verdict is yes when the 95 % interval of the number minus its largest control "
+        "lies above the limit, no when it lies below; otherwise the images do not decide."
+    )
+    quiet = [k for k, row in enumerate(audit.rows()[1:]) if row[-1] != "yes"]
+    page.table(audit.rows(), left=(0, 1, 2, 3, 4), quiet=quiet)
+    caption = (
+        "Above: each number minus its largest control, in units of its limit, with 95 % intervals over images; right "
+        "of 1 means yes. Below: the number after every layer (line) and in the controls (dashed)."
+    )
+    page.figure(figure, caption)
+    if against is not None:
+        page.section(f"Against {against.second.title}")
+        page.text("The same images in both models; an interval without 0 is a difference.")
+        page.table(against.rows())
+    page.section("When a number misleads")
+    for family in FAMILIES:
+        for f in (f for f in audit.findings if f.family == family):
+            page.text(f"{capital(f.name.replace('_', ' '))}: {f.misleads} {f.outcome.note}".strip())
+    page.section("Where to go on")
+    page.text(
+        "vispe probe reads place after every block and after remedies; vispe rotate measures turns, shifts and "
+        "segmentations; vispe health looks at every head; vispe threecell trains the encoding on a task of places."
+    )
+    return page
+
+
+def _overview(ax: Axes, audit: Audit, title: str) -> None:
+    """Draw every number minus its largest control, in limits, from the first row down."""
+    ax.set_xscale("symlog", linthresh=1.0)
+    ax.axvspan(1, FAR, color=FAINT, zorder=0)
+    for k, f in enumerate(audit.findings):
+        controls = [c for c in f.control.values() if np.isfinite(c)]
+        value = (f.value - max(controls, default=0.0)) / limit(f.name)
+        color = COLOURS[f.verdict]
+        if f.margin is not None:
+            low, high = (np.clip(end / limit(f.name), -FAR, FAR) for end in f.margin)
+            ax.hlines(k, low, high, color=color, linewidth=2.2)
+        if np.isfinite(value):
+            ax.plot(np.clip(value, -FAR, FAR), k, "o", color=color, markersize=6)
+        remark(
+            ax, f"{number(f.value)}: {f.verdict}", (1.01, k), (0, -3), ("axes fraction", "data"), color=color
+        )
+    ax.set_yticks(range(len(audit.findings)), [f.asks for f in audit.findings])
+    ax.set_xlim(-FAR, FAR)
+    ax.set_xticks([-10, -1, 0, 1, 10], ["-10", "-1", "0", "limit", "10"])
+    ax.invert_yaxis()
+    clean(ax, "x")
+    heading(ax, title, "number minus its largest control, in units of the limit")
+
+
+def _curve(ax: Axes, finding: Finding) -> None:
+    """Draw a number after every layer, and in the controls."""
+    layers = np.arange(len(finding.outcome.per_layer))
+    for view, values in finding.control_layers.items():
+        ax.plot(layers[: len(values)], values, color=SOFT, linewidth=1, linestyle="--")
+        remark(ax, view, (layers[-1], values[-1]), (3, -3), size=8)
+    ax.plot(layers, finding.outcome.per_layer, color=COLOURS[finding.verdict], linewidth=2)
+    clean(ax, "y")
+    ax.set_title(f"{finding.name.replace('_', ' ')}: {finding.number}", size=9, loc="left", color=INK)
+    ax.set_xlabel("layer", size=8.5, color=SOFT)
