@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Tone = Literal["good", "mild", "bad", "plain"]
 
+_WIDE = 36  # characters from which a cell of a table is a sentence
 _STYLE = """
 :root { --ink: #22282e; --soft: #5d6771; --line: #dfe3e7; --paper: #ffffff; --shade: #f6f7f9; }
 * { box-sizing: border-box; }
@@ -42,7 +43,18 @@ th { border-bottom: 2px solid var(--ink); font-weight: 600; } th.left, td.left {
 tr.quiet td { color: var(--soft); }
 figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; }
 figcaption { color: var(--soft); font-size: .9rem; }
+td.words { white-space: normal; min-width: 9rem; max-width: 24rem; }
 details > summary { cursor: pointer; margin: .75rem 0; color: var(--soft); }
+@media (prefers-color-scheme: dark) {
+  :root { color-scheme: dark; --ink: #e6e9ec; --soft: #9aa5af; --line: #343c44; --paper: #171b1f; --shade: #0f1215; }
+  .good { color: #56b4e9; } .bad { color: #f28e4b; } .mild { color: #e0b44c; }
+  figure img { background: white; padding: .5rem; border-radius: 6px; }
+}
+@media print {
+  :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --shade: #fff; }
+  main { max-width: none; padding: 0; min-height: 0; } .wide { overflow: visible; } table { font-size: .68rem; }
+  th, td { padding: .2rem .4rem; white-space: normal; } h2, figure, tr { break-inside: avoid; }
+}
 """
 
 
@@ -92,7 +104,7 @@ class Page:
             raise ShapeError(f"A table has rows of one length, got {[len(row) for row in rows]}.")
 
         def line(cells: Sequence[str], tag: str, kind: str = "") -> str:
-            marked = (f"<{tag}{' class=left' * (i in left)}>{escape(c)}</{tag}>" for i, c in enumerate(cells))
+            marked = (f"<{tag}{_classes(c, i in left)}>{escape(c)}</{tag}>" for i, c in enumerate(cells))
             return f"<tr{kind}>{''.join(marked)}</tr>"
 
         body = (line(r, "td", " class=quiet" * (i in quiet)) for i, r in enumerate(rows[1:]))
@@ -130,3 +142,10 @@ class Page:
         with atomic_path(path, force) as temporary:
             temporary.write_text(self.html(), encoding="utf-8")
         return Path(path)
+
+
+def _classes(cell: str, left: bool) -> str:
+    """Return the classes of a cell: sentences are broken, numbers are not."""
+    if len(cell) > _WIDE:
+        return ' class="left words"'
+    return " class=left" if left else ""

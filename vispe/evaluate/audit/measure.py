@@ -130,7 +130,7 @@ class Measure:
         misleads: when the number is wrong or harmless, in one sentence.
         needs: what the model must give.
         controls: other passes that its number is compared with.
-        default: whether `vispe audit` asks it without being told to.
+        default: whether `vispe audit` asks it by itself.
         items: how many pictures of its own it looks at in place of images; 0 for images.
     """
 
