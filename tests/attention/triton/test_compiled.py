@@ -1,18 +1,37 @@
 """The fused kernels compiled for GPUs that are not there: no spills, wide loads of the bias, no square roots.
 
-Instructions per score are those of the loop without masks, measured with Triton 3.9.
+Instructions per score are those of the loop without masks. With `VISPE_TRITON=FOLDER`, where another version of Triton
+lies (`pip install --target FOLDER --no-deps triton==3.6.0`), they are counted with that one as well.
 """
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="Triton is not installed")
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+OTHER = os.environ.get("VISPE_TRITON")
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+COUNTED = {  # forward, grad_q and grad_kv at 64 columns, by Triton's version and compute capability
+    "3.6": {80: (12.2, 13.0, 17.8), 90: (8.8, 9.3, 11.9), 100: (9.5, 11.0, 17.7)},
+    "3.9": {80: (12.3, 12.7, 17.6), 90: (9.1, 10.3, 12.3), 100: (8.9, 10.6, 14.4)},
+}
+SPILLS = {("3.6", "grad_kv", 80): 1}
+
+
+def version():
+    """Return which row of the table this Triton is measured by: the newest one up to its own."""
+    own = tuple(map(int, triton.__version__.split(".")[:2]))
+    return max((v for v in COUNTED if tuple(map(int, v.split("."))) <= own), default="3.6")
+
+
 PER_SCORE = {
-    ("forward", 80, 64): 12.6, ("grad_q", 80, 64): 12.9, ("grad_kv", 80, 64): 20.9,
-    ("forward", 90, 64): 9.1, ("grad_q", 90, 64): 10.2, ("grad_kv", 90, 64): 15.0,
-    ("forward", 100, 64): 8.6, ("grad_q", 100, 64): 10.2, ("grad_kv", 100, 64): 17.7,
-}  # fmt: skip
+    (kernel, arch, 64): count
+    for arch, counts in COUNTED[version()].items()
+    for kernel, count in zip(("forward", "grad_q", "grad_kv"), counts, strict=True)
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +52,40 @@ def test_machine_code(reports):
         wanted = PER_SCORE[case[:3]]
         plain = min(report["loops"], key=lambda loop: loop["per_score"])
         assert plain["per_score"] <= 1.1 * wanted, report
-        assert plain["spills"] == 0, report
+        assert plain["spills"] <= SPILLS.get((version(), *case[:2]), 0), report
         assert plain["matrix"] > 0, report
         assert _wide(report, plain), report
     for report in reports.values():
         assert report["sqrt"] == 0, report
         assert report["shared"] <= SHARED[report["arch"]], report
         assert report["loops"][0]["spills"] == 0 or report["kernel"] != "grad_bias", report
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(OTHER is None, reason="VISPE_TRITON names no folder with another version of Triton")
+def test_machine_code_with_another_triton(tmp_path):
+    """In a process of its own, which finds that version first."""
+    path = os.pathsep.join(filter(None, (OTHER, os.environ.get("PYTHONPATH"))))
+    own = {k: v for k, v in os.environ.items() if k != "VISPE_TRITON"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "slow",
+        "-p",
+        "no:cacheprovider",
+        f"{__file__}::test_machine_code",
+    ]
+    done = subprocess.run(
+        command,
+        env=own | {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _wide(report, loop):

@@ -12,7 +12,7 @@ from vispe.attention.backends.triton.content.decomposed import (
     tokens_at,
 )
 from vispe.attention.backends.triton.grid.backward import grad_scores
-from vispe.attention.backends.triton.grid.forward import product, rows
+from vispe.attention.backends.triton.grid.forward import pitch_of, product, rows, sums_at
 
 
 @triton.jit
@@ -64,8 +64,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
     b, h = head // heads, head % heads
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     do = rows(GRAD + b * gb + h * gt, i, gn, n, E, BE, True)
-    lse = tl.load(LSE + head * n + i, mask=i < n, other=float("inf"))
-    delta = tl.load(DELTA + head * n + i, mask=i < n, other=0.0)
+    lse, delta = sums_at(LSE + head * pitch_of(n), DELTA + head * pitch_of(n), i, n, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
     KEEP += b * n
@@ -146,8 +145,8 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
         real = real & (tl.load(KEEP + b * n + j, mask=real, other=0) != 0)
     Q += b * qb + h * qh
     GRAD += b * gb + h * gt
-    LSE += head * n
-    DELTA += head * n
+    LSE += head * pitch_of(n)
+    DELTA += head * pitch_of(n)
     OWN += head * many * ls
     OTHER += head * many * ls
     GRAD_OWN += head * many * ls

@@ -14,6 +14,7 @@ from vispe.attention.backends.triton.content.slots import Slots, rows_of, slots_
 from vispe.attention.backends.triton.device import watched
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
+    apart,
     choose,
     constants,
     fake_output,
@@ -79,7 +80,7 @@ def decomposed_attention_grad(
     by_key: Tensor | None, keep: Tensor | None, gh: int, gw: int, prefix: int, width: int, high: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, and of what queries and keys read (empty where that is None)."""
-    grad = shared(grad, lse)
+    grad, lse = shared(grad, lse), apart(lse)
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
     delta = row_sums_of(out, grad)

@@ -4,7 +4,17 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores
-from vispe.attention.backends.triton.grid.forward import edges, finish, padding, plan, product, rows, weigh
+from vispe.attention.backends.triton.grid.forward import (
+    edges,
+    finish,
+    padding,
+    pitch_of,
+    plan,
+    product,
+    rows,
+    sums_at,
+    weigh,
+)
 from vispe.attention.backends.triton.grid.gradient import write_bias
 
 
@@ -62,7 +72,7 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
         x, _, _, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, t * BN, kn, n, p, D, BD, BN, False, HAS_KEEP,
                                   UPCAST)  # fmt: skip
         acc, top, total = weigh(acc, top, total, x, V, t * BN, vn, n, c, E, BE, BN, False, UPCAST)
-    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, E, BE)
+    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * pitch_of(n), acc, top, total, i, on, n, E, BE)
 
 
 @triton.jit
@@ -92,8 +102,8 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
     own = (b * heads + h) * n
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
-    lse = tl.load(LSE + own + i, mask=i < n, other=float("inf"))
-    delta = tl.load(DELTA + own + i, mask=i < n, other=0.0)
+    at = (b * heads + h) * pitch_of(n)
+    lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
     KEEP += b * n
@@ -127,14 +137,15 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
     i = start + tl.arange(0, BM)
     q = rows(Q, i, qn, n, D, BD, MASKED)
     do = rows(GRAD, i, gn, n, E, BE, MASKED)
-    lse = tl.load(LSE + i, mask=i < n, other=float("inf"))
-    delta = tl.load(DELTA + i, mask=i < n, other=0.0)
-    address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
+    lse, delta = sums_at(LSE, DELTA, i, n, MASKED)
+    address = tl.load(ADDRESS + i, mask=i < n, other=0) if MASKED else tl.load(ADDRESS + i)
+    address = tl.multiple_of(address, 8)
     # the strip of a query is one contiguous read: its address plus the number of the key
     profile = tl.load(S + address[None, :] + j[:, None])
     if MASKED:
         profile = tl.where(j[:, None] < p, edges(EDGE, i, p, True)[None, :], profile)
-    gate = g[:, None] + tl.load(ROW + i, mask=i < n, other=0.0)[None, :]
+    across = tl.load(ROW + i, mask=i < n, other=0.0) if MASKED else tl.load(ROW + i)
+    gate = g[:, None] + across[None, :]
     x = product(k, tl.trans(q), profile * gate, UPCAST)
     if MASKED:
         x = tl.where(real[:, None], x, float("-inf"))
@@ -166,8 +177,8 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
     real = padding(KEEP + b * n, j, n, HAS_KEEP)
     Q += b * qb + h * qh
     GRAD += b * gb + h * gh
-    LSE += own
-    DELTA += own
+    LSE += (b * heads + h) * pitch_of(n)
+    DELTA += (b * heads + h) * pitch_of(n)
     ROW += own
     S += h * sh
     EDGE += h * eh
@@ -221,8 +232,8 @@ def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DEL
                                      column * BN, kn, n, p, D, BD, BN, True, HAS_KEEP, UPCAST)  # fmt: skip
         v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
         do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
-        lse = tl.load(LSE + own + i, mask=i < n, other=float("inf"))
-        delta = tl.load(DELTA + own + i, mask=i < n, other=0.0)
+        at = (b * heads + h) * pitch_of(n)
+        lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
         acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST) * gate
     ends = ENDS + (h * down * across + row * across + column) * 2
     write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, column * BN, n, p, SHARED, FIXED)

@@ -17,6 +17,7 @@ from vispe.attention.backends.triton.content.gated import (
 from vispe.attention.backends.triton.device import watched
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
+    apart,
     bias_strides,
     choose,
     constants,
@@ -82,9 +83,9 @@ def gated_attention_grad(
     sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, both gates and of the profile; the last two are empty when `length` is 0."""
-    grad = shared(grad, lse)
+    grad, lse = shared(grad, lse), apart(lse)
     b, h, n, _ = q.shape
-    delta, drow, dcol = row_sums_of(out, grad), torch.empty_like(lse[0]), torch.empty_like(lse[0])
+    delta, drow, dcol = row_sums_of(out, grad), lse.new_empty(lse.shape[1:]), lse.new_empty(lse.shape[1:])
     dq, dk, dv = grads_like(q, v)
     size = choose("grad_q", q, v)
     made = _constants(q, v, size, keep)
@@ -122,7 +123,7 @@ def _(
     sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     del grad, k, out, address, edge, base, keep, prefix, scale, sharers, deterministic
-    made = *grads_like(q, v), torch.empty_like(lse[0]), torch.empty_like(lse[0])
+    made = *grads_like(q, v), lse.new_empty(lse.shape[1:]), lse.new_empty(lse.shape[1:])
     if not length:
         return *made, lse.new_empty(0), lse.new_empty(0)
     return *made, lse.new_empty(packed.shape[0], length), lse.new_empty(packed.shape[0], 2)

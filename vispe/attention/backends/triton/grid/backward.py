@@ -6,11 +6,13 @@ import triton.language as tl
 from vispe.attention.backends.triton.grid.forward import (
     edges,
     padding,
+    pitch_of,
     plan,
     plan_sight,
     product,
     rows,
     scores,
+    sums_at,
 )
 
 
@@ -23,7 +25,7 @@ def row_sums(OUT, GRAD, DELTA, ob, oh, on, gb, gh, gn, n, heads, E: tl.constexpr
     h = tl.program_id(1).to(tl.int64)
     out = rows(OUT + b * ob + h * oh, i, on, n, E, BE, True).to(tl.float32)
     grad = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True).to(tl.float32)
-    tl.store(DELTA + (b * heads + h) * n + i, tl.sum(out * grad, 1), mask=i < n)
+    tl.store(DELTA + (b * heads + h) * pitch_of(n) + i, tl.sum(out * grad, 1), mask=i < n)
 
 
 @triton.jit
@@ -64,8 +66,8 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh,
     i = first + tl.arange(0, BM)
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
-    lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
-    delta = tl.load(DELTA + (b * heads + h) * n + i, mask=i < n, other=0.0)
+    row = (b * heads + h) * pitch_of(n)
+    lse, delta = sums_at(LSE + row, DELTA + row, i, n, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
     KEEP += b * n
@@ -113,11 +115,11 @@ def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start,
     i = start + tl.arange(0, BM)
     q = rows(Q, i, qn, n, D, BD, MASKED)
     do = rows(GRAD, i, gn, n, E, BE, MASKED)
-    lse = tl.load(LSE + i, mask=i < n, other=float("inf"))
-    delta = tl.load(DELTA + i, mask=i < n, other=0.0)
+    lse, delta = sums_at(LSE, DELTA, i, n, MASKED)
     x = tl.zeros((BN, BM), tl.float32)
     if HAS_BIAS:
-        address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
+        address = tl.load(ADDRESS + i, mask=i < n, other=0) if MASKED else tl.load(ADDRESS + i)
+        address = tl.multiple_of(address, 8)
         # the strip of each query, read across keys
         x = tl.load(S + address[None, :] + j[:, None]).to(tl.float32)
         if MASKED:
@@ -146,8 +148,8 @@ def grad_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, qb
     real = padding(KEEP + b * n, j, n, HAS_KEEP)
     Q += b * qb + h * qh
     GRAD += b * gb + h * gh
-    LSE += (b * heads + h) * n
-    DELTA += (b * heads + h) * n
+    LSE += (b * heads + h) * pitch_of(n)
+    DELTA += (b * heads + h) * pitch_of(n)
     if HAS_BIAS:
         S += h * sh
         EDGE += h * eh

@@ -35,6 +35,20 @@ def rows(X, i, stride, n, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexp
 
 
 @triton.jit
+def pitch_of(n):
+    """Return how far apart the sums of two heads lie: at a multiple of 128, so that tiles read them aligned."""
+    return tl.cdiv(n, 128) * 128
+
+
+@triton.jit
+def sums_at(LSE, DELTA, i, n, MASKED: tl.constexpr):
+    """Return log2 of the sums of rows `i`, and what goes off their gradients; plain tiles have no rows beyond `n`."""
+    if MASKED:
+        return tl.load(LSE + i, mask=i < n, other=float("inf")), tl.load(DELTA + i, mask=i < n, other=0.0)
+    return tl.load(LSE + i), tl.load(DELTA + i)
+
+
+@triton.jit
 def padding(KEEP, j, n, HAS_KEEP: tl.constexpr):
     """Return which keys exist."""
     real = j < n
@@ -114,7 +128,7 @@ def finish(OUT, LSE, acc, top, total, i, stride, n, E: tl.constexpr, BE: tl.cons
     lse = tl.where(far, top, top + tl.log2(tl.where(alive, total, 1.0)))
     tl.store(LSE + i, tl.where(alive, lse, float("inf")), mask=i < n)
     # the second half of LSE starts behind the rows of all samples and heads
-    every = (tl.num_programs(0) // tl.cdiv(n, acc.shape[0])).to(tl.int64) * n
+    every = (tl.num_programs(0) // tl.cdiv(n, acc.shape[0])).to(tl.int64) * pitch_of(n)
     tl.store(LSE + every + i, tl.where(far, 1.0 / tl.where(alive, total, 1.0), 1.0), mask=i < n)
 
 
@@ -201,4 +215,4 @@ def forward(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, kb, kh
     for t in range(plain, end):
         acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, t * BN, kn, vn, n, p, c, D, BD, E,
                                BE, BN, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * n, acc, top, total, i, on, n, E, BE)
+    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * pitch_of(n), acc, top, total, i, on, n, E, BE)

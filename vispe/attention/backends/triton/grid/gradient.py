@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores
-from vispe.attention.backends.triton.grid.forward import edges, rows, scores
+from vispe.attention.backends.triton.grid.forward import edges, pitch_of, rows, scores, sums_at
 
 
 @triton.jit
@@ -58,8 +58,8 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
                       True, HAS_KEEP, UPCAST)  # fmt: skip
         v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
         do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
-        lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
-        delta = tl.load(DELTA + (b * heads + h) * n + i, mask=i < n, other=0.0)
+        at = (b * heads + h) * pitch_of(n)
+        lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
         # the sum over the batch stays in registers until the end
         acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
     ends = ENDS + (h * down * across + row * across + column) * 2

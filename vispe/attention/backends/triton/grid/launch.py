@@ -19,7 +19,7 @@ def run_forward(
     q: Tensor, k: Tensor, v: Tensor, packed: Tensor | None, address: Tensor | None, edge: Tensor | None,
     keep: Tensor | None, prefix: int, scale: float, sight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output (b, h, n, d_v), tokens before heads in memory, and log2 of the row sums (b, h, n).
+    """Return the output (b, h, n, d_v), tokens before heads in memory, and the sums of rows of `sums_of`.
 
     Args:
         q: (b, h, n, d), last stride 1; float16, bfloat16 or float32.
@@ -46,8 +46,23 @@ def run_forward(
 
 
 def sums_of(q: Tensor) -> Tensor:
-    """Return empty memory (2, b, h, n) for log2 of the row sums and for the shares of rows."""
-    return torch.empty(2, *q.shape[:3], dtype=torch.float32, device=q.device)
+    """Return empty memory (2, b, h, n) for log2 of the sums of rows and their shares, rows as `numbers_of_rows`."""
+    return numbers_of_rows(q, 2)
+
+
+def numbers_of_rows(q: Tensor, *several: int) -> Tensor:
+    """Return empty memory (..., b, h, n) float32 for a number of each row, apart as `pitch_of` of the kernels says."""
+    b, h, n, _ = q.shape
+    return torch.empty(*several, b, h, -(-n // 128) * 128, dtype=torch.float32, device=q.device)[..., :n]
+
+
+def apart(lse: Tensor) -> Tensor:
+    """Return sums of rows as `sums_of` lays them out, which a compiler may have changed."""
+    h, n = lse.shape[2:]
+    pitch = -(-n // 128) * 128
+    if lse.stride() == (lse.shape[1] * h * pitch, h * pitch, pitch, 1):
+        return lse
+    return torch.nn.functional.pad(lse, (0, pitch - n))[..., :n]
 
 
 def shared(grad: Tensor, lse: Tensor) -> Tensor:

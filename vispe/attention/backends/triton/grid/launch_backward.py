@@ -16,6 +16,7 @@ from vispe.attention.backends.triton.grid.launch import (
     constants,
     grads_like,
     mask_of,
+    numbers_of_rows,
     strides,
     tile_of,
 )
@@ -56,9 +57,9 @@ def run_backward(
 
 def row_sums_of(out: Tensor, grad: Tensor) -> Tensor:
     """Return ``sum_e grad out`` (b, h, n) float32: what the softmax takes off the gradient of every logit of a row."""
-    b, h, n, width = out.shape
-    delta = torch.empty(b, h, n, dtype=torch.float32, device=out.device)
-    row_sums[(cdiv(n, 64), h, b)](
+    _, h, n, width = out.shape
+    delta = numbers_of_rows(out)
+    row_sums[(cdiv(n, 64), h, len(out))](
         out, grad, delta, *strides(out, grad), n, h, E=width, BE=tile_of(width), BM=64, enable_fp_fusion=True
     )
     return delta

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.device import watched
-from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, run_forward, shared
+from vispe.attention.backends.triton.grid.launch import apart, fake_output, grads_like, run_forward, shared
 from vispe.attention.backends.triton.grid.launch_backward import run_backward, run_bias
 
 
@@ -19,7 +19,7 @@ def table_attention(
     base: Tensor | None, keep: Tensor | None, runs: Tensor | None, ends: Tensor | None, prefix: int, scale: float,
     sharers: int, deterministic: bool, sight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output (b, h, n, d_v) and log2 of the row sums (2, b, h, n), with a gradient for the bias.
+    """Return the output (b, h, n, d_v) and the sums of rows of `sums_of`, with a gradient for the bias.
 
     `runs` and `ends` are what `packed` and `edge` were made from, and are not read: the gradient goes to them. `sight`
     is that of `strip.sight_of`.
@@ -39,7 +39,7 @@ def table_attention_grad(
     length: int, sharers: int, deterministic: bool, sight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v and of the bias; those of the bias are empty when `length` is 0."""
-    grad = shared(grad, lse)
+    grad, lse = shared(grad, lse), apart(lse)
     dq, dk, dv, delta = run_backward(
         grad, q, k, v, out, lse, packed, address, edge, keep, prefix, scale, sight
     )

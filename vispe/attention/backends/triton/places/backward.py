@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
-from vispe.attention.backends.triton.grid.forward import padding, product, rows
+from vispe.attention.backends.triton.grid.forward import padding, pitch_of, product, rows, sums_at
 from vispe.attention.backends.triton.places.forward import (
     cells,
     distance,
@@ -33,8 +33,8 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
     i = tile * BM + tl.arange(0, BM)
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
-    lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
-    delta = tl.load(DELTA + (b * heads + h) * n + i, mask=i < n, other=0.0)
+    row = (b * heads + h) * pitch_of(n)
+    lse, delta = sums_at(LSE + row, DELTA + row, i, n, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
     KEEP += b * n
@@ -85,8 +85,7 @@ def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last,
     i = start + tl.arange(0, BM)
     q = rows(Q, i, qn, n, D, BD, MASKED)
     do = rows(GRAD, i, gn, n, E, BE, MASKED)
-    lse = tl.load(LSE + i, mask=i < n, other=float("inf"))
-    delta = tl.load(DELTA + i, mask=i < n, other=0.0)
+    lse, delta = sums_at(LSE, DELTA, i, n, MASKED)
     x = tl.zeros((BN, BM), tl.float32)
     if GATHER:
         x = tl.load(TABLE + (cells(CELL, i, n, GATHER, MASKED)[None, :] - to[:, None]))
@@ -119,8 +118,8 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
     v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
     Q += b * qb + h * qh
     GRAD += b * gb + h * gh
-    LSE += (b * heads + h) * n
-    DELTA += (b * heads + h) * n
+    LSE += (b * heads + h) * pitch_of(n)
+    DELTA += (b * heads + h) * pitch_of(n)
     TABLE += h * th
     CELL += b * cb
     PLACE += b * pb
@@ -184,8 +183,8 @@ def grad_table(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, 
                              WRAP, PACKED, HAS_KEEP, UPCAST)  # fmt: skip
         v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
         do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
-        lse = tl.load(LSE + (b * heads + h) * n + i, mask=i < n, other=float("inf"))
-        delta = tl.load(DELTA + (b * heads + h) * n + i, mask=i < n, other=0.0)
+        at = (b * heads + h) * pitch_of(n)
+        lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
         acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
     # entries are shared by many pairs, hence atomic additions
     where = DTABLE + h * length + (from_[:, None] - cells(CELL + n, j, n, GATHER, True)[None, :])

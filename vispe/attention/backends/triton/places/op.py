@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.device import watched
-from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, shared
+from vispe.attention.backends.triton.grid.launch import apart, fake_output, grads_like, shared
 from vispe.attention.backends.triton.places.launch import Operands, run_backward, run_forward, run_table
 
 
@@ -19,7 +19,7 @@ def coords_attention(
     places: Tensor | None, period: Tensor | None, segment: Tensor | None, keep: Tensor | None, metric: int,
     scale: float, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output (b, h, n, d_v) and log2 of the row sums (2, b, h, n); arguments are fields of `Operands`."""
+    """Return the output (b, h, n, d_v) and the sums of rows of `sums_of`; arguments are fields of `Operands`."""
     del deterministic
     return run_forward(q, k, v, Operands(table, cells, slopes, places, period, segment, keep, metric, scale))
 
@@ -36,7 +36,7 @@ def coords_attention_grad(
     learns_slopes: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k, v, the table and the slopes; empty for those that learn nothing."""
-    grad = shared(grad, lse)
+    grad, lse = shared(grad, lse), apart(lse)
     more = Operands(table, cells, slopes, places, period, segment, keep, metric, scale)
     dq, dk, dv, steep, delta = run_backward(grad, q, k, v, out, lse, more, learns_slopes)
     if not learns_table:

@@ -1,0 +1,105 @@
+"""Audit a real model, what a retrofit made of it, and small ViTs of several encodings; and count false alarms.
+
+    python eval/audit.py small [--encodings learned alibi2d ...]   # trained here, about a minute each
+    python eval/audit.py alarms [--seeds 20]                       # random weights without an encoding
+    python eval/audit.py real --weights FILE --retrofit FOLDER --images FOLDER [--img-size 518]
+
+Each writes a file into eval/results/audit; `real` a page and a picture as well. Goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import checkout  # noqa: F401  (finds vispe)
+import timm
+import torch
+
+from vispe.backbones.maps import VisionModel
+from vispe.evaluate.audit.finding import Audit
+from vispe.evaluate.audit.host import Host
+from vispe.evaluate.audit.run import audit
+from vispe.evaluate.behaviour.extrapolation import PATCH, Recipe, train
+from vispe.files import write_json
+from vispe.hosts.convert import convert
+from vispe.images.textures import disc_packing, random_field, voronoi
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+from timing import environment
+
+OUT = Path(__file__).parent / "results" / "audit"
+ENCODINGS = ("learned", "sincos2d", "rope_axial", "alibi2d", "lookhere", "none")
+RECIPE = Recipe(shape=(12, 12), steps=400)
+
+
+def textures(n: int, side: int, seed: int = 0) -> list[torch.Tensor]:
+    """Return n homogeneous textures (3, side, side) about zero: they show no place."""
+    kinds = (random_field, disc_packing, voronoi)
+    grey = (kinds[k % 3](seed * 100 + k).render(side)[0] for k in range(n))
+    return [(g - g.mean()).div(g.std()).expand(3, -1, -1).contiguous() for g in grey]
+
+
+def brief(found: Audit) -> dict[str, Any]:
+    """Return value, interval, controls and verdict of every measure, rounded."""
+    entries = {}
+    for f in found.findings:
+        ends = None if f.interval is None else [round(e, 4) for e in f.interval]
+        controls = {name: round(v, 4) for name, v in f.control.items()}
+        entries[f.name] = {"value": round(f.value, 4), "interval": ends, "control": controls, "verdict": f.verdict}
+    return {"verdict": found.verdict, "findings": entries, "refused": {n: w for n, (_, w) in found.refused.items()}}
+
+
+def small(encodings: list[str]) -> None:
+    """Train a small ViT with each encoding on a task of places, and audit it on textures."""
+    path = OUT / "small.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
+    for name in encodings:
+        if name in rows:
+            continue
+        body = train(name, 0, RECIPE).body.eval()
+        host = Host(VisionModel(body), f"small ViT + {name}")
+        rows[name] = brief(audit(host, textures(8, 12 * PATCH)))
+        write_json(path, {"environment": environment(), "rows": rows}, force=True)
+        print(name, rows[name]["verdict"], flush=True)
+
+
+def alarms(seeds: int) -> None:
+    """Count verdicts on random weights without an encoding: every yes is a false alarm."""
+    path = OUT / "alarms.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else {}
+    for seed in range(seeds):
+        if str(seed) in rows:
+            continue
+        torch.manual_seed(seed)
+        model = convert(timm.create_model("test_vit"), "none").eval()
+        found = audit(Host(VisionModel(model), "random"), textures(8, 160, seed), seed=seed)
+        rows[str(seed)] = {f.name: f.verdict for f in found.findings}
+        verdicts = [v for row in rows.values() for v in row.values()]
+        share = verdicts.count("yes") / len(verdicts)
+        summary = {"yes": verdicts.count("yes"), "verdicts": len(verdicts), "share": round(share, 4)}
+        write_json(path, {"environment": environment(), **summary, "rows": rows}, force=True)
+        print(seed, {n: v for n, v in rows[str(seed)].items() if v != "no"}, summary, flush=True)
+
+
+def main() -> None:
+    """Run one of the three."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("small", "alarms"))
+    parser.add_argument("--encodings", nargs="+", default=list(ENCODINGS))
+    parser.add_argument("--seeds", type=int, default=20)
+    args = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    small(args.encodings) if args.what == "small" else alarms(args.seeds)
+    print(f"{time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
