@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError
+from vispe.errors import OptionError, UnsupportedHost
 
 if TYPE_CHECKING:
     from vispe.evaluate.audit.host import Host
+    from vispe.evaluate.audit.measure import Kept
+
+
+class Step(NamedTuple):
+    """The least move by whole patches of an image and whole cells of its map.
+
+    Attributes:
+        pixels: of the image.
+        cells: of the map.
+        grid: steps down and across the image.
+    """
+
+    pixels: int
+    cells: int
+    grid: tuple[int, int]
 
 
 class Reruns:
@@ -47,13 +63,49 @@ class Reruns:
             name: what was done to the image, such as "turn 1" or "shift 0,2": the same name, the same picture.
             picture: the changed image; the image itself by default.
         """
-        if name not in self._maps:
-            self._maps[name] = self.host.maps((self.image if picture is None else picture)[None])[0]
+        self._run(name, picture)
         return self._maps[name]
 
     def pooled(self, name: str = "as it is", picture: Tensor | None = None) -> Tensor:
         """Return the descriptor (d,) float32 of a picture: its class token, or the mean of its patches."""
+        self._run(name, picture)
+        return self._pooled[name]
+
+    def step(self) -> Step:
+        """Return the least move that brings patches onto patches; of cells of the map where patches are not known.
+
+        Raises:
+            UnsupportedHost: patches or cells of the map do not divide the image.
+        """
+        (high, wide), (h, w) = self.image.shape[-2:], self.maps().shape[-2:]
+        side = max(1, high // h)
+        pixels = math.lcm(side, self.host.patch or 1)
+        if (h * side, w * side) != (high, wide) or high % pixels or wide % pixels:
+            raise UnsupportedHost(
+                f"content can be moved by whole patches only where patches and cells of the map divide the image, but "
+                f"one of {high} x {wide} px has a map of {h} x {w} cells and patches of {self.host.patch} px; crop it"
+            )
+        return Step(pixels, pixels // side, (high // pixels, wide // pixels))
+
+    def step_or_note(self, kept: Kept, least: int = 2) -> Step | None:
+        """Return `step`, or None and a note for `refuse` where there are fewer than `least` steps a side, or none."""
+        try:
+            step = self.step()
+            if min(step.grid) < least:
+                raise UnsupportedHost(f"it needs {least} patches a side, and an image has {step.grid}")
+        except UnsupportedHost as error:
+            kept.note(refused=str(error))
+            return None
+        return step
+
+    def _run(self, name: str, picture: Tensor | None) -> None:
         if name not in self._pooled:
             maps, pooled = self.host.both((self.image if picture is None else picture)[None])
             self._maps[name], self._pooled[name] = maps[0], pooled[0]
-        return self._pooled[name]
+
+
+def refuse(kept: Kept) -> None:
+    """Raise `UnsupportedHost` where an image was refused."""
+    why = next((record["refused"] for record in kept.records if "refused" in record), None)
+    if why is not None:
+        raise UnsupportedHost(why)

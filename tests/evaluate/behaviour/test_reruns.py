@@ -1,0 +1,51 @@
+"""Runs on changed pictures: one pass gives maps and descriptor, and the least move that brings patches onto patches."""
+
+import pytest
+import timm
+import torch
+
+from vispe.backbones.maps import VisionModel
+from vispe.errors import UnsupportedHost
+from vispe.evaluate.audit.host import Host
+from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.behaviour.reruns import Reruns, Step, refuse
+
+
+def test_maps_and_descriptor_of_a_picture_are_one_pass():
+    f = VisionModel(timm.create_model("test_vit", img_size=64, num_classes=0).eval())
+    image, passes = torch.randn(3, 64, 64), []
+    reruns = Reruns(Host(f, "model"), image, 0)
+    f.model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    maps, pooled = reruns.maps(), reruns.pooled()
+    assert len(passes) == 1
+    with torch.no_grad():
+        assert torch.equal(maps, f(image[None])[0])
+    assert torch.equal(pooled, Host(f, "model").both(image[None])[1][0])
+
+
+@pytest.mark.parametrize(
+    ("cell", "patch", "wanted"),
+    [
+        (4, 4, Step(4, 1, (3, 6))),  # a transformer
+        (1, 4, Step(4, 4, (3, 6))),  # class probabilities of pixels
+        (4, None, Step(4, 1, (3, 6))),
+        (1, None, Step(1, 1, (12, 24))),
+        (4, 2, Step(4, 1, (3, 6))),  # cells of several patches
+        (2, 3, Step(6, 3, (2, 4))),
+    ],
+)
+def test_the_least_move_is_whole_in_patches_and_cells(cell, patch, wanted):
+    host = Host(torch.nn.AvgPool2d(cell), "means", patch=patch)
+    assert Reruns(host, torch.rand(3, 12, 24), 0).step() == wanted
+
+
+def test_what_does_not_divide_is_refused_once_all_images_are_seen():
+    host, kept = Host(torch.nn.AvgPool2d(4), "means", patch=4), Kept()
+    kept.begin(0)
+    assert Reruns(host, torch.rand(3, 16, 16), 0).step_or_note(kept) is not None
+    refuse(kept)
+    for size, words in (((14, 16), "has a map of 3 x 4 cells"), ((4, 16), "needs 2 patches a side")):
+        kept.begin(1)
+        assert Reruns(host, torch.rand(3, *size), 1).step_or_note(kept) is None
+        with pytest.raises(UnsupportedHost, match=words):
+            refuse(Kept(kept.records[-1:]))
