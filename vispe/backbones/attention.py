@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from timm.layers import DiffAttention
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vispe.attention.call import Call, combine
 from vispe.attention.precision import no_autocast
+from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.compose import bias_of, transform_of
 from vispe.encodings.layer import Attention
 from vispe.encodings.parts.preparing import prepare
@@ -28,6 +29,8 @@ from vispe.grid import Grid, Positions, as_positions
 from vispe.hosts.open_clip import attention as open_clip_attention
 from vispe.hosts.timm import attention as timm_attention
 from vispe.hosts.transplant.context import Context
+
+T = TypeVar("T")
 
 _SWAPS = {**timm_attention.SWAPS, **open_clip_attention.SWAPS}
 _STOCK = {ours: stock for stock, ours in _SWAPS.items()}
@@ -44,6 +47,7 @@ class Seen:
             embedding of the host itself has been applied already.
         x: input of the layer (b, n, d).
         grid: the tokens: prefix, then the patches row-major.
+        turned: by how much a rotary embedding of the host itself has turned the patches, if it has one.
     """
 
     layer: int
@@ -51,6 +55,14 @@ class Seen:
     call: Call
     x: Tensor
     grid: Grid
+    turned: PairRotation | None = None
+    _known: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def remember(self, name: str, make: Callable[[], T]) -> T:
+        """Return what was made of this layer under a name, made at the first call."""
+        if name not in self._known:
+            self._known[name] = make()
+        return self._known[name]
 
 
 def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -193,6 +205,7 @@ def _hook(
     tower: nn.Module, size: tuple[int, ...], number: int, path: str, on_layer: Callable[[Seen], None]
 ) -> Callable[..., None]:
     def describe(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        turned = None
         if isinstance(module, Attention):
             call, x, pos = _own_call(module, *args, **kwargs)
         else:
@@ -208,15 +221,25 @@ def _hook(
                 bound.arguments["attn_mask"] = watcher
                 swapped.forward(*bound.args, **bound.kwargs)
             ((call, x),), pos = watcher.seen, watcher.positions
+            turned = _turned(bound.arguments.get("rope"), bool(getattr(module, "rotate_half", False)))
         grid = pos.grid if pos is not None and pos.grid is not None else _grid(tower, size, x.shape[1])
         if grid.axes != 2 or grid.tokens != x.shape[1]:
             raise ShapeError(
                 f"{path} has {x.shape[1]} tokens, which are not a grid of {grid.shape} patches behind {grid.prefix} "
                 "prefix tokens; give whole images, without dropped patches."
             )
-        on_layer(Seen(number, path, call, x, grid))
+        on_layer(Seen(number, path, call, x, grid, turned))
 
     return describe
+
+
+def _turned(rope: Tensor | None, half: bool) -> PairRotation | None:
+    """Return timm's tables of a rotation (..., n, 2 d_h), sines before cosines, as ours."""
+    if rope is None:
+        return None
+    sin, cos = (t[..., : t.shape[-1] // 2] if half else t[..., ::2] for t in rope.float().chunk(2, -1))
+    sin, cos = (t.reshape((1,) * (4 - t.ndim) + tuple(t.shape)) for t in (sin, cos))
+    return PairRotation(cos, sin, "half" if half else "interleaved")
 
 
 def _own_call(

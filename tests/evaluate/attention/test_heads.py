@@ -284,6 +284,25 @@ def test_offsets_of_a_grid():
     assert torch.equal(by_offset(torch.ones_like(values), grid)[0], pairs(grid))
 
 
+def test_sums_by_offset_are_those_of_a_loop():
+    grid, values = Grid((3, 4)), torch.randn(2, 3, 12, 12)
+    table = torch.zeros(2, 3, 5, 7, dtype=torch.float64)
+    for i in range(12):
+        for j in range(12):
+            table[:, :, j // 4 - i // 4 + 2, j % 4 - i % 4 + 3] += values[:, :, i, j]
+    torch.testing.assert_close(by_offset(values, grid), table, rtol=1e-12, atol=1e-12)
+
+
+def test_sums_of_a_layer_are_made_once(monkeypatch):
+    calls = []
+    layer_sums = head_sums.layer_sums
+    monkeypatch.setattr(head_sums, "layer_sums", lambda one: calls.append(one) or layer_sums(one))
+    first, second = seen(small(), images())
+    assert head_sums.sums_of(first) is head_sums.sums_of(first)
+    assert head_sums.sums_of(second) is not head_sums.sums_of(first)
+    assert calls == [first, second]
+
+
 def plant(model, x, layer, head, token, strength):
     """Make a head attend to one token, whose input is told from the others by a direction."""
     inside = seen(model, x)[layer].x

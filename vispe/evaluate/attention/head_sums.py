@@ -22,7 +22,9 @@ from vispe.backbones.attention import Seen, attention_map
 from vispe.errors import ShapeError
 from vispe.grid import Grid
 
-SCRATCH = 2**26  # numbers: 256 MB of float32
+SCRATCH = (
+    2**24
+)  # numbers: 64 MB of float32, in pieces that allocators hand out again without asking the system
 CLAMP = 1e-10  # of probabilities in entropies
 
 
@@ -95,8 +97,9 @@ class HeadSums:
             )
         if seen.layer == 0:
             self.images += seen.x.shape[0]
-        sums = _layer_sums(seen, first_time=seen.layer >= len(self.layers))
+        sums = layer_sums(seen)
         if seen.layer >= len(self.layers):
+            sums.bias, sums.prior = alone(seen)
             self.layers.append(sums)
             return
         kept = self.layers[seen.layer]
@@ -106,24 +109,22 @@ class HeadSums:
         kept.masked |= sums.masked
 
 
-def offsets(grid: Grid, device: torch.device | str = "cpu") -> Tensor:
-    """Return which entry of a flat (2 gh - 1, 2 gw - 1) table each pair of patches has, (N, N) int64, query first.
-
-    The entry is that of key minus query.
-    """
-    h, w = grid.shape
-    rows = torch.arange(h, device=device)[:, None].expand(h, w).flatten()
-    cols = torch.arange(w, device=device).repeat(h)
-    down, right = rows[None] - rows[:, None] + h - 1, cols[None] - cols[:, None] + w - 1
-    return down * (2 * w - 1) + right
-
-
 def by_offset(values: Tensor, grid: Grid) -> Tensor:
-    """Return sums of values (h, N, N) float64 by offset, (h, 2 gh - 1, 2 gw - 1)."""
-    h, w = grid.shape
-    table = values.new_zeros(len(values), (2 * h - 1) * (2 * w - 1))
-    table.index_add_(1, offsets(grid, values.device).flatten(), values.flatten(1))
-    return table.unflatten(1, (2 * h - 1, 2 * w - 1))
+    """Return sums of values (..., N, N) of pairs of patches by offset, (..., 2 gh - 1, 2 gw - 1) float64.
+
+    The query comes first; the offset is that of key minus query.
+    """
+    (h, w), outer = grid.shape, values.shape[:-2]
+    values = values.unflatten(-2, (h, w))
+    # the keys of a row of queries lie one after the other, and so do their offsets: whole runs are added, axis by axis
+    rows = values.new_zeros(*outer, w, (2 * h - 1) * w, dtype=torch.float64)
+    for i in range(h):
+        rows[..., (h - 1 - i) * w : (2 * h - 1 - i) * w] += values[..., i, :, :]
+    rows = rows.unflatten(-1, (2 * h - 1, w))
+    table = rows.new_zeros(*outer, 2 * h - 1, 2 * w - 1)
+    for j in range(w):
+        table[..., w - 1 - j : 2 * w - 1 - j] += rows[..., j, :, :]
+    return table
 
 
 def pairs(grid: Grid) -> Tensor:
@@ -139,7 +140,13 @@ def entropy(attn: Tensor, clamp: float = CLAMP) -> Tensor:
     return -(p * p.log()).sum(-1).mean(-1)
 
 
-def _layer_sums(seen: Seen, first_time: bool) -> LayerSums:
+def sums_of(seen: Seen) -> LayerSums:
+    """Return `layer_sums`, made once for all who look at a layer and kept as long as it is; leave them unchanged."""
+    return seen.remember("sums", lambda: layer_sums(seen))
+
+
+def layer_sums(seen: Seen) -> LayerSums:
+    """Return the sums of one layer of one batch, those of the bias alone empty."""
     call, prefix, grid = seen.call, seen.grid.prefix, seen.grid
     batch, heads, tokens = call.q.shape[:3]
     group = max(1, SCRATCH // (7 * batch * tokens**2))
@@ -158,18 +165,17 @@ def _layer_sums(seen: Seen, first_time: bool) -> LayerSums:
                     1, top.T, torch.ones_like(top.T).double()
                 ),
                 "entropy": entropy(attn).double().sum(0),
-                "attention": by_offset(attn[:, :, prefix:, prefix:].sum(0, dtype=torch.float64), grid),
-                "logits": by_offset(logits.sum(0, dtype=torch.float64), grid),
+                "attention": by_offset(attn[:, :, prefix:, prefix:], grid).sum(0),
+                "logits": by_offset(logits, grid).sum(0),
                 "squares": logits.double().square().sum((0, 2, 3)),
             }
         )
     total = {name: torch.cat([p[name] for p in parts]).cpu() for name in parts[0]}
     patches = seen.x[:, prefix:].double()
-    bias, prior = _alone(seen) if first_time else (torch.empty(0), torch.empty(0))
     return LayerSums(
         path=seen.path,
-        bias=bias,
-        prior=prior,
+        bias=torch.empty(0),
+        prior=torch.empty(0),
         q=call.q.double().square().sum((0, 2)).cpu(),
         k=call.k.double().square().sum((0, 2)).cpu(),
         places=patches.sum(0).cpu(),
@@ -179,8 +185,8 @@ def _layer_sums(seen: Seen, first_time: bool) -> LayerSums:
     )
 
 
-def _alone(seen: Seen) -> tuple[Tensor, Tensor]:
-    """Return exp of the bias by offset, mean over pairs, in its largest value per head; and its softmax, summed."""
+def alone(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Return `bias` and `prior` of `LayerSums`: what a layer's bias is by itself, in its largest value per head."""
     bias, prefix, grid = seen.call.bias, seen.grid.prefix, seen.grid
     heads, tokens = seen.call.q.shape[1:3]
     if bias is None or bias.per_sample or _sees_content(bias):
@@ -207,6 +213,27 @@ def radii(grid: Grid) -> Tensor:
     h, w = grid.shape
     down, right = (torch.arange(1 - n, n, dtype=torch.float64) for n in (h, w))
     return (down[:, None] ** 2 + right**2).sqrt()
+
+
+def by_distance(table: Tensor, grid: Grid) -> Tensor:
+    """Return sums of a table by offset (h, 2 gh - 1, 2 gw - 1) at each rounded distance, (h, distances)."""
+    ring = radii(grid).round().long().flatten()
+    return table.new_zeros(len(table), int(ring.max()) + 1).index_add_(1, ring, table.flatten(1))
+
+
+def position_share(sums: LayerSums, images: int, grid: Grid) -> Tensor:
+    """Return R² (h,) of the logits from the offset alone; NaN under a mask."""
+    if sums.masked:
+        return torch.full_like(sums.squares, math.nan)
+    count = pairs(grid) * images
+    total = sums.logits.sum((1, 2)) ** 2 / count.sum()
+    return ((sums.logits**2 / count).sum((1, 2)) - total) / (sums.squares - total).clamp(min=1e-30)
+
+
+def local_mass(attention: Tensor, grid: Grid) -> Tensor:
+    """Return what a table of attention by offset (..., 2 gh - 1, 2 gw - 1) holds of the 3 x 3 neighbours, (...)."""
+    h, w = grid.shape
+    return attention[..., max(h - 2, 0) : h + 1, max(w - 2, 0) : w + 1].sum((-2, -1))
 
 
 def reach(table: Tensor, eps: float) -> Tensor:

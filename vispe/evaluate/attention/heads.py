@@ -21,7 +21,17 @@ from vispe.backbones.attention import prefix_names, watch
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.attention.head_result import PATTERNS as PATTERNS
 from vispe.evaluate.attention.head_result import HeadHealth, Thresholds
-from vispe.evaluate.attention.head_sums import CLAMP, HeadSums, LayerSums, entropy, pairs, radii, reach
+from vispe.evaluate.attention.head_sums import (
+    CLAMP,
+    HeadSums,
+    LayerSums,
+    by_distance,
+    entropy,
+    local_mass,
+    pairs,
+    position_share,
+    reach,
+)
 from vispe.grid import Grid
 
 MASSIVE = 5.0  # times the mean norm of the channels of a head
@@ -155,7 +165,7 @@ def _finish(sums: HeadSums, grid: Grid, prefix: tuple[str, ...], thresholds: Thr
     mass, token = received.max(-1)
     winners = torch.stack([s.winners for s in layers]) / n
     attention = torch.stack([s.attention for s in layers]) / (n * grid.patches)
-    local = attention[:, :, max(h - 2, 0) : h + 1, max(w - 2, 0) : w + 1].sum((2, 3))
+    local = local_mass(attention, grid)
     places = [f"patch {i // w},{i % w}" for i in range(grid.patches)]
     return HeadHealth(
         paths=tuple(s.path for s in layers),
@@ -169,14 +179,14 @@ def _finish(sums: HeadSums, grid: Grid, prefix: tuple[str, ...], thresholds: Thr
         entropy=(torch.stack([s.entropy for s in layers]) / (n * math.log(grid.tokens))).numpy(),
         local_mass=local.numpy(),
         pattern=thresholds.classify(mass, local).numpy(),
-        position_share=torch.stack([_position_share(s, n, grid) for s in layers]).numpy(),
+        position_share=torch.stack([position_share(s, n, grid) for s in layers]).numpy(),
         reach=_reaches(list(attention)),
         bias_reach=_reaches([s.prior for s in layers]),
         receptive_field=_reaches([s.bias for s in layers]),
         profile=np.stack([_profile(a, grid) for a in attention]),
         bias_profile=np.stack([_profile(s.prior, grid) for s in layers]),
         uniform_profile=_profile(pairs(grid)[None], grid)[0],
-        massive=tuple(_massive(layers)),
+        massive=tuple(massive([(s.q, s.k) for s in layers])),
         position_r2=np.stack([_position_r2(s, n) for s in layers]),
         thresholds=thresholds,
     )
@@ -188,18 +198,8 @@ def _reaches(tables: list[Tensor]) -> np.ndarray:
 
 def _profile(table: Tensor, grid: Grid) -> np.ndarray:
     """Return shares (h, distances) of a table by offset at each rounded distance."""
-    ring = radii(grid).round().long().flatten()
-    mass = table.new_zeros(len(table), int(ring.max()) + 1).index_add_(1, ring, table.flatten(1))
+    mass = by_distance(table, grid)
     return (mass / mass.sum(1, keepdim=True)).numpy()
-
-
-def _position_share(sums: LayerSums, images: int, grid: Grid) -> Tensor:
-    """Return R² (h,) of the logits from the offset alone."""
-    if sums.masked:
-        return torch.full_like(sums.squares, math.nan)
-    count = pairs(grid) * images
-    total = sums.logits.sum((1, 2)) ** 2 / count.sum()
-    return ((sums.logits**2 / count).sum((1, 2)) - total) / (sums.squares - total).clamp(min=1e-30)
 
 
 def _position_r2(sums: LayerSums, images: int) -> np.ndarray:
@@ -214,9 +214,17 @@ def _position_r2(sums: LayerSums, images: int) -> np.ndarray:
     return torch.where(total > 1e-12 * sums.energy, r2, 0.0).numpy()
 
 
-def _massive(layers: list[LayerSums]) -> Iterator[tuple[int, int, str, int, float]]:
-    for i, sums in enumerate(layers):
-        for kind, energy in (("q", sums.q), ("k", sums.k)):
+def massive(energies: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[int, int, str, int, float]]:
+    """Yield (layer, head, "q" or "k", channel, norm in mean norms of the head) of channels above 5 of them.
+
+    Args:
+        energies: squared queries and keys of every layer, summed over tokens (h, d_h).
+
+    >>> [found[:4] for found in massive([(torch.ones(1, 8), torch.tensor([[1.0] * 7 + [400.0]]))])]
+    [(0, 0, 'k', 7)]
+    """
+    for i, both in enumerate(energies):
+        for kind, energy in zip("qk", both, strict=True):
             norm = energy.sqrt()
             ratio = norm / norm.mean(1, keepdim=True).clamp(min=1e-30)
             for head, channel in (ratio > MASSIVE).nonzero().tolist():
