@@ -86,13 +86,7 @@ class Finding:
     def row(self) -> list[str]:
         """Return the row of the table: question, number, interval, control, verdict."""
         controls = ", ".join(f"{name} {number(v)}" for name, v in self.control.items())
-        return [
-            self.asks,
-            f"{self.number} {number(self.value)}",
-            interval(self.interval),
-            controls,
-            self.verdict,
-        ]
+        return [self.asks, number(self.value), interval(self.interval), controls, self.verdict]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +114,8 @@ class Audit:
         open_ = sum(f.verdict == "not decided" for f in self.findings)
         rest = f"; {open_} not decided" if open_ else ""
         if not yes:
-            return f"no effect of place in {len(self.findings)} measures{rest}"
-        return f"{len(yes)} of {len(self.findings)} measures find an effect of place ({', '.join(yes)}){rest}"
+            return f"no effect of places found by {len(self.findings)} measures{rest}"
+        return f"{len(yes)} of {len(self.findings)} questions are answered by yes ({', '.join(yes)}){rest}"
 
     @property
     def tone(self) -> Tone:

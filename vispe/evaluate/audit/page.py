@@ -25,14 +25,18 @@ FAR = 30.0  # limits beyond which the axis ends
 def plot_audit(audit: Audit, title: str) -> Figure:
     """Return the picture of an audit: every number against its controls, and curves over layers by family."""
     layered = [f for f in audit.findings if len(f.outcome.per_layer) > 1]
-    rows = -(-len(layered) // CURVES)
-    tall = 1.2 + 0.36 * len(audit.findings)
-    figure = new_figure(11, tall + 2.3 * rows)
-    heights = [tall, *[2.3] * rows]
-    grid = figure.add_gridspec(1 + rows, CURVES, height_ratios=heights)
-    _overview(figure.add_subplot(grid[0, :]), audit, title)
-    for k, finding in enumerate(layered):
-        _curve(figure.add_subplot(grid[1 + k // CURVES, k % CURVES]), finding)
+    rows, tall = -(-len(layered) // CURVES), 1.3 + 0.3 * len(audit.findings)
+    figure = new_figure(11.5, tall + 2.1 * rows)
+    above, *below = np.atleast_1d(
+        figure.subfigures(1 + bool(rows), 1, height_ratios=[tall, 2.1 * rows][: 1 + bool(rows)])
+    )
+    _overview(above.subplots(), audit, title)
+    for under in below:
+        panels = under.subplots(rows, CURVES, squeeze=False).flatten()
+        for ax, finding in zip(panels, layered, strict=False):
+            _curve(ax, finding)
+        for ax in panels[len(layered) :]:
+            ax.set_axis_off()
     return figure
 
 
@@ -52,7 +56,9 @@ def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> 
         "lies above the limit, no when it lies below; otherwise the images do not decide."
     )
     quiet = [k for k, row in enumerate(audit.rows()[1:]) if row[-1] != "yes"]
-    page.table(audit.rows(), left=(0, 1, 2, 3, 4), quiet=quiet)
+    words = {f.asks: f"{capital(f.number)}: {number(f.value)}" for f in audit.findings}
+    rows = [[row[0], words.get(row[0], row[1]), *row[2:]] for row in audit.rows()]
+    page.table(rows, left=(0, 1, 2, 3, 4), quiet=quiet)
     caption = (
         "Above: each number minus its largest control, in units of its limit, with 95 % intervals over images; right "
         "of 1 means yes. Below: the number after every layer (line) and in the controls (dashed)."
@@ -100,11 +106,13 @@ def _overview(ax: Axes, audit: Audit, title: str) -> None:
 
 def _curve(ax: Axes, finding: Finding) -> None:
     """Draw a number after every layer, and in the controls."""
-    layers = np.arange(len(finding.outcome.per_layer))
+    own = finding.outcome.per_layer
+    layers = np.arange(len(own))
     for view, values in finding.control_layers.items():
         ax.plot(layers[: len(values)], values, color=SOFT, linewidth=1, linestyle="--")
         remark(ax, view, (layers[-1], values[-1]), (3, -3), size=8)
-    ax.plot(layers, finding.outcome.per_layer, color=COLOURS[finding.verdict], linewidth=2)
+    ax.plot(layers, own, color=COLOURS[finding.verdict], linewidth=2)
     clean(ax, "y")
-    ax.set_title(f"{finding.name.replace('_', ' ')}: {finding.number}", size=9, loc="left", color=INK)
+    ax.set_title(finding.name.replace("_", " "), size=9.5, loc="left", color=INK)
+    ax.set_xticks(layers[:: max(1, len(layers) // 6)])
     ax.set_xlabel("layer", size=8.5, color=SOFT)
