@@ -73,7 +73,7 @@ def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size
         if signature[argument].startswith("*") or stride or argument == "sh":
             attrs[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, chosen, attrs)
-    options = {"num_warps": size.warps, "num_stages": size.stages, "enable_fp_fusion": True}
+    options = {**size.options, "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options), size
 
 

@@ -15,12 +15,22 @@ import torch
 
 
 class Tiles(NamedTuple):
-    """Queries and keys per tile, warps and pipeline stages of one kernel."""
+    """Queries and keys per tile, warps and pipeline stages of one kernel, and the most registers of a thread.
+
+    With 0 registers the compiler takes what it likes; fewer let more programs share a multiprocessor.
+    """
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int = 0
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton gets besides the size of a tile."""
+        limit = {"maxnreg": self.registers} if self.registers else {}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
 Row = TypedDict(

@@ -144,6 +144,6 @@ def constants(
     return {
         "D": width, "BD": tile_of(width), "E": wide, "BE": tile_of(wide),
         "BM": size.queries, "BN": size.keys, "HAS_BIAS": packed is not None, "HAS_KEEP": keep is not None,
-        "UPCAST": INTERPRETED and q.dtype == torch.bfloat16, "num_warps": size.warps, "num_stages": size.stages,
+        "UPCAST": INTERPRETED and q.dtype == torch.bfloat16, **size.options,
         "enable_fp_fusion": True,  # what kernels count on; the default changes between versions
     }  # fmt: skip
