@@ -75,7 +75,8 @@ def band_shares(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
         k: like q.
         layout: which channels are a pair.
     """
-    most = pairs_of(q, layout).norm(dim=-1).mean(-1) * pairs_of(k, layout).norm(dim=-1).mean(-1)
+    of_q, of_k = (torch.hypot(*pairs_of(x, layout).unbind(-1)).mean(-1) for x in (q, k))
+    most = of_q * of_k
     return most / most.sum(-1, keepdim=True)
 
 

@@ -167,7 +167,7 @@ def layer_sums(seen: Seen) -> LayerSums:
                 "entropy": entropy(attn).double().sum(0),
                 "attention": by_offset(attn[:, :, prefix:, prefix:], grid).sum(0),
                 "logits": by_offset(logits, grid).sum(0),
-                "squares": logits.double().square().sum((0, 2, 3)),
+                "squares": torch.linalg.vector_norm(logits, dim=(2, 3), dtype=torch.float64).square().sum(0),
             }
         )
     total = {name: torch.cat([p[name] for p in parts]).cpu() for name in parts[0]}

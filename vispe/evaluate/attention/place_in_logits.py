@@ -40,12 +40,13 @@ def pair_tables(q: Tensor, k: Tensor, grid: Grid, layout: Layout) -> Tensor:
         grid: of the patches.
         layout: which channels are a pair.
     """
-    size = tuple(2 * n - 1 for n in grid.shape)
-    # sums over all places at equal offset are a correlation, on a field so wide that its ends do not meet
-    waves = (torch.fft.rfft2(pairs_of(x, layout).mT.unflatten(-1, grid.shape), s=size) for x in (q, k))
-    of_q, of_k = waves
+    h, w = grid.shape
+    # sums over all places at equal offset are a correlation, on a field so wide that its ends do not meet; transforms
+    # are slow for sides that are prime
+    size = [-(-(2 * n - 1) // 16) * 16 for n in grid.shape]
+    of_q, of_k = (torch.fft.rfft2(pairs_of(x, layout).mT.unflatten(-1, (h, w)), s=size) for x in (q, k))
     table = torch.fft.irfft2((of_q.conj() * of_k).sum(2), s=size)
-    return torch.fft.fftshift(table, (-2, -1))
+    return table.roll((h - 1, w - 1), (-2, -1))[..., : 2 * h - 1, : 2 * w - 1]
 
 
 def distance_rho(tables: Tensor, grid: Grid) -> Tensor:
