@@ -91,8 +91,16 @@ def constant(model):
 def test_heads_of_place_alone_and_of_content_alone():
     content = audit(Host(VisionModel(small()), ""), IMAGES, [PlaceInLogits()])
     assert content.findings[0].verdict == "no"
+    assert content.findings[0].control == {"none": content.findings[0].value}
+    table = small("learned")
+    torch.nn.init.normal_(next(p for n, p in table.named_parameters() if "pos_enc" in n), std=5.0)
+    absolute = audit(Host(VisionModel(table), ""), IMAGES, [PlaceInLogits()])
+    shuffled = [x.reshape(3, 8, 8, 8, 8)[:, torch.randperm(8)].reshape(3, 64, 64) for x in IMAGES]
+    again = audit(Host(VisionModel(table), ""), shuffled, [PlaceInLogits()])
+    # what a table of places adds stays where it is when rows of patches change places
+    assert again.findings[0].value == pytest.approx(absolute.findings[0].value, rel=0.2)
     model = small("rope_axial")
-    place = audit(Host(VisionModel(constant(model)), ""), IMAGES, [PlaceInLogits()], controls=("random",))
+    place = audit(Host(VisionModel(constant(model)), ""), IMAGES, [PlaceInLogits()], controls=("none",))
     assert place.findings[0].value == pytest.approx(1, abs=1e-4)
     assert place.findings[0].verdict == "yes"
     found = PlaceInLogits().finish(kept_of(model, IMAGES), Host(VisionModel(model), ""))

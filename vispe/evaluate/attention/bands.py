@@ -61,6 +61,10 @@ def band_ranks(keys: Tensor, layout: Layout) -> Tensor:
     Args:
         keys: (..., n, d), rotated.
         layout: which channels are a pair.
+
+    >>> keys = torch.tensor([[1.0, 0, 1, 1], [0.0, 1, 2, 2]]).double()
+    >>> [round(rank, 3) for rank in band_ranks(keys, "interleaved").tolist()]
+    [2.0, 1.0]
     """
     return effective_rank(pairs_of(keys, layout), 2)
 

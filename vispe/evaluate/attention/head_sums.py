@@ -217,7 +217,7 @@ def radii(grid: Grid) -> Tensor:
 
 def by_distance(table: Tensor, grid: Grid) -> Tensor:
     """Return sums of a table by offset (h, 2 gh - 1, 2 gw - 1) at each rounded distance, (h, distances)."""
-    ring = radii(grid).round().long().flatten()
+    ring = radii(grid).round().long().flatten().to(table.device)
     return table.new_zeros(len(table), int(ring.max()) + 1).index_add_(1, ring, table.flatten(1))
 
 

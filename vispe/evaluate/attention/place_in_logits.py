@@ -55,6 +55,10 @@ def distance_rho(tables: Tensor, grid: Grid) -> Tensor:
     Args:
         tables: of `pair_tables`.
         grid: of the patches.
+
+    >>> table = torch.tensor([[1.0, 4, 9, 4, 1]])
+    >>> distance_rho(table[None, None], Grid((1, 3))).tolist()
+    [[-1.0]]
     """
     mean = by_distance(tables.flatten(0, 1), grid) / by_distance(pairs(grid)[None].to(tables), grid)
     rank = mean.argsort(-1).argsort(-1).to(mean)
@@ -75,7 +79,7 @@ class PlaceInLogits(Measure):
         "Neighbouring patches look alike, so content has an offset as well; shuffled patches take that away."
     )
     needs = frozenset({"attention"})
-    controls = ("random", "shuffled")
+    controls = ("none",)  # places stay where they are when patches are shuffled: that is no control of place
 
     def see(self, kept: Kept, seen: Seen) -> None:
         """Keep what the offset explains, and what rotary pairs do."""
@@ -108,7 +112,11 @@ class PlaceInLogits(Measure):
         if r2.isnan().all():
             raise UnsupportedHost("Masks keep patches from each other, so their offsets cannot be compared.")
         means = {
-            word: [(kept.sums[name] / n).tolist() for name in kept.sums if name.startswith(f"{word} ")]
+            word: [
+                (kept.sums[name] / n).round(decimals=4).tolist()
+                for name in kept.sums
+                if name.startswith(f"{word} ")
+            ]
             for word in ("r2", "bands", "quarters", "rho")
         }
         if "chance" in kept.records[0]:

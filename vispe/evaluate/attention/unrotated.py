@@ -48,6 +48,16 @@ def unrotated(model: nn.Module, mask: Tensor) -> Iterator[None]:
     Raises:
         UnsupportedHost: it has no such encoding.
         ShapeError: inside, where the mask does not fit the rotation.
+
+    >>> import timm, vispe
+    >>> model = vispe.convert(timm.create_model("test_vit", depth=1).eval(), "rope_axial")
+    >>> picture = torch.randn(1, 3, 160, 160)
+    >>> before = model(picture)
+    >>> with unrotated(model, torch.ones(16, dtype=torch.bool)):
+    ...     bool((model(picture) == before).all())
+    False
+    >>> bool((model(picture) == before).all())
+    True
     """
     found = [m for m in model.modules() if isinstance(m, Rotary) and not m.calibrates]
     if not found:
