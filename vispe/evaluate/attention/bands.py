@@ -141,7 +141,7 @@ class Bands(Measure):
         side = torch.tensor(seen.grid.shape, dtype=torch.float64)
         over = turning(rotation, seen.grid).cpu().abs() @ side
         kept.add(f"ranks {seen.layer}", ranks)
-        kept.add(f"turn {seen.layer}", over.expand(len(ranks), -1))
+        kept.add(f"turn {seen.layer}", over.repeat_interleave(len(ranks) // len(over), 0))
         kept.add(f"head {seen.layer}", effective_rank(keys))
         kept.add(f"q {seen.layer}", sums.q)
         kept.add(f"k {seen.layer}", sums.k)

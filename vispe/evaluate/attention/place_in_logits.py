@@ -23,9 +23,11 @@ def quarters(shares: Tensor, speed: Tensor) -> Tensor:
 
     Args:
         shares: by pair.
-        speed: of each pair, (h or 1, pairs), in any unit.
+        speed: of each pair, (h, pairs) or with fewer heads that all serve as many, in any unit.
     """
-    order = speed.expand_as(shares).argsort(dim=-1, descending=True, stable=True)
+    order = speed.repeat_interleave(len(shares) // len(speed), 0).argsort(
+        dim=-1, descending=True, stable=True
+    )
     count = max(1, shares.shape[-1] // 4)
     ranked = shares.gather(-1, order)
     return torch.stack([ranked[..., :count].sum(-1), ranked[..., -count:].sum(-1)], -1)
@@ -76,7 +78,7 @@ class PlaceInLogits(Measure):
     asks = "Do heads look at places rather than at things?"
     number = "R2 of the logits from the offset"
     misleads = (
-        "Neighbouring patches look alike, so content has an offset as well; shuffled patches take that away."
+        "Neighbouring patches look alike, so content has an offset too: what is left without the encoding."
     )
     needs = frozenset({"attention"})
     controls = ("none",)  # places stay where they are when patches are shuffled: that is no control of place
