@@ -50,8 +50,17 @@ def brief(found: Audit) -> dict[str, Any]:
     for f in found.findings:
         ends = None if f.interval is None else [round(e, 4) for e in f.interval]
         controls = {name: round(v, 4) for name, v in f.control.items()}
-        entries[f.name] = {"value": round(f.value, 4), "interval": ends, "control": controls, "verdict": f.verdict}
-    return {"verdict": found.verdict, "findings": entries, "refused": {n: w for n, (_, w) in found.refused.items()}}
+        entries[f.name] = {
+            "value": round(f.value, 4),
+            "interval": ends,
+            "control": controls,
+            "verdict": f.verdict,
+        }
+    return {
+        "verdict": found.verdict,
+        "findings": entries,
+        "refused": {n: w for n, (_, w) in found.refused.items()},
+    }
 
 
 def small(encodings: list[str]) -> None:

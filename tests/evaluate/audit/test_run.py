@@ -104,8 +104,10 @@ def whole(host, images):
 def test_every_measure_has_its_row_controls_and_layers(whole):
     slope, layers, own = whole.findings
     assert set(slope.control) == {"flat", "shuffled", "random"}
-    assert len(slope.outcome.per_image) == 7 and len(layers.outcome.per_layer) == 2
-    assert own.value == 6 and len(own.outcome.per_image) == 6
+    assert len(slope.outcome.per_image) == 7
+    assert len(layers.outcome.per_layer) == 2
+    assert own.value == 6
+    assert len(own.outcome.per_image) == 6
     assert whole.rows()[1][0] == "Do features rise?"
     assert whole.to_dict()["findings"][0]["per_image"] == list(slope.outcome.per_image)
 
@@ -183,7 +185,8 @@ def test_groups_hold_the_sums_of_their_images():
         kept.begin(k)
         kept.add("x", torch.tensor(float(k)), groups=True)
         kept.add("all", torch.tensor(float(k)))
-    assert kept.sums["x"].tolist() == [0.0 + 8, 1.0 + 9, 2, 3, 4, 5, 6, 7] and kept.sums["all"] == 45
+    assert kept.sums["x"].tolist() == [0.0 + 8, 1.0 + 9, 2, 3, 4, 5, 6, 7]
+    assert kept.sums["all"] == 45
 
 
 def test_shuffled_patches_are_the_same_patches_elsewhere():
@@ -194,7 +197,8 @@ def test_shuffled_patches_are_the_same_patches_elsewhere():
         patches = x[:, :8, :12].unfold(1, 4, 4).unfold(2, 4, 4).permute(1, 2, 0, 3, 4).reshape(6, -1)
         return sorted(map(tuple, patches.tolist()))
 
-    assert cut(mixed) == cut(image) and not torch.equal(mixed, image)
+    assert cut(mixed) == cut(image)
+    assert not torch.equal(mixed, image)
     assert torch.equal(mixed[:, :, 12:], image[:, :, 12:])
 
 
@@ -215,7 +219,8 @@ def test_controls_of_the_same_images_are_compared_in_pairs():
     noise = np.random.default_rng(0).normal(size=30) * 3
     own, other = Outcome(np.mean(noise) + 1, noise + 1), Outcome(np.mean(noise), noise)
     judged = judge("probe", own, {"random": other})
-    assert judged.verdict == "yes" and judged.margin == pytest.approx((1.0, 1.0))
+    assert judged.verdict == "yes"
+    assert judged.margin == pytest.approx((1.0, 1.0))
     assert judged.interval[1] - judged.interval[0] > 1
 
 
@@ -224,7 +229,8 @@ def test_two_models_are_compared_in_pairs(host, images, whole):
     pair = Against(whole, twin)
     found = pair.to_dict()["differences"]["layers"]
     mean = twin.findings[1].value - whole.findings[1].value
-    assert found["difference"] == pytest.approx(mean) and found["interval"][0] < mean < found["interval"][1]
+    assert found["difference"] == pytest.approx(mean)
+    assert found["interval"][0] < mean < found["interval"][1]
     with pytest.raises(ShapeError, match="same images"):
         Against(whole, audit(host, images[:2], ASKED, controls=()))
 
@@ -234,7 +240,8 @@ def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
     found = audit(f, images[:2], (Slope(), Layers()))
     assert [g.name for g in found.findings] == ["slope"]
     assert "not measured: it is a function of images" in found.rows()[-1][3]
-    assert "random" in found.missing and "Control 'random' was not run" in found.notes[0]
+    assert "random" in found.missing
+    assert "Control 'random' was not run" in found.notes[0]
 
 
 def test_refusals():

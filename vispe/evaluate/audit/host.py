@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,9 @@ from vispe.backbones.attention import Seen, attention_layers, watch
 from vispe.backbones.maps import VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens, image_tower
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.measure import Need
+
+Need = Literal["attention", "maps", "pooled", "answers", "causal"]
+"""What a measure may need of a model."""
 
 
 class Answers(Protocol):

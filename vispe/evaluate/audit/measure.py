@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from vispe.errors import UnknownName, did_you_mean
+from vispe.evaluate.audit.host import Host, Need
 
 if TYPE_CHECKING:
     from vispe.backbones.attention import Seen
-    from vispe.evaluate.audit.host import Host
     from vispe.evaluate.behaviour.reruns import Reruns
 
 Family = Literal["attention", "features", "behaviour"]
-Need = Literal["attention", "maps", "pooled", "answers", "causal"]
 View = Literal["random", "shuffled", "noise", "none"]
 
 FAMILIES: tuple[Family, ...] = ("attention", "features", "behaviour")
