@@ -5,10 +5,8 @@ import timm
 import torch
 
 from vispe.backbones.maps import VisionModel
-from vispe.errors import UnsupportedHost
 from vispe.evaluate.audit.host import Host
-from vispe.evaluate.audit.measure import Kept
-from vispe.evaluate.behaviour.reruns import Reruns, Step, refuse
+from vispe.evaluate.behaviour.reruns import Reruns, Step
 
 
 def test_maps_and_descriptor_of_a_picture_are_one_pass():
@@ -37,15 +35,3 @@ def test_maps_and_descriptor_of_a_picture_are_one_pass():
 def test_the_least_move_is_whole_in_patches_and_cells(cell, patch, wanted):
     host = Host(torch.nn.AvgPool2d(cell), "means", patch=patch)
     assert Reruns(host, torch.rand(3, 12, 24), 0).step() == wanted
-
-
-def test_what_does_not_divide_is_refused_once_all_images_are_seen():
-    host, kept = Host(torch.nn.AvgPool2d(4), "means", patch=4), Kept()
-    kept.begin(0)
-    assert Reruns(host, torch.rand(3, 16, 16), 0).step_or_note(kept) is not None
-    refuse(kept)
-    for size, words in (((14, 16), "has a map of 3 x 4 cells"), ((4, 16), "needs 2 patches a side")):
-        kept.begin(1)
-        assert Reruns(host, torch.rand(3, *size), 1).step_or_note(kept) is None
-        with pytest.raises(UnsupportedHost, match=words):
-            refuse(Kept(kept.records[-1:]))

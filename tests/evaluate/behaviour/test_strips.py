@@ -11,8 +11,9 @@ from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.measure import Kept
 from vispe.evaluate.audit.run import audit
 from vispe.evaluate.audit.verdict import judge
-from vispe.evaluate.behaviour.reruns import Reruns, Step
-from vispe.evaluate.behaviour.shift import K, Shift, rolls, starts
+from vispe.evaluate.behaviour.places import K
+from vispe.evaluate.behaviour.reruns import Reruns
+from vispe.evaluate.behaviour.shift import Shift
 from vispe.evaluate.behaviour.strips import FILLINGS, Strips, excess, mirrored, without
 
 
@@ -60,17 +61,6 @@ def test_the_part_alone_is_changed_and_nothing_of_it_stays(filling, part):
         assert torch.equal(inside, picture[0].mean().expand_as(inside))
     if filling == "noise":
         assert torch.allclose(inside, picture[0].mean() + picture[0].std() * noise[0][gone])
-
-
-@pytest.mark.parametrize("grid", [(4, 4), (5, 8), (37, 37)])
-def test_a_strip_comes_to_every_place_by_whole_patches(grid):
-    for number in range(K):
-        for axis, n in enumerate(grid):
-            begin = starts(n)
-            assert begin[0] == 0
-            assert begin[-1] + n // K == n
-            moved = [begin[number] + offset[axis] for offset in rolls(number, Step(1, 1, grid))]
-            assert tuple(moved) == begin
 
 
 def test_excess_is_the_formula_in_a_loop():

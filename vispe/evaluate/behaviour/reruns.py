@@ -12,7 +12,6 @@ from vispe.errors import OptionError, UnsupportedHost
 
 if TYPE_CHECKING:
     from vispe.evaluate.audit.host import Host
-    from vispe.evaluate.audit.measure import Kept
 
 
 class Step(NamedTuple):
@@ -87,25 +86,7 @@ class Reruns:
             )
         return Step(pixels, pixels // side, (high // pixels, wide // pixels))
 
-    def step_or_note(self, kept: Kept, least: int = 2) -> Step | None:
-        """Return `step`, or None and a note for `refuse` where there are fewer than `least` steps a side, or none."""
-        try:
-            step = self.step()
-            if min(step.grid) < least:
-                raise UnsupportedHost(f"it needs {least} patches a side, and an image has {step.grid}")
-        except UnsupportedHost as error:
-            kept.note(refused=str(error))
-            return None
-        return step
-
     def _run(self, name: str, picture: Tensor | None) -> None:
         if name not in self._pooled:
             maps, pooled = self.host.both((self.image if picture is None else picture)[None])
             self._maps[name], self._pooled[name] = maps[0], pooled[0]
-
-
-def refuse(kept: Kept) -> None:
-    """Raise `UnsupportedHost` where an image was refused."""
-    why = next((record["refused"] for record in kept.records if "refused" in record), None)
-    if why is not None:
-        raise UnsupportedHost(why)

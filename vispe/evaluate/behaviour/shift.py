@@ -15,32 +15,9 @@ from torch import Tensor
 
 from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.measure import Family, Kept, Measure, Need, Outcome
-from vispe.evaluate.behaviour.reruns import Reruns, Step, refuse
+from vispe.evaluate.behaviour.places import Offset, refuse, rolled, rolls, step_or_note
+from vispe.evaluate.behaviour.reruns import Reruns
 from vispe.evaluate.rotation.compare import cosine, cosine_centred
-
-K = 4
-Offset = tuple[int, int]
-
-
-def starts(n: int) -> tuple[int, ...]:
-    """Return where K strips of n // K steps begin, from end to end.
-
-    >>> starts(8), starts(37)
-    ((0, 2, 4, 6), (0, 9, 19, 28))
-    """
-    return tuple(round(k * (n - n // K) / (K - 1)) for k in range(K))
-
-
-def rolls(number: int, step: Step) -> list[Offset]:
-    """Return the offsets in steps that bring one of K strips, in turn by the number of the image, to each place."""
-    rows, cols = map(starts, step.grid)
-    return [(r - rows[number % K], c - cols[number % K]) for r, c in zip(rows, cols, strict=True)]
-
-
-def rolled(picture: Tensor, step: Step, offset: Offset) -> tuple[str, Tensor]:
-    """Return the name of a roll by an offset in steps, and the picture (c, H, W) rolled around."""
-    down, right = (o * step.pixels for o in offset)
-    return f"roll {down},{right}" if down or right else "as it is", picture.roll((down, right), (-2, -1))
 
 
 def away(grid: Offset, offset: Offset, margin: int) -> Tensor:
@@ -69,7 +46,7 @@ class Shift(Measure):
 
     def ask(self, kept: Kept, reruns: Reruns) -> None:
         """Roll the image by about one, two and three quarters of its sides."""
-        step = reruns.step_or_note(kept)
+        step = step_or_note(kept, reruns)
         if step is None:
             return
         first, margin = reruns.maps(), min(2, min(step.grid) // 8)
@@ -104,4 +81,6 @@ class Shift(Measure):
         note = (
             "" if host.patch else "The side of its patches is not known: shifts may be by parts of a patch."
         )
-        return Outcome(worst.mean(), worst, control={"no encoding": 0.0}, note=note, details=details)
+        return Outcome(
+            float(worst.mean()), worst.tolist(), control={"no encoding": 0.0}, note=note, details=details
+        )

@@ -10,7 +10,8 @@ import torch
 from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.measure import Family, Kept, Measure, Need, Outcome
 from vispe.evaluate.audit.run import shuffled
-from vispe.evaluate.behaviour.reruns import Reruns, refuse
+from vispe.evaluate.behaviour.places import refuse, step_or_note
+from vispe.evaluate.behaviour.reruns import Reruns
 from vispe.evaluate.rotation.compare import cosine
 
 BLOCKS = (1, 2, 4, 8)
@@ -31,7 +32,7 @@ class Shuffle(Measure):
 
     def ask(self, kept: Kept, reruns: Reruns) -> None:
         """Shuffle the image in blocks, as long as there are two a side."""
-        step = reruns.step_or_note(kept)
+        step = step_or_note(kept, reruns)
         if step is None:
             return
         first = reruns.maps()
@@ -50,7 +51,13 @@ class Shuffle(Measure):
         """Return the mean over images for single patches, and the curve over blocks."""
         refuse(kept)
         curve = np.nan_to_num(kept.column("distances"))
-        details = {f"blocks of {g}": 1 - curve[:, k].mean() for k, g in enumerate(BLOCKS[: curve.shape[1]])}
+        cosines = {
+            f"blocks of {g}": float(1 - curve[:, k].mean()) for k, g in enumerate(BLOCKS[: curve.shape[1]])
+        }
+        singles = curve[:, 0]
         return Outcome(
-            curve[:, 0].mean(), curve[:, 0], control={"bag of patches": 0.0}, details={"cosine": details}
+            float(singles.mean()),
+            singles.tolist(),
+            control={"bag of patches": 0.0},
+            details={"cosine": cosines},
         )

@@ -17,8 +17,8 @@ from torch.nn.functional import cosine_similarity
 
 from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome
-from vispe.evaluate.behaviour.reruns import Reruns, refuse
-from vispe.evaluate.behaviour.shift import K, rolled, rolls, starts
+from vispe.evaluate.behaviour.places import K, refuse, rolled, rolls, starts, step_or_note
+from vispe.evaluate.behaviour.reruns import Reruns
 
 FILLINGS = ("mean", "mirror", "noise")
 DRAWS = 200
@@ -95,7 +95,7 @@ class Strips(Measure):
 
     def ask(self, kept: Kept, reruns: Reruns) -> None:
         """Remove a row, a column and a block, roll the image with and without them, and compare descriptors."""
-        step = reruns.step_or_note(kept, K)
+        step = step_or_note(kept, reruns, K)
         if step is None:
             return
         image, (h, w), number = reruns.image, step.grid, reruns.number
@@ -129,13 +129,13 @@ class Strips(Measure):
         refuse(kept)
         raw = np.stack([kept.column("rows"), kept.column("columns")], 1)
         shares, moved = _chance(raw)
-        slope = [np.polyfit((np.arange(K) + 0.5) / K, one, 1)[0] for one in shares.mean(0)]
+        slopes = np.polyfit((np.arange(K) + 0.5) / K, shares.mean(0).T, 1)[0]
         middle, used = kept.column("centre"), kept.column("filling")
         patches = np.stack([kept.column("patches_rows"), kept.column("patches_columns")], 1)
         details = {
             "importance of rows": raw[:, 0].mean(0).tolist(),
             "importance of columns": raw[:, 1].mean(0).tolist(),
-            "slope down and right, per side": [float(one) for one in slope],
+            "slope down and right, per side": slopes.tolist(),
             "centre minus corners, over their sum": _contrast(middle),
             "PSI of what is left": float(_psi(1 - raw.mean(0)).max()),
             "value for the mean of patches": excess(*_chance(patches)),

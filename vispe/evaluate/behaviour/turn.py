@@ -39,13 +39,13 @@ class Turn(Measure):
     def ask(self, kept: Kept, reruns: Reruns) -> None:
         """Turn the image, and its tokens, and bring the features back."""
         f, image, first = reruns.host.f, reruns.image, reruns.maps()
+        apart = f if isinstance(f, VisionModel) and patch_projection(f.model) is not None else None
         poses = POSES if image.shape[-1] == image.shape[-2] else LEVEL
-        apart = isinstance(f, VisionModel) and patch_projection(f.model) is not None
         for g in map(element, poses):
             kept.layer(everything=error(first, g.undo(reruns.maps(g.name, g.apply(image)))))
-            if apart:
+            if apart is not None:
                 with torch.no_grad():
-                    moved = f.permuted(image[None], g)[0].float().cpu()
+                    moved = apart.permuted(image[None], g)[0].float().cpu()
                 kept.layer(encoding=error(first, g.undo(moved)))
         kept.note(poses=poses)
 
