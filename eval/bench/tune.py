@@ -33,17 +33,27 @@ from vispe.evaluate.speed.measure import timed, warm
 
 KERNELS = ("forward", "grad_q", "grad_kv", "grad_bias")
 DTYPES = {"half": "bfloat16", "float32": "float32"}
-CANDIDATES = {
-    "half": (
-        (128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 2), (128, 64, 4, 3),
-        (64, 128, 8, 1), (64, 128, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 1),
-        (64, 64, 8, 2), (128, 32, 4, 3), (64, 32, 4, 2), (64, 32, 8, 1), (32, 64, 4, 2), (32, 128, 8, 2),
+# at most six a row: few instructions per score and no spills in the loop, or two programs a multiprocessor, as compiled
+# with Triton 3.6 for compute capability 9.0; the last number is a limit of registers
+HALF = {
+    ("forward", 64): (
+        (128, 128, 8, 2), (64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 2, 128), (64, 64, 4, 2, 128), (64, 64, 4, 2),
     ),
-    "float32": (
-        (32, 32, 4, 1), (32, 32, 8, 1), (16, 32, 4, 1), (16, 32, 8, 1), (32, 16, 4, 1), (32, 64, 8, 1), (64, 32, 8, 1),
-        (64, 64, 8, 1),
+    ("grad_q", 64): (
+        (64, 128, 4, 2), (128, 128, 8, 2), (64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 2, 128), (64, 64, 4, 3),
     ),
+    ("grad_kv", 64): ((64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (64, 64, 8, 2)),
+    ("grad_bias", 64): (
+        (64, 128, 8, 2), (128, 64, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (128, 32, 4, 3), (64, 64, 8, 2),
+    ),
+    ("forward", 128): (
+        (128, 128, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 2, 128), (64, 64, 4, 3),
+    ),
+    ("grad_q", 128): ((128, 128, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 3)),
+    ("grad_kv", 128): ((64, 128, 8, 1), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2)),
+    ("grad_bias", 128): ((128, 64, 8, 2), (64, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 8, 2)),
 }  # fmt: skip
+FULL = ((32, 32, 4, 1), (32, 32, 8, 1), (16, 32, 4, 1), (32, 64, 8, 1), (64, 32, 8, 1), (64, 64, 8, 1))
 WORK = {  # grid, prefix, samples; with 12 heads
     "short": ((Grid((14, 14), 1), 512), (Grid((16, 16), 1), 512)),
     "long": ((Grid((32, 32), 1), 32), (Grid((37, 37), 1), 16), (Grid((64, 64)), 4)),
@@ -96,9 +106,8 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
     """Return the best tiles of one row, None when the time was over before all were tried."""
     dry = device == "cpu"
     dtype = getattr(torch, DTYPES[key["dtype"]])
-    candidates = dict.fromkeys(
-        [now, *(tiles.Tiles(*c) for c in CANDIDATES[key["dtype"]][: 2 if dry else None])]
-    )
+    known = HALF[key["kernel"], key["width"]] if key["dtype"] == "half" else FULL
+    candidates = dict.fromkeys([now, *(tiles.Tiles(*c) for c in known[: 2 if dry else None])])
     width = 16 if dry else key["width"]
     works = [
         work(key["kernel"], grid, batch, width, dtype, device)
