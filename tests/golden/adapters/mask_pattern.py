@@ -1,0 +1,12 @@
+"""Golden cases of logits behind a causal mask, in a stack without parameters."""
+
+from vispe.evaluate.attention.mask import stack_scores, without_offsets
+
+NORMS = {"l2": "l2", "layer": "layer", "layernorm": "layer", "layer_norm": "layer", "ln": "layer"}
+
+
+def run(case):
+    x = case.input("x")
+    scores = stack_scores(x, case.config("layers"), NORMS[case.config("norm", "l2").lower()])
+    found = {"scores": scores, "scores_minus_offset": without_offsets(scores)}
+    yield "stack", {name: value for name, value in found.items() if name in case.output_names}

@@ -1,0 +1,12 @@
+"""Golden cases of the prior of slots: its index, and attention calibrated by it."""
+
+from vispe.hosts.slots import calibrate, psi
+
+
+def run(case):
+    if "scores" in case.inputs:
+        yield "psi", {"psi": psi(case.input("scores"), case.config("decimals", None)).reshape(-1)}
+    if "attention" in case.inputs:
+        given = (case.input(name) for name in ("attention", "item", "dummy"))
+        found = calibrate(*given, case.config("temperature", 5e-5))
+        yield "calibrated", {k: v for k, v in vars(found).items() if k in case.output_names}
