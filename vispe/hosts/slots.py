@@ -89,10 +89,10 @@ def calibrate(attention: Tensor, item: Tensor, dummy: Tensor, temperature: float
     if dummy.shape[-1] != mean.shape[-1]:
         raise ShapeError(f"There are {mean.shape[-1]} items and the prior of {dummy.shape[-1]} slots.")
     relevance = mean - dummy.double()
-    share = (relevance / temperature).softmax(-1)
+    # an item that gets nothing keeps nothing, and takes no share
+    share = (relevance / temperature).masked_fill(mean == 0, -torch.inf).softmax(-1).nan_to_num(0.0)
     inside, tiny = item >= 0, torch.finfo(torch.float64).tiny
     given = attention.double()
-    # an item that gets nothing keeps nothing
     rate = (share / mean.clamp(min=tiny))[..., item.clamp(min=0)]
     raised = given * rate * inside
     # the paper leaves the constant open; this one keeps the sum over items

@@ -61,7 +61,11 @@ def test_calibration_keeps_the_total_and_takes_out_the_prior():
     assert slot_curve(found.attention, item).numpy() == pytest.approx([0.17] * 3)
     # an item that nobody looks at stays so
     attention[3:5] = 0
-    assert calibrate(attention, item, prior, 1.0).attention[3:5].abs().max() == 0
+    for slots in (prior, torch.tensor([0.9, 0.0, 0.9])):
+        found = calibrate(attention, item, slots, 5e-5)
+        assert found.attention[3:5].abs().max() == 0
+        assert found.attention.sum().item() == pytest.approx(attention.sum().item())
+    assert not calibrate(torch.zeros(6), item, prior, 1.0).attention.any()
     with pytest.raises(OptionError, match="temperature above 0"):
         calibrate(attention, item, prior, 0.0)
     with pytest.raises(ShapeError, match="3 items and the prior of 2 slots"):
