@@ -8,7 +8,7 @@ diagonal is not of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.nn.functional import layer_norm
 
 from vispe.backbones.attention import Seen, attention_map
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.measure import Family, Kept, Measure, Need, Outcome
+from vispe.evaluate.audit.measure import Kept, Measure, Outcome
 
 if TYPE_CHECKING:
     from vispe.evaluate.audit.host import Host
@@ -95,14 +95,14 @@ def variance_slope(variance: Tensor) -> Tensor:
 class Mask(Measure):
     """How much of the mean logits of a causal model depends on places and not on offsets."""
 
-    name: ClassVar[str] = "mask"
-    family: ClassVar[Family] = "attention"
-    asks: ClassVar[str] = "Does the causal mask bring places into the logits?"
-    number: ClassVar[str] = "share of the variance of mean logits that offsets leave"
-    misleads: ClassVar[str] = (
-        "An absolute encoding, sinks on the first tokens and layouts that all images share leave a share as well."
+    name = "mask"
+    family = "attention"
+    asks = "Does the causal mask bring places into the logits?"
+    number = "share of the variance of mean logits that offsets leave"
+    misleads = (
+        "An absolute encoding, sinks on the first tokens and layouts that images share leave a share as well."
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({"attention", "causal"})
+    needs = frozenset({"attention", "causal"})
 
     def see(self, kept: Kept, seen: Seen) -> None:
         """Add the logits of a layer between patches, mean over its heads."""

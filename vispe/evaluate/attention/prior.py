@@ -7,14 +7,14 @@ Which places get most and least is found on all dummies but one and read from th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vispe.backbones.attention import Seen, attention_map, prefix_names
 from vispe.evaluate.attention.head_sums import SCRATCH
-from vispe.evaluate.audit.measure import Family, Kept, Measure, Need, Outcome, View
+from vispe.evaluate.audit.measure import Kept, Measure, Outcome
 from vispe.grid import Grid
 from vispe.hosts.slots import psi, slot_spread
 from vispe.symmetry.d4 import D4
@@ -57,16 +57,16 @@ def asymmetry(table: Tensor) -> float:
 class Prior(Measure):
     """How unevenly places are looked at by themselves."""
 
-    name: ClassVar[str] = "prior"
-    family: ClassVar[Family] = "attention"
-    asks: ClassVar[str] = "Are some places looked at more than others when there is nothing to see?"
-    number: ClassVar[str] = "most less least looked at place, in mean attention"
-    misleads: ClassVar[str] = (
+    name = "prior"
+    family = "attention"
+    asks = "Are some places looked at more than others when there is nothing to see?"
+    number = "most less least looked at place, in mean attention"
+    misleads = (
         "Pictures without content are unlike any other, and attention rests on sinks there; what is looked at need "
         "not be used."
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({"attention"})
-    controls: ClassVar[tuple[View, ...]] = ("random",)
+    needs = frozenset({"attention"})
+    controls = ("random",)
 
     def see(self, kept: Kept, seen: Seen) -> None:
         """Add a layer to the map of the image."""
