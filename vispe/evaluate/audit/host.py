@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.attention import Seen, attention_layers, watch
+from vispe.backbones.batches import labels_of
+from vispe.backbones.callables import D4Segmenter
 from vispe.backbones.maps import VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens, image_tower
-from vispe.errors import UnsupportedHost
+from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.audit.measure import Need
+from vispe.evaluate.subject import Subject
 
 
 class Answers(Protocol):
@@ -125,6 +128,54 @@ class Host:
     def _of(self, model: nn.Module, title: str) -> Host:
         f: Any = model
         if isinstance(self.f, VisionModel):
-            own = {name: getattr(self.f, name) for name in ("layer", "norm", "mean", "std")}
+            own = {name: getattr(self.f, name) for name in ("layer", "norm", "mean", "std", "exact")}
             f = VisionModel(model, **own)
         return Host(f, title, patch=self.patch)
+
+
+def host_of(model: Subject | Callable[..., Any], title: str = "") -> Host:
+    """Return what an audit measures.
+
+    Args:
+        model: what `load_subject` found; a model, in evaluation mode; or images (b, c, H, W) -> maps (b, d, h, w).
+        title: in words; by default that of the subject, or the name of the class.
+
+    Raises:
+        OptionError: a model in training mode; a segmenter of which neither classes nor probabilities are known.
+
+    >>> import timm
+    >>> host_of(timm.create_model("test_vit").eval()).title
+    'VisionTransformer'
+    """
+    if isinstance(model, Subject):
+        f = _Classes(model) if model.features is None else model.features
+        patch = 1 if model.features is None else model.patch
+        return Host(f, title or model.title, patch=patch)
+    f = model
+    if isinstance(model, nn.Module) and hasattr(image_tower(model), "forward_intermediates"):
+        f = VisionModel(model)
+    named = model.model if isinstance(model, VisionModel) else model
+    return Host(f, title or getattr(named, "__name__", type(named).__name__))
+
+
+class _Classes:
+    """A segmenter as features: images (b, c, H, W) -> (b, K, H, W), probabilities, or labels one-hot."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.segmenter, self.names = subject.segmenter, subject.names
+        self.probabilities = getattr(self.segmenter, "probabilities", None)
+        # averaged over poses, labels alone are known
+        if isinstance(self.segmenter, D4Segmenter):
+            self.probabilities = None
+        if self.probabilities is None and not self.names:
+            raise OptionError(
+                f"{subject.title} gives labels and does not say of how many classes; give it `names`, or a method "
+                "probabilities(image) -> (K, H, W)."
+            )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self.probabilities is not None:
+            return torch.stack([torch.as_tensor(self.probabilities(image)).float() for image in images])
+        labels = torch.stack([torch.as_tensor(labels_of(self.segmenter, image)) for image in images])
+        # classes count from 1, and 0 is no data
+        return (labels[:, None] == torch.arange(1, len(self.names) + 1)[:, None, None]).float()
