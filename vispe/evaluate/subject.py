@@ -12,6 +12,7 @@ from vispe.backbones.batches import FeatureFunction, Segmenter
 from vispe.backbones.callables import D4Segmenter, named_callable
 from vispe.backbones.device import choose_device
 from vispe.backbones.folders.retrofitted import is_retrofitted, load_retrofitted
+from vispe.backbones.folders.transformers_model import PREFIX, load_transformers
 from vispe.backbones.maps import VisionModel
 from vispe.backbones.open_clip import load_model
 from vispe.errors import OptionError, ShapeError
@@ -19,7 +20,7 @@ from vispe.evaluate.saved import SavedSegmenter
 from vispe.symmetry.remedies import D4Features, symmetrize
 
 Kind = Literal["features", "segmenter"]
-_MODELS = ("open_clip", "hf-hub", "hf_hub", "local-dir")
+_MODELS = ("open_clip", "hf", "hf-hub", "hf_hub", "local-dir")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +109,8 @@ def load_subject(
     """Find what is to be measured.
 
     Args:
-        text: a timm model; `open_clip:MODEL` or `open_clip:MODEL/TAG`; the folder of a finished `vispe retrofit`; a
+        text: a timm model; `open_clip:MODEL` or `open_clip:MODEL/TAG`; `hf:FOLDER` or `hf:OWNER/NAME`, a
+            vision model of transformers or one with an image tower; the folder of a finished `vispe retrofit`; a
             model file of `vispe segment` (`.vispe`); or a Python callable, `package.module:name` or
             `folder/file.py:name`.
         pos_embed: positional encoding that replaces the model's own.
@@ -143,6 +145,10 @@ def load_subject(
         f = load_retrofitted(text)
         own = {"mean": f.mean, "std": f.std, "exact": f.exact}
         return _of_model(f.model, text, [], d4, symmetric, layer, device, **own)
+    if text.startswith(PREFIX):
+        of_weights = {"--pos-embed": pos_embed, "--weights": weights, "--img-size": img_size}
+        _refuse(text, "a model of transformers", {**of_weights, **of_callable})
+        return _of_model(load_transformers(text), text, [], d4, symmetric, layer, device)
     _refuse(text, "an open_clip model" if place == "open_clip" else "a timm model", of_callable)
     net = load_model(text, pos_embed=pos_embed, weights=weights, img_size=img_size, any_size=True, seed=seed)
     remarks = ["random weights"] if weights == "random" else []

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vispe.backbones.attention import Seen, attention_layers, watch
 from vispe.backbones.batches import labels_of
 from vispe.backbones.callables import D4Segmenter
+from vispe.backbones.folders.transformers_model import TransformersModel, of_transformers
 from vispe.backbones.maps import VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens, image_tower
 from vispe.errors import OptionError, UnsupportedHost
@@ -123,7 +124,9 @@ class Host:
             raise UnsupportedHost("it is a function of images, whose encoding cannot be taken away")
         from vispe.hosts.convert import convert
 
-        return self._of(convert(copy.deepcopy(self.model), "none").eval(), f"{self.title} (no encoding)")
+        bare = copy.deepcopy(self.model)
+        convert(bare.net if isinstance(bare, TransformersModel) else bare, "none")
+        return self._of(bare.eval(), f"{self.title} (no encoding)")
 
     def _of(self, model: nn.Module, title: str) -> Host:
         f: Any = model
@@ -151,9 +154,9 @@ def host_of(model: Subject | Callable[..., Any], title: str = "") -> Host:
         f = _Classes(model) if model.features is None else model.features
         patch = 1 if model.features is None else model.patch
         return Host(f, title or model.title, patch=patch)
-    f = model
-    if isinstance(model, nn.Module) and hasattr(image_tower(model), "forward_intermediates"):
-        f = VisionModel(model)
+    f = TransformersModel(model) if of_transformers(model) else model
+    if isinstance(f, nn.Module) and hasattr(image_tower(f), "forward_intermediates"):
+        f = VisionModel(f)
     named = model.model if isinstance(model, VisionModel) else model
     return Host(f, title or getattr(named, "__name__", type(named).__name__))
 
