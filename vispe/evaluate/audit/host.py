@@ -16,7 +16,6 @@ from vispe.backbones.folders.transformers_model import TransformersModel, of_tra
 from vispe.backbones.maps import VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens, image_tower
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.audit.measure import Need
 from vispe.evaluate.subject import Subject
 
 
@@ -64,7 +63,7 @@ class Host:
         self.f, self.title, self.answers = f, title, answers
         self.patch = patch or getattr(f, "patch", None)
         self.model = f.model if isinstance(f, VisionModel) else f if isinstance(f, nn.Module) else None
-        self.can: set[Need] = {"maps", "pooled"}
+        self.can: set[str] = {"maps", "pooled"}
         self.why: dict[str, str] = {}
         if answers is not None:
             self.can.add("answers")
