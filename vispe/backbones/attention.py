@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from vispe.attention.call import Call, combine
 from vispe.attention.precision import no_autocast
 from vispe.attention.transform.pairs import PairRotation
+from vispe.backbones.folders import transformers_attention
+from vispe.backbones.folders.transformers_model import TransformersModel, of_transformers, run
 from vispe.encodings.compose import bias_of, transform_of
 from vispe.encodings.layer import Attention
 from vispe.encodings.parts.preparing import prepare
@@ -46,7 +48,7 @@ class Seen:
         call: queries and keys (b, h, n, d_h) as they enter vispe's attention, and what is done to them. A rotary
             embedding of the host itself has been applied already.
         x: input of the layer (b, n, d).
-        grid: the tokens: prefix, then the patches row-major.
+        grid: the tokens: prefix, then the patches row-major; a text is one row (1, n).
         turned: by how much a rotary embedding of the host itself has turned the patches, if it has one.
     """
 
@@ -69,8 +71,8 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return (path, module) of every self-attention layer of a ViT, in order.
 
     Args:
-        model: a timm model, an open_clip model or its image tower, or a model with `vispe.Attention` layers, with or
-            without an encoding of vispe.
+        model: a timm model, an open_clip model or its image tower, a model of transformers, or one with
+            `vispe.Attention` layers, with or without an encoding of vispe.
 
     Raises:
         UnsupportedHost: there are no such layers, or one is of a kind whose maps cannot be read.
@@ -81,6 +83,8 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
         layers = [(f"{start}{path}", module) for _, path, module in timm_attention.attentions(tower)]
     elif not layers and hasattr(getattr(tower, "transformer", None), "resblocks"):
         layers = [(f"{start}{path}", module) for _, path, module in open_clip_attention.attentions(tower)]
+    elif not layers and of_transformers(tower):
+        return [(f"{start}{path}", module) for path, module in transformers_attention.attentions(tower)]
     for path, module in layers:
         if reason := _unreadable(module):
             raise UnsupportedHost(f"The attention of {path} cannot be read: {reason}.")
@@ -97,8 +101,8 @@ def watch(model: nn.Module, images: Tensor, on_layer: Callable[[Seen], None]) ->
     """Run a model on images and call `on_layer` for every attention layer in turn, while it runs.
 
     Args:
-        model: of timm or open_clip, or with `vispe.Attention` layers; in evaluation mode.
-        images: (b, 3, H, W) on the model's device.
+        model: of timm, open_clip or transformers, or with `vispe.Attention` layers; in evaluation mode.
+        images: (b, 3, H, W) on the model's device; for language models of transformers ids of tokens (b, n).
         on_layer: called with each layer; it should keep sums, not maps.
 
     Raises:
@@ -118,11 +122,23 @@ def watch(model: nn.Module, images: Tensor, on_layer: Callable[[Seen], None]) ->
         )
     layers = attention_layers(model)
     tower, _ = _tower(model)
+    size = tuple(images.shape[-2:])
     with ExitStack() as handles:
+        if of_transformers(tower):
+            numbers = {module: (number, path) for number, (path, module) in enumerate(layers)}
+
+            def found(module: nn.Module, call: Call, x: Tensor) -> None:
+                grid = _grid(tower, size, x.shape[1]) if images.ndim == 4 else Grid((1, x.shape[1]))
+                on_layer(_seen(*numbers[module], call, x, grid))
+
+            handles.enter_context(transformers_attention.reading(list(numbers), found))
         for number, (path, module) in enumerate(layers):
-            hook = _hook(tower, tuple(images.shape[-2:]), number, path, on_layer)
+            hook = _hook(tower, size, number, path, on_layer)
             handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        getattr(tower, "forward_features", tower)(images)
+        if of_transformers(tower):
+            run(tower, images)
+        else:
+            getattr(tower, "forward_features", tower)(images)
 
 
 def attention_map(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor]:
@@ -208,6 +224,12 @@ def _hook(
         turned = None
         if isinstance(module, Attention):
             call, x, pos = _own_call(module, *args, **kwargs)
+        elif of_transformers(tower):
+            if kwargs.get("vispe_context") is None:
+                return  # read as it passes transformers' interface
+            watcher = _Watch(kwargs["vispe_context"])
+            module.forward(*args, **{**kwargs, "vispe_context": watcher})
+            ((call, x),), pos = watcher.seen, watcher.positions
         else:
             swapped = _SWAPS[_STOCK.get(type(module), type(module))]
             bound = inspect.signature(swapped.forward).bind(module, *args, **kwargs)
@@ -223,14 +245,20 @@ def _hook(
             ((call, x),), pos = watcher.seen, watcher.positions
             turned = _turned(bound.arguments.get("rope"), bool(getattr(module, "rotate_half", False)))
         grid = pos.grid if pos is not None and pos.grid is not None else _grid(tower, size, x.shape[1])
-        if grid.axes != 2 or grid.tokens != x.shape[1]:
-            raise ShapeError(
-                f"{path} has {x.shape[1]} tokens, which are not a grid of {grid.shape} patches behind {grid.prefix} "
-                "prefix tokens; give whole images, without dropped patches."
-            )
-        on_layer(Seen(number, path, call, x, grid, turned))
+        on_layer(_seen(number, path, call, x, grid, turned))
 
     return describe
+
+
+def _seen(
+    number: int, path: str, call: Call, x: Tensor, grid: Grid, turned: PairRotation | None = None
+) -> Seen:
+    if grid.axes != 2 or grid.tokens != x.shape[1]:
+        raise ShapeError(
+            f"{path} has {x.shape[1]} tokens, which are not a grid of {grid.shape} patches behind {grid.prefix} "
+            "prefix tokens; give whole images, without dropped patches."
+        )
+    return Seen(number, path, call, x, grid, turned)
 
 
 def _turned(rope: Tensor | None, half: bool) -> PairRotation | None:
@@ -267,6 +295,8 @@ def _own_call(
 def _tower(model: nn.Module) -> tuple[nn.Module, str]:
     """Return the part of a model that sees images, and the path to it."""
     tower, path = model, ""
+    if isinstance(model, TransformersModel):
+        return model.net, "net."
     for name in ("visual", "trunk"):
         if isinstance(getattr(tower, name, None), nn.Module):
             tower, path = getattr(tower, name), f"{path}{name}."
@@ -277,6 +307,8 @@ def _grid(tower: nn.Module, size: tuple[int, ...], tokens: int) -> Grid:
     """Return the grid of a model without positions of vispe."""
     embed = getattr(tower, "patch_embed", getattr(tower, "embeds", None))
     patch = getattr(embed, "patch_size", getattr(tower, "patch_size", None))
+    if patch is None and of_transformers(tower):
+        patch = getattr(tower.config, "patch_size", None)
     if patch is None:
         raise UnsupportedHost(f"{type(tower).__name__} does not say how large its patches are.")
     h, w = patch if isinstance(patch, tuple | list) else (patch, patch)

@@ -84,7 +84,7 @@ class VisionModel:
         self.class_token = has_class_token(tower)
         if exact is None and hasattr(tower, "image_mean"):
             # open_clip builds a tower for one size, and converting lifts that
-            exact = not isinstance(tower, LoadsWeights)
+            exact = not (isinstance(tower, LoadsWeights) or getattr(tower, "any_size", False))
         elif exact is None:
             exact = hasattr(tower, "patch_embed") and not getattr(tower, "dynamic_img_size", False)
         self.exact = exact

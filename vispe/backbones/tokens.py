@@ -97,7 +97,7 @@ def patch_projection(model: nn.Module, *, overlapping: bool = False) -> nn.Conv2
     Conv2d(3, 64, kernel_size=(16, 16), stride=(16, 16))
     """
     conv = model.conv1 if _of_open_clip(model) else getattr(getattr(model, "patch_embed", None), "proj", None)
-    if not isinstance(conv, nn.Conv2d) or conv.padding not in (0, (0, 0)):
+    if not isinstance(conv, nn.Conv2d) or conv.padding not in (0, (0, 0), "valid"):
         return None
     if conv.kernel_size != conv.stride and not (overlapping and spacing_of(conv)):
         return None

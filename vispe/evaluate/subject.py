@@ -1,4 +1,4 @@
-"""What `vispe rotate` measures, found by its name: a timm or open_clip model, a saved segmenter, a Python callable."""
+"""What is measured, found by its name: a model, a retrofit, a saved segmenter, a callable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from vispe.backbones.batches import FeatureFunction, Segmenter
 from vispe.backbones.callables import D4Segmenter, named_callable
 from vispe.backbones.device import choose_device
+from vispe.backbones.folders.retrofitted import is_retrofitted, load_retrofitted
+from vispe.backbones.folders.transformers_model import PREFIX, load_transformers
 from vispe.backbones.maps import VisionModel
 from vispe.backbones.open_clip import load_model
 from vispe.errors import OptionError, ShapeError
@@ -18,7 +20,7 @@ from vispe.evaluate.saved import SavedSegmenter
 from vispe.symmetry.remedies import D4Features, symmetrize
 
 Kind = Literal["features", "segmenter"]
-_MODELS = ("open_clip", "hf-hub", "hf_hub", "local-dir")
+_MODELS = ("open_clip", "hf", "hf-hub", "hf_hub", "local-dir")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +109,10 @@ def load_subject(
     """Find what is to be measured.
 
     Args:
-        text: a timm model; `open_clip:MODEL` or `open_clip:MODEL/TAG`; a model file of `vispe segment` (`.vispe`); or
-            a Python callable, `package.module:name` or `folder/file.py:name`.
+        text: a timm model; `open_clip:MODEL` or `open_clip:MODEL/TAG`; `hf:FOLDER` or `hf:OWNER/NAME`, a
+            vision model of transformers or one with an image tower; the folder of a finished `vispe retrofit`; a
+            model file of `vispe segment` (`.vispe`); or a Python callable, `package.module:name` or
+            `folder/file.py:name`.
         pos_embed: positional encoding that replaces the model's own.
         weights: checkpoint file or 'random'; default the pretrained weights.
         img_size: side in pixels that the model is built for.
@@ -135,18 +139,35 @@ def load_subject(
     if colon and place.partition(":")[0] not in _MODELS:
         _refuse(text, "a Python callable", of_model)
         return _called(text, place, name, d4, patch, kind)
+    if is_retrofitted(text):
+        of_weights = {"--pos-embed": pos_embed, "--weights": weights, "--img-size": img_size}
+        _refuse(text, "a retrofit", {**of_weights, **of_callable})
+        f = load_retrofitted(text)
+        own = {"mean": f.mean, "std": f.std, "exact": f.exact}
+        return _of_model(f.model, text, [], d4, symmetric, layer, device, **own)
+    if text.startswith(PREFIX):
+        of_weights = {"--pos-embed": pos_embed, "--weights": weights, "--img-size": img_size}
+        _refuse(text, "a model of transformers", {**of_weights, **of_callable})
+        return _of_model(load_transformers(text), text, [], d4, symmetric, layer, device)
     _refuse(text, "an open_clip model" if place == "open_clip" else "a timm model", of_callable)
     net = load_model(text, pos_embed=pos_embed, weights=weights, img_size=img_size, any_size=True, seed=seed)
+    remarks = ["random weights"] if weights == "random" else []
+    title = f"open_clip {name}" if place == "open_clip" else text
+    title = f"{title} + {pos_embed}" if pos_embed else title
+    return _of_model(net, title, remarks, d4, symmetric, layer, device)
+
+
+def _of_model(
+    net: nn.Module, title: str, remarks: list[str], d4: bool, symmetric: bool, layer: int | None, device: str,
+    **own: Any,
+) -> Subject:  # fmt: skip
     if symmetric:
         symmetrize(net)
-    f = VisionModel(net.to(choose_device(device)), layer=-1 if layer is None else layer)
-    remarks = ["random weights"] if weights == "random" else []
-    remarks += ["symmetric patch kernel"] if symmetric else []
+    f = VisionModel(net.to(choose_device(device)), layer=-1 if layer is None else layer, **own)
+    remarks = [*remarks, *["symmetric patch kernel"] * symmetric]
     remarks += [f"block {layer}"] if layer is not None else []
-    title = f"open_clip {name}" if place == "open_clip" else text
-    title = _titled(f"{title} + {pos_embed}" if pos_embed else title, remarks, d4)
     known = {key: getattr(f, key) for key in ("mean", "std", "patch", "size", "exact")}
-    return Subject(title, D4Features(f) if d4 else f, **known)
+    return Subject(_titled(title, remarks, d4), D4Features(f) if d4 else f, **known)
 
 
 def _titled(name: str, remarks: Sequence[str], d4: bool) -> str:

@@ -12,7 +12,9 @@ from safetensors.torch import load_file
 
 from tests.train.tiny import Pictures, config
 from tests.train.worker import killed_config
-from vispe.errors import InputError
+from vispe.errors import InputError, OptionError
+from vispe.evaluate.audit.host import host_of
+from vispe.evaluate.subject import load_subject
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Stage, Student, Target
 from vispe.train.retrofit.log import read_log
@@ -110,6 +112,14 @@ def test_the_folder_holds_a_model_and_its_card(whole):
     assert torch.equal(found, final_tokens(result.student, images)[0])
     assert not torch.allclose(found, final_tokens(teacher.model, images)[0], atol=1e-2)
     assert load_student(out / "student.safetensors")[0].patch == 8
+    # every command finds it by its folder
+    subject = load_subject(str(out), device="cpu")
+    assert torch.equal(subject.features(images), student(images))
+    assert torch.equal(subject.mean, student.mean)
+    assert not subject.exact
+    assert torch.equal(host_of(subject).maps(images), student(images))
+    with pytest.raises(OptionError, match="taken for a retrofit"):
+        load_subject(str(out), weights="random")
     assert "cosine" in result.verdict
 
 

@@ -10,9 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.attention import Seen, attention_layers, watch
+from vispe.backbones.batches import labels_of
+from vispe.backbones.callables import D4Segmenter
+from vispe.backbones.folders.transformers_model import TransformersModel, of_transformers
 from vispe.backbones.maps import VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens, image_tower
-from vispe.errors import UnsupportedHost
+from vispe.errors import OptionError, UnsupportedHost
+from vispe.evaluate.subject import Subject
 
 Need = Literal["attention", "maps", "pooled", "answers", "causal"]
 """What a measure may need of a model."""
@@ -62,7 +66,7 @@ class Host:
         self.f, self.title, self.answers = f, title, answers
         self.patch = patch or getattr(f, "patch", None)
         self.model = f.model if isinstance(f, VisionModel) else f if isinstance(f, nn.Module) else None
-        self.can: set[Need] = {"maps", "pooled"}
+        self.can: set[str] = {"maps", "pooled"}
         self.why: dict[str, str] = {}
         if answers is not None:
             self.can.add("answers")
@@ -122,11 +126,61 @@ class Host:
             raise UnsupportedHost("it is a function of images, whose encoding cannot be taken away")
         from vispe.hosts.convert import convert
 
-        return self._of(convert(copy.deepcopy(self.model), "none").eval(), f"{self.title} (no encoding)")
+        bare = copy.deepcopy(self.model)
+        convert(bare.net if isinstance(bare, TransformersModel) else bare, "none")
+        return self._of(bare.eval(), f"{self.title} (no encoding)")
 
     def _of(self, model: nn.Module, title: str) -> Host:
         f: Any = model
         if isinstance(self.f, VisionModel):
-            own = {name: getattr(self.f, name) for name in ("layer", "norm", "mean", "std")}
+            own = {name: getattr(self.f, name) for name in ("layer", "norm", "mean", "std", "exact")}
             f = VisionModel(model, **own)
         return Host(f, title, patch=self.patch)
+
+
+def host_of(model: Subject | Callable[..., Any], title: str = "") -> Host:
+    """Return what an audit measures.
+
+    Args:
+        model: what `load_subject` found; a model, in evaluation mode; or images (b, c, H, W) -> maps (b, d, h, w).
+        title: in words; by default that of the subject, or the name of the class.
+
+    Raises:
+        OptionError: a model in training mode; a segmenter of which neither classes nor probabilities are known.
+
+    >>> import timm
+    >>> host_of(timm.create_model("test_vit").eval()).title
+    'VisionTransformer'
+    """
+    if isinstance(model, Subject):
+        f = _Classes(model) if model.features is None else model.features
+        patch = 1 if model.features is None else model.patch
+        return Host(f, title or model.title, patch=patch)
+    f = TransformersModel(model) if of_transformers(model) else model
+    if isinstance(f, nn.Module) and hasattr(image_tower(f), "forward_intermediates"):
+        f = VisionModel(f)
+    named = model.model if isinstance(model, VisionModel) else model
+    return Host(f, title or getattr(named, "__name__", type(named).__name__))
+
+
+class _Classes:
+    """A segmenter as features: images (b, c, H, W) -> (b, K, H, W), probabilities, or labels one-hot."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.segmenter, self.names = subject.segmenter, subject.names
+        self.probabilities = getattr(self.segmenter, "probabilities", None)
+        # averaged over poses, labels alone are known
+        if isinstance(self.segmenter, D4Segmenter):
+            self.probabilities = None
+        if self.probabilities is None and not self.names:
+            raise OptionError(
+                f"{subject.title} gives labels and does not say of how many classes; give it `names`, or a method "
+                "probabilities(image) -> (K, H, W)."
+            )
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self.probabilities is not None:
+            return torch.stack([torch.as_tensor(self.probabilities(image)).float() for image in images])
+        labels = torch.stack([torch.as_tensor(labels_of(self.segmenter, image)) for image in images])
+        # classes count from 1, and 0 is no data
+        return (labels[:, None] == torch.arange(1, len(self.names) + 1)[:, None, None]).float()

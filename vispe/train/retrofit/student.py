@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
+from vispe.backbones.folders.retrofitted import fitted, read_card
 from vispe.backbones.maps import Backbone as Backbone
 from vispe.backbones.maps import VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens as final_tokens
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
 from vispe.symmetry import symmetrize
-from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Retrofit, Student, Teacher
 from vispe.train.retrofit.lora import add_lora
 from vispe.train.retrofit.teacher import load_teacher
@@ -148,24 +145,9 @@ def load_student(folder: str | Path) -> tuple[VisionModel, VisionModel, dict[str
     Raises:
         InputError: no finished retrofit is there, or its weights do not fit.
     """
-    folder = Path(folder)
-    folder = folder.parent if folder.suffix == ".safetensors" else folder
-    wrote = Folder(folder)
-    if not wrote.card.is_file() or not wrote.weights.is_file():
-        raise InputError(
-            f"{folder} holds no finished retrofit: card.json and student.safetensors are needed; run vispe retrofit."
-        )
-    card = json.loads(wrote.card.read_text(encoding="utf-8"))
+    card = read_card(folder)
     try:
         teacher = load_teacher(Teacher(**card["config"]["teacher"]), seed=card["config"]["seed"])
-        config = Student(**card["config"]["student"])
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{wrote.card} is no card of vispe retrofit ({error}).") from error
-    student = make_student(teacher, replace(config, trainable="all"), seed=card["config"]["seed"]).eval()
-    try:
-        student.load_state_dict(load_file(wrote.weights))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{wrote.weights} does not fit its card: {reason}") from error
-    colours = {"mean": teacher.mean, "std": teacher.std}
-    return VisionModel(student.requires_grad_(False), exact=False, **colours), teacher, card
+    except TypeError as error:
+        raise InputError(f"{folder} has no card of vispe retrofit ({error}).") from error
+    return fitted(teacher, folder), teacher, card

@@ -1,0 +1,93 @@
+"""Models of transformers are read as those of timm are: features, attention, random twins."""
+
+import pytest
+import torch
+
+from vispe.backbones.attention import attention_layers, attention_map, watch
+from vispe.backbones.folders.transformers_model import TransformersModel
+from vispe.backbones.maps import VisionModel, random_twin
+from vispe.errors import InputError
+from vispe.evaluate.audit.host import host_of
+from vispe.evaluate.subject import load_subject
+
+transformers = pytest.importorskip("transformers")
+KINDS = {"ViT": "ViTModel", "Dinov2": "Dinov2Model", "CLIPVision": "CLIPVisionModel"}
+KINDS |= {"SiglipVision": "SiglipVisionModel"}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def build(kind, attention="sdpa"):
+    config = getattr(transformers, f"{kind}Config")(**SIZES, image_size=32, patch_size=8)
+    torch.manual_seed(0)
+    return getattr(transformers, KINDS[kind])._from_config(config, attn_implementation=attention).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_maps_are_the_last_hidden_state_behind_the_prefix(kind):
+    net, images = build(kind), torch.rand(2, 3, 32, 32)
+    f = VisionModel(TransformersModel(net).eval())
+    last = net(images).last_hidden_state[:, -16:]
+    assert torch.equal(f(images), last.transpose(1, 2).unflatten(2, (4, 4)))
+    assert (f.patch, f.size, f.depth, f.channels, f.exact) == (8, 32, 2, 32, False)
+    assert f(torch.rand(1, 3, 48, 32)).shape == (1, 32, 6, 4)
+    assert len(f.layers(images)) == 2
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_watched_attention_is_what_the_model_shows(kind, attention):
+    net, images, seen = build(kind, attention), torch.rand(1, 3, 32, 32), []
+    before, own = net(images).last_hidden_state, transformers.AttentionInterface.get_interface
+    outputs = []
+    handle = net.register_forward_hook(lambda m, a, out: outputs.append(out.last_hidden_state))
+    watch(net, images, seen.append)
+    handle.remove()
+    assert torch.equal(outputs[0], before)
+    assert transformers.AttentionInterface.get_interface is own
+    assert not any(m._forward_pre_hooks for m in net.modules())
+    net.set_attn_implementation("eager")
+    shown = net(images, output_attentions=True).attentions
+    assert [s.path for s in seen] == [path for path, _ in attention_layers(net)]
+    for one, weights in zip(seen, shown, strict=True):
+        torch.testing.assert_close(attention_map(one.call)[1], weights, atol=1e-6, rtol=1e-5)
+        assert one.grid.shape == (4, 4)
+        assert one.grid.tokens == one.x.shape[1]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_language_model_is_one_causal_row(attention):
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, vocab_size=50)
+    net = transformers.LlamaModel._from_config(config, attn_implementation=attention).eval()
+    seen, ids = [], torch.arange(7)[None]
+    watch(net, ids, seen.append)
+    net.set_attn_implementation("eager")
+    for one, weights in zip(seen, net(ids, output_attentions=True).attentions, strict=True):
+        torch.testing.assert_close(attention_map(one.call)[1], weights, atol=1e-6, rtol=1e-5)
+        assert (one.grid.shape, one.grid.prefix) == ((1, 7), 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_twin_is_drawn_again_whatever_was_loaded(kind, tmp_path):
+    build(kind).save_pretrained(tmp_path)
+    model = TransformersModel(getattr(transformers, KINDS[kind]).from_pretrained(tmp_path)).eval()
+    twin, same = random_twin(model, 1)
+    assert same == ()
+    assert not torch.equal(twin(torch.zeros(1, 3, 32, 32)), model(torch.zeros(1, 3, 32, 32)))
+
+
+def test_a_folder_is_a_subject_and_a_host(tmp_path):
+    net = build("CLIPVision")
+    net.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"no preprocessor_config.json"):
+        load_subject(f"hf:{tmp_path}", device="cpu")
+    colours = '{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}'
+    (tmp_path / "preprocessor_config.json").write_text(colours)
+    subject, images = load_subject(f"hf:{tmp_path}", device="cpu"), torch.rand(1, 3, 32, 32)
+    host, seen = host_of(subject), []
+    assert torch.allclose(subject.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
+    assert torch.equal(host.maps(images), host_of(net).maps(images))
+    assert host.can == {"maps", "pooled", "attention"}
+    bare = host.without()
+    bare.watch(images, seen.append)
+    assert not torch.equal(bare.maps(images), host.maps(images))
+    assert [s.grid.shape for s in seen] == [(4, 4)] * 2

@@ -1,0 +1,1 @@
+"""Models that are kept in folders: of `vispe retrofit`, of transformers."""

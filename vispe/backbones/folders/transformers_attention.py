@@ -1,0 +1,93 @@
+"""Attention of transformers' models as it passes their attention interface, described and handed on unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from vispe.attention.call import Call
+from vispe.errors import UnsupportedHost
+
+OnCall = Callable[[nn.Module, Call, Tensor], None]
+
+
+def attentions(net: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return (path, module) of the attention layers of a model of transformers, in order."""
+    return [
+        (path, module)
+        for path, module in net.named_modules()
+        if type(module).__name__.endswith("Attention")
+        and hasattr(module, "config")
+        and hasattr(module, "is_causal")
+    ]
+
+
+@contextmanager
+def reading(layers: Sequence[nn.Module], on_call: OnCall) -> Iterator[None]:
+    """While open, call `on_call(module, call, x)` for each layer that runs; what it computes stays as it is.
+
+    Raises:
+        UnsupportedHost: attention of a kind that a `Call` does not describe, or that did not pass the interface.
+    """
+    from transformers import AttentionInterface
+
+    own, inside, seen = AttentionInterface.get_interface, {}, set()
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # a converted layer is read where its context is
+        if kwargs.get("vispe_context") is None:
+            inside[module] = args[0] if args else kwargs["hidden_states"]
+        else:
+            seen.add(module)
+
+    def instead(self: Any, name: str, default: Any) -> Any:
+        function = own(self, name, default)
+
+        def run(
+            module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            if module in inside:
+                seen.add(module)
+                on_call(module, _call(module, q, k, v, mask, name, kwargs), inside.pop(module))
+            return function(module, q, k, v, mask, *args, **kwargs)
+
+        return run
+
+    with ExitStack() as stack:
+        for module in layers:
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        AttentionInterface.get_interface = instead
+        stack.callback(setattr, AttentionInterface, "get_interface", own)
+        yield
+    missed = next((module for module in layers if module not in seen), None)
+    if missed is not None:
+        raise UnsupportedHost(
+            f"The attention of {type(missed).__name__} does not pass the attention interface of transformers, where "
+            "it is read."
+        )
+
+
+def _call(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, name: str, options: dict[str, Any]
+) -> Call:
+    kind = type(module).__name__
+    for key in ("softcap", "s_aux"):
+        if options.get(key) is not None:
+            raise UnsupportedHost(
+                f"{kind} attends with {key}, which a map of queries and keys does not show."
+            )
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 4):
+        raise UnsupportedHost(
+            f"{kind} has a mask that is no tensor (b, h, n, m); load it with sdpa or eager."
+        )
+    causal = options.get("is_causal")
+    causal = bool(module.is_causal if causal is None else causal)
+    # eager attention knows masks alone; one query, as when a text goes on, sees every key
+    causal = causal and mask is None and name != "eager" and q.shape[2] > 1
+    groups = q.shape[1] // k.shape[1]
+    k, v = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (k, v))
+    mask = None if mask is None else mask[..., : k.shape[2]]
+    return Call(q, k, v, attn_mask=mask, is_causal=causal, scale=options.get("scaling"))

@@ -1,0 +1,201 @@
+"""The part of a transformers model that sees images, with the face that vision models of timm have."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vispe.errors import InputError, UnsupportedHost, require
+
+PREFIX = "hf:"
+_TOWERS = ("vision_tower", "vision_model", "visual")
+_BLOCKS = ("layers", "layer", "encoder.layers", "encoder.layer", "model.layer", "model.layers")
+
+
+def of_transformers(model: object) -> bool:
+    """Return whether a model is one of transformers, without importing it."""
+    return any(
+        (c.__module__, c.__name__) == ("transformers.modeling_utils", "PreTrainedModel")
+        for c in type(model).__mro__
+    )
+
+
+def run(net: nn.Module, inputs: Tensor) -> Any:
+    """Run a model of transformers on images (b, 3, H, W), of any size where it can, or on ids of tokens (b, n)."""
+    known, options = inspect.signature(net.forward).parameters, {}
+    size = getattr(net.config, "image_size", None)
+    other = size is not None and tuple(inputs.shape[-2:]) != _pair(size)
+    if inputs.ndim == 4 and other and "interpolate_pos_encoding" in known:
+        options["interpolate_pos_encoding"] = True
+    return net(inputs, **options)
+
+
+class TransformersModel(nn.Module):
+    """Images (b, 3, H, W) -> maps, by the image tower of a model of transformers.
+
+    Args:
+        model: a vision model, such as ViT, DINOv2, CLIP or SigLIP; or a model with such a tower, such as LLaVA.
+        mean: of the channels of images in [0, 1].
+        std: of the channels.
+
+    Raises:
+        UnsupportedHost: no tower whose tokens are the patches of an image, row by row.
+    """
+
+    def __init__(self, model: nn.Module, mean: Any = (0.5,) * 3, std: Any = (0.5,) * 3) -> None:
+        super().__init__()
+        net, name = model, type(model).__name__
+        for _ in range(3):
+            inner = [
+                getattr(part, key, None) for part in (net, getattr(net, "model", None)) for key in _TOWERS
+            ]
+            net = next((part for part in inner if isinstance(part, nn.Module)), net)
+        found = [net.get_submodule(path) for path in _BLOCKS if _has(net, path)]
+        convs = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+        size = getattr(getattr(net, "config", None), "image_size", None)
+        if not found or not convs or size is None or not of_transformers(net):
+            raise UnsupportedHost(
+                f"{name} has no image tower with blocks, one convolution for patches and config.image_size; use a "
+                "vision model such as ViT, DINOv2, CLIP or SigLIP, or one with such a tower."
+            )
+        self.net, self.image_mean, self.image_std = net, mean, std
+        self.image_size, self._path = _pair(size), next(path for path in _BLOCKS if _has(net, path))
+        # some take any size always, others when they are asked, in `run`
+        self.any_size = any(
+            hasattr(m, key) for m in net.modules() for key in ("interpolate_pos_encoding", "inv_freq")
+        )
+        self.train(net.training)
+
+    @property
+    def blocks(self) -> nn.Module:
+        """The blocks, first to last."""
+        return self.net.get_submodule(self._path)
+
+    @property
+    def patch_embed(self) -> SimpleNamespace:
+        """Holds the convolution of the patches as `proj`."""
+        return SimpleNamespace(proj=next(m for m in self.net.modules() if isinstance(m, nn.Conv2d)))
+
+    @property
+    def cls_token(self) -> Tensor | None:
+        """The class token."""
+        names = ("cls_token", "class_embedding")
+        found = (getattr(self.net.embeddings, name, None) for name in names)
+        return next((token for token in found if token is not None), None)
+
+    def init_weights(self) -> None:
+        """Draw all weights again, as transformers does for a new model."""
+        # what was loaded is marked, and marked weights would stay
+        for part in (*self.net.modules(), *self.net.parameters(), *self.net.buffers()):
+            if hasattr(part, "_is_hf_initialized"):
+                del part._is_hf_initialized
+        self.net.init_weights()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (b, 3, H, W) -> tokens (b, n, d), prefix tokens first."""
+        return run(self.net, images).last_hidden_state
+
+    def forward_intermediates(
+        self, images: Tensor, indices: Any, norm: bool = False, return_prefix_tokens: bool = False, **_: Any
+    ) -> list[Any]:
+        """Return maps (b, d, h, w) after some blocks, with prefix tokens (b, p, d) where asked.
+
+        With `norm` the last one is `last_hidden_state`; earlier ones get the norm that makes it, if there is one.
+        """
+        seen: list[Tensor] = []
+        handles = [
+            block.register_forward_hook(
+                lambda m, a, out: seen.append(out[0] if isinstance(out, tuple) else out)
+            )
+            for block in self.blocks
+        ]
+        try:
+            final = self(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        count = len(seen)
+        wanted = range(count - indices, count) if isinstance(indices, int) else indices
+        last = self._last_norm(seen[-1], final) if norm else None
+        patch = self.patch_embed.proj.kernel_size
+        h, w = images.shape[-2] // patch[0], images.shape[-1] // patch[1]
+        given = []
+        for i in wanted:
+            x = seen[i]
+            if norm:
+                x = final if i == count - 1 else x if last is None else last(x)
+            if x.ndim != 3 or x.shape[1] < h * w:
+                raise UnsupportedHost(
+                    f"{type(self.net).__name__} gives {tuple(x.shape)} for {h} x {w} patches; they must be the tokens."
+                )
+            prefix, tokens = x[:, : x.shape[1] - h * w], x[:, x.shape[1] - h * w :]
+            maps = tokens.transpose(1, 2).unflatten(2, (h, w))
+            given.append((maps, prefix) if return_prefix_tokens and prefix.shape[1] else maps)
+        return given
+
+    def _last_norm(self, x: Tensor, final: Tensor) -> nn.Module | None:
+        """Return the norm between the last block and `last_hidden_state`, None where there is none."""
+        for name in ("layernorm", "norm", "post_layernorm"):
+            module = getattr(self.net, name, None)
+            if isinstance(module, nn.Module) and torch.equal(module(x), final):
+                return module
+        return None
+
+
+def load_transformers(text: str) -> TransformersModel:
+    """Return the image tower of a transformers model in evaluation mode.
+
+    Args:
+        text: `hf:FOLDER` or `hf:OWNER/NAME`.
+
+    Raises:
+        InputError: it cannot be loaded, or it does not say how images are normalised.
+        UnsupportedHost: it has no such tower.
+        MissingExtra: transformers is not installed.
+    """
+    require("transformers", "vlm", text)
+    from transformers import AutoModel
+
+    name = text.removeprefix(PREFIX)
+    if Path(name).is_dir():
+        colours = _colours(Path(name) / "preprocessor_config.json", text)
+    else:
+        from transformers.utils.hub import cached_file
+
+        found = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
+        colours = _colours(Path(found or ""), text)
+    try:
+        model = AutoModel.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{text} cannot be loaded by transformers: {' '.join(str(error).split())[:300]}"
+        ) from error
+    return TransformersModel(model, *colours).eval()
+
+
+def _colours(file: Path, text: str) -> tuple[Any, Any]:
+    if not file.is_file():
+        raise InputError(
+            f"{text} has no preprocessor_config.json, which says how images are normalised; save its image processor "
+            "into the folder."
+        )
+    known = json.loads(file.read_text(encoding="utf-8"))
+    if len(known.get("image_mean", ())) != 3 or len(known.get("image_std", ())) != 3:
+        raise InputError(f"{file} has no image_mean and image_std of three channels; add them.")
+    return known["image_mean"], known["image_std"]
+
+
+def _has(net: nn.Module, path: str) -> bool:
+    for name in path.split("."):
+        net = getattr(net, name, None)
+    return isinstance(net, nn.ModuleList)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
