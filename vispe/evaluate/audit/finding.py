@@ -29,6 +29,7 @@ class Finding:
         interval: 95 % over images; None with fewer than 5.
         margin: 95 % of value minus the largest control; None likewise.
         control: values without the effect, by name.
+        largest: of the controls that count.
         verdict: yes, no or not decided.
         outcome: all that follows from the images.
         control_layers: the value after every layer in each control that has one.
@@ -43,6 +44,7 @@ class Finding:
     interval: tuple[float, float] | None
     margin: tuple[float, float] | None
     control: dict[str, float]
+    largest: float
     verdict: Verdict
     outcome: Outcome
     control_layers: dict[str, Sequence[float]] = field(default_factory=dict)
@@ -50,12 +52,18 @@ class Finding:
     @classmethod
     def of(cls, measure: Measure, own: Outcome, others: dict[str, Outcome], judged: Judged) -> Finding:
         """Return the finding of a measure from the outcomes of its passes."""
-        control = own.control | {view: o.value for view, o in others.items()}
-        layers = {view: o.per_layer for view, o in others.items() if len(o.per_layer)}
-        words = (measure.name, measure.family, measure.asks, measure.number, measure.misleads)
+        counted = own.control | {v: o.value for v, o in others.items() if v in measure.controls}
         return cls(
-            *words, own.value, judged.interval, judged.margin, control, judged.verdict, own, layers
-        )  # fmt: skip
+            *(measure.name, measure.family, measure.asks, measure.number, measure.misleads),
+            own.value,
+            judged.interval,
+            judged.margin,
+            own.control | {view: o.value for view, o in others.items()},
+            max((c for c in counted.values() if np.isfinite(c)), default=0.0),
+            judged.verdict,
+            own,
+            {view: o.per_layer for view, o in others.items() if len(o.per_layer)},
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, those of every image included."""

@@ -129,6 +129,7 @@ class Measure:
         misleads: when the number is wrong or harmless, in one sentence.
         needs: what the model must give.
         controls: other passes that its number is compared with.
+        beside: other passes whose number is printed and does not count: it may have the effect as well.
         default: whether `vispe audit` asks it by itself.
         items: how many pictures of its own it looks at in place of images; 0 for images.
     """
@@ -140,6 +141,7 @@ class Measure:
     misleads: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
     controls: ClassVar[tuple[View, ...]] = ()
+    beside: ClassVar[tuple[View, ...]] = ()
     default: ClassVar[bool] = True
     items: ClassVar[int] = 0
 

@@ -85,8 +85,7 @@ def _overview(ax: Axes, audit: Audit, title: str) -> None:
     ax.set_xscale("symlog", linthresh=1.0)
     ax.axvspan(1, FAR, color=FAINT, zorder=0)
     for k, f in enumerate(audit.findings):
-        controls = [c for c in f.control.values() if np.isfinite(c)]
-        value = (f.value - max(controls, default=0.0)) / limit(f.name)
+        value = (f.value - f.largest) / limit(f.name)
         color = COLOURS[f.verdict]
         if f.margin is not None:
             low, high = (np.clip(end / limit(f.name), -FAR, FAR) for end in f.margin)

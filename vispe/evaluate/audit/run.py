@@ -98,7 +98,7 @@ def audit(
             for p in passes[1:]
             if measure in p.measures
         }
-        judged = judge(measure.name, own, others, seed)
+        judged = judge(measure.name, own, {v: o for v, o in others.items() if v in measure.controls}, seed)
         findings.append(Finding.of(measure, own, others, judged))
     order = {m.name: k for k, m in enumerate(measures)}
     return Audit(
@@ -132,7 +132,7 @@ def _passes(
     """Return the model's own pass and those of the controls, and why some controls are missing."""
     passes, missing = [Pass("own", host, measures)], {}
     for view in VIEWS:
-        wanting = tuple(m for m in measures if view in m.controls)
+        wanting = tuple(m for m in measures if view in (*m.controls, *m.beside))
         if not wanting or view not in controls:
             continue
         try:

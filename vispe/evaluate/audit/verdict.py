@@ -29,7 +29,7 @@ LIMITS: dict[str, float] = {
     "prior": 0.1,
     "mask": 0.1,
     "shift": 0.05,
-    "turn": 0.1,
+    "turn": 0.15,
     "strips": 0.05,
     "order": 0.1,
     "sides": 0.1,

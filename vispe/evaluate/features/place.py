@@ -42,7 +42,8 @@ class Probe(Measure):
         "Pictures that change smoothly from side to side give place away too, and random weights often keep it."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[View, ...]] = ("random",)
+    controls: ClassVar[tuple[View, ...]] = ("none",)
+    beside: ClassVar[tuple[View, ...]] = ("random",)
 
     def see(self, kept: Kept, seen: Seen) -> None:
         """Probe the input of one layer with one mask."""
@@ -72,7 +73,8 @@ class Probe(Measure):
         low = int((raw < WORST).sum())
         note = f"R² of {low} image(s) lay below -1 and counts as -1." if low else ""
         details = {"unclipped": raw.mean()}
-        control = {"shuffled positions": float(shuffled.mean())}
+        # a probe that always answers with the mean place has 0
+        control = {"mean place": 0.0, "shuffled positions": float(shuffled.mean())}
         return Outcome(clipped.mean(), clipped, layers, control, note=note, details=details)
 
 
