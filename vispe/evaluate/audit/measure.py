@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Family = Literal["attention", "features", "behaviour"]
 View = Literal["random", "shuffled", "noise", "none"]
 
-FAMILIES: tuple[Family, ...] = ("attention", "features", "behaviour")
+FAMILIES: tuple[Family, ...] = ("features", "attention", "behaviour")
 GROUPS = 8
 """Parts into which images are dealt where an interval needs sums without some of them."""
 
