@@ -215,6 +215,13 @@ def test_a_verdict_needs_an_interval_beyond_the_limit(values, control, verdict):
     assert judge("probe", Outcome(np.mean(values), values, control={"c": control}), {}).verdict == verdict
 
 
+def test_without_any_control_nothing_is_decided():
+    judged = judge("spectrum", Outcome(0.9, [0.9] * 6), {})
+    assert judged.verdict == "not decided"
+    assert judged.margin is None
+    assert judged.interval == pytest.approx((0.9, 0.9))
+
+
 def test_controls_of_the_same_images_are_compared_in_pairs():
     noise = np.random.default_rng(0).normal(size=30) * 3
     own, other = Outcome(np.mean(noise) + 1, noise + 1), Outcome(np.mean(noise), noise)

@@ -86,7 +86,9 @@ def judge(name: str, outcome: Outcome, controls: dict[str, Outcome], seed: int =
         drawn = draws(control, seed)
         if np.isfinite(control.value):
             others.append(np.full(DRAWS, control.value) if drawn is None else drawn)
-    margin = ends(values - np.max(others, axis=0)) if others else ends(values)
+    if not others:  # a number alone says nothing
+        return Judged(ends(values), None, "not decided")
+    margin = ends(values - np.max(others, axis=0))
     least = limit(name)
     verdict: Verdict = "yes" if margin[0] > least else "no" if margin[1] < least else "not decided"
     return Judged(ends(values), margin, verdict)

@@ -1,0 +1,104 @@
+"""A planted effect turns the rows that it should and no others; without one no row turns, over many seeds."""
+
+import pytest
+import timm
+import torch
+
+import vispe
+from vispe.backbones.maps import VisionModel
+from vispe.evaluate.audit.host import Host
+from vispe.evaluate.audit.run import audit
+
+PATCH, SIDE = 8, 12
+MIX = torch.randn(32, 3 * PATCH**2, generator=torch.Generator().manual_seed(0)) / 14
+
+
+def row_of(maps):
+    return torch.linspace(-1, 1, maps.shape[-2])[:, None].expand(maps.shape[-2:])
+
+
+def bag(images):
+    """Every patch on its own, without its direction: grey values sorted, then mixed by fixed numbers."""
+    patches = torch.nn.functional.pixel_unshuffle(images, PATCH).unflatten(1, (3, -1)).sort(2).values
+    return torch.einsum("bphw,dp->bdhw", patches.flatten(1, 2), MIX)
+
+
+def place_channels(images):
+    maps = bag(images).clone()
+    maps[:, 5] += 3 * maps.std() * row_of(maps)
+    maps[:, 9] += 2 * maps.std() * row_of(maps.mT).mT
+    return maps
+
+
+def loud_rows(images):
+    # mean colours, which are 0 over all patches
+    maps = torch.einsum("bchw,dc->bdhw", torch.nn.functional.avg_pool2d(images, PATCH), MIX[:, :3])
+    return maps * torch.where(row_of(maps) < -0.4, 5.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    g = torch.Generator().manual_seed(1)
+    # patches of different grey and contrast, without any layout
+    level, contrast = (torch.rand(12, 3, SIDE, SIDE, generator=g) for _ in range(2))
+    level, contrast = (t.repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3) for t in (level, contrast))
+    return 2 * level - 1 + contrast * torch.randn(12, 3, SIDE * PATCH, SIDE * PATCH, generator=g)
+
+
+def yes(f, pictures, **options):
+    found = audit(Host(f, "planted", patch=PATCH, **options), pictures)
+    return {finding.name for finding in found.findings if finding.verdict == "yes"}, found
+
+
+def test_a_bag_of_patches_turns_nothing(pictures):
+    rows, found = yes(bag, pictures)
+    assert rows == set()
+    assert {f.name for f in found.findings} >= {
+        "probe",
+        "pattern",
+        "channels",
+        "neighbours",
+        "shift",
+        "turn",
+        "strips",
+    }
+
+
+def test_channels_that_know_row_and_column(pictures):
+    rows, found = yes(place_channels, pictures)
+    assert rows == {"probe", "pattern", "channels", "neighbours", "shift", "turn"}
+    channels = next(f for f in found.findings if f.name == "channels").outcome.details["by_surface"]
+    assert {(c["channel"], c["kind"]) for c in channels[:2]} == {(5, "row"), (9, "column")}
+
+
+def test_a_descriptor_that_weighs_the_upper_rows(pictures):
+    rows, _ = yes(loud_rows, pictures)
+    # directions stay, so nothing is read and cosines after a shift are 1: the weight alone is found
+    assert rows == {"strips", "turn"}
+
+
+@pytest.mark.parametrize(("prefers_first", "expected"), [(True, {"order"}), (False, set())])
+def test_an_answerer_that_prefers_the_first_picture(pictures, prefers_first, expected):
+    def answers(seen, question, words):
+        liked = seen[0] if prefers_first else torch.stack(list(seen)).mean(0)
+        redness = 200 * float((liked[0] - liked[2]).mean())
+        return torch.tensor([redness, 0.0])
+
+    rows, _ = yes(bag, pictures, answers=answers)
+    assert rows == expected
+
+
+@pytest.mark.slow
+def test_random_weights_without_an_encoding_raise_no_alarm():
+    verdicts = []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = vispe.convert(timm.create_model("test_vit", depth=3), "none").eval()
+        g = torch.Generator().manual_seed(seed)
+        smooth = torch.nn.functional.interpolate(
+            torch.randn(6, 3, 20, 20, generator=g), size=(160, 160), mode="bicubic"
+        )
+        found = audit(Host(VisionModel(model), "random"), smooth, seed=seed)
+        verdicts += [f.verdict for f in found.findings]
+    assert len(verdicts) >= 20 * 10
+    assert verdicts.count("yes") <= 0.05 * len(verdicts)
