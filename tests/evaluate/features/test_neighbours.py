@@ -30,15 +30,15 @@ def test_the_profile_is_that_of_a_loop():
 
 def test_one_causal_average_makes_neighbours_alike_and_a_bidirectional_one_does_not():
     g = torch.Generator().manual_seed(0)
-    curves = []
-    for _ in range(8):
+    curves, plain = [], []
+    for _ in range(16):
         tokens = torch.randn(64, 128, generator=g, dtype=torch.float64)
         causal = tokens.cumsum(0) / torch.arange(1, 65)[:, None]
-        causal = causal / causal.norm(dim=1, keepdim=True)
-        unit = causal
-        gram = unit @ unit.T
-        curves.append([float(gram.diagonal(k).mean()) for k in (1, 2, 8, 32)])
-    assert np.mean(curves, 0).tolist() == pytest.approx([0.97, 0.94, 0.83, 0.53], abs=0.04)
+        curves.append(index(profile(causal, (64,))))
+        plain.append(index(profile(tokens, (64,))))
+    # means of more and more tokens differ little from one to the next
+    assert min(curves) > 0.8
+    assert abs(float(np.mean(plain))) < 0.02
     both = torch.randn(64, 128, generator=g, dtype=torch.float64)
     assert abs(index(profile(both + both.mean(0), (64,)))) < 0.03
 

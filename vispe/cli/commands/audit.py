@@ -21,7 +21,7 @@ def audit(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Tell what positions do to a model: published measurements, each with a control and an interval, on one page.
+    """Say what positions do to a model: measures with controls and intervals, on one page.
 
     Features: can place be read from them, do pictures share a pattern, do few channels carry it? Attention: do heads
     look at places, sinks or bands instead of things? Behaviour: what changes when the same content is shifted, turned

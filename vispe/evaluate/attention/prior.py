@@ -60,7 +60,7 @@ class Prior(Measure):
     name = "prior"
     family = "attention"
     asks = "Are some places looked at more than others when there is nothing to see?"
-    number = "most less least looked at place, in mean attention"
+    number = "attention on the place that gets most minus that on the least, in means over places"
     misleads = (
         "Pictures without content are unlike any other, and attention rests on sinks there; what is looked at need "
         "not be used."

@@ -56,7 +56,7 @@ def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> 
         "lies above the limit, no when it lies below; otherwise the images do not decide."
     )
     quiet = [k for k, row in enumerate(audit.rows()[1:]) if row[-1] != "yes"]
-    words = {f.asks: f"{capital(f.number)}: {number(f.value)}" for f in audit.findings}
+    words = {f.asks: f"{number(f.value)} ({f.number})" for f in audit.findings}
     rows = [[row[0], words.get(row[0], row[1]), *row[2:]] for row in audit.rows()]
     page.table(rows, left=(0, 1, 2, 3, 4), quiet=quiet)
     caption = (

@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy.signal import savgol_filter
 from torch import Tensor
 
 from vispe.errors import OptionError
@@ -52,6 +51,8 @@ def roughness(values: np.ndarray, window: int = 10, polyorder: int = 3) -> float
     """Return the sum of squared second differences of a curve after Savitzky-Golay; infinity for a constant."""
     if values.max() == values.min():
         return float("inf")  # it says nothing, so it never ranks
+    from scipy.signal import savgol_filter
+
     return float((np.diff(savgol_filter(scaled(values), window, polyorder), n=2) ** 2).sum())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +29,7 @@ def rankme(x: Tensor, eps: float = 1e-7) -> float:
     >>> round(rankme(torch.eye(4)), 3)
     4.0
     """
-    values = torch.linalg.svdvals(_matrix(x))
-    return _rankme(values, eps)
+    return _rankme(torch.linalg.svdvals(_matrix(x)), eps)
 
 
 def eigenspectrum(x: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class Spectrum(Measure):
         """Return the mean collapse over images."""
         values = kept.column("collapse")
         names = ("rankme", "alpha", "stable", "stable_centred", "without_outliers")
-        details = {name: float(kept.column(name).mean()) for name in names}
+        details = {name: float(np.nanmean(kept.column(name))) for name in names}
         layers = kept.column("layers").mean(0) if "layers" in kept.records[0] else ()
         details["window"] = kept.records[0]["window"]
         return Outcome(float(values.mean()), values, layers, details=details)
@@ -150,14 +150,13 @@ def _rankme(values: Tensor, eps: float = 1e-7) -> float:
     total = values.sum()
     if float(total) == 0:
         return 1.0  # features that are all 0 have collapsed
-    share = values / total + eps
-    return float((-(share * share.log()).sum()).exp())
+    return float(torch.special.entr(values / total + eps).sum().exp())
 
 
 def _singular(x: Tensor) -> Tensor:
     """Return singular values by the smaller Gram matrix, which is quicker and exact enough for an entropy."""
     x = x if x.shape[0] >= x.shape[1] else x.T
-    return torch.linalg.eigvalsh((x.T @ x).double()).clamp(min=0).sqrt()
+    return torch.linalg.eigvalsh(x.double().T @ x.double()).clamp(min=0).sqrt()
 
 
 def _collapse(x: Tensor) -> float:

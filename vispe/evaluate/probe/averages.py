@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vispe.backbones.batches import FeatureFunction, features_of
 from vispe.errors import InputError, OptionError, ShapeError
+from vispe.evaluate.features.spectrum import rankme
 from vispe.symmetry.d4 import D4, IDENTITY, Element, element
 
 PUBLISHED = (IDENTITY, element("hflip"), element("vflip"), element("rot90"))
@@ -118,12 +119,8 @@ def effective_rank(feats: Tensor) -> float:
     >>> round(effective_rank(torch.eye(3)[:, :, None]), 6)
     3.0
     """
-    values = torch.linalg.svdvals(feats.double().flatten(1))
-    total = float(values.sum())
-    if total == 0:
-        return float("nan")
-    share = values[values > 0] / total
-    return float(torch.exp(-(share * share.log()).sum()))
+    x = feats.flatten(1).T
+    return rankme(x, eps=0.0) if x.any() else float("nan")
 
 
 def mean_cosine(first: Tensor, second: Tensor) -> float:
