@@ -1,0 +1,128 @@
+"""The command: its table, its files, its refusals, and two processes that give what one gives."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vispe.cli.main import main
+
+MODEL = ["audit", "test_vit", "--weights", "random", "--img-size", "128"]
+FEW = ["--only", "probe,heads,shift"]
+
+
+def failed(capsys, *words):
+    assert main([*words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (150, 131), np.uint8)).save(folder / "grey.png")
+    Image.fromarray(rng.integers(0, 255, (128, 190, 3), np.uint8)).save(folder / "colour.png")
+    return folder
+
+
+def test_the_table_has_a_row_for_every_question(capsys):
+    assert main([*MODEL, "--noise", "5", *FEW]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("test_vit (random weights)")
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["question", "number", "95 % interval", "control", "verdict"]
+    assert [row[0] for row in rows[1:]] == [
+        "Can place be read from the features?",
+        "Do heads collapse onto one token?",
+        "Do features change when the same content stands elsewhere?",
+    ]
+    assert {row[-1] for row in rows[1:]} <= {"yes", "no", "not decided"}
+
+
+def test_files_hold_every_image_and_are_not_overwritten(capsys, images, tmp_path):
+    out = tmp_path / "out"
+    words = [*MODEL[:2], str(images), *MODEL[2:], "--noise", "2", "--textures", "1", *FEW, "-o", str(out)]
+    assert main(words) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["audit.png", "report.html", "report.json"]
+    report = json.loads((out / "report.json").read_text())
+    assert report["inputs"] == ["colour.png", "grey.png", "noise 0", "noise 1", "texture 0, random field"]
+    probe = report["findings"][0]
+    assert probe["name"] == "probe"
+    assert len(probe["per_image"]) == 5
+    assert set(probe["control"]) == {"mean place", "shuffled positions", "random", "none"}
+    page = (out / "report.html").read_text()
+    assert "Audit of positions: test_vit (random weights)" in page
+    assert "When a number misleads" in page
+    assert "prefers-color-scheme: dark" in page
+    with Image.open(out / "audit.png") as picture:
+        assert min(picture.size) > 300
+    capsys.readouterr()
+    assert "report.html" in failed(capsys, *words)
+
+
+def test_two_models_are_compared_in_pairs(capsys, tmp_path):
+    out = tmp_path / "out"
+    words = ["audit", "test_vit", "--weights", "random", "--noise", "5", "--only", "shift"]
+    code = tmp_path / "code.py"
+    code.write_text(
+        "import torch\ndef f(x):\n    return torch.nn.functional.avg_pool2d(x, 16)\nf.patch = 16\n"
+    )
+    assert main(["audit", f"{code}:f", *words[4:], "--against", f"{code}:f", "-o", str(out)]) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert report["against"]["differences"]["shift"] == {"difference": 0.0, "interval": [0.0, 0.0]}
+    assert "Against" in (out / "report.html").read_text()
+
+
+def test_refusals(capsys, images):
+    assert "give images, --noise N or --textures N" in failed(capsys, *MODEL)
+    assert "no measure or family 'prove'" in failed(capsys, *MODEL, "--noise", "1", "--only", "prove")
+    assert "There is no control 'nothing'" in failed(capsys, *MODEL, "--noise", "1", "--controls", "nothing")
+    assert "no open_clip" not in failed(capsys, "audit", "no_such_model", "--noise", "1")
+
+
+@pytest.mark.slow
+def test_two_processes_give_what_one_gives(tmp_path):
+    words = [*MODEL, "--noise", "5", "--only", "probe,heads,shift,sides", "-o"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    alone = subprocess.run(
+        [sys.executable, "-m", "vispe", *words, str(tmp_path / "one")],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert alone.returncode == 0, alone.stderr
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        "-m",
+        "vispe",
+    ]
+    both = subprocess.run(
+        [*launch, *words, str(tmp_path / "two")], env=env, capture_output=True, text=True, check=False
+    )
+    assert both.returncode == 0, both.stderr
+    one, two = (json.loads((tmp_path / n / "report.json").read_text()) for n in ("one", "two"))
+    assert same(one, two)
+
+
+def same(a, b):
+    """Equal but for the last digits of sums, which were added in another order."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b if not isinstance(a, float) else a == pytest.approx(b, rel=1e-12, abs=1e-14)
