@@ -279,7 +279,62 @@ def samplers_table(path: Path = ROOT / "eval" / "results" / "extrapolation.json"
     return "\n".join(text)
 
 
+def measures_table() -> str:
+    """Return what an audit asks: one row for each measure, those on the page by default first."""
+    from vispe.evaluate.audit.measure import all_measures
+    from vispe.evaluate.audit.verdict import limit
+
+    rows = ["| name | family | question | number | compared with | limit |", "|---|---|---|---|---|--:|"]
+    for m in sorted(all_measures().values(), key=lambda m: not m.default):
+        compared = ", ".join(m.controls) or "a known number"
+        name = f"`{m.name}`" + ("" if m.default else " (asked by name)")
+        rows.append(f"| {name} | {m.family} | {m.asks} | {m.number} | {compared} | {limit(m.name)} |")
+    return "\n".join(rows)
+
+
+def misleads_list() -> str:
+    """Return when the number of each measure is wrong or harmless."""
+    from vispe.evaluate.audit.measure import all_measures
+
+    return "\n".join(f"- `{m.name}`: {m.misleads}" for m in all_measures().values())
+
+
+def audits_table(path: Path = ROOT / "eval" / "results" / "audit" / "small.json") -> str:
+    """Return the audits of small models: a column for each encoding, a row for each measure."""
+    found = json.loads(path.read_text())["rows"]
+    names = list(next(iter(found.values()))["findings"])
+    rows = [f"| | {' | '.join(f'`{e}`' for e in found)} |", f"|---|{'--:|' * len(found)}"]
+    for name in names:
+        cells = []
+        for audit in found.values():
+            entry = audit["findings"].get(name)
+            shown = "-" if entry is None else f"{entry['value']:.2f}"
+            cells.append(f"**{shown}**" if entry and entry["verdict"] == "yes" else shown)
+        rows.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def against_table(path: Path = ROOT / "eval" / "results" / "audit" / "dinov2.json") -> str:
+    """Return the audit of a pretrained model and of its retrofit, with differences in pairs."""
+    report = json.loads(path.read_text())
+    after = {f["name"]: f for f in report["against"]["audit"]["findings"]}
+    rows = ["| question | before | | after | | difference, 95 % |", "|---|--:|---|--:|---|--:|"]
+    for f in report["findings"]:
+        g, pair = after.get(f["name"]), report["against"]["differences"].get(f["name"])
+        if g is None or pair is None:
+            continue
+        ends = pair["interval"]
+        span = "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
+        cells = [f"{f['value']:.3f}", f["verdict"], f"{g['value']:.3f}", g["verdict"]]
+        rows.append(f"| {f['asks']} | {' | '.join(cells)} | {pair['difference']:.3f}{span} |")
+    return "\n".join(rows)
+
+
 TABLES = {
+    "measures": measures_table,
+    "misleads": misleads_list,
+    "audits": audits_table,
+    "against": against_table,
     "samplers": samplers_table,
     "map": families_map,
     "families": families_table,

@@ -2,9 +2,10 @@
 
     python eval/audit.py small [--encodings learned alibi2d ...]   # trained here, about a minute each
     python eval/audit.py alarms [--seeds 20]                       # random weights without an encoding
-    python eval/audit.py real --weights FILE --retrofit FOLDER --images FOLDER [--img-size 518]
+    vispe audit vit_small_patch14_dinov2 IMAGES --weights FILE --img-size 518 --against RETROFIT -o OUT
+    python eval/audit.py keep --report OUT/report.json             # the numbers of that, without details
 
-Each writes a file into eval/results/audit; `real` a page and a picture as well. Goes on where it was stopped.
+Each writes a file into eval/results/audit. The first two go on where they were stopped.
 """
 
 from __future__ import annotations
@@ -95,18 +96,40 @@ def alarms(seeds: int) -> None:
         print(seed, {n: v for n, v in rows[str(seed)].items() if v != "no"}, summary, flush=True)
 
 
+def keep(report: Path) -> None:
+    """Write what a report of the command says, rounded, with the value of every image and without details."""
+    found = json.loads(report.read_text())
+
+    def short(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                k: short(v) for k, v in value.items() if k not in ("details", "misleads", "control_layers")
+            }
+        if isinstance(value, list):
+            return [short(v) for v in value]
+        return round(value, 4) if isinstance(value, float) else value
+
+    write_json(OUT / "dinov2.json", short(found) | {"environment": environment()}, force=True)
+
+
 def main() -> None:
     """Run one of the three."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("small", "alarms"))
+    parser.add_argument("what", choices=("small", "alarms", "keep"))
+    parser.add_argument("--report", type=Path)
     parser.add_argument("--encodings", nargs="+", default=list(ENCODINGS))
     parser.add_argument("--seeds", type=int, default=20)
     args = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    small(args.encodings) if args.what == "small" else alarms(args.seeds)
+    if args.what == "keep":
+        keep(args.report)
+    elif args.what == "small":
+        small(args.encodings)
+    else:
+        alarms(args.seeds)
     print(f"{time.perf_counter() - start:.0f} s")
 
 
