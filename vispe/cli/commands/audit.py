@@ -71,7 +71,11 @@ def audit(
     built = {"img_size": img_size, "seed": seed, "device": processes.device(device)}
     subject = load_subject(model, pos_embed=pos_embed, weights=weights, **built)
     pictures, names, notes = pictures_of(subject, paths, noise=noise, textures=textures, seed=seed)
-    other = None if against is None else load_subject(against, **built)
+    other = None
+    if against is not None:
+        # a retrofit has the size that it was made for
+        sized = {} if Path(against).is_dir() else {"img_size": img_size}
+        other = load_subject(against, seed=seed, device=built["device"], **sized)
     if other is not None and (other.size, other.channels) != (subject.size, subject.channels):
         raise OptionError(
             f"{against} takes images of {other.size} px and {model} of {subject.size} px, which cannot be compared in "
