@@ -1,8 +1,8 @@
 """What do the units of the MLPs do: are they dead, do they tell the place, do they answer to the patch alone?
 
 A unit is on where its activation is above 0. It is dead if it never is; positional if whether it is on says more about
-the cell of the grid (mutual information) than with places shuffled inside each image; and answers to content alone, like
-a unit of a language model that fires for one n-gram, if what the patch and its left neighbour show explains it.
+the cell of the grid (mutual information) than with places shuffled inside each image; and answers to content alone,
+like a unit of a language model that fires for one n-gram, if what the patch and its left neighbour show explains it.
 """
 
 from __future__ import annotations
