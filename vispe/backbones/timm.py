@@ -1,22 +1,16 @@
-"""timm models by name with their weights, their patch features, and images as they take them."""
+"""timm models by name with their weights, their patch features."""
 
-import warnings
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import timm
 import torch
 from torch import Tensor, nn
 
 from vispe.backbones.hub import cached, check_reach, downloaded, repositories, with_safe
 from vispe.backbones.maps import VisionModel
-from vispe.backbones.tokens import input_settings
 from vispe.backbones.weights import built_with
-from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
-from vispe.images.normalize import normalize
-from vispe.images.read import read_image
+from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
 
 _FILE = "pytorch_model.bin"
 _ELSEWHERE = ("local-dir:", "hf-hub:", "hf_hub:")
@@ -157,47 +151,3 @@ def patch_features(model: nn.Module, images: Tensor) -> Tensor:
     torch.Size([1, 10, 10, 64])
     """
     return VisionModel(model)(images).permute(0, 2, 3, 1).float().cpu()
-
-
-def square_images(pages: np.ndarray, model: nn.Module) -> Tensor:
-    """Return pages as normalised square images for a model, (z, 3, side, side).
-
-    The shorter side is resized to the model's image size (bicubic, antialiased), then the centre is cropped.
-
-    Args:
-        pages: values in [0, 1], (z, h, w, c) with 1 or 3 channels; grey is repeated.
-        model: says size, mean and standard deviation.
-    """
-    if pages.ndim != 4 or pages.shape[3] not in (1, 3):
-        raise ShapeError(
-            f"The model needs pages (z, h, w, c) with 1 or 3 channels, got {pages.shape}; choose channels first."
-        )
-    side, mean, std = input_settings(model)
-    h, w = pages.shape[1:3]
-    crop = min(h, w)
-    top, left = (h - crop) // 2, (w - crop) // 2
-    square = torch.from_numpy(np.ascontiguousarray(pages[:, top : top + crop, left : left + crop])).float()
-    square = square.permute(0, 3, 1, 2).expand(-1, 3, -1, -1)
-    if crop != side:
-        square = nn.functional.interpolate(square, size=(side, side), mode="bicubic", antialias=True)
-    return (square.clamp(0, 1) - mean) / std
-
-
-def read_squares(paths: Iterable[str | Path], model: nn.Module) -> Iterator[Tensor]:
-    """Read image files one by one and yield every page as a normalised square image (3, side, side).
-
-    Intensities are scaled between the 0.5 and 99.5 percentiles of the file; what was noticed while reading is
-    given as a warning.
-    """
-    for path in paths:
-        image = read_image(path)
-        pages, notes = normalize(image)
-        for note in (*image.notes, *notes):
-            warnings.warn(note, stacklevel=2)
-        yield from square_images(pages, model)
-
-
-def noise_images(n: int, model: nn.Module, generator: np.random.Generator) -> Tensor:
-    """Return n normalised images of uniform noise in [0, 1], (n, 3, side, side): they show no place."""
-    side, mean, std = input_settings(model)
-    return (torch.from_numpy(generator.random((n, 3, side, side), dtype=np.float32)) - mean) / std

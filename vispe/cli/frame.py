@@ -5,17 +5,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
 
 from vispe.backbones.device import choose_device
 from vispe.errors import InputError
 from vispe.files import atomic_path, check_writable, write_json
 from vispe.images.find import find_images
 from vispe.report.page import Page
+
+if TYPE_CHECKING:
+    from vispe.evaluate.subject import Subject
 
 
 class Output:
@@ -96,25 +98,24 @@ def versions() -> dict[str, str]:
 def load(
     model: str, pos_embed: str | None, weights: str | None, img_size: int | None, device: str, seed: int,
     **inputs: Any,
-) -> tuple[nn.Module, str, dict[str, Any]]:  # fmt: skip
-    """Return a model on its device, its name in words, and the entries with which its report begins.
+) -> tuple["Subject", dict[str, Any]]:  # fmt: skip
+    """Return what is measured, as `load_subject` finds it, and the entries with which its report begins.
 
     Args:
-        model: timm model name, or open_clip:NAME/TAG.
-        pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file or 'random'; None for the pretrained ones.
-        img_size: side of the images in pixels.
+        model: as users write it.
+        pos_embed: of `load_subject`, as the rest.
+        weights: likewise.
+        img_size: likewise.
         device: 'auto', 'cpu', 'cuda', 'cuda:1' ...
         seed: of random weights.
         **inputs: further entries, such as the names of the images.
     """
-    from vispe.backbones.open_clip import load_model
+    from vispe.evaluate.subject import load_subject
 
     place = choose_device(device)
-    net = load_model(model, pos_embed=pos_embed, weights=weights, img_size=img_size, seed=seed).to(place)
-    title = (f"{model} + {pos_embed}" if pos_embed else model) + " (random weights)" * (weights == "random")
+    built = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "seed": seed, "device": place}
     entries = {"model": model, "pos_embed": pos_embed, "weights": weights or "pretrained", **inputs}
-    return net, title, entries | {"seed": seed, "device": place, "versions": versions()}
+    return load_subject(model, **built), entries | {"seed": seed, "device": place, "versions": versions()}
 
 
 def section(title: str, result: Any) -> str:

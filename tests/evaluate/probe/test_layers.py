@@ -9,13 +9,12 @@ import torch
 
 import vispe
 from vispe.backbones.maps import ModelFeatures
-from vispe.backbones.timm import load_backbone
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.probe.fit import Fit, channel_r2, channels_r2, fit_probe
 from vispe.evaluate.probe.layers import probe_layers
 from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.ramps import ramp
-from vispe.evaluate.probe.sources import black_image, feature_function, patch_pixels, texture_images
+from vispe.evaluate.probe.sources import black_image, feature_function, patch_pixels
 from vispe.evaluate.probe.trials import POSITIONS, Trials, follower, mixed
 
 
@@ -208,18 +207,6 @@ def test_black_is_what_the_model_gets_for_black(learned):
     torch.testing.assert_close(black_image(learned).flatten(), expected)
     torch.testing.assert_close(black_image(ModelFeatures(learned)).flatten(), expected)
     assert black_image(lambda x: x) is None
-
-
-def test_textures_are_homogeneous_differ_and_follow_the_seed():
-    model = load_backbone("test_vit", weights="random", img_size=64)
-    one, two, other = (list(texture_images(n, model, seed)) for n, seed in ((4, 0), (4, 0), (1, 1)))
-    assert [tuple(image.shape) for image in one] == [(3, 64, 64)] * 4
-    for k in range(4):
-        assert torch.equal(one[k], two[k])
-        assert all(not torch.equal(one[k], one[j]) for j in range(k))
-    assert not torch.equal(one[0], other[0])
-    black = black_image(model)
-    assert all((image >= black - 1e-5).all() for image in one)
 
 
 def test_layers_as_json_and_markdown_hold_every_value(learned):

@@ -10,7 +10,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score as sklearn_r2
 from sklearn.preprocessing import StandardScaler
 
-from vispe.backbones.timm import input_settings, load_backbone, noise_images, patch_features, square_images
+from vispe.backbones.timm import load_backbone, patch_features
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
 from vispe.evaluate.probe.fit import Fit, channel_r2, fit_probe, r2_score
 from vispe.evaluate.probe.positional import positional_probe
@@ -328,7 +328,7 @@ def model():
 
 
 def test_patch_features_of_a_model_leave_out_the_class_token(model):
-    images = noise_images(2, model, rng())
+    images = torch.from_numpy(rng().random((2, 3, 64, 64), np.float32))
     maps = patch_features(model, images)
     assert maps.shape == (2, 4, 4, 64)
     tokens = model.forward_features(images)[:, 1:].detach()
@@ -336,7 +336,7 @@ def test_patch_features_of_a_model_leave_out_the_class_token(model):
 
 
 def test_probe_of_a_model_equals_probe_of_its_features(model):
-    images = noise_images(2, model, rng())
+    images = torch.from_numpy(rng().random((2, 3, 64, 64), np.float32))
     one = positional_probe(model, images, step=2)
     two = positional_probe(patch_features(model, images), step=2)
     for a, b in zip(one.rows, two.rows, strict=True):
@@ -407,29 +407,6 @@ def test_missing_weights_without_network_end_quickly(monkeypatch, tmp_path):
         InputError, match=r"not on this disk and .* cannot be reached .no route to host.; .* --weights random"
     ):
         load_backbone("vit_tiny_patch16_224")
-
-
-def test_square_images_crop_the_centre_and_normalise(model):
-    side, mean, std = input_settings(model)
-    assert side == 64
-    pages = np.zeros((2, 64, 100, 1), np.float32)
-    pages[:, :, 18:82] = 1
-    images = square_images(pages, model)
-    assert images.shape == (2, 3, 64, 64)
-    torch.testing.assert_close(images, ((torch.ones(2, 3, 64, 64) - mean) / std))
-    small = square_images(rng().random((1, 30, 31, 3), dtype=np.float32), model)
-    assert small.shape == (1, 3, 64, 64)
-    with pytest.raises(ShapeError, match="1 or 3 channels"):
-        square_images(np.zeros((1, 8, 8, 2)), model)
-
-
-def test_noise_images_follow_the_generator(model):
-    one, two = (noise_images(2, model, rng(4)) for _ in range(2))
-    assert torch.equal(one, two)
-    _, mean, std = input_settings(model)
-    raw = one * std + mean
-    assert 0 <= raw.min() < 0.01
-    assert 0.99 < raw.max() <= 1
 
 
 def test_picture_of_a_probe_holds_the_verdict_and_every_score(tmp_path):

@@ -30,8 +30,8 @@ def audit(
     model's size. A run that was killed goes on from its folder.
 
     Args:
-        model: timm model name, open_clip:NAME/TAG, folder of a retrofit or of a transformers model, saved segmenter
-            (.vispe), or a Python callable, package.module:name or file.py:name.
+        model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
+            segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image. 5 or more give intervals.
         out: folder for report.html, report.json and audit.png; without it only the table is printed.
         noise: number of images of uniform noise beside them.

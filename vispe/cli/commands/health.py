@@ -29,7 +29,8 @@ def health(
     cropped to the centre square and resized to the model's size. Memory does not grow with their number.
 
     Args:
-        model: timm model name, or open_clip:NAME/TAG (without a tag with weights).
+        model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
+            segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html, report.json and heads.png; without it only the table is printed.
         pos_embed: positional encoding that replaces the model's own.
@@ -47,23 +48,29 @@ def health(
         vispe health vit_base_patch16_224 --noise 8 --json
         vispe health vit_tiny_patch16_224 --noise 2 --weights random --pos-embed alibi2d.geometric
     """
-    import numpy as np
+    import warnings
 
-    from vispe.backbones.timm import noise_images, read_squares
     from vispe.cli.frame import Output, find, load, progress, section
-    from vispe.errors import OptionError
+    from vispe.errors import OptionError, UnsupportedHost
     from vispe.evaluate.attention.head_plots import health_page, plot_health
     from vispe.evaluate.attention.heads import head_health
+    from vispe.evaluate.audit.host import host_of
+    from vispe.evaluate.audit.pictures import pictures_of
 
     if bool(images) == (noise > 0):
         raise OptionError("health needs something to look at: give either images or --noise N.")
     paths = find(images)
     output = Output(out, ["report.html", "heads.png", "report.json"], force, paths)
     files = [str(path) for path in paths]
-    net, name, entries = load(model, pos_embed, weights, img_size, device, seed, inputs=files, noise=noise)
-    pictures = read_squares(paths, net) if paths else noise_images(noise, net, np.random.default_rng(seed))
+    subject, entries = load(model, pos_embed, weights, img_size, device, seed, inputs=files, noise=noise)
+    name, host = subject.title, host_of(subject)
+    if host.model is None or "attention" not in host.can:
+        raise UnsupportedHost(f"{name} shows health no attention: {host.why['attention']}.")
+    pictures, _, remarks = pictures_of(subject, paths, noise=noise, seed=seed)
     with progress() as bar:
-        result = head_health(net, bar.track(pictures, description="looking at heads"), batch=batch)
+        result = head_health(host.model, bar.track(pictures, description="looking at heads"), batch=batch)
+    for remark in remarks:
+        warnings.warn(remark, stacklevel=1)
     title = f"{name}, {result.images} {'noise ' * (not paths)}image{'s' * (result.images > 1)}"
     report = entries | result.to_dict()
 

@@ -41,7 +41,8 @@ def probe(
     positions in random order and random numbers, which must not be readable.
 
     Args:
-        model: timm model name, or open_clip:NAME/TAG (without a tag with weights).
+        model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
+            segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html, report.json and probe.png; without it only the tables are printed.
         pos_embed: positional encoding that replaces the model's own.
@@ -80,11 +81,12 @@ def probe(
     pictures = {s: f"probe_{s}.png" if k else "probe.png" for k, s in enumerate(sources)}
     output = Output(out, [*pictures.values(), "report.json", "report.html"], force, paths)
     files = [str(path) for path in paths]
-    net, name, entries = load(model, pos_embed, weights, img_size, device, seed, images=files)
+    subject, entries = load(model, pos_embed, weights, img_size, device, seed, images=files)
+    name = subject.title
     with progress() as bar:
         results = {
             source: probe_source(
-                net, source, what, question, lambda rows, words: bar.track(rows, description=words)
+                subject, source, what, question, lambda rows, words: bar.track(rows, description=words)
             )
             for source, what in sources.items()
         }

@@ -48,8 +48,8 @@ def rotate(
     finds the same numbers.
 
     Args:
-        model: what to measure: a timm model (vit_small_patch14_dinov2); an open_clip model
-            (open_clip:ViT-B-32/TAG); model.vispe of vispe segment; or a Python function (folder/file.py:name).
+        model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
+            segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image.
         out: folder for report.html and report.json; without it only the table is printed.
         masks: files with the true classes, matched to the images by name (a.png with a.png or a_mask.png) or else by

@@ -1,22 +1,25 @@
 """One kind of pictures through all questions of the probe: final features, every block, remedies."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
-from vispe.backbones.timm import noise_images, read_squares
-from vispe.errors import OptionError
+from vispe.backbones.maps import VisionModel
+from vispe.errors import OptionError, UnsupportedHost
+from vispe.evaluate.audit.host import host_of
+from vispe.evaluate.audit.pictures import pictures_of
 from vispe.evaluate.probe.fit import Regressor
 from vispe.evaluate.probe.layers import probe_layers
 from vispe.evaluate.probe.pictures.page import SourceProbe
 from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.ramps import TARGETS
 from vispe.evaluate.probe.remedies import probe_baselines
-from vispe.evaluate.probe.sources import texture_images
 from vispe.evaluate.probe.trials import POSITIONS
+from vispe.evaluate.subject import Subject
 
 _CHOSEN_ON = 4  # noise images, where a single picture leaves no other ones to choose channels on
 
@@ -70,12 +73,8 @@ def asked_sources(
     return {source: what for source, what in counts.items() if what}
 
 
-class Again:
-    """Pictures that are made anew whenever they are gone through.
-
-    Args:
-        make: called without arguments, gives the pictures.
-    """
+class _Again:
+    """Pictures that are shown anew whenever they are gone through."""
 
     def __init__(self, make: Callable[[], Iterable[Tensor]]) -> None:
         self.make = make
@@ -85,42 +84,46 @@ class Again:
 
 
 def probe_source(
-    model: nn.Module,
+    subject: Subject,
     source: str,
     what: Sequence[str | Path] | int,
     question: Question,
     shown: Callable[[Iterable[Tensor], str], Iterable[Tensor]] = lambda pictures, words: pictures,
 ) -> SourceProbe:
-    """Put all questions to a model on one kind of pictures.
+    """Put all questions to a subject on one kind of pictures; what was noticed in files is given as warnings.
 
     Args:
-        model: a timm model in evaluation mode.
+        subject: a model, a function of images, or a segmenter, whose class probabilities are the features.
         source: 'images', 'noise' or 'textures'.
         what: the files of images, or the number of pictures.
         question: what is asked.
         shown: called with the pictures that are gone through and words, returns the pictures: for a progress bar.
+
+    Raises:
+        UnsupportedHost: blocks are asked of what has none.
     """
-    rng = np.random.default_rng(question.seed)
-    if source == "noise":
-        pictures = noise_images(what, model, rng)
-    elif source == "images":
-        pictures = Again(lambda: read_squares(what, model))
-    else:
-        pictures = Again(lambda: texture_images(what, model, question.seed))
+    host, seed = host_of(subject), question.seed
+    if question.layers and not isinstance(host.f, VisionModel):
+        raise UnsupportedHost(f"{host.title} shows no blocks, only final features; add --no-layers.")
+    paths, made = (what, {}) if source == "images" else ((), {source: what})
+    pictures, _, notes = pictures_of(subject, paths, **made, seed=seed)
     fit = {"step": question.step, "masks_per_image": question.masks}
-    fit |= {"regressor": question.regressor, "alpha": question.alpha}
-    headline = question.target
+    fit |= {"regressor": question.regressor, "alpha": question.alpha, "generator": seed}
     looked_at = shown(pictures, f"probing {source}")
-    probe = positional_probe(model, looked_at, targets=(headline, *TARGETS), generator=rng, **fit)
+    probe = positional_probe(host.f, looked_at, targets=(question.target, *TARGETS), **fit)
     layers = baselines = None
-    fit |= {"targets": (headline, *POSITIONS), "generator": question.seed}
+    fit |= {"targets": (question.target, *POSITIONS)}
     if question.layers:
-        layers = probe_layers(model, shown(pictures, f"probing {source} after every block"), **fit)
+        layers = probe_layers(host.f, shown(pictures, f"probing {source} after every block"), **fit)
     if question.baselines:
         blank = 4 if question.blank is None else question.blank
         single = probe.n_images == 1 and isinstance(blank, int)
-        generator = np.random.default_rng([question.seed, 1])
-        others = noise_images(_CHOSEN_ON, model, generator) if single else None
-        each = Again(lambda: shown(pictures, f"remedies on {source}"))
-        baselines = probe_baselines(model, each, blank=blank, choose_on=others, shifts=question.shifts, **fit)
+        # other noise than what may be probed
+        others = pictures_of(subject, (), noise=_CHOSEN_ON, seed=seed + 1)[0] if single else None
+        black = subject.tensor(np.zeros((1, 1, 1), np.float32))
+        fit |= {"blank": blank, "choose_on": others, "black": black, "patch": host.patch}
+        each = _Again(lambda: shown(pictures, f"remedies on {source}"))
+        baselines = probe_baselines(host.f, each, shifts=question.shifts, **fit)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
     return SourceProbe(probe, layers, baselines)

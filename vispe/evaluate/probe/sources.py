@@ -1,4 +1,4 @@
-"""What a positional probe looks at: feature maps of a model, of a function or as given, and pictures of no place."""
+"""What a positional probe looks at: feature maps of a model, of a function or as given."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,7 +11,6 @@ from vispe.backbones.maps import VisionModel
 from vispe.backbones.tokens import image_tower, input_settings
 from vispe.errors import OptionError
 from vispe.evaluate.probe.fit import Features, to_numpy
-from vispe.images.textures import disc_packing, random_field, voronoi
 
 Source = nn.Module | Callable[[Tensor], Tensor] | Iterable[Features]
 """A model, a feature function (b, c, H, W) -> (b, d, h, w), or features (h, w, C) of each image."""
@@ -77,21 +76,3 @@ def black_image(source: Any) -> Tensor | None:
         return None
     _, mean, std = input_settings(model)
     return -mean / std
-
-
-def texture_images(n: int, model: nn.Module, seed: int = 0) -> Iterator[Tensor]:
-    """Yield n normalised pictures of homogeneous isotropic textures, (3, side, side): they show no place.
-
-    Random fields, discs in a matrix and grains take turns, of `vispe.images.textures`; every picture is another
-    sample.
-
-    Args:
-        n: number of pictures.
-        model: a timm model, whose image size and normalisation are used.
-        seed: of the samples.
-    """
-    side, mean, std = input_settings(model)
-    kinds = (random_field, disc_packing, voronoi)
-    for k in range(n):
-        image, _ = kinds[k % len(kinds)](np.random.default_rng([seed, k])).render(side)
-        yield (image.clamp(0, 1) - mean) / std

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.maps import ModelFeatures
+from vispe.backbones.tokens import input_settings
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.plan import fitted_image
 from vispe.images.textures import disc_packing, random_field, voronoi
@@ -41,8 +42,6 @@ class Settings:
         Raises:
             OptionError: a function, of which they are not known.
         """
-        from vispe.backbones.timm import input_settings
-
         model = model.model if isinstance(model, ModelFeatures) else model
         tower = getattr(model, "visual", model)
         patch = ModelFeatures(tower).patch if isinstance(tower, nn.Module) else None
@@ -50,13 +49,6 @@ class Settings:
             raise OptionError(
                 "Patch, size and normalisation are known for models of timm and open_clip only; give settings=."
             )
-        if hasattr(tower, "image_mean"):  # open_clip
-            size = tower.image_size if isinstance(tower.image_size, int) else tower.image_size[0]
-            mean, std = (
-                torch.tensor(v, dtype=torch.float32)[:, None, None]
-                for v in (tower.image_mean, tower.image_std)
-            )
-            return cls(patch, int(size), mean, std)
         return cls(patch, *input_settings(tower))
 
     def normalized(self, image: Tensor) -> Tensor:

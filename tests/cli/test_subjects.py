@@ -1,0 +1,111 @@
+"""Probe, health, rotate and audit take the same subjects in the same words, and refuse what one cannot answer."""
+
+import json
+
+import pytest
+import torch
+
+from vispe.cli.commands import audit, health, probe, rotate
+from vispe.cli.main import main
+from vispe.evaluate import subject
+from vispe.evaluate.subject import Subject
+
+CALLABLE = """
+import torch
+from vispe import Attention
+from vispe.grid import Grid
+
+def flat(images):
+    return images[:, :, ::8, ::8]
+
+flat.patch = 8
+
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patch_size, self.attn = 8, Attention(3, 1)
+
+    def forward(self, images):
+        tokens = images[:, :, ::8, ::8]
+        grid = Grid(tokens.shape[-2:])
+        return self.attn(tokens.flatten(2).mT, grid).mT.unflatten(2, grid.shape)
+
+own = Own()
+"""
+PROBE = ("--noise", "1", "--step", "3", "--masks", "1", "--json")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(CALLABLE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def report(capsys, *words):
+    assert main(list(words)) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *words):
+    assert main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err
+
+
+def test_commands_name_subjects_alike():
+    texts = set()
+    for command in (probe.probe, health.health, rotate.rotate, audit.audit):
+        lines = command.__doc__.split("        model: ")[1].split("        images:")[0]
+        texts.add(" ".join(lines.split()))
+    (text,) = texts
+    assert all(word in text for word in ("timm", "open_clip:", "hf:", "retrofit", ".vispe", "file.py:name"))
+
+
+def test_functions_are_probed_in_final_features(folder, capsys):
+    found = report(capsys, "probe", "mine.py:flat", *PROBE, "--no-layers", "--baselines", "--shifts", "1")
+    rows = found["results"]["noise"]["baselines"]["rows"]
+    assert [row["key"] for row in rows] == ["none", "blank", "svd", "published_average", "d4_average"]
+    assert "shows no blocks, only final features; add --no-layers" in refused(
+        capsys, "probe", "mine.py:flat", *PROBE
+    )
+    assert "--weights has no effect on mine.py:flat" in refused(
+        capsys, "probe", "mine.py:flat", *PROBE, "--weights", "random"
+    )
+
+
+def test_heads_of_own_modules_are_seen_and_functions_have_none(folder, capsys):
+    found = report(capsys, "health", "mine.py:own", "--noise", "1", "--json")
+    assert found["layers"] == ["attn"]
+    error = refused(capsys, "health", "mine.py:flat", "--noise", "1")
+    assert "mine.py:flat shows health no attention: it is a function of images" in error
+
+
+def test_transformers_are_probed_and_seen(folder, capsys):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.CLIPVisionConfig(**sizes, image_size=48, patch_size=8)
+    transformers.CLIPVisionModel._from_config(config).save_pretrained(folder / "clip")
+    (folder / "clip" / "preprocessor_config.json").write_text(
+        '{"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}'
+    )
+    capsys.readouterr()
+    assert len(report(capsys, "probe", "hf:clip", *PROBE)["results"]["noise"]["layers"]["blocks"]) == 2
+    assert len(report(capsys, "health", "hf:clip", "--noise", "1", "--json")["layers"]) == 2
+
+
+def test_saved_segmenters_are_probed_by_probabilities(capsys, monkeypatch):
+    class Halves:
+        def __call__(self, image):
+            raise AssertionError("labels are not needed")
+
+        def probabilities(self, image):
+            side = torch.linspace(0, 1, image.shape[-1]).expand(image.shape[-2:])
+            return torch.stack([side, 1 - side])
+
+    saved = Subject("seg.vispe", segmenter=Halves(), size=48, names=("left", "right"))
+    monkeypatch.setattr(subject, "_saved", lambda *words: saved)
+    found = report(capsys, "probe", "seg.vispe", *PROBE, "--no-layers", "--target", "lr")
+    assert found["results"]["noise"]["rows"][0]["r2_heldout"]["median"] > 0.99
+    assert "seg.vispe shows health no attention" in refused(capsys, "health", "seg.vispe", "--noise", "1")
