@@ -6,7 +6,7 @@ import torch
 from vispe.backbones.attention import attention_layers, attention_map, watch
 from vispe.backbones.folders.transformers_model import TransformersModel
 from vispe.backbones.maps import VisionModel, random_twin
-from vispe.errors import InputError
+from vispe.errors import InputError, UnsupportedHost
 from vispe.evaluate.audit.host import host_of
 from vispe.evaluate.subject import load_subject
 
@@ -91,3 +91,49 @@ def test_a_folder_is_a_subject_and_a_host(tmp_path):
     bare.watch(images, seen.append)
     assert not torch.equal(bare.maps(images), host.maps(images))
     assert [s.grid.shape for s in seen] == [(4, 4)] * 2
+
+
+TEXT = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+TEXT |= {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 50}
+COLOURS = '{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}'
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_vision_language_model_gives_its_tower(inside, tmp_path):
+    tower = {"model_type": "clip_vision_model", **SIZES, "image_size": 32, "patch_size": 8}
+    config = transformers.LlavaConfig(text_config=TEXT, vision_config=tower, image_token_id=49)
+    net = transformers.LlavaForConditionalGeneration(config).eval()
+    net.save_pretrained(tmp_path)
+    # processors of text and images are saved in one file, or apart
+    if inside:
+        (tmp_path / "processor_config.json").write_text(f'{{"image_processor": {COLOURS}}}')
+    else:
+        (tmp_path / "preprocessor_config.json").write_text(COLOURS)
+    subject, images, seen = load_subject(f"hf:{tmp_path}", device="cpu"), torch.rand(1, 3, 32, 32), []
+    host = host_of(subject)
+    own = net.model.vision_tower(images).last_hidden_state[:, 1:]
+    torch.testing.assert_close(host.maps(images), own.mT.unflatten(2, (4, 4)).detach())
+    assert torch.equal(host_of(net).maps(images), host.maps(images))
+    assert torch.allclose(subject.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
+    host.watch(images, seen.append)
+    assert [s.grid.shape for s in seen] == [(4, 4)] * 2
+
+
+def test_towers_without_a_convolution_for_patches_and_texts_are_refused(tmp_path):
+    visual = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 4}
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+    text = {**TEXT, "model_type": "qwen2_vl_text", "rope_parameters": rope}
+    config = transformers.Qwen2VLConfig(text_config=text, vision_config=visual)
+    llama = transformers.LlamaConfig(**{k: v for k, v in TEXT.items() if k != "model_type"})
+    nets = {
+        "qwen": transformers.Qwen2VLForConditionalGeneration(config),
+        "llama": transformers.LlamaModel(llama),
+    }
+    for name, net in nets.items():
+        net.save_pretrained(tmp_path / name)
+        (tmp_path / name / "preprocessor_config.json").write_text(COLOURS)
+        with pytest.raises(
+            UnsupportedHost, match=r"has no image tower with blocks, one convolution"
+        ) as error:
+            load_subject(f"hf:{tmp_path / name}", device="cpu")
+        assert str(error.value).count("\n") == 0

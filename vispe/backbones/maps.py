@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vispe.backbones.folders.transformers_model import draw_again, of_transformers
 from vispe.backbones.tokens import (
     blocks_of,
     has_class_token,
@@ -247,7 +248,9 @@ def random_twin(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[st
         for module in twin.modules():
             if callable(getattr(module, "reset_parameters", None)):
                 module.reset_parameters()
-        if callable(getattr(twin, "init_weights", None)):
+        if of_transformers(twin):
+            draw_again(twin)
+        elif callable(getattr(twin, "init_weights", None)):
             twin.init_weights()
         for name, p in twin.named_parameters():
             tables = ("pos_embed", "_token", "positional_embedding", "class_embedding")

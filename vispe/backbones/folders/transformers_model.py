@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vispe.errors import InputError, UnsupportedHost, require
 
 PREFIX = "hf:"
+_PREPARING = ("preprocessor_config.json", "processor_config.json")
 _TOWERS = ("vision_tower", "vision_model", "visual")
 _BLOCKS = ("layers", "layer", "encoder.layers", "encoder.layer", "model.layer", "model.layers")
 
@@ -24,6 +25,26 @@ def of_transformers(model: object) -> bool:
         (c.__module__, c.__name__) == ("transformers.modeling_utils", "PreTrainedModel")
         for c in type(model).__mro__
     )
+
+
+def reads_words(model: object) -> bool:
+    """Return whether a model is a causal language model of transformers, whose input are ids of tokens."""
+    if not of_transformers(model) or not isinstance(model.get_input_embeddings(), nn.Embedding):
+        return False
+    causal = [m.is_causal for m in model.modules() if isinstance(getattr(m, "is_causal", None), bool)]
+    towers = [
+        part for part in (model, getattr(model, "model", None)) for key in _TOWERS if hasattr(part, key)
+    ]
+    return bool(causal) and all(causal) and not towers
+
+
+def draw_again(net: nn.Module) -> None:
+    """Draw all weights of a model of transformers, as it does for a new one."""
+    # what was loaded is marked, and marked weights would stay
+    for part in (*net.modules(), *net.parameters(), *net.buffers()):
+        if hasattr(part, "_is_hf_initialized"):
+            del part._is_hf_initialized
+    net.init_weights()
 
 
 def run(net: nn.Module, inputs: Tensor) -> Any:
@@ -91,11 +112,7 @@ class TransformersModel(nn.Module):
 
     def init_weights(self) -> None:
         """Draw all weights again, as transformers does for a new model."""
-        # what was loaded is marked, and marked weights would stay
-        for part in (*self.net.modules(), *self.net.parameters(), *self.net.buffers()):
-            if hasattr(part, "_is_hf_initialized"):
-                del part._is_hf_initialized
-        self.net.init_weights()
+        draw_again(self.net)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (b, 3, H, W) -> tokens (b, n, d), prefix tokens first."""
@@ -163,13 +180,15 @@ def load_transformers(text: str) -> TransformersModel:
     from transformers import AutoModel
 
     name = text.removeprefix(PREFIX)
-    if Path(name).is_dir():
-        colours = _colours(Path(name) / "preprocessor_config.json", text)
-    else:
+    folder = Path(name)
+    if not folder.is_dir():
         from transformers.utils.hub import cached_file
 
-        found = cached_file(name, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
-        colours = _colours(Path(found or ""), text)
+        quiet = {"_raise_exceptions_for_missing_entries": False}
+        folder = Path(
+            next((found for file in _PREPARING if (found := cached_file(name, file, **quiet))), "")
+        ).parent
+    colours = _colours(folder, text)
     try:
         model = AutoModel.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
@@ -179,14 +198,17 @@ def load_transformers(text: str) -> TransformersModel:
     return TransformersModel(model, *colours).eval()
 
 
-def _colours(file: Path, text: str) -> tuple[Any, Any]:
-    if not file.is_file():
+def _colours(folder: Path, text: str) -> tuple[Any, Any]:
+    file = next((folder / name for name in _PREPARING if (folder / name).is_file()), None)
+    if file is None:
         raise InputError(
-            f"{text} has no preprocessor_config.json, which says how images are normalised; save its image processor "
+            f"{text} has no {' or '.join(_PREPARING)}, which says how images are normalised; save its image processor "
             "into the folder."
         )
     known = json.loads(file.read_text(encoding="utf-8"))
-    if len(known.get("image_mean", ())) != 3 or len(known.get("image_std", ())) != 3:
+    # processors of text and images keep the latter apart
+    known = known.get("image_processor", known)
+    if len(known.get("image_mean") or ()) != 3 or len(known.get("image_std") or ()) != 3:
         raise InputError(f"{file} has no image_mean and image_std of three channels; add them.")
     return known["image_mean"], known["image_std"]
 

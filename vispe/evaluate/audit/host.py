@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from vispe.backbones.attention import Seen, attention_layers, watch
 from vispe.backbones.batches import labels_of
 from vispe.backbones.callables import D4Segmenter
-from vispe.backbones.folders.transformers_model import TransformersModel, of_transformers
+from vispe.backbones.folders.transformers_model import TransformersModel, of_transformers, reads_words
 from vispe.backbones.maps import VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens, image_tower
-from vispe.errors import OptionError, UnsupportedHost
+from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.subject import Subject
 
 Need = Literal["attention", "maps", "pooled", "answers", "causal"]
@@ -40,7 +40,8 @@ class Host:
     """A model, and what measures may ask of it.
 
     Args:
-        f: images (b, c, H, W) -> maps (b, d, h, w); a `VisionModel` shows its layers as well.
+        f: images (b, c, H, W) -> maps (b, d, h, w); a `VisionModel` shows its layers as well. Or a causal language
+            model of transformers, whose images are texts: ids of tokens int64 (b, 1, 1, n), one row of pixels.
         title: in words.
         answers: how it answers questions, where it can.
         patch: side of a patch in pixels, where `f` does not say it.
@@ -48,6 +49,7 @@ class Host:
     Attributes:
         can: what it gives: any of 'maps', 'pooled', 'attention', 'answers', 'causal'.
         why: for what it does not give, the reason in a sentence.
+        same: names of parameters that a twin with random weights has in common with the model; others have none.
 
     >>> import timm
     >>> host = Host(VisionModel(timm.create_model("test_vit").eval()), "test_vit")
@@ -66,13 +68,15 @@ class Host:
         self.f, self.title, self.answers = f, title, answers
         self.patch = patch or getattr(f, "patch", None)
         self.model = f.model if isinstance(f, VisionModel) else f if isinstance(f, nn.Module) else None
-        self.can: set[str] = {"maps", "pooled"}
-        self.why: dict[str, str] = {}
+        self._words = reads_words(self.model)
+        self.same: tuple[str, ...] = ()
+        self.can: set[str] = {"causal"} if self._words else {"maps", "pooled"}
+        no_maps = dict.fromkeys(("maps", "pooled"), "it reads ids of tokens and makes no maps of images")
+        self.why = no_maps if self._words else {"causal": "its attention is not causal"}
         if answers is not None:
             self.can.add("answers")
         else:
             self.why["answers"] = "it answers no questions"
-        self.why["causal"] = "its attention is not causal"
         try:
             if self.model is None:
                 raise UnsupportedHost("it is a function of images, whose attention cannot be read")
@@ -90,6 +94,8 @@ class Host:
     @torch.no_grad()
     def maps(self, images: Tensor) -> Tensor:
         """Return the final features (b, d, h, w) float32 on the CPU of images (b, c, H, W)."""
+        if "maps" in self.why:
+            raise UnsupportedHost(f"{self.title} has no maps: {self.why['maps']}.")
         return self.f(images.to(self.device)).float().cpu()
 
     @torch.no_grad()
@@ -102,19 +108,39 @@ class Host:
         return maps, maps.mean((2, 3)) if token is None else token.float().cpu()
 
     def watch(self, images: Tensor, on_layer: Callable[[Seen], None]) -> None:
-        """Call `on_layer` for every attention layer while images pass, as `vispe.backbones.attention.watch` does."""
-        assert self.model is not None
-        watch(self.model, images.to(self.device), on_layer)
+        """Call `on_layer` for every attention layer while images pass, as `vispe.backbones.attention.watch` does.
+
+        Raises:
+            UnsupportedHost: its attention cannot be read.
+            ShapeError: a language model got something else than ids that it knows, (b, n) or (b, 1, 1, n).
+        """
+        if self.model is None or "attention" not in self.can:
+            raise UnsupportedHost(f"{self.title} shows no attention: {self.why['attention']}.")
+        watch(self.model, (self._ids(images) if self._words else images).to(self.device), on_layer)
+
+    def _ids(self, images: Tensor) -> Tensor:
+        """Return ids of tokens (b, n) as the runner gives them, as images of one row."""
+        count = self.model.get_input_embeddings().num_embeddings
+        row = images.ndim == 2 or (images.ndim == 4 and images.shape[1:3] == (1, 1))
+        if images.dtype != torch.int64 or not row or not (images.min() >= 0 and images.max() < count):
+            raise ShapeError(
+                f"{self.title} reads ids of tokens, int64 (b, 1, 1, n) from 0 to {count - 1}, got {images.dtype} "
+                f"{tuple(images.shape)} from {images.min():g} to {images.max():g}; give those of its tokenizer."
+            )
+        return images.flatten(1)
 
     def twin(self, seed: int = 0) -> Host:
-        """Return the same architecture with random weights.
+        """Return the same architecture with random weights; `same` names parameters that nothing drew again.
 
         Raises:
             UnsupportedHost: it is no model whose weights could be drawn again.
         """
         if self.model is None:
             raise UnsupportedHost("it is a function of images, of which there is no twin with random weights")
-        return self._of(random_twin(self.model, seed)[0], f"{self.title} (random weights)")
+        model, same = random_twin(self.model, seed)
+        twin = self._of(model, f"{self.title} (random weights)")
+        twin.same = tuple(same)
+        return twin
 
     def without(self) -> Host:
         """Return the same weights without a positional encoding.
@@ -124,6 +150,8 @@ class Host:
         """
         if self.model is None:
             raise UnsupportedHost("it is a function of images, whose encoding cannot be taken away")
+        if self._words:
+            raise UnsupportedHost("the encoding of a language model cannot be taken away")
         from vispe.hosts.convert import convert
 
         bare = copy.deepcopy(self.model)
@@ -142,7 +170,8 @@ def host_of(model: Subject | Callable[..., Any], title: str = "") -> Host:
     """Return what an audit measures.
 
     Args:
-        model: what `load_subject` found; a model, in evaluation mode; or images (b, c, H, W) -> maps (b, d, h, w).
+        model: what `load_subject` found; a model, in evaluation mode, of transformers also a causal language model;
+            or images (b, c, H, W) -> maps (b, d, h, w).
         title: in words; by default that of the subject, or the name of the class.
 
     Raises:
@@ -156,7 +185,7 @@ def host_of(model: Subject | Callable[..., Any], title: str = "") -> Host:
         f = _Classes(model) if model.features is None else model.features
         patch = 1 if model.features is None else model.patch
         return Host(f, title or model.title, patch=patch)
-    f = TransformersModel(model) if of_transformers(model) else model
+    f = TransformersModel(model) if of_transformers(model) and not reads_words(model) else model
     if isinstance(f, nn.Module) and hasattr(image_tower(f), "forward_intermediates"):
         f = VisionModel(f)
     named = model.model if isinstance(model, VisionModel) else model
