@@ -107,6 +107,8 @@ def keep(report: Path) -> None:
             }
         if isinstance(value, list):
             return [short(v) for v in value]
+        # a folder is named by its last part
+        value = Path(value).name if isinstance(value, str) and value.startswith("/") else value
         return round(value, 4) if isinstance(value, float) else value
 
     write_json(OUT / "dinov2.json", short(found) | {"environment": environment()}, force=True)
