@@ -6,7 +6,7 @@ sum that logits are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,13 @@ from vispe.errors import UnsupportedHost
 from vispe.evaluate.behaviour.relevance_rules import split_ratio
 from vispe.hosts.transplant.context import Context
 
-if TYPE_CHECKING:
-    from vispe.evaluate.behaviour.relevance_pass import Pass
-
 
 class Rules(Context):
     """A context in which attention is computed plainly, with the rules on its way back."""
 
     __slots__ = ("layer", "run")
 
-    def __init__(self, run: Pass, layer: int, given: Any) -> None:
+    def __init__(self, run: Any, layer: int, given: Any) -> None:
         super().__init__(getattr(given, "positions", None), getattr(given, "encodings", ()), None, False)
         self.run, self.layer = run, layer
 
