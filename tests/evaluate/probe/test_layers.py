@@ -206,6 +206,8 @@ def test_black_is_what_the_model_gets_for_black(learned):
     expected = -torch.tensor(config["mean"]) / torch.tensor(config["std"])
     torch.testing.assert_close(black_image(learned).flatten(), expected)
     torch.testing.assert_close(black_image(ModelFeatures(learned)).flatten(), expected)
+    own = ModelFeatures(learned, mean=torch.full((3, 1, 1), 0.2), std=torch.full((3, 1, 1), 0.4))
+    torch.testing.assert_close(black_image(own), torch.full((3, 1, 1), -0.5))
     assert black_image(lambda x: x) is None
 
 

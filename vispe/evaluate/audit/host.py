@@ -16,6 +16,7 @@ from vispe.backbones.folders.transformers_model import TransformersModel, of_tra
 from vispe.backbones.maps import VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens, image_tower
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.evaluate.probe.sources import feature_function
 from vispe.evaluate.subject import Subject
 
 Need = Literal["attention", "maps", "pooled", "answers", "causal"]
@@ -185,9 +186,8 @@ def host_of(model: Subject | Callable[..., Any], title: str = "") -> Host:
         f = _Classes(model) if model.features is None else model.features
         patch = 1 if model.features is None else model.patch
         return Host(f, title or model.title, patch=patch)
-    f = TransformersModel(model) if of_transformers(model) and not reads_words(model) else model
-    if isinstance(f, nn.Module) and hasattr(image_tower(f), "forward_intermediates"):
-        f = VisionModel(f)
+    net = TransformersModel(model) if of_transformers(model) and not reads_words(model) else model
+    f = feature_function(net)
     named = model.model if isinstance(model, VisionModel) else model
     return Host(f, title or getattr(named, "__name__", type(named).__name__))
 

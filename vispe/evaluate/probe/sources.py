@@ -71,7 +71,9 @@ def patch_pixels(image: Tensor, patch: int) -> Tensor:
 
 def black_image(source: Any) -> Tensor | None:
     """Return a black pixel as a model gets it, (3, 1, 1): zeros, normalised; None where that is not known."""
-    model = source.model if isinstance(source, VisionModel) else image_tower(source)
+    if isinstance(source, VisionModel):
+        return -source.mean / source.std
+    model = image_tower(source)
     if not (hasattr(model, "image_mean") or hasattr(model, "pretrained_cfg")):
         return None
     _, mean, std = input_settings(model)
