@@ -15,7 +15,7 @@ from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.run import audit
 from vispe.evaluate.behaviour.relevance import PositionRelevance
-from vispe.evaluate.behaviour.relevance_attention import Rules
+from vispe.evaluate.behaviour.relevance_attention import Rules, Taken
 from vispe.evaluate.behaviour.relevance_pass import relevance
 from vispe.evaluate.behaviour.relevance_rules import (
     split_ratio,
@@ -93,11 +93,8 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
     q, k, v = (
         torch.randn(1, heads, 7, width, generator=g, dtype=torch.float64).requires_grad_() for _ in range(3)
     )
-    leaks, run = [], SimpleNamespace(
-        rule=rule, positions=torch.zeros(2, 7, dtype=torch.float64), grid=(2, 3),
-        model=SimpleNamespace(num_prefix_tokens=1),
-        offsets=torch.zeros(3, 5, dtype=torch.float64), leak=lambda *given: leaks.append(given),
-    )  # fmt: skip
+    run = Taken(rule, grid.shape, grid.prefix)
+    run.positions = torch.zeros(2, 7, dtype=torch.float64)
     module = SimpleNamespace(vispe_layer=0, pos_enc=None)
     out = Rules(run, 1, Context(pos, (encoding,), None, False)).attend(module, q, k, v, q, 0.0)
     # the output is its own relevance, so its gradient is 1

@@ -6,7 +6,9 @@ sum that logits are.
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +21,33 @@ from vispe.errors import UnsupportedHost
 from vispe.evaluate.behaviour.relevance_rules import split_ratio
 from vispe.hosts.transplant.context import Context
 
+Rule = Literal["epsilon", "ratio"]
+
+
+class Taken:
+    """What positions and layers took on the way back; see `Relevance`."""
+
+    def __init__(self, rule: Rule, grid: tuple[int, int], prefix: int) -> None:
+        self.rule, self.grid, self.prefix = rule, grid, prefix
+        self.leaks: Counter[str] = Counter(linear=0.0, norm=0.0, softmax=0.0)
+        self.positions = torch.zeros(0, 0, dtype=torch.float64)
+        self.offsets = torch.zeros([2 * side - 1 for side in grid], dtype=torch.float64)
+
+    def leak(self, kind: str, tensor: Tensor, of: Callable[[Tensor], Tensor]) -> None:
+        """Count a leak once the gradient of a tensor is known."""
+
+        def count(g: Tensor) -> None:
+            self.leaks[kind] += float(of(g).double().sum())
+
+        tensor.register_hook(count)
+
 
 class Rules(Context):
     """A context in which attention is computed plainly, with the rules on its way back."""
 
     __slots__ = ("layer", "run")
 
-    def __init__(self, run: Any, layer: int, given: Any) -> None:
+    def __init__(self, run: Taken, layer: int, given: Any) -> None:
         super().__init__(getattr(given, "positions", None), getattr(given, "encodings", ()), None, False)
         self.run, self.layer = run, layer
 
@@ -83,7 +105,7 @@ class Rules(Context):
 
     def _split(self, product: Tensor, added: Tensor, logits: Tensor) -> None:
         """Hand the relevance of logits to both summands on the way back."""
-        run, p = self.run, self.run.model.num_prefix_tokens
+        run, p = self.run, self.run.prefix
 
         def split(g: Tensor) -> Tensor | None:
             placed, back = added * g, None

@@ -7,11 +7,10 @@ then follow the epsilon rule with epsilon 0, without a division. What biases of 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import timm.layers as timm_layers
 import torch
@@ -22,11 +21,9 @@ from torch import Tensor, nn
 
 from vispe.encodings.base import Encoding, Mixing
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
-from vispe.evaluate.behaviour.relevance_attention import Rules
+from vispe.evaluate.behaviour.relevance_attention import Rule, Rules, Taken
 from vispe.evaluate.behaviour.relevance_rules import split_ratio
 from vispe.hosts.timm.attention import STOCK, VispeAttention
-
-Rule = Literal["epsilon", "ratio"]
 
 _NORMS = (nn.LayerNorm, timm_layers.LayerNorm)
 _ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU, timm_layers.GELU, timm_layers.GELUTanh, timm_layers.QuickGELU)
@@ -148,10 +145,9 @@ class Pass:
     """The rules of one pass, and what it collects on its way back."""
 
     def __init__(self, model: nn.Module, rule: Rule, size: tuple[int, int]) -> None:
-        self.model, self.rule = model, rule
-        self.grid: tuple[int, int] = tuple(model.patch_embed.dynamic_feat_size(size))
-        self.leaks: Counter[str] = Counter(linear=0.0, norm=0.0, softmax=0.0)
-        self.offsets = torch.zeros([2 * side - 1 for side in self.grid], dtype=torch.float64)
+        self.model = model
+        grid = tuple(model.patch_embed.dynamic_feat_size(size))
+        self.taken = Taken(rule, (grid[0], grid[1]), model.num_prefix_tokens)
 
     def hooks(self) -> Any:
         """Put the rules in place; yield the handle of each."""
@@ -172,39 +168,38 @@ class Pass:
 
     def result(self, value: Tensor, gradient: Tensor) -> Relevance:
         """Split what came back to the tokens between what was seen and the table."""
-        z, prefix = self.z.detach().double().cpu(), self.model.num_prefix_tokens
+        z, prefix = self.z.detach().double().cpu(), self.taken.prefix
         table = z - torch.cat([z[:, :prefix], self.patches.double().cpu()], 1)
         back = gradient.double().cpu()
         seen, placed = (z - table) * back, table * back
-        if self.rule == "ratio":
+        if self.taken.rule == "ratio":
             seen, placed = split_ratio(z - table, table, z * back)
-        self.positions[0] = placed[0].sum(-1)
+        self.taken.positions[0] = placed[0].sum(-1)
         return Relevance(
-            float(value.detach()), seen[0].sum(-1), self.positions, self.offsets, dict(self.leaks), self.grid
+            float(value.detach()),
+            seen[0].sum(-1),
+            self.taken.positions,
+            self.taken.offsets,
+            dict(self.taken.leaks),
+            self.taken.grid,
         )
-
-    def leak(self, kind: str, tensor: Tensor, of: Callable[[Tensor], Tensor]) -> None:
-        """Count a leak once the gradient of a tensor is known."""
-
-        def count(g: Tensor) -> None:
-            self.leaks[kind] += float(of(g).double().sum())
-
-        tensor.register_hook(count)
 
     def _embed(self, module: nn.Module, args: Any, out: Tensor) -> None:
         self.patches = out.detach().flatten(1, -2)
-        if self.patches.shape[1] != self.grid[0] * self.grid[1]:
-            raise ShapeError(f"{self.patches.shape[1]} patches are no grid {self.grid}; give whole images.")
+        if self.patches.shape[1] != self.taken.grid[0] * self.taken.grid[1]:
+            raise ShapeError(
+                f"{self.patches.shape[1]} patches are no grid {self.taken.grid}; give whole images."
+            )
 
     def _begin(self, module: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         # what lies before is not asked: the way back ends here
         self.z = args[0].detach().requires_grad_()
-        self.positions = torch.zeros(1 + self.layers, self.z.shape[1], dtype=torch.float64)
+        self.taken.positions = torch.zeros(1 + self.layers, self.z.shape[1], dtype=torch.float64)
         return (self.z,)
 
     def _linear(self, module: nn.Linear, args: Any, out: Tensor) -> None:
         if out.requires_grad:
-            self.leak("linear", out, lambda g: g * module.bias.detach())
+            self.taken.leak("linear", out, lambda g: g * module.bias.detach())
 
     def _norm(self, module: nn.LayerNorm, args: tuple[Tensor], out: Tensor) -> Tensor:
         x = args[0]
@@ -215,13 +210,13 @@ class Pass:
         y = y if module.weight is None else y * module.weight
         if module.bias is not None:
             y = y + module.bias
-            self.leak("norm", y, lambda g: g * module.bias.detach())
+            self.taken.leak("norm", y, lambda g: g * module.bias.detach())
         return y
 
     def _attention(self, layer: int) -> Callable[..., Tensor]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
             given = args[1] if len(args) > 1 else kwargs.get("attn_mask")
-            return VispeAttention.vispe_attend(module, args[0], Rules(self, layer, given))  # pyright: ignore[reportArgumentType]
+            return VispeAttention.vispe_attend(module, args[0], Rules(self.taken, layer, given))  # pyright: ignore[reportArgumentType]
 
         return hook
 
