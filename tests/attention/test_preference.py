@@ -182,6 +182,7 @@ def test_compiled_models_obey_every_change(readable, environment, name):
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiled_models_are_refused_what_cannot_serve_them(readable):
     model = torch.compile(
         timm.create_model("test_vit", img_size=32, pos_embed="alibi2d").eval(), backend="eager"
@@ -313,6 +314,7 @@ def test_doctor_says_what_is_chosen_and_by_whom(capsys, environment):
     assert "'lowrank', chosen by VISPE_BACKEND, cannot serve this call" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_doctor_without_a_model_says_it_too(capsys, environment):
     def caught():
         assert main(["doctor", "--json"]) == 0

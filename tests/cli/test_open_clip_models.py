@@ -31,7 +31,7 @@ def tiny(request, monkeypatch):
     return depth
 
 
-@pytest.mark.parametrize("encoding", [None, "alibi2d"])
+@pytest.mark.parametrize("encoding", [pytest.param(None, marks=pytest.mark.slow), "alibi2d"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_take_them(command, encoding, capsys, tmp_path):
     words = [

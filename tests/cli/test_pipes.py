@@ -66,7 +66,7 @@ def test_an_error_keeps_its_exit_code(unread, monkeypatch):
         assert main(["info", "no_such_encoding"]) == 2
 
 
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_nothing_is_said_when_python_exits(unread, both):
     code = "import sys; from vispe.cli.main import main; sys.exit(main(['--help']))"
     streams = {"stdout": unread, "stderr": unread if both else subprocess.PIPE}
@@ -75,11 +75,13 @@ def test_nothing_is_said_when_python_exits(unread, both):
     assert not done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_without_streams():
     code = "import sys; sys.stdout = sys.stderr = None; from vispe.cli.main import main; sys.exit(main(['list']))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_files_are_written_before_anything_is_printed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("health", "probe", "rotate", "threecell"):

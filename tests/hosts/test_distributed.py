@@ -51,6 +51,7 @@ def test_every_gradient_equals_that_of_one_process(way, found, single):
         close(found[rank][way], single[0])
 
 
+@pytest.mark.slow
 def test_sharded_outputs_equal_those_of_one_process(found, single):
     for rank in (0, 1):
         close(found[rank]["fsdp out"], single[1][2 * rank : 2 * rank + 2])

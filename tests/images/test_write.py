@@ -87,7 +87,7 @@ def test_new_files_have_ordinary_permissions(tmp_path):
     assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_killed_process_leaves_no_half_file(tmp_path, how):
     program = textwrap.dedent(
         f"""
@@ -354,7 +354,7 @@ def test_scale_bars_are_round(pixel_size, length, text):
     assert draw._scale_bar(draw._page(500), 100, 5, pixel_size)[0] <= 125
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_letters_are_the_same_wherever_matplotlib_keeps_them(tmp_path, elsewhere):
     """Where they lie beside the package it is not imported, which takes long."""
     code = f"""

@@ -194,7 +194,7 @@ def test_pages_of_a_stack_share_one_classifier(config):
     assert live.model.notes["images"] == ["stack.tif"]
 
 
-@pytest.mark.parametrize("kind", ["forest", "boosting"])
+@pytest.mark.parametrize("kind", [pytest.param("forest", marks=pytest.mark.slow), "boosting"])
 def test_trees_are_those_of_the_command(kind):
     grey = picture(40, 37)
     labels = scribbles(grey)

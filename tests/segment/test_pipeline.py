@@ -106,7 +106,9 @@ def test_labelled_pixels_can_be_scored_too(folder):
     assert report.images[0]["scores"]["n_pixels"] == 60 * 83
 
 
-@pytest.mark.parametrize("kind", ["logistic", "forest", pytest.param("boosting", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["logistic", *(pytest.param(k, marks=pytest.mark.slow) for k in ("forest", "boosting"))]
+)
 def test_two_runs_and_a_saved_model_give_the_same_bytes(folder, kind):
     run(folder, classifier=kind)
     segment([folder / "a.png"], folder / "second", labels=[folder / "drawn.png"], classifier=kind)
@@ -274,6 +276,7 @@ def test_a_watcher_hears_of_everything(tmp_path):
     assert heard[last + 1 :] == [1.0, "i0", 1.0, "i1", 1.0, "i2"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_complete_images(tmp_path):
     many(tmp_path, count=6)
     program = textwrap.dedent(

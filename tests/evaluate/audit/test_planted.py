@@ -77,7 +77,9 @@ def test_a_descriptor_that_weighs_the_upper_rows(pictures):
     assert rows == {"strips", "turn"}
 
 
-@pytest.mark.parametrize(("prefers_first", "expected"), [(True, {"order"}), (False, set())])
+@pytest.mark.parametrize(
+    ("prefers_first", "expected"), [(True, {"order"}), pytest.param(False, set(), marks=pytest.mark.slow)]
+)
 def test_an_answerer_that_prefers_the_first_picture(pictures, prefers_first, expected):
     def answers(seen, question, words):
         liked = seen[0] if prefers_first else torch.stack(list(seen)).mean(0)

@@ -120,6 +120,7 @@ def test_a_model_without_encoding_weighs_all_places_alike(pool):
     assert max(rows) - min(rows) < 1e-3 * max(rows)
 
 
+@pytest.mark.slow
 def test_noise_alone_is_taken_for_no_effect():
     # importance at random: PSI itself is far from 0
     numbers = []

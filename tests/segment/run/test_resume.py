@@ -301,6 +301,7 @@ def test_a_folder_that_is_being_written_is_refused(data, capsys):
     assert vispe(words) == 0
 
 
+@pytest.mark.slow
 @posix
 def test_of_two_processes_one_wins(data):
     words = [sys.executable, "-m", "vispe", *f"{WAYS['micro']} -o out --force".split()]

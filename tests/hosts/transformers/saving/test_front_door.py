@@ -43,9 +43,7 @@ def save(model, folder):
         model.save_pretrained(folder)
 
 
-@pytest.mark.parametrize(
-    "order", [pytest.param(o, marks=[pytest.mark.slow] * o.startswith("vispe")) for o in ORDERS]
-)
+@pytest.mark.parametrize("order", [pytest.param(o, marks=pytest.mark.slow) for o in ORDERS])
 def test_a_stock_load_is_told_of_in_any_order_of_imports(order, tmp_path):
     save(vispe.convert(build("CLIPVisionModel"), "alibi2d"), tmp_path)
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

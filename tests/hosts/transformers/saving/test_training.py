@@ -102,7 +102,7 @@ def trainer(model, family, folder, steps, **options):
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f not in ("qwen2_vl", "llava"))) for f in FAMILIES]
+    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f != "qwen2_vl")) for f in FAMILIES]
 )
 def test_training_goes_on_with_the_scheme(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe(stride=4)"), TOWERS[1])
