@@ -66,7 +66,6 @@ class Prior(Measure):
         "not be used."
     )
     needs = frozenset({"attention"})
-    controls = ("random",)
 
     def see(self, kept: Kept, seen: Seen) -> None:
         """Add a layer to the map of the image."""

@@ -130,6 +130,7 @@ class Measure:
         needs: what the model must give.
         controls: other passes that its number is compared with.
         beside: other passes whose number is printed and does not count: it may have the effect as well.
+        layered: whether it looks at layers for a curve alone, which controls can do without.
         default: whether `vispe audit` asks it by itself.
         items: how many pictures of its own it looks at in place of images; 0 for images.
     """
@@ -142,6 +143,7 @@ class Measure:
     needs: ClassVar[frozenset[Need]] = frozenset()
     controls: ClassVar[tuple[View, ...]] = ()
     beside: ClassVar[tuple[View, ...]] = ()
+    layered: ClassVar[bool] = False
     default: ClassVar[bool] = True
     items: ClassVar[int] = 0
 

@@ -243,7 +243,9 @@ class _Run:
         for m in looking:
             kept[m.name].begin(number)
         seeing = [m for m in looking if type(m).see is not Measure.see]
-        if seeing and "attention" in one.host.can:
+        # a pass through all layers is slow: a control makes it for a headline, not for curves alone
+        worth = one.view == "own" or not all(m.layered for m in seeing)
+        if seeing and worth and "attention" in one.host.can:
 
             def on_layer(seen: Seen) -> None:
                 for m in seeing:

@@ -153,6 +153,9 @@ class SidesMeasure(Measure):
             pictures = pair.pictures
             if isinstance(host.f, VisionModel):
                 size = host.f.size if isinstance(host.f.size, int) else SIDE
+                # large pictures say no more about two shapes; a model of free size takes whole patches of smaller ones
+                patch = host.f.patch or 1
+                size = size if host.f.exact else min(size, max(1, SIDE // patch) * patch)
                 pictures = draw_sides(reruns.number, reruns.generator(), size).pictures
                 pictures = (pictures - host.f.mean.cpu()) / host.f.std.cpu()
             both = torch.stack([reruns.pooled(f"sides {k}", picture) for k, picture in enumerate(pictures)])

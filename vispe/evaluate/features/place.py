@@ -42,6 +42,7 @@ class Probe(Measure):
         "Pictures that change smoothly from side to side give place away too, and random weights often keep it."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
+    layered: ClassVar[bool] = True
     controls: ClassVar[tuple[View, ...]] = ("none",)
     beside: ClassVar[tuple[View, ...]] = ("random",)
 

@@ -106,6 +106,7 @@ class Spectrum(Measure):
         "plain pictures have few directions."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
+    layered: ClassVar[bool] = True
     controls: ClassVar[tuple[View, ...]] = ("random",)
 
     def see(self, kept: Kept, seen: Seen) -> None:
