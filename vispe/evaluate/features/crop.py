@@ -7,6 +7,7 @@ the difference between the two surroundings tells.
 
 from __future__ import annotations
 
+from types import EllipsisType
 from typing import ClassVar
 
 import torch
@@ -35,7 +36,8 @@ def change(alone: Tensor, inside: Tensor) -> Tensor:
         raise ShapeError(
             f"Two maps of the same shape (d, h, w) are compared, got {tuple(alone.shape)} and {tuple(inside.shape)}."
         )
-    gap, size = (alone.double() - inside.double()).norm(dim=0), inside.double().norm(dim=0)
+    gap = (alone.double() - inside.double()).square().sum(0).sqrt()
+    size = inside.double().square().sum(0).sqrt()
     # a cell that is nothing inside has changed as a whole or not at all
     return torch.where(size > 0, gap / size, (gap > 0).double())
 
@@ -84,17 +86,13 @@ class Crop(Measure):
         if step is None:
             return
         image, size = reruns.image, [n // 2 for n in step.grid]
-        start = [(n - s) // 2 for n, s in zip(step.grid, size, strict=True)]
-        pixels, cells = (
-            (..., *(slice(a * unit, (a + s) * unit) for a, s in zip(start, size, strict=True)))
-            for unit in (step.pixels, step.cells)
-        )
+        pixels, cells = (_middle(step.grid, unit) for unit in (step.pixels, step.cells))
         try:
             alone = reruns.maps("crop alone", image[pixels].contiguous())
         except (AssertionError, ValueError, RuntimeError) as error:
             kept.note(refused=f"it takes no crop of {size[0]} x {size[1]} patches: {error}")
             return
-        framed = []
+        framed: list[Tensor] = []
         for axis in (-1, -2):
             picture = image.flip(axis)
             picture[pixels] = image[pixels]
@@ -121,3 +119,9 @@ class Crop(Measure):
             names = ("profile", "profile_surroundings")
             details |= {name: kept.column(name).mean(0).tolist() for name in names}
         return Outcome(float(value.mean()), value.tolist(), control={"no border": 0.0}, details=details)
+
+
+def _middle(grid: tuple[int, int], unit: int) -> tuple[EllipsisType, slice, slice]:
+    """Return the middle half (..., rows, columns) of a grid whose steps are `unit` pixels or cells."""
+    rows, cols = (slice((n - n // 2) // 2 * unit, ((n - n // 2) // 2 + n // 2) * unit) for n in grid)
+    return ..., rows, cols
