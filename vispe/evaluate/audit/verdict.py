@@ -33,6 +33,7 @@ LIMITS: dict[str, float] = {
     "strips": 0.05,
     "order": 0.1,
     "sides": 0.1,
+    "crop": 0.01,
 }
 OTHER = 0.05  # for measures that are not on the page by default
 
