@@ -50,15 +50,16 @@ def run(f=lambda x: x, answers=None):
 
 
 @pytest.mark.parametrize(
-    ("answers", "value", "accuracy"),
-    [(knows, 1, 1), (constant, 0, 0.5), (mirrored, 1, 0), (Random(), 0.5, 0.5)],
+    ("answers", "value", "flips_", "accuracy"),
+    [(knows, 1, 1, 1), (constant, 0, 0, 0.5), (mirrored, 0, 1, 0), (Random(), 0.25, 0.5, 0.5)],
 )
-def test_only_answerers_that_see_the_place_flip(answers, value, accuracy):
+def test_only_answerers_that_know_the_place_are_right_twice(answers, value, flips_, accuracy):
     found = run(answers=answers)
     atol = 0.15 if isinstance(answers, Random) else 1e-12
     assert found.value == pytest.approx(value, abs=atol)
     assert found.details["accuracy"] == pytest.approx(accuracy, abs=atol)
-    assert found.control == {"chance": 0.5}
+    assert found.details["flips"] == pytest.approx(flips_, abs=atol)
+    assert found.control == {"chance": 0.25}
     assert len(found.per_image) == 32
 
 

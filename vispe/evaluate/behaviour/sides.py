@@ -25,9 +25,9 @@ SIDE = 224
 WORDS = (("left of", "right of"), ("above", "below"))
 TEMPLATES = (
     "Where is the {a}? It is {first} or {second} the {b}.",
-    "Is the {a} {first} or {second} the {b}?",
+    "Is the {a} {second} or {first} the {b}?",
     "Look at the picture. Seen from the {b}, the {a} is {first} or {second} it?",
-    "The {a} is ... the {b}: {first} or {second}?",
+    "The {a} is ... the {b}: {second} or {first}?",
 )
 
 
@@ -134,13 +134,13 @@ def head_margins(features: Tensor, truth: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SidesMeasure(Measure):
-    """How often the answer flips when the picture is mirrored; half of the pairs at chance."""
+    """How often both a picture and its mirror image are answered rightly; a quarter of the pairs at chance."""
 
     name = "sides"
     family = "behaviour"
     asks = "Does it know left from right and above from below?"
-    number = "answers that flip with the picture"
-    misleads = "It flips for an answerer that is always wrong as well: read it beside the accuracy."
+    number = "pairs of mirrored pictures that are both answered rightly"
+    misleads = "Shapes of two colours are no scene: an answerer may know sides here and follow habits in photographs."
     needs = frozenset({"pooled"})
     items = 32
 
@@ -184,16 +184,18 @@ class SidesMeasure(Measure):
                 own = numbers[torch.tensor(axis == k)]
                 margins[own] = head_margins(kept.sums["pooled"][own], truth[own])
             right, flipped = flips(margins, truth)
-            details = {"accuracy": right.mean().item()}
+            both = (right == 1).double()
+            details = {"accuracy": right.mean().item(), "flips": flipped.mean().item()}
             note = "A linear head was trained on half of the pairs and scored on the others: an upper bound."
         else:
             margins = torch.tensor(kept.column("margins"))  # (pairs, templates, 3)
             truth = torch.tensor(kept.column("truth") > 0)[:, None].expand(margins.shape[:2])
             by_template, flipped_by = flips(margins[..., :2], truth)
             grey = ((margins[..., 2].sign() * truth.double().mul(2).sub(1)) + 1) / 2
-            right, flipped = by_template.mean(1), flipped_by.mean(1)
+            both = (by_template == 1).double().mean(1)
             details = {
-                "accuracy": right.mean().item(),
+                "accuracy": by_template.mean().item(),
+                "flips": flipped_by.mean().item(),
                 "language_prior": grey.mean().item(),
                 "accuracy_by_wording": by_template.mean(0).tolist(),
                 "flips_by_wording": flipped_by.mean(0).tolist(),
@@ -202,7 +204,7 @@ class SidesMeasure(Measure):
             note = "It answered questions in words."
         note += f" Accuracy {details['accuracy']:.0%} (chance 50%)."
         return Outcome(
-            flipped.mean().item(), flipped.tolist(), control={"chance": 0.5}, note=note, details=details
+            both.mean().item(), both.tolist(), control={"chance": 0.25}, note=note, details=details
         )
 
 
