@@ -142,8 +142,14 @@ def test_a_killed_run_goes_on_and_gives_the_same(host, images, whole, tmp_path, 
     )
     assert found.to_dict() == whole.to_dict()
     assert len(again) == 21 + 1 - 8  # eight looks were kept
+    # other images, names, weights or processes are another audit, and nothing of them is mixed
     with pytest.raises(InputError, match="another audit"):
         audit(host, images[:6], ASKED, state=state)
+    same = {"controls": ("shuffled", "random"), "state": state}
+    other = Host(host.twin(5).f, host.title)
+    for one, options in ((host, {"names": "abcdefg"}), (other, {}), (host, {"processes": Processes(0, 2)})):
+        with pytest.raises(InputError, match="another audit"):
+            audit(one, images, ASKED, **same, **options)
 
 
 class Ranks(Processes):
@@ -249,6 +255,21 @@ def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
     assert "not measured: it is a function of images" in found.rows()[-1][3]
     assert "random" in found.missing
     assert "Control 'random' was not run" in found.notes[0]
+
+
+class Picky(Slope):
+    """Refuses random weights."""
+
+    def finish(self, kept, host):
+        if "random" in host.title:
+            raise UnsupportedHost("it cannot be asked of random weights")
+        return super().finish(kept, host)
+
+
+def test_a_control_that_refuses_is_named_and_the_audit_goes_on(host, images):
+    found = audit(host, images[:2], (Picky(),), controls=("random",))
+    assert set(found.findings[0].control) == {"flat"}
+    assert found.missing == {"random of slope": "it cannot be asked of random weights"}
 
 
 def test_refusals():

@@ -93,6 +93,7 @@ def audit(
                     measures,
                     controls=VIEWS if controls is None else controls,
                     seed=seed,
+                    names=names,
                     state=kept,
                     processes=processes,
                     on_progress=progress,

@@ -50,6 +50,7 @@ def audit(
     *,
     controls: Sequence[View] = VIEWS,
     seed: int = 0,
+    names: Sequence[str] = (),
     state: Path | None = None,
     processes: Processes | None = None,
     on_progress: Callable[[str, float], None] = lambda words, share: None,
@@ -64,6 +65,7 @@ def audit(
         measures: what is asked; by default those of the page.
         controls: which passes beside the model's own are made, of those that measures ask for.
         seed: of random weights, shuffled patches, noise and intervals.
+        names: of the images; a run goes on only with images of the same names.
         state: file in which what was kept is saved every 20 seconds; a run that was killed goes on from it.
         processes: this process among several.
         on_progress: called with what is being done and the share of all work that is finished.
@@ -82,7 +84,8 @@ def audit(
     able = tuple(m for m in measures if not m.needs - host.can)
     refused = {m.name: _reason(m, host) for m in measures if m.needs - host.can}
     passes, missing = _passes(host, able, controls, seed)
-    run = _Run(passes, images, seed, one, state, _facts(host, able, controls, images, seed))
+    facts = f"{_facts(host, able, controls, images, seed)}; {list(names)}; {one.count} process(es)"
+    run = _Run(passes, images, seed, one, state, facts)
     ledger = run.go(on_progress)
     findings: list[Finding] = []
     for measure in measures:
@@ -93,11 +96,12 @@ def audit(
         except UnsupportedHost as error:
             refused[measure.name] = str(error).rstrip(".")
             continue
-        others = {
-            p.view: measure.finish(ledger[p.view][measure.name], p.host)
-            for p in passes[1:]
-            if measure in p.measures
-        }
+        others = {}
+        for p in (p for p in passes[1:] if measure in p.measures):
+            try:
+                others[p.view] = measure.finish(ledger[p.view][measure.name], p.host)
+            except UnsupportedHost as error:
+                missing[f"{p.view} of {measure.name}"] = str(error).rstrip(".")
         judged = judge(measure.name, own, {v: o for v, o in others.items() if v in measure.controls}, seed)
         findings.append(Finding.of(measure, own, others, judged))
     order = {m.name: k for k, m in enumerate(measures)}
@@ -176,7 +180,7 @@ class _Run:
         error: Exception | None = None
         try:
             self._walk(on_progress)
-        except Exception as caught:
+        except Exception as caught:  # raised by all processes below, so that none waits for ever
             error = caught
         parts = self.processes.joined(self.ledger, error)
         whole = parts[0]
@@ -300,4 +304,8 @@ def _facts(
     """Return what must be the same for an audit to go on."""
     first = np.asarray(images[0], dtype=np.float64)
     asked = ", ".join(repr(m) for m in measures)
-    return f"{host.title}; {asked}; {list(controls)}; {len(images)} images {first.shape} {first.sum():.6f}; seed {seed}"
+    # the same name may have other weights
+    weights = (
+        0.0 if host.model is None else sum(float(p.detach().double().sum()) for p in host.model.parameters())
+    )
+    return f"{host.title} {weights:.9g}; {asked}; {list(controls)}; {len(images)} images {first.shape} {first.sum():.6f}; seed {seed}"
