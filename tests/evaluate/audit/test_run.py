@@ -27,7 +27,7 @@ class Slope(Measure):
     number = "slope"
     misleads = "Pictures may rise themselves."
     needs = frozenset({"maps"})
-    controls = ("shuffled", "random")
+    controls = ("none", "random")
 
     def end(self, kept, maps):
         w = maps.shape[-1]
@@ -98,12 +98,12 @@ def images():
 
 @pytest.fixture(scope="module")
 def whole(host, images):
-    return audit(host, images, ASKED, controls=("shuffled", "random"))
+    return audit(host, images, ASKED, controls=("none", "random"))
 
 
 def test_every_measure_has_its_row_controls_and_layers(whole):
     slope, layers, own = whole.findings
-    assert set(slope.control) == {"flat", "shuffled", "random"}
+    assert set(slope.control) == {"flat", "none", "random"}
     assert len(slope.outcome.per_image) == 7
     assert len(layers.outcome.per_layer) == 2
     assert own.value == 6
@@ -129,14 +129,14 @@ def test_a_killed_run_goes_on_and_gives_the_same(host, images, whole, tmp_path, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        audit(host, images, ASKED, controls=("shuffled", "random"), state=state, on_progress=killed)
+        audit(host, images, ASKED, controls=("none", "random"), state=state, on_progress=killed)
     assert state.exists()
     again = []
     found = audit(
         host,
         images,
         ASKED,
-        controls=("shuffled", "random"),
+        controls=("none", "random"),
         state=state,
         on_progress=lambda words, share: again.append(words),
     )
@@ -145,7 +145,7 @@ def test_a_killed_run_goes_on_and_gives_the_same(host, images, whole, tmp_path, 
     # other images, names, weights or processes are another audit, and nothing of them is mixed
     with pytest.raises(InputError, match="another audit"):
         audit(host, images[:6], ASKED, state=state)
-    same = {"controls": ("shuffled", "random"), "state": state}
+    same = {"controls": ("none", "random"), "state": state}
     other = Host(host.twin(5).f, host.title)
     for one, options in ((host, {"names": "abcdefg"}), (other, {}), (host, {"processes": Processes(0, 2)})):
         with pytest.raises(InputError, match="another audit"):
@@ -165,7 +165,7 @@ class Ranks(Processes):
 def test_two_processes_give_what_one_gives(host, images, whole):
     parts.clear()
     for rank in range(2):
-        found = audit(host, images, ASKED, controls=("shuffled", "random"), processes=Ranks(rank, 2))
+        found = audit(host, images, ASKED, controls=("none", "random"), processes=Ranks(rank, 2))
     one, two = (a.to_dict()["findings"] for a in (whole, found))
     assert one[0].pop("details")["sum"] == pytest.approx(two[0].pop("details")["sum"], rel=1e-12)
     assert one == two
@@ -238,7 +238,7 @@ def test_controls_of_the_same_images_are_compared_in_pairs():
 
 
 def test_two_models_are_compared_in_pairs(host, images, whole):
-    twin = audit(host.twin(3), images, ASKED, controls=("shuffled",))
+    twin = audit(host.twin(3), images, ASKED, controls=("none",))
     pair = Against(whole, twin)
     found = pair.to_dict()["differences"]["layers"]
     mean = twin.findings[1].value - whole.findings[1].value

@@ -25,9 +25,9 @@ def audit(
 
     Features: can place be read from them, do pictures share a pattern, do few channels carry it? Attention: do heads
     look at places, sinks or bands instead of things? Behaviour: what changes when the same content is shifted, turned
-    or cut in strips? Every number is compared with what it is without the effect: random weights, patches in random
-    order, no encoding, or a number that is known. Images are cropped to the centre square and resized to the
-    model's size. A run that was killed goes on from its folder.
+    or cut in strips? Every number is compared with what it is without the effect: random weights, no
+    encoding, or a number that is known. Images are cropped to the centre square and resized to the model's size. A
+    run that was killed goes on from its folder.
 
     Args:
         model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
@@ -37,13 +37,13 @@ def audit(
         noise: number of images of uniform noise beside them.
         textures: number of generated homogeneous textures beside them.
         only: names of measures, or families: attention, features, behaviour; by default those of the page.
-        controls: other passes to compare with: random, shuffled, noise, none; by default all that are asked for.
+        controls: other passes to compare with: random, none; by default both, where a measure asks for them.
         against: another model, named likewise, which is measured on the same images; differences are in pairs.
         pos_embed: positional encoding that replaces the model's own.
         weights: checkpoint file, or random; the pretrained weights by default.
         img_size: side of the images in pixels, for models that are built for one size.
         device: where the model runs: auto, cpu, cuda, cuda:1 ...; auto takes cuda when there is one.
-        seed: of noise, textures, random weights, shuffles and intervals.
+        seed: of noise, textures, random weights, and of what is drawn.
         force: overwrite files in the folder.
         json: print the report as JSON.
 

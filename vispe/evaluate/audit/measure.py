@@ -2,7 +2,7 @@
 
 A measure is one small file in `vispe/evaluate/attention`, `features` or `behaviour`: pure functions of tensors, and a
 class derived from `Measure` under them. It is found by its folder. Controls are measures of something else: of random
-weights, of shuffled patches, of noise; they run through the same code and need none of their own.
+weights, of the model without its encoding; they run through the same code and need none of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vispe.evaluate.behaviour.reruns import Reruns
 
 Family = Literal["attention", "features", "behaviour"]
-View = Literal["random", "shuffled", "noise", "none"]
+View = Literal["random", "none"]
 
 FAMILIES: tuple[Family, ...] = ("features", "attention", "behaviour")
 GROUPS = 8

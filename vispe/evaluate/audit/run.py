@@ -22,7 +22,7 @@ from vispe.evaluate.behaviour.reruns import Reruns
 from vispe.files import atomic_path
 
 SAVE_EVERY = 20.0  # seconds
-VIEWS: tuple[View, ...] = ("random", "shuffled", "noise", "none")
+VIEWS: tuple[View, ...] = ("random", "none")
 
 Ledger = dict[str, dict[str, Kept]]
 """What was kept, by view ('own' and the controls) and measure."""
@@ -64,7 +64,7 @@ def audit(
         images: (c, H, W) each, normalised, all of one size; read one at a time.
         measures: what is asked; by default those of the page.
         controls: which passes beside the model's own are made, of those that measures ask for.
-        seed: of random weights, shuffled patches, noise and intervals.
+        seed: of random weights, of what measures draw and of intervals.
         names: of the images; a run goes on only with images of the same names.
         state: file in which what was kept is saved every 20 seconds; a run that was killed goes on from it.
         processes: this process among several.
@@ -143,10 +143,8 @@ def _passes(
             other = host
             if view == "random":
                 other = host.twin(seed)
-            elif view == "none":
+            else:
                 other = host.without()
-            elif view == "shuffled" and host.patch is None:
-                raise UnsupportedHost("the side of its patches is not known")
             passes.append(Pass(view, other, wanting))
         except UnsupportedHost as error:
             missing[view] = str(error).rstrip(".")
@@ -202,7 +200,7 @@ class _Run:
                 if (mark := f"{one.view} {number}") not in self.done:
                     words = "own pass" if one.view == "own" else f"control: {one.view}"
                     on_progress(f"image {number + 1} of {len(self.images)}, {words}", at / steps)
-                    self._look(one, number, self._picture(one, number))
+                    self._look(one, number, self._picture(number))
                     self._mark(mark)
                 at += 1
         for measure in pictures:
@@ -221,7 +219,7 @@ class _Run:
                 measure.ask(kept, Reruns(one.host, None, item, self.seed))
                 self._mark(mark)
 
-    def _picture(self, one: Pass, number: int) -> Tensor:
+    def _picture(self, number: int) -> Tensor:
         image = self.images[number]
         if self.size is None:
             self.size = tuple(image.shape)
@@ -229,15 +227,6 @@ class _Run:
             raise ShapeError(
                 f"An audit needs images (c, H, W) of one size, but image {number + 1} is {tuple(image.shape)} after "
                 f"{self.size}; crop or resize them first."
-            )
-        generator = torch.Generator().manual_seed(self.seed * 100_003 + number)
-        if one.view == "shuffled":
-            return shuffled(image, one.host.patch or 1, generator)
-        if one.view == "noise":
-            # of the image's own level and contrast, so that nothing but the layout differs
-            return (
-                torch.rand(image.shape, generator=generator).sub(0.5).mul(12**0.5) * image.std()
-                + image.mean()
             )
         return image
 
@@ -305,7 +294,7 @@ def _facts(
     first = np.asarray(images[0], dtype=np.float64)
     asked = ", ".join(repr(m) for m in measures)
     # the same name may have other weights
-    weights = (
-        0.0 if host.model is None else sum(float(p.detach().double().sum()) for p in host.model.parameters())
-    )
-    return f"{host.title} {weights:.9g}; {asked}; {list(controls)}; {len(images)} images {first.shape} {first.sum():.6f}; seed {seed}"
+    parameters = () if host.model is None else host.model.parameters()
+    weights = sum(float(p.detach().double().sum()) for p in parameters)
+    pictures = f"{len(images)} images {first.shape} {first.sum():.6f}"
+    return f"{host.title} {weights:.9g}; {asked}; {list(controls)}; {pictures}; seed {seed}"
