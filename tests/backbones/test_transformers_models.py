@@ -137,3 +137,8 @@ def test_towers_without_a_convolution_for_patches_and_texts_are_refused(tmp_path
         ) as error:
             load_subject(f"hf:{tmp_path / name}", device="cpu")
         assert str(error.value).count("\n") == 0
+
+
+def test_a_folder_that_does_not_exist_is_named():
+    with pytest.raises(InputError, match="names the folder /no/such, which does not exist"):
+        load_subject("hf:/no/such")

@@ -272,6 +272,14 @@ def test_a_control_that_refuses_is_named_and_the_audit_goes_on(host, images):
     assert found.missing == {"random of slope": "it cannot be asked of random weights"}
 
 
+def test_a_twin_that_keeps_weights_is_named(host, images, monkeypatch):
+    twin = host.twin(1)
+    twin.same = ("head.weight",)
+    monkeypatch.setattr(host, "twin", lambda seed: twin)
+    found = audit(host, images[:1], (Slope(),), controls=("random",))
+    assert "1 parameters, such as head.weight" in found.notes[0]
+
+
 def test_refusals():
     with pytest.raises(UnknownName, match="no measure or family 'prove'"):
         choose(["prove"])

@@ -181,6 +181,8 @@ def load_transformers(text: str) -> TransformersModel:
 
     name = text.removeprefix(PREFIX)
     folder = Path(name)
+    if not folder.is_dir() and name.startswith(("/", ".", "~")):
+        raise InputError(f"{text} names the folder {name}, which does not exist; check the path.")
     if not folder.is_dir():
         from transformers.utils.hub import cached_file
 

@@ -140,12 +140,11 @@ def _passes(
         if not wanting or view not in controls:
             continue
         try:
-            other = host
-            if view == "random":
-                other = host.twin(seed)
-            else:
-                other = host.without()
+            other = host.twin(seed) if view == "random" else host.without()
             passes.append(Pass(view, other, wanting))
+            if other.same:  # a control that keeps what was trained is no control
+                kept = f"{len(other.same)} parameters, such as {other.same[0]}"
+                missing[f"{view} of {kept}"] = "nothing draws them again, so the twin keeps what was trained"
         except UnsupportedHost as error:
             missing[view] = str(error).rstrip(".")
     return passes, missing

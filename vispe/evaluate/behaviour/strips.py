@@ -19,6 +19,7 @@ from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome
 from vispe.evaluate.behaviour.places import K, refuse, rolled, rolls, starts, step_or_note
 from vispe.evaluate.behaviour.reruns import Reruns
+from vispe.hosts.slots import psi
 
 FILLINGS = ("mean", "mirror", "noise")
 DRAWS = 200
@@ -159,8 +160,7 @@ class Strips(Measure):
 
 
 def _psi(scores: np.ndarray) -> np.ndarray:
-    """1 - min / max over the last axis."""
-    return 1 - scores.min(-1) / scores.max(-1)
+    return psi(torch.from_numpy(scores)).numpy()
 
 
 def _contrast(pairs: np.ndarray) -> float:
