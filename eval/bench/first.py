@@ -107,7 +107,7 @@ def _compiled(job: tuple[str, int, str, str], dry: bool) -> str:
         grid = Grid((3, 4), 1) if dry else ODD[tokens]
         # two samples: kernels are compiled apart for a size of one
         work(kernel, grid, 2, width, DTYPES[dtype], "cpu" if dry else "cuda")(0)
-    except Exception as error:
+    except Exception as error:  # what does not compile is a result: the others go on
         return f"{' '.join(map(str, job))}: {type(error).__name__}: {error}"[:300]
     return ""
 

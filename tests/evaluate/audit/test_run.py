@@ -13,8 +13,9 @@ from vispe.errors import InputError, OptionError, ShapeError, UnknownName, Unsup
 from vispe.evaluate.audit.finding import Against
 from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.measure import GROUPS, Kept, Measure, Outcome, choose
-from vispe.evaluate.audit.run import audit, shuffled
+from vispe.evaluate.audit.run import audit
 from vispe.evaluate.audit.verdict import judge
+from vispe.evaluate.behaviour.places import shuffled
 
 
 @dataclass(frozen=True)

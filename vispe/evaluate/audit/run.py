@@ -114,22 +114,6 @@ def audit(
     )
 
 
-def shuffled(image: Tensor, patch: int, generator: torch.Generator) -> Tensor:
-    """Return an image (c, H, W) with its patches in random order: what it shows has no layout any more.
-
-    >>> shuffled(torch.arange(4.0).reshape(1, 2, 2), 1, torch.Generator().manual_seed(0)).sum()
-    tensor(6.)
-    """
-    c = image.shape[0]
-    cut = image.unfold(1, patch, patch).unfold(2, patch, patch)
-    h, w = cut.shape[1:3]
-    order = torch.randperm(h * w, generator=generator)
-    mixed = cut.reshape(c, h * w, patch, patch)[:, order].reshape(c, h, w, patch, patch)
-    whole = image.clone()  # a rest at the border stays as it is
-    whole[:, : h * patch, : w * patch] = mixed.permute(0, 1, 3, 2, 4).reshape(c, h * patch, w * patch)
-    return whole
-
-
 def _passes(
     host: Host, measures: tuple[Measure, ...], controls: Sequence[View], seed: int
 ) -> tuple[list[Pass], dict[str, str]]:

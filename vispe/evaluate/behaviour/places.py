@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from vispe.errors import UnsupportedHost
@@ -52,3 +53,19 @@ def rolled(picture: Tensor, step: Step, offset: Offset) -> tuple[str, Tensor]:
     """Return the name of a roll by an offset in steps, and the picture (c, H, W) rolled around."""
     down, right = (o * step.pixels for o in offset)
     return f"roll {down},{right}" if down or right else "as it is", picture.roll((down, right), (-2, -1))
+
+
+def shuffled(image: Tensor, patch: int, generator: torch.Generator) -> Tensor:
+    """Return an image (c, H, W) with its patches in random order: what it shows has no layout any more.
+
+    >>> shuffled(torch.arange(4.0).reshape(1, 2, 2), 1, torch.Generator().manual_seed(0)).sum()
+    tensor(6.)
+    """
+    c = image.shape[0]
+    cut = image.unfold(1, patch, patch).unfold(2, patch, patch)
+    h, w = cut.shape[1:3]
+    order = torch.randperm(h * w, generator=generator)
+    mixed = cut.reshape(c, h * w, patch, patch)[:, order].reshape(c, h, w, patch, patch)
+    whole = image.clone()  # a rest at the border stays as it is
+    whole[:, : h * patch, : w * patch] = mixed.permute(0, 1, 3, 2, 4).reshape(c, h * patch, w * patch)
+    return whole

@@ -9,8 +9,7 @@ import torch
 
 from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.measure import Family, Kept, Measure, Need, Outcome
-from vispe.evaluate.audit.run import shuffled
-from vispe.evaluate.behaviour.places import refuse, step_or_note
+from vispe.evaluate.behaviour.places import refuse, shuffled, step_or_note
 from vispe.evaluate.behaviour.reruns import Reruns
 from vispe.evaluate.rotation.compare import cosine
 

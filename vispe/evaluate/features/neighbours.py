@@ -15,8 +15,7 @@ from vispe.errors import ShapeError, UnsupportedHost
 from vispe.evaluate.attention.head_sums import by_distance, by_offset, pairs
 from vispe.evaluate.audit.host import Host, Need
 from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome, View
-from vispe.evaluate.audit.run import shuffled
-from vispe.evaluate.behaviour.places import refuse, step_or_note
+from vispe.evaluate.behaviour.places import refuse, shuffled, step_or_note
 from vispe.evaluate.behaviour.reruns import Reruns
 from vispe.grid import Grid
 
