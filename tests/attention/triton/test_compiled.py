@@ -90,7 +90,7 @@ def test_machine_code_with_another_triton(tmp_path):
 
 def _wide(report, loop):
     """Whether the bias of a tile comes 16 bytes at a time: on sm_100 it is copied, like keys and values."""
-    queries, keys, warps, _ = report["size"]
+    queries, keys, warps, *_ = report["size"]
     bias = queries * keys * 2 // (16 * 32 * warps)
     operands = (
         2 * (queries if report["kernel"] == "grad_kv" else keys) * report["width"] * 2 // (16 * 32 * warps)
