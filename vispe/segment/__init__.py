@@ -10,7 +10,7 @@ from vispe._lazy import face
 
 if TYPE_CHECKING:
     from vispe.segment.features.features import FeatureConfig
-    from vispe.segment.live import Live
+    from vispe.segment.live.engine import Live
     from vispe.segment.pipeline import Labelling, Post, Reading, Scoring, apply, segment
     from vispe.segment.text.prompts import Prompts
     from vispe.segment.trust import trust_page
@@ -30,7 +30,7 @@ __all__ = [
 
 _HOMES = dict.fromkeys(__all__, "vispe.segment.pipeline") | {
     "FeatureConfig": "vispe.segment.features.features",
-    "Live": "vispe.segment.live",
+    "Live": "vispe.segment.live.engine",
     "Prompts": "vispe.segment.text.prompts",
     "trust_page": "vispe.segment.trust",
 }

@@ -11,7 +11,7 @@ from vispe.errors import InputError, require
 from vispe.images.formats.decoded import times
 from vispe.images.read import Micrograph
 from vispe.segment.draw import PALETTE, Color
-from vispe.segment.live import micrograph
+from vispe.segment.live.engine import micrograph
 
 if TYPE_CHECKING:
     from napari.layers import Image, Labels, Layer

@@ -13,7 +13,7 @@ from vispe.errors import VispeError, is_memory
 from vispe.images.read import Micrograph
 from vispe.segment.draw import Color
 from vispe.segment.features.features import FeatureConfig
-from vispe.segment.live import Live
+from vispe.segment.live.engine import Live
 from vispe.segment.model.file import Model
 from vispe.segment.pipeline import DEFAULT
 from vispe.segment.run.predict import Prediction
