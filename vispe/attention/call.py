@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.base import ALL, Bias
+from vispe.attention.bias.kept import mask
 from vispe.attention.bias.values import ValueTerm
 from vispe.attention.precision import autocast_on, compute_dtype, no_autocast, readable
 from vispe.attention.transform.base import Transform
@@ -161,12 +162,14 @@ class Call:
         return out if self.transform is None else self.transform.output(out)
 
     def dense_bias(self, heads: slice = ALL, kept: torch.dtype | None = None) -> Tensor | None:
-        """Return the bias made dense, float32 or better; that of fixed biases as kept in dtype `kept`, if given."""
+        """Return the bias made dense, float32 or better; what can be kept in dtype `kept`, if that is given."""
         if self.bias is None:
             return None
-        if kept is not None and heads == ALL and self.bias.key is not None and self.bias.pos is not None:
-            dense = self.bias.mask(kept)
-        else:
+        dense = None
+        if kept is not None and heads == ALL and self.bias.pos is not None:
+            learned = self.bias.key is None
+            dense = mask(self.bias, kept, self.q.shape[1]) if learned else self.bias.mask(kept)
+        if dense is None:
             groups = self.q.shape[1] // self.k.shape[1]
             k = self.real(self.k) if self.bias.per_sample else self.k
             k = k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else k

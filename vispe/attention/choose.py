@@ -13,6 +13,7 @@ from vispe.attention.backends import blocked as strip_gradient
 from vispe.attention.backends import flex, lowrank, reference, sdpa
 from vispe.attention.backends import triton as fused
 from vispe.attention.backends.triton.device import KernelsFailed, say_once
+from vispe.attention.bias import kept as learned
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.dense import LowRankBias
 from vispe.attention.bias.distance import DistanceBias
@@ -137,7 +138,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     named, call = selected(backend), Call(q, k, v, **arguments)
     name, reason = _choose(call, named)
     if name == "sdpa" and strip_gradient.taken(call):
-        reason = "blocks of a mask, from which a learned bias gets its gradient"
+        reason = "blocks of a mask, which is too large to keep or gets a gradient"
     refused = {other: refuses(call) for other, (refuses, _) in BACKENDS.items() if other != name}
     other_why = "not faster here, or less exact" if named.backend == "auto" else "not the one that is named"
     return Explanation(name, reason, {other: why or other_why for other, why in refused.items()})
@@ -187,6 +188,8 @@ def _choose(call: Call, named: Selected) -> tuple[str, str]:
     if (flex.discourages(call) or flex.refuses(call)) is None:
         return "flex", f"FlexAttention makes no n x n tensor, and triton says: {fused.refuses(call)}"
     kept = "kept with its positions" if call.bias.key is not None else "made in each call"
+    if learned.keeps(call.bias, call.dtype, call.q.shape[1]):
+        kept = "kept while its numbers stay the same"
     return "sdpa", f"one dense mask, {kept}"
 
 

@@ -8,6 +8,8 @@ the constructor, so that `Encoding.config` rebuilds an equal module.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Hashable
+from functools import cache
 from typing import Any, ClassVar, cast, dataclass_transform
 
 import torch
@@ -227,7 +229,7 @@ class Encoding(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """Name and arguments, JSON-able: `create_encoding(enc.config)` builds an equal module."""
-        return {"name": self.name, **{p: getattr(self, p) for p in inspect.signature(type(self)).parameters}}
+        return {"name": self.name, **{p: getattr(self, p) for p in _arguments(type(self))}}
 
     @property
     def spec(self) -> Any:
@@ -284,6 +286,11 @@ class Biased(Encoding):
         """
         raise NotImplementedError
 
+    def _made_of(self, *words: Hashable) -> tuple[Hashable, tuple[Tensor, ...]]:
+        """Return what decides the values of a function of offsets: `words`, the arguments, all tensors."""
+        arguments = tuple(getattr(self, name) for name in _arguments(type(self)))
+        return (type(self), arguments, self.progress, *words), (*self.parameters(), *self.buffers())
+
     def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
         """Return what is added to the output of attention in block `layer`, or None."""
         del pos, layer
@@ -296,3 +303,8 @@ class Mixing(Encoding):
     def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
         """Return the tokens (b, n, d) after block `layer` has been left."""
         raise NotImplementedError
+
+
+@cache
+def _arguments(kind: type[Encoding]) -> tuple[str, ...]:
+    return tuple(inspect.signature(kind).parameters)

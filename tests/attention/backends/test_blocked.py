@@ -191,8 +191,8 @@ def test_explain_says_when_blocks_are_taken():
         table = torch.randn(2, 15, 15, requires_grad=learned)
         said[learned] = explain(q, q, q, bias=TableBias(table, pos)).reason
     assert said == {
-        True: "blocks of a mask, from which a learned bias gets its gradient",
-        False: "one dense mask, made in each call",
+        True: "blocks of a mask, which is too large to keep or gets a gradient",
+        False: "one dense mask, kept while its numbers stay the same",
     }
 
 

@@ -1,4 +1,4 @@
-"""Attention on CPU with a learned bias table: the gradient of the table is summed up block by block.
+"""Attention on CPU with a learned bias table, block by block: masks too large to keep, and gradients of the table.
 
 SDPA leaves its fast CPU kernel when the mask needs a gradient, and keeps several (b, h, n, n) tensors. Here the
 fast kernel runs with a mask without gradient, made for some heads and grid rows at a time, and returns the log of
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from vispe.attention.bias.kept import keepable
 from vispe.attention.bias.lower import not_a_table, table_of
 from vispe.attention.bias.strip import Layout, build
 from vispe.attention.call import Call
-from vispe.attention.precision import no_autocast
+from vispe.attention.precision import no_autocast, rounded
 
 FORWARD_BLOCK = 1 << 24  # bytes of a mask
 # bytes of a block of scores, per thread (measured: 1.0 and 4 MB alike, 0.5 MB slower)
@@ -44,18 +45,28 @@ def attend(call: Call) -> Tensor | None:
     wide = torch.promote_types(call.dtype, torch.float32)
     with no_autocast(call.q.device):
         table, edge = table_of(call.bias)
-        if not (table.requires_grad or (edge is not None and edge.requires_grad)):
+        learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (table, edge))
+        if not learns and not _too_large_to_keep(call):
             return None
         runs, ends = build(table.to(wide), edge, layout)
     if runs.shape[0] not in (1, call.q.shape[1]):
         return None  # the dense path says what is wrong
-    q, k, v = (t.to(call.dtype).to(wide) for t in call.transformed())
+    q, k, v = (t.to(call.dtype) for t in call.transformed())
+    if learns:
+        q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    else:
+        # a mask in half precision costs less time than one in float32
+        runs, ends = rounded(runs, call.dtype), rounded(ends, call.dtype)
     keep, dead = call.key_padding_mask, None
     if keep is not None:
         # rows without any key: attended as if all keys were there, and set to 0 afterwards
         dead = ~keep.any(1)[:, None, None, None]
         keep = keep | dead[:, :, 0, 0]
-    out: Tensor = _StripAttention.apply(q, k, v, runs, ends, keep, layout, call.factor)  # pyright: ignore
+    if learns:
+        out: Tensor = _StripAttention.apply(q, k, v, runs, ends, keep, layout, call.factor)  # pyright: ignore
+    else:
+        with no_autocast(q.device):
+            out = _forward(q, k, v, _Strip(runs, ends, layout), keep, call.factor)[0]
     out = out.to(call.dtype)
     return call.finish(out if dead is None else out.masked_fill(dead, 0.0))
 
@@ -65,7 +76,17 @@ def taken(call: Call) -> bool:
     if not _serves(call) or call.bias is None:
         return False
     with no_autocast(call.q.device):
-        return any(t is not None and t.requires_grad for t in table_of(call.bias))
+        learns = any(t is not None and t.requires_grad for t in table_of(call.bias))
+    return (torch.is_grad_enabled() and learns) or _too_large_to_keep(call)
+
+
+def _too_large_to_keep(call: Call) -> bool:
+    """Whether nothing needs a gradient, and a mask would be made in every call."""
+    if call.bias is None or (
+        torch.is_grad_enabled() and any(t.requires_grad for t in (call.q, call.k, call.v))
+    ):
+        return False
+    return not keepable(call.bias, call.dtype, call.q.shape[1]) and call.bias.finite
 
 
 def _serves(call: Call) -> bool:
@@ -73,7 +94,7 @@ def _serves(call: Call) -> bool:
     if torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore
         return False
     q, k, v, bias = call.q, call.k, call.v, call.bias
-    if bias is None or bias.key is not None or q.device.type != "cpu" or not torch.is_grad_enabled():
+    if bias is None or bias.key is not None or q.device.type != "cpu":
         return False
     if call.value_term is not None or call.attn_mask is not None or call.is_causal or call.dropout_p:
         return False

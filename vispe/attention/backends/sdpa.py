@@ -1,7 +1,8 @@
 """Attention by `torch.nn.functional.scaled_dot_product_attention` with the bias as one dense mask.
 
-The mask has q's dtype (a float32 mask under bfloat16 inputs costs 1.4 times the time on CPU). Masks of fixed
-biases are kept with their positions. Batch and head axes are swapped when each head has its own mask and that is
+The mask has q's dtype (a float32 mask under bfloat16 inputs costs 1.4 times the time on CPU). Masks of fixed biases
+are kept with their positions, those of learned ones while their numbers stay the same (`vispe.attention.bias.kept`);
+tables that the content reads are served some rows at a time (`by_rows`). Batch and head axes are swapped when each head has its own mask and that is
 large, which lets the CPU kernel reuse a mask for the whole batch. A mask above 1 GiB is made and used group by group.
 
 With a few hundred tokens on CPU, checks and choices take a tenth of the time of attention. So what they came to is
@@ -19,9 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vispe.attention.backends import blocked as strip_gradient
+from vispe.attention.backends import by_rows
+from vispe.attention.bias import kept as learned
 from vispe.attention.bias.base import Bias
 from vispe.attention.call import Call, combine
-from vispe.attention.precision import autocast_on, rounded
+from vispe.attention.precision import autocast_on, no_infinity, rounded
 
 MASK_LIMIT = 1 << 30  # bytes
 # Keys from which swapped axes pay. Forward relative to SDPA without mask, one thread, b 2 and 8, d 64, float32, as they
@@ -41,6 +44,9 @@ def run(call: Call) -> Tensor:
     by_strips = strip_gradient.attend(call)
     if by_strips is not None:
         return by_strips
+    rows_at_a_time = by_rows.attend(call)
+    if rows_at_a_time is not None:
+        return rows_at_a_time
     q, k, v = call.transformed()
     if (
         call.bias is None
@@ -67,34 +73,39 @@ def run(call: Call) -> Tensor:
 def known(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor | None:
     """Return the mask of calls like one that was checked before, or None."""
     pos, key = bias.pos, bias.key
-    if key is None or bias.whole or pos is None or pos.memo is None or torch.compiler.is_compiling():
+    if bias.whole or pos is None or pos.memo is None or torch.compiler.is_compiling():
         return None
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or torch.is_autocast_enabled("cpu"):
         return None
-    return pos.memo.get(("checked", key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype))
+    if key is not None:
+        return pos.memo.get(("checked", key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype))
+    entry = learned.look(bias, q.dtype, q.shape[1])
+    if entry is None or (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype) not in entry.checked:
+        return None
+    return entry.mask
 
 
 def know(call: Call) -> None:
-    """Keep the mask of a call that was served, which had nothing but a fixed bias, for calls like it."""
+    """Keep the mask of a call that was served, which had nothing but a bias, for calls like it."""
     q, k, v, bias = call.q, call.k, call.v, call.bias
     if (
         bias is None
         or bias.pos is None
-        or bias.key is None
-        or not bias.finite
         or bias.whole
         or torch.compiler.is_compiling()
-    ):
-        return
-    if (
-        not q.is_cpu
+        or not q.is_cpu
         or q.shape[1] != k.shape[1]
         or _heads_per_group(call) < q.shape[1]
         or autocast_on(q.device)
     ):
         return
-    checked = ("checked", bias.key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
-    bias.pos.remember(checked, lambda: bias.mask(call.dtype))
+    like = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    if bias.key is None:
+        entry = learned.look(bias, q.dtype, q.shape[1])
+        if entry is not None and entry.finite:
+            entry.checked.add(like)
+    elif bias.pos.remember(("open", bias.key, call.dtype), lambda: no_infinity(bias.mask(call.dtype))):
+        bias.pos.remember(("checked", bias.key, *like), lambda: bias.mask(call.dtype))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -> Tensor:

@@ -111,16 +111,19 @@ class ContextBias(Bias):
         """Whether it is known to hold no infinity."""
         return no_infinity(self.weights)
 
-    def _dense(self, ask: Request) -> Tensor:
+    def read(self, ask: Request) -> Tensor:
+        """Return what each query, or each key, reads in each bucket, (b, h, n or m, buckets)."""
         x = self.content if self.content is not None else ask.q if self.dot == "query" else ask.k
         if x is None or (self.scaled and ask.scale is None):
             raise ShapeError(
                 f"ContextBias reads the {self.dot} with scaled={self.scaled}; pass q, k and scale."
             )
         x = ask.pick(x, 1)
-        read = exact_product(x, ask.pick(self.weights).transpose(-1, -2))  # (b, h, n or m, buckets)
-        if self.scaled and ask.scale is not None:
-            read = read * ask.scale
+        read = exact_product(x, ask.pick(self.weights).transpose(-1, -2))
+        return read * ask.scale if self.scaled and ask.scale is not None else read
+
+    def _dense(self, ask: Request) -> Tensor:
+        read = self.read(ask)
         buckets = per_head(self.buckets)
         if self.dot == "query":
             return read.gather(-1, buckets.expand(*read.shape[:2], -1, -1))

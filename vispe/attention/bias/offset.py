@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vispe.attention.bias.base import Bias, Request
 from vispe.attention.bias.table import TableBias
+from vispe.attention.precision import no_infinity, readable
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
@@ -25,6 +26,8 @@ class OffsetBias(Bias):
         wrap: offsets on the torus of `Positions.extent`, from minus one half of it to below one half.
         spacing: distance between neighbouring cells per axis, in place of that of the positions.
         key: what `function` depends on, where that has no gradient: then masks are kept with the positions.
+        made_of: words and tensors that decide what a function without key returns: in evaluation, masks are kept while
+            both are equal.
 
     Raises:
         ShapeError: when it is used, the function returns something else than (h or 1, m).
@@ -37,7 +40,7 @@ class OffsetBias(Bias):
                 [-2., -1.,  0.]])
     """
 
-    __slots__ = ("_key", "function", "spacing", "wrap")
+    __slots__ = ("_key", "function", "made_of", "spacing", "wrap")
 
     def __init__(
         self,
@@ -47,9 +50,11 @@ class OffsetBias(Bias):
         wrap: bool = False,
         spacing: tuple[float, ...] | None = None,
         key: Hashable | None = None,
+        made_of: tuple[Hashable, tuple[Tensor, ...]] | None = None,
     ) -> None:
         super().__init__(pos)
         self.function, self.wrap, self.spacing, self._key = function, wrap, spacing, key
+        self.made_of = made_of
 
     @property
     def invariant(self) -> bool:
@@ -60,6 +65,15 @@ class OffsetBias(Bias):
     def key(self) -> Hashable | None:
         """What it depends on beside its positions; None where that has a gradient."""
         return None if self._key is None else ("offset", self._key, self.wrap, self.spacing)
+
+    @property
+    def finite(self) -> bool:
+        """Whether its table on a grid is known to hold no infinity; False for free coordinates, and with a key."""
+        pos = self.pos
+        if self._key is not None or pos is None or pos.grid is None or not pos.in_place or not pos.static:
+            return False
+        with torch.no_grad():
+            return readable(pos.coords) and no_infinity(self.table(pos.grid))
 
     def _of(self, offset: Tensor, extent: Tensor) -> Tensor:
         """Return the values of the function (h or 1, ...) at offsets (..., axes)."""

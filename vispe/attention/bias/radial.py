@@ -11,6 +11,7 @@ from torch import Tensor
 from vispe.attention.bias.base import Bias, Request
 from vispe.attention.bias.distances import Metric, Normalize, Reference, check_rule, distances, offsets
 from vispe.attention.bias.table import TableBias
+from vispe.attention.precision import no_infinity, readable
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
@@ -30,6 +31,8 @@ class RadialBias(Bias):
         reference: grid shape for 'reference'; `Grid.reference` by default.
         spacing: distance between neighbouring cells per axis, in place of that of the positions.
         key: what `function` depends on, where that has no gradient: then masks are kept with the positions.
+        made_of: words and tensors that decide what a function without key returns: in evaluation, masks are kept while
+            both are equal.
 
     Raises:
         OptionError: there is no such metric or normalisation.
@@ -42,7 +45,7 @@ class RadialBias(Bias):
         tensor([1.0000, 0.5000, 0.3333])
     """
 
-    __slots__ = ("_key", "function", "rule", "spacing")
+    __slots__ = ("_key", "function", "made_of", "rule", "spacing")
 
     def __init__(
         self,
@@ -55,10 +58,11 @@ class RadialBias(Bias):
         reference: Reference = None,
         spacing: tuple[float, ...] | None = None,
         key: Hashable | None = None,
+        made_of: tuple[Hashable, tuple[Tensor, ...]] | None = None,
     ) -> None:
         super().__init__(pos)
         check_rule(metric, normalize)
-        self.function, self.spacing, self._key = function, spacing, key
+        self.function, self.spacing, self._key, self.made_of = function, spacing, key, made_of
         self.rule: tuple[Metric, bool, Normalize, Reference] = (metric, wrap, normalize, reference)
 
     @property
@@ -70,6 +74,15 @@ class RadialBias(Bias):
     def key(self) -> Hashable | None:
         """What it depends on beside its positions; None where that has a gradient."""
         return None if self._key is None else ("radial", self._key, self.spacing, *self.rule)
+
+    @property
+    def finite(self) -> bool:
+        """Whether its table on a grid is known to hold no infinity; False for free coordinates, and with a key."""
+        pos = self.pos
+        if self._key is not None or pos is None or pos.grid is None or not pos.in_place or not pos.static:
+            return False
+        with torch.no_grad():
+            return readable(pos.coords) and no_infinity(self.table(pos.grid))
 
     def _of(self, distance: Tensor) -> Tensor:
         """Return the values of the function (h or 1, ...) at distances of any shape."""

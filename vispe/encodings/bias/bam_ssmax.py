@@ -108,7 +108,11 @@ class BamSsmax(PriorEncoding, Rotary):
             return GatedBias(factor.expand(-1, -1, pos.tokens), None, prior)
         # one factor for all queries: the prior stays a table
         return OffsetBias(
-            lambda step: factor[0] * self._fall(step), pos, wrap=self.wrap, spacing=self.spacing
+            lambda step: factor[0] * self._fall(step),
+            pos,
+            wrap=self.wrap,
+            spacing=self.spacing,
+            made_of=self._made_of("scaled"),
         )
 
     def _factor(self, pos: Positions) -> Tensor:

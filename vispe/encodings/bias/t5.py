@@ -135,7 +135,7 @@ class T5Buckets(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias, the same for every block that has this table."""
         self._need_axes(pos)
-        return OffsetBias(self._read, pos, spacing=self.spacing)
+        return OffsetBias(self._read, pos, spacing=self.spacing, made_of=self._made_of())
 
     def _read(self, step: Tensor) -> Tensor:
         """Return what the tables hold for offsets (m, axes), (h, m)."""

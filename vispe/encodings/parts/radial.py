@@ -57,6 +57,7 @@ class RadialEncoding(Biased):
             reference=self.reference,
             spacing=self.spacing,
             key=key,
+            made_of=None if key is not None else self._made_of(getattr(function, "__name__", "")),
         )
 
 
