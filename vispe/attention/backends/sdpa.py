@@ -2,8 +2,9 @@
 
 The mask has q's dtype (a float32 mask under bfloat16 inputs costs 1.4 times the time on CPU). Masks of fixed biases
 are kept with their positions, those of learned ones while their numbers stay the same (`vispe.attention.bias.kept`);
-tables that the content reads are served some rows at a time (`by_rows`). Batch and head axes are swapped when each head has its own mask and that is
-large, which lets the CPU kernel reuse a mask for the whole batch. A mask above 1 GiB is made and used group by group.
+tables that the content reads are served some rows at a time (`by_rows`). Batch and head axes are swapped when each
+head has its own mask and that is large, which lets the CPU kernel reuse a mask for the whole batch. A mask above 1 GiB
+is made and used group by group.
 
 With a few hundred tokens on CPU, checks and choices take a tenth of the time of attention. So what they came to is
 kept beside a kept mask, and a call of the same shapes and dtypes with nothing but that bias goes straight to SDPA.
