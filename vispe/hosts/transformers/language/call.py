@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError
+from vispe.hosts.transformers.language import traced
 from vispe.hosts.transformers.language.beside import (
     IDS,
     MARKS,
@@ -113,10 +115,25 @@ class Call:
         if state is not None:
             first = torch.where(valid, keys, keys.max()).amin(1)
             start = state.offset + scheme.step * first
+        if self.model.language_model.vispe_beside is None and traced.traceable(self.model, self.kwargs):
+            tensors = (self.input_ids, self.inputs_embeds, self.types, keys, valid, start)
+            return traced.coordinates(self.model, tensors, self.kwargs)
         stream = self.stream(keys, valid)
         found = scheme.coordinates(stream, start=start, training=self.model.training)
         self.marks = marks_of(scheme, stream, found)
         return found
+
+
+@traced.runs
+def _untraced(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, Any]) -> Coordinates:
+    """Return the coordinates of a call that a compiler handed on: the tensors and pictures of `Call.coordinates`."""
+    ids, embeds, types, keys, valid, start = tensors
+    if keys is None or valid is None:
+        raise InputError(
+            "The coordinates of a prompt need the key of every token, and which are not padding."
+        )
+    call = Call(model, ids, embeds, types, None, None, kwargs)
+    return model.vispe_scheme.coordinates(call.stream(keys, valid), start=start)
 
 
 @dataclass(eq=False)

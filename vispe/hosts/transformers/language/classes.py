@@ -39,6 +39,7 @@ from vispe.hosts.transformers.language.state import (
     state_after,
     valid_tokens,
 )
+from vispe.hosts.transformers.language.traced import numbered
 from vispe.multimodal import Scheme, tables
 
 # language models that take ordinary ids as the first of four rows
@@ -143,6 +144,12 @@ class PositionedModel:
     """The model inside: it knows the scheme."""
 
     vispe_scheme: Scheme
+    vispe_number: int
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy, which compiled programs find by a number of its own."""
+        super().__setstate__(state)  # type: ignore[misc]
+        numbered(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep the signature of the class that is replaced."""

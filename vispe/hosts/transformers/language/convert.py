@@ -21,6 +21,7 @@ from vispe.hosts.transformers.language.classes import (
     PositionedText,
 )
 from vispe.hosts.transformers.language.rope_index import INDEX, PositionedIndex
+from vispe.hosts.transformers.language.traced import numbered
 from vispe.multimodal import Scheme, create_scheme
 from vispe.multimodal.properties import keeps_text
 
@@ -109,6 +110,7 @@ def convert_vlm(
     indexed = hasattr(inner, "get_rope_index")
     inner.__class__ = positioned(type(inner), PositionedIndex if indexed else PositionedModel)
     inner.vispe_scheme = scheme
+    numbered(inner)
     device = text.rotary_emb.inv_freq.device
     text.__class__ = positioned(type(text), PositionedText)
     text.vispe_late, text.vispe_axes = late_rotation, scheme.axes
@@ -216,7 +218,14 @@ def restore_vlm(model: nn.Module) -> None:
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
     hf_late.switch_off(text)
-    del inner.vispe_scheme, text.vispe_axis_of_pair, text.vispe_allocation, text.vispe_late, text.vispe_axes
+    del (
+        inner.vispe_scheme,
+        inner.vispe_number,
+        text.vispe_axis_of_pair,
+        text.vispe_allocation,
+        text.vispe_late,
+        text.vispe_axes,
+    )
     del text.vispe_beside, text.vispe_extend
 
 

@@ -1,0 +1,97 @@
+"""Compiled prompts with pictures: coordinates are one operator, with hardly more pieces than the stock model has."""
+
+import copy
+import gc
+
+import pytest
+import torch
+
+from tests.hosts.transformers.reference import converted, stock
+from tests.hosts.transformers.tiny import batch
+from vispe.errors import InputError
+from vispe.hosts.transformers.language import traced
+from vispe.hosts.transformers.language.call import Call
+from vispe.hosts.transformers.language.state import prompt_keys
+
+ROWS = [[3, "image", 4]], [[7], [3, "image", 4], [1, "wide", 1, "image", 2]], [[5]]
+
+
+def asked(model, inputs):
+    """The tensors and keyword arguments of a prompt, as the operator takes them."""
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    keys = prompt_keys(ids.shape[1], len(ids), mask, ids.device)
+    kwargs = {k: v for k, v in inputs.items() if k in traced.READ}
+    return [ids, None, None, keys, mask.bool(), None], kwargs
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=["one", "several", "text"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl"])
+@pytest.mark.parametrize("spec", ["mrope_i", "vrope", "v2pe"])
+def test_the_operator_gives_what_the_code_gives(family, spec, rows):
+    if family in ("llava", "internvl"):
+        rows = [[w for w in row if w != "wide"] for row in rows]
+    model = converted(family, spec).model
+    tensors, kwargs = asked(model, batch(family, *rows).inputs)
+    found = traced.coordinates(model, tensors, kwargs)
+    wanted = Call(model, tensors[0], None, None, None, None, kwargs).coordinates(tensors[3], tensors[4], None)
+    assert torch.equal(found.ids, wanted.ids)
+    assert torch.equal(found.next, wanted.next)
+    assert found.ids.dtype == torch.float64
+
+
+def test_the_operator_is_one_that_compilers_know():
+    model = converted("qwen2_vl", "vrope").model
+    tensors, kwargs = asked(model, batch("qwen2_vl", *ROWS[1]).inputs)
+    given = [t for t in tensors if t is not None]
+    known = "".join("1" if t is not None else "0" for t in tensors)
+    arguments = (
+        given,
+        list(kwargs.values()),
+        known,
+        ",".join(kwargs),
+        model.vispe_scheme.axes,
+        model.vispe_number,
+    )
+    torch.library.opcheck(torch.ops.vispe.coordinates.default, arguments)
+
+
+def test_copies_have_numbers_of_their_own():
+    model = copy.deepcopy(converted("qwen2_vl", "mrope_i"))
+    other = copy.deepcopy(model)
+    assert len({m.model.vispe_number for m in (model, other, converted("qwen2_vl", "mrope_i"))}) == 3
+    number = other.model.vispe_number
+    assert traced._MODELS[number] is other.model
+    del other
+    gc.collect()
+    assert number not in traced._MODELS
+
+
+def test_wrong_grids_are_refused():
+    model = converted("qwen2_vl", "mrope_i").model
+    tensors, kwargs = asked(model, batch("qwen2_vl", *ROWS[0]).inputs)
+    with pytest.raises(InputError, match=r"placeholder|grid|tokens"):
+        traced.coordinates(model, tensors, {**kwargs, "image_grid_thw": kwargs["image_grid_thw"] * 2})
+
+
+@pytest.mark.slow
+def test_a_compiled_prompt():
+    model = converted("llava", "mrope_i")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        for rows in (ROWS[0], [[3, "image", 4], [1, "image", 6]]):
+            given = batch("llava", *rows).inputs
+            found, wanted = compiled(**given, use_cache=False).logits, model(**given, use_cache=False).logits
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "more"), [("llava", 1), ("qwen2_vl", 0)])
+def test_as_many_pieces_as_stock(family, more):
+    """One more where the stock model computes nothing before its own first break."""
+    given, breaks = batch(family, *ROWS[0]).inputs, []
+    for model in (stock(family), converted(family, "mrope_i")):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            breaks.append(torch._dynamo.explain(model)(**given, use_cache=False).graph_break_count)
+    assert breaks[1] <= breaks[0] + more

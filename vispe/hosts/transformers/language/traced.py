@@ -1,0 +1,91 @@
+"""Coordinates of a prompt with pictures in compiled programs: one operator, which no compiler looks into.
+
+Where pictures stand depends on the values of tokens and grids, so a compiler that follows the code breaks its graph at
+each of these values. As one operator it is a call like any other, and runs as it does without a compiler.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vispe.multimodal import Coordinates
+
+# what a call says of its pictures; other arguments are not read, but that they are there may be asked for
+READ = (
+    "pixel_values",
+    "pixel_values_videos",
+    "image_grid_thw",
+    "video_grid_thw",
+    "second_per_grid_ts",
+    "tile_grids",
+    "image_sizes",
+    "batch_num_images",
+)
+_MODELS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_Find = Callable[[Any, Sequence[Tensor | None], dict[str, Any]], Coordinates]
+_FIND: dict[str, _Find] = {}  # what the operator runs; `call` stands above this file
+
+
+def runs(function: _Find) -> _Find:
+    """Name the function that the operator runs: it takes a model, tensors, and arguments about pictures."""
+    _FIND["call"] = function
+    return function
+
+
+def traceable(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a compiler is at work, and the operator takes all that the call says of its pictures."""
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or model.training:
+        return False
+    given = [v for name, v in kwargs.items() if name in READ or name == "mm_encoder_outputs"]
+    return (
+        all(v is None or isinstance(v, Tensor) for v in given) and kwargs.get("vision_aspect_ratio") is None
+    )
+
+
+def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, Any]) -> Coordinates:
+    """Return the coordinates of a call as one operator.
+
+    Args:
+        model: the converted model inside.
+        tensors: input_ids or None, embeddings or None, types or None, keys (b, s), valid (b, s), start (b) or None.
+        kwargs: other arguments of the call, of which `READ` are looked at.
+    """
+    named = [name for name in READ if kwargs.get(name) is not None]
+    scheme = model.vispe_scheme
+    known = "".join("1" if t is not None else "0" for t in tensors)
+    given = [t for t in tensors if t is not None]
+    ids, following = _coordinates(
+        given, [kwargs[name] for name in named], known, ",".join(named), scheme.axes, model.vispe_number
+    )
+    return Coordinates(ids, tensors[4], following, scheme)  # type: ignore[arg-type]
+
+
+def numbered(model: Any) -> None:
+    """Give a model the number by which the operator finds it."""
+    model.vispe_number = id(model)
+    _MODELS[id(model)] = model
+
+
+@torch.library.custom_op("vispe::coordinates", mutates_args=())
+def _coordinates(
+    tensors: Sequence[Tensor], pictures: Sequence[Tensor], known: str, named: str, axes: int, model: int
+) -> tuple[Tensor, Tensor]:
+    rest = iter(tensors)
+    given = [next(rest) if one == "1" else None for one in known]
+    kwargs = dict(zip(named.split(","), pictures, strict=True)) if named else {}
+    found = _FIND["call"](_MODELS[model], given, kwargs)
+    return found.ids.clone(), found.next.clone()
+
+
+@_coordinates.register_fake
+def _(
+    tensors: Sequence[Tensor], pictures: Sequence[Tensor], known: str, named: str, axes: int, model: int
+) -> tuple[Tensor, Tensor]:
+    keys = tensors[sum(one == "1" for one in known[:3])]
+    rows, length = keys.shape
+    return keys.new_empty(axes, rows, length, dtype=torch.float64), keys.new_empty(rows, dtype=torch.float64)
