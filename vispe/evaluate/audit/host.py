@@ -164,16 +164,21 @@ class Host:
         if isinstance(self.f, VisionModel):
             own = {name: getattr(self.f, name) for name in ("layer", "norm", "mean", "std", "exact")}
             f = VisionModel(model, **own)
-        return Host(f, title, patch=self.patch)
+        made = Host(f, title, patch=self.patch)
+        # answers are given by the whole model, of which this may be a part
+        if self.answers is not None:
+            made.why["answers"] = "a changed copy of the model that sees images does not speak"
+        return made
 
 
-def host_of(model: Subject | Callable[..., Any], title: str = "") -> Host:
+def host_of(model: Subject | Callable[..., Any], title: str = "", *, answers: Answers | None = None) -> Host:
     """Return what an audit measures.
 
     Args:
         model: what `load_subject` found; a model, in evaluation mode, of transformers also a causal language model;
             or images (b, c, H, W) -> maps (b, d, h, w).
         title: in words; by default that of the subject, or the name of the class.
+        answers: how it answers questions, such as `vispe.evaluate.audit.answers.ChatAnswers`.
 
     Raises:
         OptionError: a model in training mode; a segmenter of which neither classes nor probabilities are known.
@@ -185,11 +190,11 @@ def host_of(model: Subject | Callable[..., Any], title: str = "") -> Host:
     if isinstance(model, Subject):
         f = _Classes(model) if model.features is None else model.features
         patch = 1 if model.features is None else model.patch
-        return Host(f, title or model.title, patch=patch)
+        return Host(f, title or model.title, patch=patch, answers=answers)
     net = TransformersModel(model) if of_transformers(model) and not reads_words(model) else model
     f = feature_function(net)
     named = model.model if isinstance(model, VisionModel) else model
-    return Host(f, title or getattr(named, "__name__", type(named).__name__))
+    return Host(f, title or getattr(named, "__name__", type(named).__name__), answers=answers)
 
 
 class _Classes:
