@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from vispe.errors import InputError
-from vispe.images.find import find_images
+from vispe.images.exchange.read import ENDINGS, images_in
+from vispe.images.find import find_images, match_files
 from vispe.images.paths import expanded
 
 _MADE = "seg|prob|uncertainty|overlay|trust|disagreement"
@@ -36,10 +37,38 @@ def labels_among(patterns: Sequence[str | Path], found: Iterable[Path]) -> list[
     images = {path.resolve() for path in found if path.stem not in beside}
     labels: dict[Path, Path] = {}
     for pattern in patterns:
-        paths = find_images([pattern])
+        paths = find_images([pattern], ENDINGS)
         drawn = [path for path in paths if path.resolve() not in images]
         labels |= {path.resolve(): path for path in (paths if is_named(pattern) or not drawn else drawn)}
     return list(labels.values())
+
+
+def match_drawn(
+    images: Sequence[Path],
+    files: Sequence[Path],
+    what: str,
+    stem: Callable[[Path], str] = lambda path: path.stem,
+) -> tuple[dict[Path, Path], list[Path]]:
+    """Give each file of labels or truth to its image as `match_files` does, a COCO file to every image that it names.
+
+    Raises:
+        InputError: two files of one image.
+    """
+    named = {file: names for file in files if (names := images_in(file))}
+    if not named or (len(images) == len(files) == 1 and len(named[files[0]]) == 1):
+        return match_files(images, files, what, stem)
+    matched, strays = match_files(images, [file for file in files if file not in named], what, stem)
+    for file, names in named.items():
+        stems = {Path(name).stem for name in names}
+        own = [image for image in images if image.name in names or stem(image) in stems]
+        strays += [] if own else [file]
+        for image in own:
+            if image in matched:
+                raise InputError(
+                    f"{matched[image]} and {file} are both {what} of {image}; give one for each."
+                )
+            matched[image] = file
+    return matched, strays
 
 
 def images_among(

@@ -6,7 +6,7 @@ import glob
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from vispe.errors import InputError, did_you_mean, require
@@ -15,13 +15,17 @@ from vispe.images.formats.foreign import foreign_format
 from vispe.images.paths import check_file, expanded
 
 
-def find_images(patterns: Sequence[str | Path]) -> list[Path]:
+def find_images(patterns: Sequence[str | Path], also: tuple[str, ...] = ()) -> list[Path]:
     """Turn files, folders and globs into a list of image files.
 
     The order of `patterns` is kept, so that labels given in the same order belong together; what a folder or
     glob matches is in natural order (2 before 10).  Folders are not searched in depth (use ``**``); hidden
     files and files with other endings than `SUFFIXES` are passed over in folders and globs.  A file that is
     matched twice comes once.  ``skimage:ihc`` is the picture ihc that scikit-image installs.
+
+    Args:
+        patterns: files, folders and globs.
+        also: other endings of names, in lower case, that are looked for in folders and globs.
 
     Raises:
         InputError: a pattern that matches nothing, named; or no pattern at all.
@@ -32,20 +36,20 @@ def find_images(patterns: Sequence[str | Path]) -> list[Path]:
         raise InputError("no image was given; name files, folders or globs such as 'data/*.png'.")
     found: dict[Path, Path] = {}
     for pattern in patterns:
-        for path in _expand(pattern):
+        for path in _expand(pattern, (*SUFFIXES, *also)):
             found.setdefault(Path(os.path.realpath(path)), path)
     return list(found.values())
 
 
-def _expand(pattern: str | Path) -> list[Path]:
+def _expand(pattern: str | Path, suffixes: tuple[str, ...]) -> list[Path]:
     if str(pattern).startswith("skimage:"):
         return [_installed(str(pattern).removeprefix("skimage:"))]
     path = expanded(pattern)
-    endings = " ".join(SUFFIXES)
+    endings = " ".join(suffixes)
     if os.path.isfile(path):  # noqa: PTH113 - never raises, unlike Path.is_file
         return [path]
     if os.path.isdir(path):  # noqa: PTH112
-        matches = _images(path.iterdir())
+        matches = _images(path.iterdir(), suffixes)
         if not matches:
             kinds = {foreign_format(p): p for p in sorted(path.iterdir()) if p.is_file()}
             others = [f" {p.name} is there, but {kind}." for kind, p in kinds.items() if kind]
@@ -54,7 +58,7 @@ def _expand(pattern: str | Path) -> list[Path]:
     if not glob.has_magic(str(path)):
         check_file(path)
     fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
-    matches = _images(Path(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:]))))
+    matches = _images(Path(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:]))), suffixes)
     if not matches:
         raise InputError(f"{pattern} matches no image; looked for {endings}.")
     return matches
@@ -64,15 +68,17 @@ def _installed(name: str) -> Path:
     """Return a picture that scikit-image installs, by its name without ending."""
     require("skimage", "cli", "An image of scikit-image")
     folder = Path(importlib.util.find_spec("skimage").origin).parent / "data"
-    known = {p.stem: p for p in _images(folder.iterdir())}
+    known = {p.stem: p for p in _images(folder.iterdir(), SUFFIXES)}
     if name not in known:
         hint = did_you_mean(name, known)
         raise InputError(f"scikit-image installs no image {name!r}.{hint} It has: {', '.join(known)}.")
     return known[name]
 
 
-def _images(paths: object) -> list[Path]:
-    kept = [p for p in paths if p.suffix.lower() in SUFFIXES and not p.name.startswith(".") and p.is_file()]
+def _images(paths: Iterable[Path], suffixes: tuple[str, ...]) -> list[Path]:
+    kept = [
+        p for p in paths if p.name.lower().endswith(suffixes) and not p.name.startswith(".") and p.is_file()
+    ]
     return sorted(kept, key=natural)
 
 

@@ -148,7 +148,7 @@ def _kept(run: Batch, model: Model) -> Segmenter:
     features = open_features(model, run.asked.device, allow_download=True)
     if run.asked.labels:
         read_drawn(run)  # labelled pixels are left out of scores
-    run.check_truth(None if run.asked.cluster is not None else len(model.names))
+    run.check_truth(None if run.asked.cluster is not None else model.names)
     return Segmenter(model, features, run.post)
 
 
@@ -156,7 +156,7 @@ def _learnt(run: Batch) -> Segmenter:
     """Train on labels, find clusters, or read texts."""
     asked = run.asked
     if asked.text is not None:
-        run.check_truth(len(asked.text.names))
+        run.check_truth(asked.text.names)
         from vispe.segment.text.zero_shot import text_model  # brings open_clip along
 
         config = asked.features or TextConfig()
@@ -220,6 +220,6 @@ def apply(
     run.post.weighing(loaded.classifier)
     config = refitted(loaded, asked)
     with run.begun():
-        run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else len(loaded.names))
+        run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else loaded.names)
         features = open_features(loaded, device, config, allow_download=allow_download)
         return run.predict(Segmenter(loaded, features, run.post))

@@ -68,9 +68,10 @@ def segment(
         images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP; or OME-Zarr stores, which may
             be larger than memory. In folders, labels, masks and results (a_labels.png, a_seg.png) are passed over.
         out: folder for the results.
-        labels: label files, 0 or black = unlabelled: label images, colour drawings, or JSON strokes; several
-            are matched to the images by name (a.png with a.png or a_labels.png). They are separated by commas; several
-            whose names hold commas are written as '["a,1.png", "b,1.png"]'.
+        labels: label files, 0 or black = unlabelled: label images, colour drawings, JSON strokes, GeoJSON of QuPath,
+            .roi or RoiSet.zip of ImageJ, COCO JSON; several are matched to the images by name (a.png with a.png,
+            a_labels.png or a.geojson). They are separated by commas; several whose names hold commas are written as
+            '["a,1.png", "b,1.png"]'.
         cluster: number of clusters, in place of labels; without a number 2 to 8 are tried and the one with the largest
             silhouette is taken. They are numbered from dark to bright.
         cluster_method: kmeans, or spectral, which finds clusters of any shape and takes longer.
@@ -103,7 +104,7 @@ def segment(
         dense: every pixel is labelled; 0 is a class too.
         max_classes: more different labels than this are taken for a mistake.
         label_page: page (from 0) that labels of one page belong to, in a stack.
-        truth: ground-truth masks to score against, matched like labels.
+        truth: ground-truth masks, or shapes as for labels, to score against, matched like labels.
         truth_zero: whether the value 0 in a mask is the first class, or is left out of the score.
         truth_page: page (from 0) that a mask of one page belongs to, in a stack.
         score_labelled: score the labelled pixels too.

@@ -21,9 +21,9 @@ _BEGINS = (
     (b"8BPS", "Photoshop", "save a flat copy as TIFF or PNG"),
     (b"gimp xcf", "GIMP", "export it as TIFF or PNG"),
     (b"%PDF", "PDF", "export its pictures as TIFF or PNG"),
-    (b"PK\x03\x04", "ZIP", "unpack it; ImageJ's RoiSet.zip becomes a label image in Fiji (LOCI, ROI Map)"),
+    (b"PK\x03\x04", "ZIP", "unpack it, or give a RoiSet.zip of ImageJ as labels (--labels)"),
     (b"\x1f\x8b", "gzip", "unpack it with gunzip"),
-    (b"Iout", "ImageJ ROI", "open it on its image in Fiji and save a mask or label image"),
+    (b"Iout", "ImageJ ROI", "give it as labels (--labels)"),
     (b"<svg", "SVG", "export it as PNG"),
 )  # fmt: skip
 _INSIDE = (
@@ -37,7 +37,7 @@ _NAMES = {
     **dict.fromkeys((".vsi", ".mrxs", ".oif", ".lof", ".xlef"), ("a file of a microscope", _BIOFORMATS)),
     **dict.fromkeys((".spm", ".sxm", ".ibw", ".gwy", ".nid"), ("a probe microscope's", "export TIFF with Gwyddion")),
     **dict.fromkeys((".raw", ".dat", ".bin"), ("raw numbers", "import it in Fiji (File, Import, Raw), save TIFF")),
-    ".geojson": ("QuPath GeoJSON", "export the annotations as a label image from QuPath"),
+    ".geojson": ("QuPath GeoJSON", "give it as labels (--labels)"),
 }  # fmt: skip
 
 

@@ -4,16 +4,18 @@ The convention everywhere: 0 = unlabelled, 1..K = classes.  Label images are nev
 at; when grey levels or colours have to be mapped to class numbers, a note gives the mapping.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from vispe.errors import InputError, OptionError
+from vispe.images.exchange.shapes import Shape
 from vispe.images.formats.decode import decode
 from vispe.images.formats.decoded import Decoded
 from vispe.images.labels.levels import Level, Naming, describe, named_classes, read_names
+from vispe.images.labels.shapes import draw_shapes, draw_truth, holds_shapes, shape_set
 from vispe.images.labels.strokes import draw_strokes, read_strokes
 
 FEW = 10
@@ -48,17 +50,20 @@ def read_labels(
     dense: bool = False,
     max_classes: int = 20,
     label_page: int | None = None,
+    image: str | Path | None = None,
 ) -> Labels:
-    """Read scribbles, a mask or a JSON file of strokes for one image.
+    """Read scribbles, a mask, a JSON file of strokes, or shapes of another program for one image.
 
     A label image holds 0 = unlabelled and 1..K; other grey levels (85, 170, 255) are ranked.  In a colour
     image each colour is a class, in the order of red, then green, then blue value; black and transparent are
     unlabelled.  Palette images count by palette index when entry 0 is black or transparent, otherwise by
     colour. Numbers are taken as they are stored, also in files that count from white to black.  A JSON file
     holds ``[{"class": 1, "width": 3, "points": [[x, y], ...], "page": 0}, ...]``; one point draws a dot.
+    GeoJSON of QuPath, ``.roi`` and ``RoiSet.zip`` of ImageJ and COCO JSON name their classes; without `classes`
+    these are numbered in natural order of the names.  Where shapes overlap, the smaller one counts.
 
     Args:
-        path: PNG, TIFF or BMP label image, or ``.json``.
+        path: PNG, TIFF or BMP label image, ``.json``, ``.geojson``, ``.roi`` or ``.zip``.
         shape: (z, h, w) of the image.
         classes: names of the classes 1..K.  Then no class is ever renumbered while the numbers are 1..K.
         legend: JSON file with names: ``["matrix", ...]``, ``{"1": "matrix", ...}``, or by grey level or
@@ -67,6 +72,7 @@ def read_labels(
         max_classes: more distinct classes than this are refused.
         label_page: the page (from 0) that labels of one page belong to, when the image has several; for
             strokes, the page of strokes that name none.
+        image: the file of the image, by whose name its annotations are found in a COCO file of several images.
 
     Raises:
         InputError: unreadable, lossy (JPEG), another size or page count, too many classes, fewer than 2, or
@@ -81,6 +87,7 @@ def read_labels(
         dense=dense,
         max_classes=max_classes,
         label_page=label_page,
+        images=[image],
     )[0]
 
 
@@ -93,24 +100,34 @@ def read_label_set(
     dense: bool = False,
     max_classes: int = 20,
     label_page: int | None = None,
+    images: Sequence[str | Path | None] | None = None,
 ) -> list[Labels]:
     """Read the labels of several images with ONE numbering, for one classifier.
 
-    Grey levels and colours are mapped to classes by the levels of all files together, so a class that is
+    Grey levels, colours and names are mapped to classes by those of all files together, so a class that is
     missing in one file cannot shift the others.  At least two classes must be labelled in the files together.
     """
-    naming = read_names(classes, legend)
+    files = [Path(p) for p in paths]
+    of = [None if i is None else Path(i) for i in images or [None] * len(files)]
+    drawings = shape_set(files, [s[1:] for s in shapes], of, read_names(classes, legend))
+    naming = drawings.naming
     parts = [
-        _read_levels(Path(p), s, naming, dense, max_classes, label_page)
-        for p, s in zip(paths, shapes, strict=True)
+        _read_levels(path, shape, naming, dense, max_classes, label_page, drawings.of.get(number))
+        for number, (path, shape) in enumerate(zip(files, shapes, strict=True))
     ]
     drawn = [levels for _, levels, _ in parts]
     classes_of, names, colors, mapping = named_classes(paths, drawn, naming, dense, max_classes)
+    colors = colors or drawings.colors
     out = []
-    for path, (index, levels, notes) in zip(paths, parts, strict=True):
+    for number, (path, (index, levels, notes)) in enumerate(zip(paths, parts, strict=True)):
         table = np.array([0, *(classes_of[level] for level in levels)], np.int32)
         values = table[index]
-        notes = [*mapping, *notes, *thin_classes(Path(path), values[values > 0], names)]
+        notes = [
+            *mapping,
+            *drawings.notes.get(number, ()),
+            *notes,
+            *thin_classes(Path(path), values[values > 0], names),
+        ]
         out.append(Labels(values, names, tuple(notes), colors))
     return out
 
@@ -122,8 +139,11 @@ def read_truth(
     zero_is: str = "class",
     n_classes: int | None = None,
     page: int | None = None,
+    names: Sequence[str] | None = None,
+    image: str | Path | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> np.ndarray:
-    """Read a ground-truth mask as (z, h, w) int32 with 1..K and 0 = left out of the score.
+    """Read a ground-truth mask, or shapes, as (z, h, w) int32 with 1..K and 0 = left out of the score.
 
     Masks come in two conventions, told apart by `zero_is`:
 
@@ -131,23 +151,30 @@ def read_truth(
       and every pixel counts.
     - 'ignore': the label convention; values are 1..K as they are, and 0 is left out.
 
-    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked.
+    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked.  Shapes of GeoJSON, ImageJ and COCO
+    are of the classes that they name; pixels under no shape are left out, whatever `zero_is` says.
 
     Args:
-        path: PNG, TIFF or BMP of one channel (or three equal ones), or a palette image (the index counts).
+        path: PNG, TIFF or BMP of one channel (or three equal ones), a palette image (the index counts), or a file of
+            shapes as in `read_labels`.
         shape: (z, h, w) of the image.
         zero_is: 'class' or 'ignore'.
         n_classes: K when known; a larger class is an error.
         page: the page (from 0) that a mask of one page belongs to, when the image has several; the other
             pages are 0.
+        names: of the classes 1..K, among which those of shapes must be; None numbers these in natural order.
+        image: the file of the image, as in `read_labels`.
+        note: called with what the user should know of shapes.
 
     Raises:
-        InputError: unreadable, lossy, another size or page count, colours, or values that are no classes.
+        InputError: unreadable, lossy, another size or page count, colours, names or values that are no classes.
         OptionError: unknown `zero_is`.
     """
     if zero_is not in ("class", "ignore"):
         raise OptionError(f"zero_is={zero_is!r} must be 'class' or 'ignore'.")
     path = Path(path)
+    if holds_shapes(path):
+        return draw_truth(path, None if image is None else Path(image), shape, names, page, note)
     found = decoded_labels(path, shape[1:])
     codes, is_colour, unlabelled = label_codes(path, found, by_index=True)
     if is_colour:
@@ -176,8 +203,15 @@ def _read_levels(
     dense: bool,
     max_classes: int,
     label_page: int | None,
+    shapes: Sequence[Shape] | None,
 ) -> tuple[np.ndarray, list[Level], list[str]]:
-    """One file as (z, h, w) indices into a sorted list of levels, 0 = unlabelled; and notes."""
+    """One file as (z, h, w) indices into a list of levels, 0 = unlabelled; and notes."""
+    if shapes is not None:
+        if dense:
+            raise OptionError(
+                f"{path} holds shapes, and dense says that every pixel is labelled; leave dense away."
+            )
+        return draw_shapes(path, shapes, naming, shape, label_page)
     if path.suffix.lower() == ".json":
         if dense:
             raise OptionError(f"{path} holds strokes, which cannot label every pixel; leave dense away.")

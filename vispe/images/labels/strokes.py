@@ -92,7 +92,7 @@ def placed(
             raise InputError(
                 f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} pixels (x, y)."
             )
-        yield stroke, *_pixels(stroke, h, w)
+        yield stroke, *stroke_pixels(stroke, h, w)
 
 
 def overdrawn(path: Path, pixels: int) -> list[str]:
@@ -101,7 +101,8 @@ def overdrawn(path: Path, pixels: int) -> list[str]:
     return [note] if pixels else []
 
 
-def _pixels(stroke: Stroke, h: int, w: int) -> tuple[np.ndarray, np.ndarray]:
+def stroke_pixels(stroke: Stroke, h: int, w: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of the pixels of a stroke that lie in an image of h x w; some may come twice."""
     ends = np.floor(stroke.points + 0.5).astype(int)
     if len(ends) == 1:
         ends = np.repeat(ends, 2, axis=0)

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError, OptionError
-from vispe.images.find import match_files
+from vispe.images.companions import match_drawn
+from vispe.images.exchange.shapes import Shape
 from vispe.images.labels.levels import Level, Naming, named_classes, read_names
 from vispe.images.labels.read import check_pages, decoded_labels, label_codes, thin_classes, unpacked
+from vispe.images.labels.shapes import level_of, shape_places, shape_set
 from vispe.images.labels.strokes import overdrawn, placed, read_strokes
 from vispe.segment.big import is_store
 from vispe.segment.big import stem as stem_of
@@ -37,7 +39,7 @@ def match_labels(
     labels: Sequence[Path], images: Sequence[Path], note: Callable[[str], None]
 ) -> dict[Path, Path]:
     """Give each label file or store to its image, by name."""
-    matched, strays = match_files(images, labels, "labels", stem_of)
+    matched, strays = match_drawn(images, labels, "labels", stem_of)
     for label in strays:
         note(f"{label} belongs to no image and is not used.")
     if not matched:
@@ -54,7 +56,7 @@ def read_scribbles(
     """Read the labels of several images with one numbering, as `read_label_set` in `vispe.images.labels.read` does.
 
     Args:
-        paths: JSON strokes, label images or Zarr stores; only stores and strokes may be larger than memory.
+        paths: JSON strokes, shapes, label images or Zarr stores; only strokes and stores may be larger than memory.
         images: the image of each.
         how: how labels are read.
 
@@ -67,10 +69,19 @@ def read_scribbles(
     """
     if how.dense:
         raise OptionError("dense=True labels every pixel of an image larger than memory; draw scribbles.")
-    naming = read_names(how.classes, how.legend)
-    parts = [_read(path, image, naming, how) for path, image in zip(paths, images, strict=True)]
+    sizes = [image.shape for image in images]
+    drawings = shape_set(paths, sizes, [image.path for image in images], read_names(how.classes, how.legend))
+    naming = drawings.naming
+    parts = [
+        _read(path, image, naming, how)
+        if number not in drawings.of
+        else _drawn(path, drawings.of[number], image, naming, how.label_page)
+        for number, (path, image) in enumerate(zip(paths, images, strict=True))
+    ]
     drawn = [levels for _, _, levels, _ in parts]
     classes_of, names, colors, notes = named_classes(paths, drawn, naming, False, how.max_classes)
+    colors = colors or drawings.colors
+    notes += [text for own in drawings.notes.values() for text in own]
     found = []
     for path, (places, index, levels, own) in zip(paths, parts, strict=True):
         classes = np.array([classes_of[level] for level in levels], np.int64)[index]
@@ -108,6 +119,19 @@ def _read(
     present, index = np.unique(np.concatenate(codes), return_inverse=True)
     levels = unpacked(present, coloured, deep)
     return np.concatenate([places for places, _, _ in found]), index, levels, list(notes)
+
+
+def _drawn(
+    path: Path, shapes: Sequence[Shape], image: BigImage, naming: Naming, page: int | None
+) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
+    """Return what `_read` does, for shapes."""
+    drawn, notes = shape_places(path, shapes, naming, (image.n_pages, *image.shape), page)
+    classes = sorted({k for k, _ in drawn})
+    places = np.concatenate([p for _, p in drawn])
+    values = np.concatenate([np.full(len(p), classes.index(k)) for k, p in drawn])
+    # the last one at a place counts: the first one from behind
+    kept, last = np.unique(places[::-1], return_index=True)
+    return kept, values[::-1][last], [level_of(k, naming) for k in classes], notes
 
 
 Pieces = Iterator[tuple[int, Region, np.ndarray, bool]]

@@ -228,11 +228,11 @@ class Batch(Run):
             drawn = image.drawn.values > 0
         return {"truth": str(image.truth), "scores": of_classes(labels, truth, model.names, drawn, shares)}
 
-    def check_truth(self, n_classes: int | None) -> None:
+    def check_truth(self, names: Sequence[str] | None) -> None:
         """Read every ground truth once, before any work; an image whose truth cannot be used is left out.
 
         Args:
-            n_classes: K; None where clusters are matched to the classes of the truth.
+            names: of the classes; None where clusters are matched to the classes of the truth.
 
         Raises:
             InputError: the truth of the only image, or of all images, cannot be used.
@@ -244,7 +244,7 @@ class Batch(Run):
             if shape is None:
                 continue
             try:
-                self.asked.scoring.read(image.truth, shape, n_classes)
+                self.asked.scoring.read(image.truth, shape, names, image.path, self.note)
             except (VispeError, OSError) as error:
                 self.fail(image, error)
         if not self.images:
@@ -253,8 +253,8 @@ class Batch(Run):
     def _truth(self, image: BatchImage, micrograph: Micrograph, model: Model) -> np.ndarray | None:
         if image.truth is None:
             return None
-        count = None if isinstance(model.classifier, PixelClusters) else len(model.names)
-        return self.asked.scoring.read(image.truth, micrograph.pages.shape[:3], count)
+        names = None if isinstance(model.classifier, PixelClusters) else model.names
+        return self.asked.scoring.read(image.truth, micrograph.pages.shape[:3], names, image.path)
 
     def _targets(self) -> list[Path]:
         """List every file that this run may write."""

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from vispe.errors import InputError
-from vispe.images.companions import images_among, is_named
-from vispe.images.find import find_images, match_files
+from vispe.images.companions import images_among, is_named, match_drawn
+from vispe.images.exchange.read import ENDINGS
+from vispe.images.find import find_images
 from vispe.images.labels.read import Labels
 
 Paths = Sequence[str | Path]
@@ -51,7 +52,7 @@ def listed(patterns: Paths) -> list[str | Path]:
 def find_files(patterns: Paths) -> list[Path]:
     """Expand files, folders and globs of labels or truth; none given gives none."""
     patterns = listed(patterns)
-    return find_images(patterns) if patterns else []
+    return find_images(patterns, ENDINGS) if patterns else []
 
 
 def find_each(patterns: Sequence[str | Path], failed: Callable[[str, InputError], None]) -> dict[Path, bool]:
@@ -120,7 +121,7 @@ def match(
     Raises:
         InputError: two files for one image, or none for any.
     """
-    matched, strays = match_files([image.path for image in images], files, what)
+    matched, strays = match_drawn([image.path for image in images], files, what)
     if strays and not matched:
         names = ", ".join(image.path.stem for image in images[:3])
         raise InputError(

@@ -1,6 +1,6 @@
 """How results are compared with ground truth, image by image."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ class Scoring:
     """How results are compared with ground truth.
 
     Attributes:
-        truth: files with the true classes, matched to the images by name.
+        truth: files with the true classes, matched to the images by name: masks, or shapes as for labels.
         zero_is: `'class'`: pixel value 0 is the first class; `'ignore'`: 0 is left out and classes start at
             1.
         page: page that truth of one page belongs to, where the image has several.
@@ -29,9 +29,26 @@ class Scoring:
     page: int | None = None
     include_labelled: bool = False
 
-    def read(self, path: Path, shape: tuple[int, int, int], n_classes: int | None) -> np.ndarray:
-        """Return the true classes (pages, h, w) of an image of this shape, 0 where unknown."""
-        return read_truth(path, shape, zero_is=self.zero_is, n_classes=n_classes, page=self.page)
+    def read(
+        self,
+        path: Path,
+        shape: tuple[int, int, int],
+        names: Sequence[str] | None,
+        image: Path,
+        note: Callable[[str], None] | None = None,
+    ) -> np.ndarray:
+        """Return the true classes (pages, h, w) of an image of this shape, 0 where unknown.
+
+        Args:
+            path: the file of truth.
+            shape: (pages, h, w) of the image.
+            names: of the classes; None for clusters, which are matched to whatever classes there are.
+            image: the file of the image.
+            note: called with what the user should know.
+        """
+        count = None if names is None else len(names)
+        known = {"names": names, "image": image, "note": note}
+        return read_truth(path, shape, zero_is=self.zero_is, n_classes=count, page=self.page, **known)
 
 
 def of_classes(

@@ -29,7 +29,7 @@ def train(run: Batch, features: Features) -> Model:
     import_early(asked.classifier)
     taught, drawn, channels = read_drawn(run)
     names = drawn[0].names
-    run.check_truth(len(names))
+    run.check_truth(names)
     masks = {i.path: i.drawn.values > 0 for i in taught if i.drawn is not None}
     gathered, where = _gather(run, features, taught, masks)
     parts = [(i.drawn.values, where[i.path]) for i in taught if i.drawn is not None and i.path in where]
@@ -59,7 +59,8 @@ def read_drawn(run: Batch) -> tuple[list[BatchImage], list[Labels], int]:
     if not taught:
         raise InputError("no labelled image could be read; see the reasons above.")
     count = one_channel_count(channels, "labelled images")
-    drawn = read_label_set([i.labels for i in taught], shapes, **asdict(run.asked.labelling))
+    files, images = [i.labels for i in taught], [i.path for i in taught]
+    drawn = read_label_set(files, shapes, **asdict(run.asked.labelling), images=images)
     for image, labels in zip(taught, drawn, strict=True):
         image.drawn = labels
         for text in labels.notes:

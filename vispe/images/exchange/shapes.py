@@ -1,0 +1,148 @@
+"""Shapes that people draw in other programs, and the pixels that they cover.
+
+One frame for all of them: (x, y) in pixels from the corner of the image, so that the first pixel reaches from 0 to 1
+and has its centre at 0.5.  The readers bring what a file holds into it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vispe.errors import InputError
+from vispe.images.exchange.fill import fill
+from vispe.images.labels.strokes import WIDEST, Stroke, stroke_pixels
+
+Color = tuple[int, int, int]
+
+FARTHEST = 10_000_000
+"""Pixels from the corner of the image to a point at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """One annotation or object.
+
+    Attributes:
+        where: the file and which of its shapes this is, for messages.
+        name: the class; None where it has none.
+        group: the number of the class where the file numbers them (groups of ImageJ), else 0.
+        color: (r, g, b) in 0..255, or None.
+        page: from 0; None where the file does not say.
+        areas: polygons, each a ring (n, 2) and its holes.
+        lines: polylines (n, 2) with their width in pixels; one point is a dot.
+        mask: first row, first column and (h, w) bool of pixels, or None.
+    """
+
+    where: str
+    name: str | None = None
+    group: int = 0
+    color: Color | None = None
+    page: int | None = None
+    areas: tuple[tuple[np.ndarray, ...], ...] = ()
+    lines: tuple[tuple[np.ndarray, float], ...] = ()
+    mask: tuple[int, int, np.ndarray] | None = None
+
+    def box(self) -> tuple[float, float, float, float]:
+        """Return left, top, right and bottom of the points of the shape."""
+        points = [ring for rings in self.areas for ring in rings] + [points for points, _ in self.lines]
+        if self.mask is not None:
+            top, left, mask = self.mask
+            points.append(np.array([[left, top], [left + mask.shape[1], top + mask.shape[0]]]))
+        points = np.concatenate([np.asarray(p, float) for p in points])
+        return (*points.min(0), *points.max(0))
+
+    def places(self, h: int, w: int) -> np.ndarray:
+        """Return the pixels of an image of h x w that the shape covers, as y * w + x, ascending (n,) int64."""
+        found = [fill(rings, h, w) for rings in self.areas]
+        for points, width in self.lines:
+            # strokes count from the centre of the first pixel
+            pen = min(max(round(width), 1), WIDEST)
+            found.append(stroke_pixels(Stroke((0,), pen, points - 0.5, 0), h, w))
+        if self.mask is not None:
+            top, left, mask = self.mask
+            y, x = np.nonzero(mask)
+            y, x = y + top, x + left
+            inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
+            found.append((y[inside], x[inside]))
+        rows, columns = (np.concatenate(p) for p in zip(*found, strict=True))
+        return np.unique(rows.astype(np.int64) * w + columns)
+
+
+def checked_points(where: str, points: object, fewest: int) -> np.ndarray:
+    """Return points as (n, 2) float64.
+
+    Raises:
+        InputError: not pairs of finite numbers, fewer than `fewest`, or farther away than `FARTHEST`.
+    """
+    try:
+        found = np.asarray(points)
+    except (TypeError, ValueError, OverflowError):
+        found = np.zeros(0)
+    if found.dtype.kind not in "iuf" or found.ndim != 2 or found.shape[1] < 2 or len(found) < fewest:
+        raise InputError(
+            f"{where} has the points {str(points)[:60]}; they must be at least {fewest} pairs of numbers (x, y)."
+        )
+    found = found[:, :2].astype(np.float64)
+    if not (np.abs(found) <= FARTHEST).all():  # NaN is refused too
+        raise InputError(
+            f"{where} has a point that is no number or farther than {FARTHEST} pixels away; export it again."
+        )
+    return found
+
+
+def painted(
+    path: Path, shapes: Sequence[Shape], shape: tuple[int, int, int], default_page: int | None
+) -> tuple[list[tuple[Shape, np.ndarray]], list[str]]:
+    """Find the pixels of every shape, the largest first: where shapes overlap, the smaller one counts.
+
+    Args:
+        path: the file, for notes.
+        shapes: in any order; of two that are equally large the later one counts.
+        shape: (pages, h, w) of the image.
+        default_page: the page of shapes that name none.
+
+    Returns:
+        Each shape with the places that it covers, (page * h + y) * w + x, ascending; and notes.
+
+    Raises:
+        InputError: a shape that lies wholly outside the image, or on a page that the image does not have.
+    """
+    z, h, w = shape
+    found, cut, empty = [], 0, 0
+    for each in shapes:
+        page = default_page if each.page is None else each.page
+        if page is None:
+            raise InputError(f"{each.where} names no page, but the image has {z}; give label_page.")
+        if not 0 <= page < z:
+            raise InputError(f"{each.where} is on page {page}, but the image has {z} (0 to {z - 1}).")
+        left, top, right, bottom = each.box()
+        if right < 0 or bottom < 0 or left > w or top > h:
+            raise InputError(
+                f"{each.where} lies outside the image of {w} x {h} pixels (x {left:g} to {right:g}, y {top:g} to "
+                f"{bottom:g}); coordinates are pixels of the whole image at full size: check that it is the right one."
+            )
+        cut += left < 0 or top < 0 or right > w or bottom > h
+        places = each.places(h, w)
+        empty += not len(places)
+        found.append((each, places + page * h * w))
+    notes = []
+    if cut:
+        notes.append(f"{cut} shape(s) of {path.name} reach beyond the image; only what lies inside is used.")
+    if empty:
+        notes.append(f"{empty} shape(s) of {path.name} cover the centre of no pixel and label nothing.")
+    return sorted(found, key=lambda item: -len(item[1])), notes
+
+
+def overlapping(path: Path, drawn: Sequence[tuple[int, np.ndarray]]) -> Iterator[str]:
+    """Say how many pixels lie under shapes of two classes, where there are any.
+
+    Args:
+        path: the file.
+        drawn: class and places of each shape.
+    """
+    own = [np.unique(np.concatenate([p for c, p in drawn if c == k])) for k in sorted({c for c, _ in drawn})]
+    times = np.unique(np.concatenate(own), return_counts=True)[1] if own else np.zeros(0)
+    if several := int((times > 1).sum()):
+        yield f"{several} pixels of {path.name} lie under shapes of two classes; the smaller shape counts."
