@@ -10,7 +10,7 @@ from vispe.images.exchange.read import ENDINGS, images_in
 from vispe.images.find import find_images, match_files
 from vispe.images.paths import expanded
 
-_MADE = "seg|prob|uncertainty|overlay|trust|disagreement"
+_MADE = "seg|prob|uncertainty|overlay|trust|disagreement|objects"
 _DRAWN = "labels?|scribbles?|masks?|truth|gt|ground_truth|annotations?"
 _COMPANION = re.compile(rf"(.+)[_\-. ](?:{_MADE}|{_DRAWN})", re.IGNORECASE | re.DOTALL)
 

@@ -55,6 +55,28 @@ def write_labels(
     return path
 
 
+def write_instances(
+    path: str | Path, values: np.ndarray, micrograph: Micrograph | None = None, force: bool = False
+) -> Path:
+    """Write a map of objects (z, h, w), uint16 or uint32, as TIFF with the pixel size and the axes of its image.
+
+    ImageJ has no whole numbers of 32 bits: such a map is an OME-TIFF.
+
+    Raises:
+        ShapeError: not (z, h, w), or another size than the image.
+        InputError: another number type or ending, or `path` exists.
+    """
+    path = Path(path)
+    if values.ndim != 3 or (micrograph is not None and values.shape != micrograph.pages.shape[:3]):
+        raise ShapeError(f"maps of objects have the shape (z, h, w) of the image, got {values.shape}.")
+    if values.dtype not in (np.uint16, np.uint32):
+        raise InputError(f"maps of objects are written as uint16 or uint32, got {values.dtype}.")
+    _check_tiff(path)
+    with atomic_path(path, force) as temporary:
+        _write_tiff(temporary, values, "ZYX", micrograph, compression="zlib")
+    return path
+
+
 def write_probabilities(
     path: str | Path,
     prob: np.ndarray,
@@ -148,7 +170,7 @@ def _write_tiff(
         "resolutionunit": {"none": 1, "inch": 2, "cm": 3}[unit],
     }
     metadata: dict[str, Any] = {"axes": letters + axes[1:]}
-    if letters in ("T", "Z", "TZ") and array.nbytes < _IMAGEJ:
+    if letters in ("T", "Z", "TZ") and array.nbytes < _IMAGEJ and array.dtype != np.uint32:
         if length:
             metadata["unit"] = length
         if step is not None:

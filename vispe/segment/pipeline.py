@@ -17,6 +17,7 @@ from vispe.segment.classify.pixels import KINDS
 from vispe.segment.features.dense import NAME
 from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.model.file import Model, load_model, open_features
+from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.run.base import MODEL_NAME, refitted
 from vispe.segment.run.batch import Batch
 from vispe.segment.run.inputs import Paths, Reading
@@ -28,7 +29,17 @@ from vispe.segment.run.train import read_drawn, train, train_clusters
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 
-__all__ = ["DEFAULT", "MODEL_NAME", "Labelling", "Post", "Reading", "Scoring", "apply", "segment"]
+__all__ = [
+    "DEFAULT",
+    "MODEL_NAME",
+    "Labelling",
+    "ObjectOptions",
+    "Post",
+    "Reading",
+    "Scoring",
+    "apply",
+    "segment",
+]
 
 DEFAULT = FeatureConfig("both", model=NAME)
 """Features of `segment` unless others are given: vispe_micro beside filters.
@@ -51,6 +62,7 @@ def segment(
     labelling: Labelling | None = None,
     scoring: Scoring | None = None,
     post: Post | None = None,
+    objects: ObjectOptions | None = None,
     trust: bool = False,
     seed: int = 0,
     device: str = "auto",
@@ -78,6 +90,8 @@ def segment(
         labelling: how labels are read.
         scoring: ground truth.
         post: weighing and smoothing of the result.
+        objects: patches of which classes are objects to be cut, measured and counted: also `<stem>_objects.tif`,
+            `<stem>_objects.csv` and `objects.csv`.
         trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
         seed: of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
@@ -141,6 +155,8 @@ def _check(asked: Request) -> None:
         raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {wanted}.")
     if not ways["labels"]:
         asked.post.weighing(None)
+    if asked.objects is not None and (names := asked.labelling.classes or getattr(asked.text, "names", None)):
+        asked.objects.numbers(names)
 
 
 def _kept(run: Batch, model: Model) -> Segmenter:
@@ -177,6 +193,7 @@ def apply(
     reading: Reading | None = None,
     scoring: Scoring | None = None,
     post: Post | None = None,
+    objects: ObjectOptions | None = None,
     trust: bool = False,
     weights: str | None = None,
     allow_download: bool = False,
@@ -196,6 +213,8 @@ def apply(
         reading: how images are read; normalisation is always that of the model.
         scoring: ground truth.
         post: weighing and smoothing of the result.
+        objects: patches of which classes are objects to be cut, measured and counted: also `<stem>_objects.tif`,
+            `<stem>_objects.csv` and `objects.csv`.
         trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
         weights: where the checkpoint of the token model is now, if it has moved; it must be the same.
         allow_download: fetch weights that the model file names and that are not on this disk.
@@ -218,6 +237,8 @@ def apply(
     reading = replace(asked.reading, normalize=loaded.normalize, clip=loaded.clip)
     run = Batch(replace(asked, reading=reading))
     run.post.weighing(loaded.classifier)
+    if asked.objects is not None:
+        asked.objects.numbers(loaded.names)
     config = refitted(loaded, asked)
     with run.begun():
         run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else loaded.names)

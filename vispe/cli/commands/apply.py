@@ -19,6 +19,11 @@ def apply(
     prior: Literal["sqrt", "em", "uniform"] | None = None,
     smooth: int = 0,
     min_area: int = 0,
+    objects: list[str] | None = None,
+    touching: Literal["keep", "split"] | None = None,
+    object_min_area: int | None = None,
+    fill_holes: bool = False,
+    exclude_border: bool = False,
     trust: bool = False,
     weights: str | None = None,
     allow_download: bool = False,
@@ -49,6 +54,12 @@ def apply(
             Fractions in the report are estimated with all of it, unless prior is uniform.
         smooth: average probabilities over squares of this radius, in pixels.
         min_area: patches with fewer pixels take the class of their surroundings.
+        objects: classes whose connected patches are objects: adds a map and a table of them for each image, and
+            objects.csv for all; counts and sizes are in report.json. A Z stack has objects in three dimensions.
+        touching: keep (default) takes what is connected for one object; split cuts it at its necks.
+        object_min_area: objects with fewer pixels are left out, and counted in the report; default 10.
+        fill_holes: holes belong to the object around them; the label map stays as it is.
+        exclude_border: leave out objects at the border of the image.
         trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
             as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
         weights: where the checkpoint of the token model is now, if it has moved.
@@ -67,8 +78,16 @@ def apply(
     """
     from vispe.cli.commands.segment import Console
     from vispe.segment import pipeline
+    from vispe.segment.objects.options import options_or_none
     from vispe.segment.run.predict import Post
 
+    counted = options_or_none(
+        objects,
+        touching=touching,
+        min_area=object_min_area,
+        fill_holes=fill_holes,
+        exclude_border=exclude_border,
+    )
     with Console(json) as console:
         report = pipeline.apply(
             model,
@@ -77,6 +96,7 @@ def apply(
             reading=pipeline.Reading(channel, z, axes),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page),
             post=Post(smooth, min_area, prior),
+            objects=counted,
             trust=trust,
             weights=weights,
             allow_download=allow_download,

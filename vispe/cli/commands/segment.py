@@ -47,6 +47,11 @@ def segment(
     prior: Literal["sqrt", "em", "uniform"] | None = None,
     smooth: int = 0,
     min_area: int = 0,
+    objects: list[str] | None = None,
+    touching: Literal["keep", "split"] | None = None,
+    object_min_area: int | None = None,
+    fill_holes: bool = False,
+    exclude_border: bool = False,
     trust: bool = False,
     tile: int | None = None,
     seed: int = 0,
@@ -118,6 +123,12 @@ def segment(
             Fractions in the report are estimated with all of it, unless prior is uniform.
         smooth: average probabilities over squares of this radius, in pixels.
         min_area: patches with fewer pixels take the class of their surroundings.
+        objects: classes whose connected patches are objects: adds a map and a table of them for each image, and
+            objects.csv for all; counts and sizes are in report.json. A Z stack has objects in three dimensions.
+        touching: keep (default) takes what is connected for one object; split cuts it at its necks.
+        object_min_area: objects with fewer pixels are left out, and counted in the report; default 10.
+        fill_holes: holes belong to the object around them; the label map stays as it is.
+        exclude_border: leave out objects at the border of the image.
         trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
             as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
         tile: side of the pieces in which an image is worked on, in pixels.
@@ -139,6 +150,7 @@ def segment(
     """
     from vispe.segment import pipeline
     from vispe.segment.features.features import FeatureConfig
+    from vispe.segment.objects.options import options_or_none
     from vispe.segment.run.predict import Post
     from vispe.segment.text.prompts import prompts_or_none
 
@@ -176,6 +188,13 @@ def segment(
             token_shifts=token_shifts,
             layers=None if layers is None else tuple(layers),
         )
+    counted = options_or_none(
+        objects,
+        touching=touching,
+        min_area=object_min_area,
+        fill_holes=fill_holes,
+        exclude_border=exclude_border,
+    )
     with Console(json) as console:
         report = pipeline.segment(
             images,
@@ -190,6 +209,7 @@ def segment(
             labelling=pipeline.Labelling(classes, legend, dense, max_classes, label_page),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page, score_labelled),
             post=Post(smooth, min_area, prior),
+            objects=counted,
             trust=trust,
             seed=seed,
             device=device,
@@ -268,6 +288,9 @@ def describe(record: Mapping[str, Any]) -> str:
     ends = record["fractions_ci95"] or {}
     shares = ", ".join(_share(name, v, ends.get(name)) for name, v in record["fractions"].items())
     line = f"{record['image']}: {shares}"
+    if "objects" in record:
+        counts = ", ".join(f"{found['count']} {name}" for name, found in record["objects"]["classes"].items())
+        line += f"; objects: {counts}"
     if "scores" in record:
         line += f"; mIoU {record['scores']['miou']:.3f}"
     if "trust" in record:

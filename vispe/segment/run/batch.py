@@ -15,6 +15,7 @@ from vispe.images.read import Micrograph
 from vispe.segment.classify.cluster import PixelClusters
 from vispe.segment.features.features import Features
 from vispe.segment.model.file import Model, load_model, save_model, versions
+from vispe.segment.objects.files import ENDINGS, TOGETHER, objects_of, write_together
 from vispe.segment.run.base import MODEL_NAME, Run, check_channels
 from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
@@ -134,6 +135,8 @@ class Batch(Run):
 
     def predict(self, by: Segmenter) -> Report:
         """Segment every image, write its files, renew the report."""
+        if self.asked.objects is not None:
+            self.asked.objects.numbers(by.model.names)
         self.describe(by.features, by.model)
         self.watch.start("segmenting", len(self.images))
         self.state.start(self._targets(), self._inputs)
@@ -152,6 +155,8 @@ class Batch(Run):
             self.report.run["device"] = by.features.device
             with room(self.out, "report.json"):
                 self.report.write(self.out)
+                if self.asked.objects is not None:
+                    write_together(self.out, [r["files"]["objects_table"] for r in self.report.images])
         if not self.report.failures:
             self.state.end()
         return self.report
@@ -188,6 +193,11 @@ class Batch(Run):
         files, more = write(folder, path, grey, results, model, self.force)
         files |= trust.files if trust is not None else {}
         notes += more
+        objects = None
+        if self.asked.objects is not None:
+            found = objects_of(folder, micrograph, results, model.names, self.asked.objects, self.force)
+            objects = found[1]
+            files, notes = files | found[0], notes + found[2]
         counts = sum(np.bincount(r.labels.ravel(), minlength=len(model.names) + 1) for r in results)
         record = {
             **record_of(
@@ -206,6 +216,8 @@ class Batch(Run):
         }
         for text in notes:
             self.watch.note(text)
+        if objects is not None:
+            record["objects"] = objects
         if trust is not None:
             record["trust"] = trust.record
         if truth is not None:
@@ -259,6 +271,8 @@ class Batch(Run):
     def _targets(self) -> list[Path]:
         """List every file that this run may write."""
         endings = (*_ENDINGS, *(("_trust.png", "_disagreement.png") if self.asked.trust else ()))
+        endings += ENDINGS if self.asked.objects is not None else ()
         names = [f"{image.path.stem}{ending}" for image in self.images for ending in endings]
+        names += [TOGETHER] if self.asked.objects is not None else []
         names += ["report.json", "report.csv", *([MODEL_NAME] if self.writes_model else [])]
         return [self.out / name for name in names]

@@ -15,6 +15,7 @@ from vispe.segment.classify.prior import interval
 from vispe.segment.features.features import Features
 from vispe.segment.metrics import summarize
 from vispe.segment.model.file import Model, versions
+from vispe.segment.objects.sizes import of_batch
 from vispe.segment.run.predict import Areas, Post
 
 if TYPE_CHECKING:
@@ -83,11 +84,13 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as a JSON-able dict."""
+        objects = of_batch(self.images)
         return {
             **self.run,
             "peak_memory_mb": self.peak_memory_mb,
             "notes": self.notes,
             "summary": self.summary(),
+            **({} if objects is None else {"objects": objects}),
             "images": self.images,
             "failures": self.failures,
         }

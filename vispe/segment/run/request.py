@@ -9,6 +9,7 @@ from vispe.backbones.device import choose_device
 from vispe.segment.classify.cluster import METHODS
 from vispe.segment.classify.pixels import KINDS
 from vispe.segment.features.features import FeatureConfig
+from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.run.inputs import Paths, Reading
 from vispe.segment.run.predict import Post
 from vispe.segment.run.report import Watcher
@@ -53,6 +54,7 @@ class Request:
     labelling: Labelling = field(default_factory=Labelling)
     scoring: Scoring = field(default_factory=Scoring)
     post: Post = field(default_factory=Post)
+    objects: ObjectOptions | None = None
     trust: bool = False
     weights: str | None = None
     allow_download: bool = False

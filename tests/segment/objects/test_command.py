@@ -1,0 +1,112 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+from skimage.measure import label, regionprops
+
+from tests.segment.test_pipeline import scene
+from vispe.cli.main import main
+from vispe.errors import OptionError
+from vispe.segment.features.features import FeatureConfig
+from vispe.segment.pipeline import ObjectOptions, apply, segment
+
+FAST = ["--features", "filters", "--classes", "ground,disc"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(2):
+        grey, _, drawn = scene(seed=number)
+        Image.fromarray(grey).save(tmp_path / f"i{number}.png")
+        Image.fromarray(drawn).save(tmp_path / f"i{number}_labels.png")
+    return tmp_path
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_batch_through_the_command_line(folder, capsys):
+    images = [str(folder / f"i{n}.png") for n in range(2)]
+    labels = ["--labels", ",".join(str(folder / f"i{n}_labels.png") for n in range(2))]
+    out = folder / "out"
+    asked = ["--objects", "disc", "--object-min-area", "5", "-o", str(out)]
+    assert main(["segment", *images, *labels, *FAST, *asked]) == 0
+    assert "objects: " in capsys.readouterr().out
+    together = []
+    report = json.loads((out / "report.json").read_text())
+    for n, record in enumerate(report["images"]):
+        found = tifffile.imread(out / f"i{n}_objects.tif")
+        marked = label(np.asarray(Image.open(out / f"i{n}_seg.png")) == 2, connectivity=2)
+        sizes = np.bincount(marked.ravel())[1:]
+        assert found.dtype == np.uint16
+        assert found.shape == marked.shape
+        assert np.array_equal(found > 0, np.append(0, sizes >= 5)[marked] > 0)
+        rows = rows_of(out / f"i{n}_objects.csv")
+        assert [int(r["area_px"]) for r in rows] == [p.area for p in regionprops(found)]
+        assert {r["area_um2"] for r in rows} == {""}
+        assert {r["page"] for r in rows} == {"0"}
+        assert record["objects"]["classes"]["disc"]["count"] == len(rows) > 1
+        assert record["objects"]["left_out"]["smaller"] == (sizes < 5).sum()
+        mean = np.mean([float(r["equivalent_diameter_px"]) for r in rows])
+        size = record["objects"]["classes"]["disc"]["equivalent_diameter_px"]
+        assert size["mean"] == pytest.approx(mean)
+        assert size["ci95"][0] <= mean <= size["ci95"][1]
+        together += rows
+    assert rows_of(out / "objects.csv") == together
+    batch = report["objects"]["classes"]["disc"]
+    assert batch["count"] == len(together)
+    mean = np.mean([float(r["equivalent_diameter_px"]) for r in together])
+    assert batch["mean_equivalent_diameter_px"] == pytest.approx(mean)
+    assert report["objects"]["interval"] == "bootstrap over images"
+    again = folder / "again"
+    assert main(["apply", str(out / "model.vispe"), *images, *asked[:-1], str(again)]) == 0
+    assert (again / "objects.csv").read_bytes() == (out / "objects.csv").read_bytes()
+
+
+def test_an_unknown_class_and_options_without_objects(folder, capsys):
+    one = [str(folder / "i0.png"), "--labels", str(folder / "i0_labels.png"), *FAST]
+    assert main(["segment", *one, "--objects", "disk", "-o", str(folder / "a")]) == 2
+    assert "Did you mean 'disc'" in capsys.readouterr().err
+    assert not (folder / "a" / "model.vispe").exists()
+    assert main(["segment", *one, "--fill-holes", "-o", str(folder / "b")]) == 2
+    assert "fill_holes has no effect without objects" in capsys.readouterr().err
+
+
+def test_a_z_stack_has_volumes_and_a_series_has_pages(folder):
+    grey, _, _drawn = scene()
+    tifffile.imwrite(
+        folder / "z.tif", np.stack([grey] * 3), imagej=True, resolution=(2, 2),
+        metadata={"axes": "ZYX", "unit": "um", "spacing": 1.5},
+    )  # fmt: skip
+    tifffile.imwrite(folder / "t.tif", np.stack([grey] * 3), imagej=True, metadata={"axes": "TYX"})
+    asked = ObjectOptions(["class 2"])
+    first = segment(
+        [folder / "i0.png"], folder / "one", labels=[folder / "i0_labels.png"], objects=asked,
+        features=FeatureConfig("filters"),
+    )  # fmt: skip
+    count = first.images[0]["objects"]["classes"]["class 2"]["count"]
+    model = folder / "one" / "model.vispe"
+    volumes = apply(model, [folder / "z.tif"], folder / "z", objects=asked).images[0]
+    pages = apply(model, [folder / "t.tif"], folder / "t", objects=asked).images[0]
+    assert pages["objects"]["classes"]["class 2"]["count"] == 3 * count
+    assert volumes["objects"]["neighbours"] == 26
+    rows = rows_of(folder / "z" / "z_objects.csv")
+    assert len(rows) >= count
+    assert np.isclose(float(rows[0]["volume_um3"]), int(rows[0]["volume_px"]) * 0.375)
+    assert float(rows[0]["centroid_z_um"]) == pytest.approx(1.5)
+    with tifffile.TiffFile(folder / "z" / "z_objects.tif") as file:
+        assert file.imagej_metadata["spacing"] == 1.5
+        assert file.series[0].axes == "ZYX"
+
+
+def test_python_users_are_refused_in_the_same_words(folder):
+    with pytest.raises(OptionError, match="objects='x' is not a class"):
+        segment(
+            [folder / "i0.png"], folder / "o", labels=[folder / "i0_labels.png"],
+            features=FeatureConfig("filters"), objects=ObjectOptions("x"),
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Objects in label maps: found, split where they touch, measured, and counted."""

@@ -1,0 +1,106 @@
+"""The files of objects: instance maps and tables."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vispe.files import atomic_path
+from vispe.images.read import Micrograph
+from vispe.images.write import write_instances
+from vispe.segment.objects.find import Found, find
+from vispe.segment.objects.options import ObjectOptions
+from vispe.segment.objects.sizes import of_image
+from vispe.segment.objects.table import COLUMNS, Row
+from vispe.segment.run.predict import Prediction
+
+ENDINGS = ("_objects.tif", "_objects.csv")
+TOGETHER = "objects.csv"
+
+
+def objects_of(
+    folder: Path,
+    image: Micrograph,
+    results: Sequence[Prediction],
+    names: Sequence[str],
+    options: ObjectOptions,
+    force: bool,
+) -> tuple[dict[str, Path], dict, list[str]]:
+    """Find the objects of an image, and write their map and table.
+
+    Args:
+        folder: where the files go.
+        image: as stored.
+        results: of its pages.
+        names: of the classes.
+        options: what counts.
+        force: overwrite.
+
+    Returns:
+        The files by kind, what the report says, and notes.
+    """
+    stem, volumes = image.path.stem, pages_together(image.axis_lengths)
+    spacing = spacing_of(image.pixel_size, image.z_step, volumes)
+    labels, prob = np.stack([r.labels for r in results]), np.stack([r.prob for r in results])
+    found_map, found = find(labels, prob, image.pages, names, options, volumes=volumes, spacing=spacing)
+    files = {"objects": folder / f"{stem}{ENDINGS[0]}", "objects_table": folder / f"{stem}{ENDINGS[1]}"}
+    large = len(found.rows) > np.iinfo(np.uint16).max
+    write_instances(files["objects"], found_map.astype(np.uint32 if large else np.uint16), image, force)
+    write_table(files["objects_table"], str(image.path), found.rows, force)
+    area = None if spacing is None else float((labels > 0).sum() * np.prod(spacing))
+    record = of_image(found, options, names, area, volumes is not None)
+    return files, record, notes(image.path.name, found, options, image.pixel_size, spacing)
+
+
+def notes(
+    name: str, found: Found, options: ObjectOptions, pixel: tuple[float, float] | None, spacing: object
+) -> list[str]:
+    """Say what was left out, and which units there are not."""
+    out = []
+    if found.small:
+        out.append(
+            f"{name}: {found.small} objects of fewer than {options.min_area} pixels are left out; --object-min-area 0 "
+            "keeps all."
+        )
+    if pixel is not None and spacing is None:
+        out.append(f"{name} does not say how far its slices are apart: volumes are in voxels only.")
+    return out
+
+
+def pages_together(axes: dict[str, int]) -> int | None:
+    """Return how many pages are a volume: the length of Z where it is the last of the axes that count pages."""
+    return axes["Z"] if axes.get("Z", 1) > 1 and list(axes)[-1] == "Z" else None
+
+
+def spacing_of(
+    pixel: tuple[float, float] | None, step: float | None, volumes: int | None
+) -> tuple[float, ...] | None:
+    """Return microns per pixel along (y, x), or (z, y, x) of volumes; None where one of them is not known."""
+    if pixel is None or volumes is None:
+        return pixel
+    return None if step is None else (step, *pixel)
+
+
+def write_table(path: Path, image: str, rows: Iterable[Row], force: bool) -> None:
+    """Write the table of an image; one without objects has a header alone."""
+    with (
+        atomic_path(path, force) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream,
+    ):
+        writer = csv.DictWriter(stream, COLUMNS, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"image": image, **row} for row in rows)
+
+
+def write_together(out: Path, tables: Sequence[str]) -> None:
+    """Write the tables of all images one after the other, in place of an earlier file of this run."""
+    if not tables:
+        return
+    with atomic_path(out / TOGETHER, True) as temporary, temporary.open("wb") as stream:
+        for number, table in enumerate(tables):
+            with Path(table).open("rb") as part:
+                head = part.readline()
+                stream.write(b"" if number else head)
+                for line in part:
+                    stream.write(line)
