@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+import roifile
 import tifffile
 from PIL import Image
 from skimage.measure import label, regionprops
@@ -110,3 +111,53 @@ def test_python_users_are_refused_in_the_same_words(folder):
             [folder / "i0.png"], folder / "o", labels=[folder / "i0_labels.png"],
             features=FeatureConfig("filters"), objects=ObjectOptions("x"),
         )  # fmt: skip
+
+
+def test_objects_for_other_programs(tmp_path, capsys):
+    from skimage import data
+
+    coins = data.coins()
+    Image.fromarray(coins).save(tmp_path / "coins.png")
+    drawn = np.zeros(coins.shape, np.uint8)
+    drawn[5:20, 100:300] = drawn[150:156, :60] = drawn[295:300] = 1
+    for y, x in ((50, 50), (60, 110), (125, 40), (190, 130), (260, 280), (60, 340)):
+        drawn[y - 8 : y + 8, x - 8 : x + 8] = 2
+    Image.fromarray(drawn).save(tmp_path / "strokes.png")
+    out = tmp_path / "out"
+    words = [
+        "segment",
+        tmp_path / "coins.png",
+        "--labels",
+        tmp_path / "strokes.png",
+        "--classes",
+        "ground,coin",
+    ]
+    words += ["--objects", "coin", "--touching", "split", "--fill-holes", "--object-min-area", 200, "-o", out]
+    assert main([*map(str, words), "--objects-as", "geojson,rois,coco"]) == 0
+    assert "objects: 24 coin" in capsys.readouterr().out  # which is how many there are
+    instances = tifffile.imread(out / "coins_objects.tif")
+    features = json.loads((out / "coins_objects.geojson").read_text())["features"]
+    assert len(features) == len(roifile.roiread(out / "coins_RoiSet.zip")) == instances.max() == 24
+    coco = json.loads((out / "coins_coco.json").read_text())
+    assert sorted(a["area"] for a in coco["annotations"]) == sorted(np.bincount(instances.ravel())[1:])
+    assert coco["images"][0]["file_name"] == "coins.png"
+    record = json.loads((out / "report.json").read_text())["images"][0]
+    assert {"geojson", "rois", "coco"} <= set(record["files"])
+
+
+def test_objects_for_other_programs_are_asked_for_with_objects(tmp_path, capsys):
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "a.png")
+    code = main(
+        [
+            "segment",
+            str(tmp_path / "a.png"),
+            "--cluster",
+            "2",
+            "--objects-as",
+            "rois",
+            "-o",
+            str(tmp_path / "o"),
+        ]
+    )
+    assert code == 2
+    assert "objects_as has no effect without objects" in " ".join(capsys.readouterr().err.split())

@@ -24,6 +24,7 @@ def apply(
     object_min_area: int | None = None,
     fill_holes: bool = False,
     exclude_border: bool = False,
+    objects_as: list[str] | None = None,
     trust: bool = False,
     weights: str | None = None,
     allow_download: bool = False,
@@ -60,6 +61,7 @@ def apply(
         object_min_area: objects with fewer pixels are left out, and counted in the report; default 10.
         fill_holes: holes belong to the object around them; the label map stays as it is.
         exclude_border: leave out objects at the border of the image.
+        objects_as: files of objects for other programs: geojson (QuPath), rois (ImageJ), coco, separated by commas.
         trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
             as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
         weights: where the checkpoint of the token model is now, if it has moved.
@@ -87,6 +89,7 @@ def apply(
         min_area=object_min_area,
         fill_holes=fill_holes,
         exclude_border=exclude_border,
+        kinds=None if objects_as is None else tuple(objects_as),
     )
     with Console(json) as console:
         report = pipeline.apply(

@@ -203,7 +203,7 @@ def _runs(instances: np.ndarray, number: int, box: tuple[int, int, int, int]) ->
     """Encode an object in a box as run lengths down the columns of the whole map, beginning with zeros."""
     h, w = instances.shape
     left, top, right, bottom = box
-    x, y = np.nonzero(instances[top:bottom, left:right].T == number)
+    x, y = np.nonzero(number == instances[top:bottom, left:right].T)
     places = (x + left) * h + y + top
     # a run of the object ends where the next place is not the following one
     breaks = np.flatnonzero(np.diff(places) != 1)

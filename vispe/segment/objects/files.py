@@ -6,16 +6,21 @@ from pathlib import Path
 
 import numpy as np
 
+from vispe.errors import OptionError
 from vispe.files import atomic_path
+from vispe.images.exchange.objects import ENDINGS as EXCHANGED
+from vispe.images.exchange.objects import write_objects
+from vispe.images.exchange.shapes import Color
 from vispe.images.read import Micrograph
 from vispe.images.write import write_instances
+from vispe.segment.draw import PALETTE
 from vispe.segment.objects.find import Found, find
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.sizes import of_image
 from vispe.segment.objects.table import COLUMNS, Row
 from vispe.segment.run.predict import Prediction
 
-ENDINGS = ("_objects.tif", "_objects.csv")
+_ENDINGS = ("_objects.tif", "_objects.csv")
 TOGETHER = "objects.csv"
 
 
@@ -24,6 +29,7 @@ def objects_of(
     image: Micrograph,
     results: Sequence[Prediction],
     names: Sequence[str],
+    colors: Sequence[Color] | None,
     options: ObjectOptions,
     force: bool,
 ) -> tuple[dict[str, Path], dict, list[str]]:
@@ -34,6 +40,7 @@ def objects_of(
         image: as stored.
         results: of its pages.
         names: of the classes.
+        colors: (r, g, b) of the classes; None for the palette.
         options: what counts.
         force: overwrite.
 
@@ -44,13 +51,47 @@ def objects_of(
     spacing = spacing_of(image.pixel_size, image.z_step, volumes)
     labels, prob = np.stack([r.labels for r in results]), np.stack([r.prob for r in results])
     found_map, found = find(labels, prob, image.pages, names, options, volumes=volumes, spacing=spacing)
-    files = {"objects": folder / f"{stem}{ENDINGS[0]}", "objects_table": folder / f"{stem}{ENDINGS[1]}"}
+    files = {"objects": folder / f"{stem}{_ENDINGS[0]}", "objects_table": folder / f"{stem}{_ENDINGS[1]}"}
     large = len(found.rows) > np.iinfo(np.uint16).max
     write_instances(files["objects"], found_map.astype(np.uint32 if large else np.uint16), image, force)
     write_table(files["objects_table"], str(image.path), found.rows, force)
+    files |= _exchanged(folder, image, found_map, found.rows, names, colors, options, force)
     area = None if spacing is None else float((labels > 0).sum() * np.prod(spacing))
     record = of_image(found, options, names, area, volumes is not None)
     return files, record, notes(image.path.name, found, options, image.pixel_size, spacing)
+
+
+def endings(options: ObjectOptions | None) -> tuple[str, ...]:
+    """Return the ends of the names of files that the objects of an image go to."""
+    return () if options is None else (*_ENDINGS, *(EXCHANGED[kind] for kind in options.kinds))
+
+
+def _exchanged(
+    folder: Path,
+    image: Micrograph,
+    instances: np.ndarray,
+    rows: Sequence[Row],
+    names: Sequence[str],
+    colors: Sequence[Color] | None,
+    options: ObjectOptions,
+    force: bool,
+) -> dict[str, Path]:
+    """Write objects for other programs.
+
+    Raises:
+        OptionError: the image has several pages.
+    """
+    if not options.kinds:
+        return {}
+    if image.n_pages > 1:
+        raise OptionError(
+            f"objects_as={','.join(options.kinds)} is for one page, but {image.path.name} has {image.n_pages}; choose "
+            "one with --z, or leave it out."
+        )
+    shown = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else list(colors)
+    classes = [names.index(row["class"]) + 1 for row in rows]
+    own = (instances[0], classes, names, shown, options.kinds, force)
+    return dict(write_objects(folder, image.path.stem, *own, image=image.path.name))
 
 
 def notes(
@@ -60,7 +101,7 @@ def notes(
     out = []
     if found.small:
         out.append(
-            f"{name}: {found.small} objects of fewer than {options.min_area} pixels are left out; --object-min-area 0 "
+            f"{name}: objects of fewer than {options.min_area} pixels are left out ({found.small}); --object-min-area 0 "
             "keeps all."
         )
     if pixel is not None and spacing is None:

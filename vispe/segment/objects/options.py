@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vispe.errors import OptionError, check_choice, check_flag, did_you_mean, is_whole
+from vispe.images.exchange.objects import ObjectKind, checked_kinds
 
 TOUCHING = ("keep", "split")
 
@@ -19,6 +20,7 @@ class ObjectOptions:
         fill_holes: holes belong to the object around them, but for pixels of a class that is asked for.
         exclude_border: leave out objects that touch the border of the image (of a volume: also its first and last
             page), since their size is unknown.
+        kinds: files for other programs: any of `'geojson'`, `'rois'` and `'coco'`; of one page only.
 
     >>> ObjectOptions(["pore"]).numbers(["matrix", "pore"])
     (2,)
@@ -29,6 +31,7 @@ class ObjectOptions:
     min_area: int = 10
     fill_holes: bool = False
     exclude_border: bool = False
+    kinds: Sequence[ObjectKind] = ()
 
     def __post_init__(self) -> None:
         names = (self.classes,) if isinstance(self.classes, str) else tuple(self.classes)
@@ -38,6 +41,7 @@ class ObjectOptions:
         check_choice("touching", self.touching, TOUCHING)
         if not is_whole(self.min_area) or self.min_area < 0:
             raise OptionError(f"object_min_area={self.min_area!r} must be 0 or more pixels.")
+        checked_kinds(self.kinds)
         check_flag("fill_holes", self.fill_holes)
         check_flag("exclude_border", self.exclude_border)
 
@@ -65,7 +69,9 @@ def options_or_none(classes: Sequence[str] | None, **more: object) -> ObjectOpti
     given = {name: value for name, value in more.items() if value is not None and value is not False}
     if classes is None:
         if given:
-            name = {"min_area": "object_min_area"}.get(next(iter(given)), next(iter(given)))
+            name = {"min_area": "object_min_area", "kinds": "objects_as"}.get(
+                next(iter(given)), next(iter(given))
+            )
             raise OptionError(f"{name} has no effect without objects; name their classes with --objects.")
         return None
     return ObjectOptions(classes, **given)  # type: ignore[arg-type] - checked there

@@ -15,7 +15,7 @@ from vispe.images.read import Micrograph
 from vispe.segment.classify.cluster import PixelClusters
 from vispe.segment.features.features import Features
 from vispe.segment.model.file import Model, load_model, save_model, versions
-from vispe.segment.objects.files import ENDINGS, TOGETHER, objects_of, write_together
+from vispe.segment.objects.files import TOGETHER, endings, objects_of, write_together
 from vispe.segment.run.base import MODEL_NAME, Run, check_channels
 from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
@@ -195,7 +195,8 @@ class Batch(Run):
         notes += more
         objects = None
         if self.asked.objects is not None:
-            found = objects_of(folder, micrograph, results, model.names, self.asked.objects, self.force)
+            asked, shown = self.asked.objects, (model.names, model.colors)
+            found = objects_of(folder, micrograph, results, *shown, asked, self.force)
             objects = found[1]
             files, notes = files | found[0], notes + found[2]
         counts = sum(np.bincount(r.labels.ravel(), minlength=len(model.names) + 1) for r in results)
@@ -270,9 +271,9 @@ class Batch(Run):
 
     def _targets(self) -> list[Path]:
         """List every file that this run may write."""
-        endings = (*_ENDINGS, *(("_trust.png", "_disagreement.png") if self.asked.trust else ()))
-        endings += ENDINGS if self.asked.objects is not None else ()
-        names = [f"{image.path.stem}{ending}" for image in self.images for ending in endings]
+        ends = (*_ENDINGS, *(("_trust.png", "_disagreement.png") if self.asked.trust else ()))
+        ends += endings(self.asked.objects)
+        names = [f"{image.path.stem}{end}" for image in self.images for end in ends]
         names += [TOGETHER] if self.asked.objects is not None else []
         names += ["report.json", "report.csv", *([MODEL_NAME] if self.writes_model else [])]
         return [self.out / name for name in names]

@@ -1,0 +1,56 @@
+"""Necks are cut, and single objects are not."""
+
+import numpy as np
+import pytest
+from scipy import ndimage
+from skimage.measure import label
+
+from vispe.segment.objects.split import split
+
+RNG = np.random.default_rng(5)
+
+
+def discs(shape, centres, radii):
+    """A map of discs that may overlap."""
+    y, x = np.indices(shape)
+    found = [(y - cy) ** 2 + (x - cx) ** 2 <= r * r for (cy, cx), r in zip(centres, radii, strict=True)]
+    return np.any(found, 0)
+
+
+@pytest.mark.parametrize("distance", [29, 32, 34])
+@pytest.mark.parametrize("angle", [0, 33, 90])
+def test_two_discs_that_touch_are_two(distance, angle):
+    step = distance / 2 * np.array([np.sin(np.radians(angle)), np.cos(np.radians(angle))])
+    mask = discs((80, 90), [(40 - step[0], 45 - step[1]), (40 + step[0], 45 + step[1])], (18, 18))
+    assert label(mask, connectivity=2).max() == 1
+    parts = split(mask, np.ones(mask.shape))
+    assert parts.max() == 2
+    sizes = np.bincount(parts.ravel())[1:]
+    assert abs(sizes[0] - sizes[1]) < 0.06 * sizes.sum()
+    assert np.array_equal(parts > 0, mask)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        discs((60, 60), [(30, 30)], [20]),
+        discs((60, 80), [(30, 32), (30, 40)], [20, 20]),  # nearly one disc
+        np.pad(np.ones((20, 60), bool), 5),
+        np.pad(np.ones((3, 3), bool), 2),
+    ],
+    ids=["disc", "oblong", "bar", "small"],
+)
+def test_one_object_is_not_cut(mask):
+    assert split(mask, np.ones(mask.shape)).max() == 1
+    rough = mask & ~(ndimage.binary_dilation(~mask) & (RNG.random(mask.shape) < 0.2))
+    assert split(rough, np.ones(mask.shape)).max() == label(rough, connectivity=2).max()
+
+
+def test_a_dip_of_the_probability_is_a_neck():
+    mask = np.pad(np.ones((20, 60), bool), 4)
+    prob = np.ones(mask.shape)
+    assert split(mask, prob).max() == 1
+    prob[:, 33:36] = 0.5
+    parts = split(mask, prob)
+    assert parts.max() == 2
+    assert 32 <= np.argmax(parts[10] == parts[10, -6]) <= 36
