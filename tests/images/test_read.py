@@ -443,7 +443,7 @@ def test_missing_and_unreadable_files(tmp_path):
     with pytest.raises(InputError, match=r"e.png is empty \(0 bytes\)"):
         read_image(tmp_path / "e.png")
     (tmp_path / "t.png").write_text("not an image")
-    with pytest.raises(InputError, match=r"t.png is not a readable PNG, JPEG, TIFF or BMP image"):
+    with pytest.raises(InputError, match=r"t.png is not a readable PNG, JPEG, TIFF, BMP, GIF or WebP image"):
         read_image(tmp_path / "t.png")
     tifffile.imwrite(tmp_path / "c.tif", np.ones((5, 7), np.complex64))
     with pytest.raises(InputError, match=r"c.tif holds complex64 values"):

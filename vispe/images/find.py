@@ -12,6 +12,7 @@ from pathlib import Path
 from vispe.errors import InputError, did_you_mean, require
 from vispe.images.formats.decoded import SUFFIXES
 from vispe.images.formats.foreign import foreign_format
+from vispe.images.formats.vendors import ENDINGS
 from vispe.images.paths import check_file, expanded
 
 
@@ -20,8 +21,8 @@ def find_images(patterns: Sequence[str | Path], also: tuple[str, ...] = ()) -> l
 
     The order of `patterns` is kept, so that labels given in the same order belong together; what a folder or
     glob matches is in natural order (2 before 10).  Folders are not searched in depth (use ``**``); hidden
-    files and files with other endings than `SUFFIXES` are passed over in folders and globs.  A file that is
-    matched twice comes once.  ``skimage:ihc`` is the picture ihc that scikit-image installs.
+    files and files with other endings than `SUFFIXES` and those of microscopes are passed over in folders and
+    globs.  A file that is matched twice comes once.  ``skimage:ihc`` is the picture ihc that scikit-image installs.
 
     Args:
         patterns: files, folders and globs.
@@ -36,7 +37,7 @@ def find_images(patterns: Sequence[str | Path], also: tuple[str, ...] = ()) -> l
         raise InputError("no image was given; name files, folders or globs such as 'data/*.png'.")
     found: dict[Path, Path] = {}
     for pattern in patterns:
-        for path in _expand(pattern, (*SUFFIXES, *also)):
+        for path in _expand(pattern, (*SUFFIXES, *ENDINGS, *also)):
             found.setdefault(Path(os.path.realpath(path)), path)
     return list(found.values())
 
@@ -58,6 +59,8 @@ def _expand(pattern: str | Path, suffixes: tuple[str, ...]) -> list[Path]:
     if not glob.has_magic(str(path)):
         check_file(path)
     fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
+    # arrays and GIF are often no micrographs: only a glob for them finds them
+    suffixes += tuple(end for end in (".npy", ".gif") if path.name.lower().endswith(end))
     matches = _images(Path(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:]))), suffixes)
     if not matches:
         raise InputError(f"{pattern} matches no image; looked for {endings}.")

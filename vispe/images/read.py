@@ -77,8 +77,9 @@ def read_image(
     channel: int | str | Sequence[int | str] | None = None,
     z: int | str | None = None,
     axes: str | None = None,
+    scene: str | None = None,
 ) -> Micrograph:
-    """Read a PNG, JPEG, TIFF or BMP micrograph in its full depth.
+    """Read a micrograph in its full depth: PNG, JPEG, TIFF, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3 or DM4.
 
     Palettes become colours, an alpha channel is dropped with a note, values stored from white to black are
     turned round, 1-bit files become 0 and 255, and the orientation tag is applied once.  Every axis but Y, X,
@@ -90,20 +91,26 @@ def read_image(
             comma-separated string.
         z: which pages to keep, from 0: a number or 'a:b' (b excluded); either side may be left out.
         axes: what each dimension of the stored array means, such as 'ZYX' or 'YXC'; None believes the file.
+        scene: which of several scenes of a file of a microscope, by its name or number (from 0).
 
     Raises:
+        MissingExtra: the library for a file of a microscope is not installed.
         InputError: missing, unreadable, truncated or empty file, only NaN, or a page or channel that is not
             there.
     """
     path = Path(path)
     with enough_memory(path):
-        return _read(path, channel, z, axes)
+        return _read(path, channel, z, axes, scene)
 
 
 def _read(
-    path: Path, channel: int | str | Sequence[int | str] | None, z: int | str | None, axes: str | None
+    path: Path,
+    channel: int | str | Sequence[int | str] | None,
+    z: int | str | None,
+    axes: str | None,
+    scene: str | None,
 ) -> Micrograph:
-    found = decode(path, axes=axes)
+    found = decode(path, axes=axes, scene=scene)
     notes = list(found.notes)
     pages = pick_pages(path, found.pages, z)
     page_axes = _picked_axes(found.page_axes, pick_pages(path, np.arange(len(found.pages)), z))

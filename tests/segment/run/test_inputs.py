@@ -229,27 +229,18 @@ def test_min_area_above_the_image_is_noted(data, capsys):
 
 
 FOREIGN = {
-    "a.czi": (b"ZISRAWFILE", "Zeiss CZI: convert it to OME-TIFF with bfconvert"),
-    "a.lif": (b"p\0\0\0", "Leica LIF"),
-    "a.nd2": (b"\xda\xce\xbe\x0a", "Nikon ND2"),
     "a.oib": (b"\xd0\xcf\x11\xe0", "OLE"),
-    "a.dm3": (b"\0\0\0\x03\0\0\1\0", "Gatan DM3"),
-    "a.dm4": (b"\0\0\0\x04\0\0\0\0", "Gatan DM4"),
     "a.ser": (b"II\x97\x01", "FEI SER"),
     "a.emd": (b"\x89HDF\r\n\x1a\n", "HDF5"),
-    "a.npy": (b"\x93NUMPY", "NumPy: save the array with tifffile"),
     "a.jp2": (b"\0\0\0\x0cjP  ", "JPEG 2000"),
-    "a.gif": (b"GIF89a", "GIF"),
-    "a.webp": (b"RIFF\0\0\0\0WEBP", "WebP"),
     "a.heic": (b"\0\0\0\x18ftypheic", "HEIF"),
     "a.dcm": (bytes(128) + b"DICM", "DICOM"),
-    "a.mrc": (bytes(208) + b"MAP ", "MRC"),
     "a.nii": (bytes(344) + b"n+1\0", "NIfTI"),
-    "a.zip": (b"PK\x03\x04", "RoiSet.zip"),
-    "a.roi": (b"Iout", "ImageJ ROI"),
+    "a.zip": (b"PK\x03\x04", "give a RoiSet.zip of ImageJ as labels"),
+    "a.roi": (b"Iout", "give it as labels (--labels)"),
     "a.gz": (b"\x1f\x8b", "gunzip"),
     "a.spm": (b"\\*File list", "Gwyddion"),
-    "a.geojson": (b"{}", "QuPath"),
+    "a.geojson": (b"{}", "QuPath GeoJSON: give it as labels"),
 }
 
 
@@ -258,7 +249,7 @@ def test_files_of_other_programs_are_recognised(tmp_path, name):
     head, words = FOREIGN[name]
     (tmp_path / name).write_bytes(head.ljust(400, b"\1"))
     with pytest.raises(
-        InputError, match=r"is not a readable PNG, JPEG, TIFF or BMP image; it looks like "
+        InputError, match=r"is not a readable PNG, JPEG, TIFF, BMP, GIF or WebP image; it looks like "
     ) as caught:
         decode(tmp_path / name)
     assert words in str(caught.value)

@@ -16,6 +16,7 @@ def apply(
     channel: str | None = None,
     z: str | None = None,
     axes: str | None = None,
+    scene: str | None = None,
     prior: Literal["sqrt", "em", "uniform"] | None = None,
     smooth: int = 0,
     min_area: int = 0,
@@ -50,6 +51,7 @@ def apply(
         channel: channels to use, by number (from 0) or name, separated by commas.
         z: page (from 0) or range a:b of a stack.
         axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        scene: which of several scenes of CZI, LIF, ND2, DM3 and DM4 files, by name or number (from 0).
         prior: what classes are weighed by: how frequent they are is estimated on each page, without labels. sqrt takes
             the root of it (default, safe), em all of it, uniform nothing, so that rare classes come out too large.
             Fractions in the report are estimated with all of it, unless prior is uniform.
@@ -96,7 +98,7 @@ def apply(
             model,
             images,
             out,
-            reading=pipeline.Reading(channel, z, axes),
+            reading=pipeline.Reading(channel, z, axes, scene=scene),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page),
             post=Post(smooth, min_area, prior),
             objects=counted,

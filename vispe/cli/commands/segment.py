@@ -42,6 +42,7 @@ def segment(
     channel: str | None = None,
     z: str | None = None,
     axes: str | None = None,
+    scene: str | None = None,
     normalize: Literal["stack", "image", "none"] = "stack",
     clip: list[float] | None = None,
     prior: Literal["sqrt", "em", "uniform"] | None = None,
@@ -71,8 +72,9 @@ def segment(
     model.vispe for `vispe apply`.
 
     Args:
-        images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP; or OME-Zarr stores, which may
-            be larger than memory. In folders, labels, masks and results (a_labels.png, a_seg.png) are passed over.
+        images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP, GIF, WebP, NPY, and with the
+            extra vendors CZI, LIF, ND2, MRC, DM3 and DM4; or OME-Zarr stores, which may be larger than memory. In
+            folders, labels, masks and results (a_labels.png, a_seg.png) are passed over.
         out: folder for the results.
         labels: label files, 0 or black = unlabelled: label images, colour drawings, JSON strokes, GeoJSON of QuPath,
             .roi or RoiSet.zip of ImageJ, COCO JSON; several are matched to the images by name (a.png with a.png,
@@ -117,6 +119,7 @@ def segment(
         channel: channels to use, by number (from 0) or name, separated by commas.
         z: page (from 0) or range a:b of a stack.
         axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        scene: which of several scenes of CZI, LIF, ND2, DM3 and DM4 files, by name or number (from 0).
         normalize: one pair of grey limits for the whole file, one for each page, or none.
         clip: the two percentiles that become black and white; default 0.5,99.5.
         prior: what classes are weighed by: how frequent they are is estimated on each page, without labels. sqrt takes
@@ -208,7 +211,9 @@ def segment(
             text=prompts,
             classifier=classifier,
             features=config,
-            reading=pipeline.Reading(channel, z, axes, normalize, tuple(clip) if clip else (0.5, 99.5)),
+            reading=pipeline.Reading(
+                channel, z, axes, normalize, tuple(clip) if clip else (0.5, 99.5), scene
+            ),
             labelling=pipeline.Labelling(classes, legend, dense, max_classes, label_page),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page, score_labelled),
             post=Post(smooth, min_area, prior),

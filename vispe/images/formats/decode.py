@@ -12,9 +12,11 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vispe.errors import InputError, require
+from vispe.images.formats.arrays import decode_npy
 from vispe.images.formats.damage import PNG_CHANNELS, jpeg_damage, png_damage
 from vispe.images.formats.decoded import (
     BROKEN,
+    PICTURES,
     TIFF_MAGIC,
     Decoded,
     count_axes,
@@ -26,18 +28,27 @@ from vispe.images.formats.decoded import (
 )
 from vispe.images.formats.foreign import foreign_format
 from vispe.images.formats.guards import LARGE, check_size
+from vispe.images.formats.vendors import decode_vendor, vendor_of
 from vispe.images.paths import check_file
 
 
-def decode(path: str | Path, *, axes: str | None = None, size: tuple[int, int] | None = None) -> Decoded:
+def decode(
+    path: str | Path,
+    *,
+    axes: str | None = None,
+    size: tuple[int, int] | None = None,
+    scene: str | None = None,
+) -> Decoded:
     """Read one image file without changing any value.
 
     Args:
-        path: a TIFF, PNG, JPEG or BMP file, judged by its content, not by its name.
+        path: a TIFF, PNG, JPEG, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3 or DM4 file, judged by its content, not
+            by its name.
         axes: the meaning of each dimension of the stored array, such as 'ZYX' or 'YXC'; None believes the
             file.
         size: the height and width that are expected, if any: a file of this size may compress better than a
             picture does.
+        scene: which of the scenes of a CZI, LIF, ND2, DM3 or DM4 file, by its name or number (from 0).
 
     Raises:
         InputError: no such file, not an image, truncated, no pixels, more than memory holds or than the file
@@ -47,11 +58,19 @@ def decode(path: str | Path, *, axes: str | None = None, size: tuple[int, int] |
     check_file(path)
     try:
         with path.open("rb") as stream:
-            magic = stream.read(29)
+            magic = stream.read(212)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     if not magic:
         raise InputError(f"{path} is empty (0 bytes); export the image again.")
+    if vendor := vendor_of(magic):
+        return decode_vendor(path, vendor, axes, scene)
+    if scene is not None:
+        raise InputError(
+            f"scene={scene!r} was given, but {path} is of a format without scenes; leave it out."
+        )
+    if magic.startswith(b"\x93NUMPY"):
+        return decode_npy(path, axes, size)
     if magic[:4] in TIFF_MAGIC:
         require("tifffile", "cli", f"reading {path.name} (TIFF)")
         from vispe.images.formats.tiff import decode_tiff
@@ -65,19 +84,21 @@ def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, 
         with (
             no_size_limit(),
             _warned(path) as notes,
-            Image.open(path, formats=("PNG", "JPEG", "BMP")) as image,
+            Image.open(path, formats=PICTURES) as image,
         ):
             _check_claim(path, image, magic, size)
             if image.format == "PNG":
                 notes += png_damage(path)
             image.load()
-            if image.format not in ("PNG", "BMP"):
+            if image.format in ("JPEG", "MPO"):
                 notes += jpeg_damage(path)
             found = _from_pillow(path, image, axes, magic)
         return replace(found, notes=(*notes, *found.notes))
     except UnidentifiedImageError as error:
         found = foreign_format(path) or "convert it to one of these"
-        raise InputError(f"{path} is not a readable PNG, JPEG, TIFF or BMP image; {found}.") from error
+        raise InputError(
+            f"{path} is not a readable PNG, JPEG, TIFF, BMP, GIF or WebP image; {found}."
+        ) from error
     except InputError:
         raise
     except BROKEN as error:
@@ -107,7 +128,7 @@ def _warned(path: Path) -> Iterator[list[str]]:
 def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes) -> Decoded:
     notes: list[str] = []
     file_format = "JPEG" if image.format == "MPO" else str(image.format)
-    if file_format == "PNG" and getattr(image, "n_frames", 1) > 1:
+    if file_format in ("PNG", "GIF", "WEBP") and getattr(image, "n_frames", 1) > 1:
         notes.append(f"{path.name} is animated: only the first of its {image.n_frames} frames is used.")
     if image.mode == "CMYK":
         notes.append("CMYK colours were converted to RGB.")
@@ -135,12 +156,27 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
         transparent=transparent,
         alpha=array.ndim == 3 and array.shape[2] in (2, 4) and axes is None,
         step=255 // ((1 << magic[24]) - 1) if shallow else 1,
-        lossy=file_format == "JPEG",
+        lossy=file_format == "JPEG" or (file_format == "WEBP" and not _lossless(path)),
         pixel_size=physical(resolution),
         resolution=resolution,
         notes=tuple(notes),
         page_axes=count_axes("YXS"[: array.ndim], axes, array.shape),
     )
+
+
+def _lossless(path: Path) -> bool:
+    """Tell whether the picture of a WebP file is compressed without loss, as its chunks say."""
+    with path.open("rb") as stream:
+        stream.seek(12)
+        while len(head := stream.read(8)) == 8:
+            if head[:4] in (b"VP8 ", b"ANMF"):
+                return False
+            if head[:4] == b"VP8L":
+                return True
+            # chunks are filled up to an even number of bytes
+            size = int.from_bytes(head[4:], "little")
+            stream.seek(size + size % 2, 1)
+    return False
 
 
 def decode_png16(path: Path, header: bytes) -> np.ndarray:

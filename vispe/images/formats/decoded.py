@@ -17,7 +17,7 @@ from PIL import Image
 
 from vispe.errors import InputError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 """File name endings that are looked for in folders; a file named outright is judged by its content."""
 
 GIGAPIXEL = 1_000_000_000
@@ -25,6 +25,9 @@ GIGAPIXEL = 1_000_000_000
 
 PRINT_PIXEL = 5.0
 """Resolution tags that make a pixel this many microns or larger are meant for printers (72 to 2400 dpi)."""
+
+PICTURES = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+"""Formats that Pillow reads here."""
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 BROKEN = (
@@ -46,7 +49,7 @@ class Decoded:
 
     Attributes:
         pages: (z, h, w, c) array of the file's own type in native byte order; bool for 1-bit files.
-        format: 'PNG', 'JPEG', 'BMP' or 'TIFF'.
+        format: 'PNG', 'JPEG', 'BMP', 'GIF', 'WEBP', 'TIFF', 'NPY' or the name of one of `vendors.VENDORS`.
         palette: (n, 3) uint8 or uint16 colours when the values are palette indices, else None.
         transparent: palette indices that are fully transparent.
         alpha: whether the last channel is an alpha channel.
@@ -156,7 +159,7 @@ def no_size_limit() -> Iterator[None]:
 
 def reason_of(error: BaseException) -> str:
     """Return what a decoder said about damage; in words where it said no more than the value that it stumbled over."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).rstrip(".")
     if len(text.split()) > 1:
         return text
     value = f", {text.strip(chr(39))}," if text and isinstance(error, KeyError) else ""

@@ -1,4 +1,4 @@
-"""Files of other programs, recognised by their first bytes or their name, and how to make images of them."""
+"""Files that are not read, recognised by their first bytes or their name, and how to make images of them."""
 
 from pathlib import Path
 
@@ -6,18 +6,11 @@ _BIOFORMATS = "convert it to OME-TIFF with bfconvert (Bio-Formats) or Fiji"
 _EM = "export it as TIFF from the microscope's program or with Fiji or ImageJ"
 
 _BEGINS = (
-    (b"ZISRAWFILE", "Zeiss CZI", _BIOFORMATS),
-    (b"p\0\0\0", "Leica LIF", _BIOFORMATS),
-    (b"\xda\xce\xbe\x0a", "Nikon ND2", _BIOFORMATS),
     (b"OLYMPUSRAWFORMAT", "Olympus OIR", _BIOFORMATS),
-    (b"\0\0\0\x03\0\0", "Gatan DM3", _EM),
-    (b"\0\0\0\x04\0\0", "Gatan DM4", _EM),
     (b"II\x97\x01", "FEI SER", _EM),
-    (b"\x93NUMPY", "NumPy", "save the array with tifffile.imwrite"),
-    (b"\x89HDF\r\n\x1a\n", "HDF5 (EMD, IMS, H5, MAT)", "save the array that you need as TIFF, with Fiji or h5py"),
+    (b"\x89HDF\r\n\x1a\n", "HDF5 (EMD, IMS, H5, MAT)", "save the array that you need as TIFF or NPY (Fiji, h5py)"),
     (b"\0\0\0\x0cjP", "JPEG 2000", "convert it to TIFF or PNG"),
     (b"\xd0\xcf\x11\xe0", "OLE (Olympus OIB, Zeiss ZVI)", _BIOFORMATS),
-    (b"GIF8", "GIF", "convert it to PNG"),
     (b"8BPS", "Photoshop", "save a flat copy as TIFF or PNG"),
     (b"gimp xcf", "GIMP", "export it as TIFF or PNG"),
     (b"%PDF", "PDF", "export its pictures as TIFF or PNG"),
@@ -27,10 +20,8 @@ _BEGINS = (
     (b"<svg", "SVG", "export it as PNG"),
 )  # fmt: skip
 _INSIDE = (
-    (8, b"WEBP", "WebP", "convert it to PNG"),
     (4, b"ftyp", "HEIF or AVIF", "convert it to PNG"),
     (128, b"DICM", "DICOM", "convert it to TIFF, for example with Fiji"),
-    (208, b"MAP ", "MRC", "convert it to TIFF with mrc2tif (IMOD) or Fiji"),
     (344, b"n+1\0", "NIfTI", "convert it to TIFF, for example with Fiji"),
 )
 _NAMES = {

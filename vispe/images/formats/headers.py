@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError
-from vispe.images.formats.decoded import BROKEN, TIFF_MAGIC, checked_axes, no_size_limit
+from vispe.images.formats.decoded import BROKEN, PICTURES, TIFF_MAGIC, checked_axes, no_size_limit
 from vispe.images.read import pick_pages
 
 
@@ -33,7 +33,7 @@ def stored_shape(
 
 
 def _plain(path: Path, axes: str | None) -> tuple[int, int, int]:
-    with no_size_limit(), Image.open(path, formats=("PNG", "JPEG", "BMP")) as image:
+    with no_size_limit(), Image.open(path, formats=PICTURES) as image:
         width, height = image.size
         turned = image.getexif().get(274, 1) >= 5
         bands = () if image.mode in ("1", "L", "P", "I", "I;16") else (len(image.getbands()),)

@@ -27,13 +27,7 @@ from vispe.images.formats.decoded import (
 )
 from vispe.images.formats.guards import check_size
 from vispe.images.formats.metadata import check_metadata, check_page_list
-
-MICRONS = {
-    **dict.fromkeys(("µm", "μm", "um", "\\u00b5m", "micron", "microns", "micrometer", "micrometre"), 1.0),
-    **{"nm": 1e-3, "pm": 1e-6, "å": 1e-4, "angstrom": 1e-4},
-    **{"mm": 1e3, "cm": 1e4, "m": 1e6, "inch": 25_400.0, "in": 25_400.0},
-}
-"""Microns in one unit of length, by the lower-case names that microscopes and ImageJ write."""
+from vispe.images.formats.units import microns
 
 LOSSY = {"OJPEG", "JPEG", "JPEG_LOSSY", "JPEGXR", "JPEG_2000_LOSSY", "JPEG2000", "WEBP", "APERIO_JP2000_YCBC"}
 UNITS = {1: "none", 2: "inch", 3: "cm"}
@@ -227,15 +221,15 @@ def tiff_pixel_size(tif: tifffile.TiffFile, resolution: Resolution | None) -> tu
         unit = str((tif.imagej_metadata or {}).get("unit", ""))
         if resolution is None or not unit:
             return None
-        sizes = [_microns(1 / r if r else None, unit) for r in (resolution[1], resolution[0])]
+        sizes = [microns(1 / r if r else None, unit) for r in (resolution[1], resolution[0])]
         return (sizes[0], sizes[1]) if all(sizes) else None
     if tif.is_fei:
         scan = (tif.fei_metadata or {}).get("Scan", {})
-        sizes = [_microns(scan.get(f"Pixel{name}"), "m") for name in ("Height", "Width")]
+        sizes = [microns(scan.get(f"Pixel{name}"), "m") for name in ("Height", "Width")]
         return (sizes[0], sizes[1]) if all(sizes) else None
     if tif.is_sem:
         entry = (tif.sem_metadata or {}).get("ap_image_pixel_size", (None, None, ""))
-        size = _microns(entry[1], entry[2])
+        size = microns(entry[1], entry[2])
         return (size, size) if size else None
     return physical(resolution)
 
@@ -246,17 +240,8 @@ def _z_step(tif: tifffile.TiffFile) -> float | None:
         return _ome_size(_ome_pixels(tif), "Z")
     if tif.is_imagej:
         found = tif.imagej_metadata or {}
-        return _microns(found.get("spacing"), str(found.get("unit", "")))
+        return microns(found.get("spacing"), str(found.get("unit", "")))
     return None
-
-
-def _microns(value: object, unit: str) -> float | None:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    factor = MICRONS.get(str(unit).strip().lower())
-    return number * factor if factor and np.isfinite(number) and number > 0 else None
 
 
 def _ome_pixels(tif: tifffile.TiffFile) -> ElementTree.Element:
@@ -265,7 +250,7 @@ def _ome_pixels(tif: tifffile.TiffFile) -> ElementTree.Element:
 
 
 def _ome_size(pixels: ElementTree.Element, axis: str) -> float | None:
-    return _microns(pixels.get(f"PhysicalSize{axis}"), pixels.get(f"PhysicalSize{axis}Unit", "µm"))
+    return microns(pixels.get(f"PhysicalSize{axis}"), pixels.get(f"PhysicalSize{axis}Unit", "µm"))
 
 
 def _tag(element: ElementTree.Element) -> str:

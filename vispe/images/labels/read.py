@@ -263,7 +263,8 @@ def decoded_labels(path: Path, size: tuple[int, int] | None = None) -> Decoded:
     """Decode a label file, and refuse one whose values may have changed; `size` is that of the image."""
     found = decode(path, size=size)
     if found.lossy:
-        raise InputError(f"{path} is JPEG-compressed, which changes label values; save it as PNG or TIFF.")
+        kind = "WebP" if found.format == "WEBP" else "JPEG"
+        raise InputError(f"{path} is {kind}-compressed, which changes label values; save it as PNG or TIFF.")
     return found
 
 

@@ -68,6 +68,7 @@ def _refuse(asked: Request) -> None:
     given = {
         "truth": bool(asked.scoring.truth),
         "trust": asked.trust,
+        "scene": asked.reading.scene is not None,
         "text": asked.text is not None,
         "cluster": asked.cluster is not None,
     }

@@ -12,7 +12,7 @@ import numpy as np
 
 from vispe.errors import InputError, require
 from vispe.images.formats.decoded import BROKEN, check_pixels, checked_axes, damaged, times, to_pages
-from vispe.images.formats.tiff import MICRONS
+from vispe.images.formats.units import MICRONS
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.segment.big import is_store
 from vispe.segment.features.tiles import Region

@@ -51,7 +51,10 @@ class Reader:
         """Read an image."""
         if self._image is None or self._image[0] != path:
             asked, self._pages = self.reading, None
-            self._image = path, read_image(path, channel=asked.channel, z=asked.z, axes=asked.axes)
+            self._image = (
+                path,
+                read_image(path, channel=asked.channel, z=asked.z, axes=asked.axes, scene=asked.scene),
+            )
         return self._image[1]
 
     def grey(self, path: Path, config: object, trust: bool) -> Grey:

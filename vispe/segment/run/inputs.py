@@ -25,6 +25,7 @@ class Reading:
         axes: what each dimension of the stored array means, such as 'ZYX'; None believes the file.
         normalize: 'stack', 'image' or 'none': what shares one pair of grey limits.
         clip: percentiles that become black and white.
+        scene: which of several scenes of files of microscopes, by name or number (from 0).
     """
 
     channel: str | None = None
@@ -32,6 +33,7 @@ class Reading:
     axes: str | None = None
     normalize: str = "stack"
     clip: tuple[float, float] = (0.5, 99.5)
+    scene: str | None = None
 
 
 @dataclass(eq=False)
