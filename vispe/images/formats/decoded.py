@@ -1,7 +1,7 @@
 """Files to arrays: every pixel as stored, in one layout, with what the file says about itself.
 
-`decode` reads TIFF with tifffile and PNG, JPEG and BMP with Pillow, and never loses depth: 16-bit colour PNG,
-which Pillow cuts to 8 bits, is decoded by imagecodecs.  Palettes, alpha and inverted greys are left as they
+`decode` reads TIFF with tifffile and PNG, JPEG, BMP, GIF and WebP with Pillow, and never loses depth: 16-bit colour
+PNG, which Pillow cuts to 8 bits, is decoded by imagecodecs.  Palettes, alpha and inverted greys are left as they
 are stored and only described, because images and labels treat them differently (`read.py`, `labels/read.py`).
 """
 

@@ -18,7 +18,7 @@ from vispe.train.data.source import digest
 
 
 class FolderSource(PageSource):
-    """Every picture below one or several folders: PNG, JPEG, TIFF and BMP of any depth; pages of stacks one by one.
+    """Every picture below one or several folders, PNG, JPEG, TIFF, BMP and WebP of any depth; stacks page by page.
 
     Files are in natural order of their paths (2 before 10), hidden files and folders are passed over, and symbolic
     links are followed. The heads of TIFF files are read at once to count pages, everything else when it is asked for. A

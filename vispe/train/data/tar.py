@@ -24,7 +24,7 @@ class TarSource(PageSource):
     Args:
         tar: path, glob or brace pattern such as `shards/train-{000..146}.tar`, or several of them.
         extensions: which files of a sample are pictures, by what follows the first dot of their names, such as `jpg` or
-            `rgb.png`; None takes every PNG, JPEG, TIFF and BMP, if no sample has two of them.
+            `rgb.png`; None takes every PNG, JPEG, TIFF, BMP and WebP, if no sample has two of them.
         cache: folder for the indices; None keeps them beside the tar files.
         normalize: 'auto', 'stack', 'image' or 'none', as in `Reading`.
         channel: which channels to keep, by number or name, where a file has other than 1 or 3.
