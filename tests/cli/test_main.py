@@ -315,7 +315,7 @@ def test_overview_and_help_import_only_what_they_need():
 
 
 def test_segmenting_imports_only_what_it_needs(tmp_path):
-    page = np.random.default_rng(0).integers(0, 90, (33, 47), np.uint8)
+    page = np.random.default_rng(0).integers(0, 90, (66, 130), np.uint8)
     page[:, 24:] += 120
     scribbles = np.zeros_like(page)
     for top in (5, 20):  # two strokes of each class, so that nothing has to be noted

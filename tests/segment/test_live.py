@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
@@ -340,3 +341,27 @@ def test_arrays_become_images():
         micrograph(np.zeros((4, 4), np.complex64))
     with pytest.raises(InputError, match="image holds no data"):
         micrograph(np.full((4, 4), np.nan))
+
+
+def test_a_model_knows_what_its_labelled_pages_look_like(tmp_path):
+    rng = np.random.default_rng(4)
+    grey = np.rint(100 + 40 * np.sin(np.mgrid[:150, :170][1] / 9) + rng.normal(0, 9, (150, 170))).astype(
+        np.uint8
+    )
+    labels = np.zeros(grey.shape, np.uint8)
+    labels[20:24, 10:60], labels[90:94, 20:70] = 1, 2
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    Image.fromarray(labels).save(tmp_path / "l.png")
+    live = Live(micrograph(grey), features=FeatureConfig(sigmas=(1.0, 2.0)))
+    live.update(labels)
+    first = live.model.domain
+    assert first is not None
+    labels[100:104, 100:140] = 1
+    live.update(labels)
+    assert live.model.domain is first  # pages are the same
+    pipeline.segment(
+        [tmp_path / "a.png"], tmp_path / "out", labels=[tmp_path / "l.png"], features=live.model.features
+    )
+    other = load_model(tmp_path / "out" / pipeline.MODEL_NAME).domain
+    for name, value in live.model.domain.tensors().items():
+        np.testing.assert_array_equal(value, other.tensors()[name])

@@ -64,7 +64,9 @@ def in_memory(pages, model, features, post=None, path=Path("page")):
     micrograph = Micrograph(path, np.ascontiguousarray(pages))
     grey, _ = normalize(micrograph, model.normalize, model.clip)
     return [
-        predict_page(page, valid, features, model.classifier, post or Post(), lambda share: None)
+        predict_page(
+            page, valid, features, model.classifier, post or Post(), lambda share: None, model.domain
+        )
         for page, valid in zip(grey, micrograph.valid, strict=True)
     ]
 

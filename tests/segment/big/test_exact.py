@@ -13,6 +13,7 @@ from vispe.segment import pipeline
 from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.model.file import load_model
 from vispe.segment.pipeline import Labelling, Post, Reading
+from vispe.segment.run.domain import judged
 from vispe.segment.run.report import fractions
 
 FILTERS = FeatureConfig(sigmas=(1.0, 3.0), tile=48)
@@ -50,6 +51,8 @@ def check(out, name, pages, post=None):
     assert record["tile_disagreement"] == (
         sum(p.disagreeing for p in expected) / overlap if overlap else None
     )
+    assert model.domain is not None
+    assert record["domain"] == judged(model, [page.seen.sums() for page in expected])
     assert record["mean_uncertainty"] == pytest.approx(np.nanmean(unsure, dtype=np.float64), rel=1e-6)
     return record
 

@@ -18,6 +18,7 @@ from vispe.segment.big.job import _ONE, Block, Job
 from vispe.segment.big.page import LazyPage, LazyValid, Window
 from vispe.segment.big.source import open_image
 from vispe.segment.features.features import FeatureConfig, Features, PreparedPage
+from vispe.segment.features.lattice import Seen
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.file import Model, load_model
 from vispe.segment.run.predict import assemble, piece_threads
@@ -49,11 +50,14 @@ class Engine:
         window.load(window_region(ends[numbers], reach(self.features), *self.image.shape))
         threads = min(self.job.threads, piece_threads(self.features, classifier))
         valid = LazyValid(window)
-        prob, blend = assemble(prepared, numbers, region, valid, classifier, threads, lambda share: None)
+        seen = None if self.model.domain is None else Seen.empty(region, self.model.domain)
+        prob, blend = assemble(
+            prepared, numbers, region, valid, classifier, threads, lambda share: None, seen
+        )
         empty = np.zeros(region.shape, bool)
         twice, differ = (empty, empty) if blend is None else blend.marks
         picture = _reduced(window.cut(region)[0], self.job.reduction) if page == self.job.picture else None
-        return Block(prob, twice, differ, picture)
+        return Block(prob, twice, differ, picture, seen)
 
     def _pages(self, page: int) -> tuple[Window, PreparedPage, np.ndarray]:
         if self._page is None or self._page[0] != page:

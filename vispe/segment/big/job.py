@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from vispe.segment.big.limits import Limits
+from vispe.segment.features.lattice import Seen
 
 _ONE = threading.Lock()  # one block at a time in a process, so that memory is bounded
 
@@ -78,9 +79,11 @@ class Block:
         twice: (h, w) bool, pixels in several tiles.
         differ: of these, those to which two tiles give different classes.
         picture: reduced grey, or None.
+        seen: what the features look like; None where the model has nothing to compare them with.
     """
 
     prob: np.ndarray
     twice: np.ndarray
     differ: np.ndarray
     picture: np.ndarray | None
+    seen: Seen | None = None

@@ -134,6 +134,7 @@ def write_block(job: Job, page: int, region: Region, block: Block) -> None:
         record = {
             "overlap": int(block.twice[part.slices].sum()),
             "disagreeing": int(block.differ[part.slices].sum()),
+            "seen": None if block.seen is None else block.seen.sums(part).tolist(),
         }
         write_small(_record(work, DONE, page, region, part, job.chunk), record)
 
@@ -159,9 +160,11 @@ def is_done(work: Path, page: int, region: Region, chunk: int, what: str = DONE)
 
 
 def sums(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, Any]:
-    """Add up the records of all chunks, in their order."""
+    """Add up the records of all chunks, in their order; 'seen' page by page, None where nothing was compared."""
+    seen: list[np.ndarray | None] = []
     counts, unsure, overlap, disagreeing = np.zeros(n_classes + 1, np.int64), 0.0, 0, 0
     for page in range(image.n_pages):
+        own: list[list[int] | None] = []
         for region in chunk_regions(image, chunk):
             record: dict[str, Any] = {}
             for what in (DONE, SETTLED):
@@ -170,7 +173,10 @@ def sums(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, A
             unsure += record["unsure"]
             overlap += record["overlap"]
             disagreeing += record["disagreeing"]
-    return {"counts": counts, "unsure": unsure, "overlap": overlap, "disagreeing": disagreeing}
+            own.append(record["seen"])
+        seen.append(None if None in own else np.sum(own, 0))
+    found = {"counts": counts, "unsure": unsure, "overlap": overlap, "disagreeing": disagreeing}
+    return {**found, "seen": seen}
 
 
 def remove(path: Path) -> None:

@@ -27,6 +27,7 @@ from vispe.segment.model.file import Model, save_model, versions
 from vispe.segment.run.base import MODEL_NAME, Run, check_channels
 from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
+from vispe.segment.run.domain import judged, warned
 from vispe.segment.run.inputs import Reading
 from vispe.segment.run.predict import Areas
 from vispe.segment.run.report import Clock, Report, faded, timed
@@ -218,6 +219,8 @@ class BigRun(Run):
             notes.append(
                 f"the overlay of {path.name} shows one label of {job.reduction} x {job.reduction} pixels."
             )
+        domain = judged(model, added["seen"])
+        notes += warned(path.name, domain, None)
         draw(files["overlay"], image, model, job, added["counts"], areas)
         for text in notes:
             self.watch.note(text)
@@ -228,6 +231,7 @@ class BigRun(Run):
             "block": plan.side,
             "files": {key: str(target) for key, target in files.items()},
             "notes": notes,
+            "domain": domain,
         }
         progress.write_small(work / "record.json", record)
         progress.put_in_place(work / "store", files["labels"])

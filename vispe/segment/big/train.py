@@ -4,16 +4,20 @@ import numpy as np
 
 from vispe.errors import InputError
 from vispe.segment.big.engine import prepare_page
+from vispe.segment.big.limits import Limits
 from vispe.segment.big.page import LazyValid, Window
 from vispe.segment.big.scribbles import read_scribbles
+from vispe.segment.big.source import BigImage
 from vispe.segment.big.state import BigRun
 from vispe.segment.classify.calibrate import advice, joined, strokes
 from vispe.segment.classify.learn import learn
 from vispe.segment.classify.pixels import import_early
 from vispe.segment.features.features import Features
+from vispe.segment.features.lattice import Sample, sample
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.file import Model
 from vispe.segment.run.base import one_channel_count
+from vispe.segment.run.domain import learn_pages
 
 
 def train(run: BigRun, features: Features) -> Model:
@@ -31,6 +35,7 @@ def train(run: BigRun, features: Features) -> Model:
     channels = one_channel_count({image.path: image.channels for image in images}, "labelled images")
     run.watch.start("computing features", len(images))
     gathered, classes, of = [], [], []
+    seen: list[tuple[BigImage, int, Limits]] = []
     for image, scribbles, cuts in zip(images, drawn, limits, strict=True):
         pixels, lost = image.shape[0] * image.shape[1], 0
         for page in range(image.n_pages):
@@ -42,6 +47,7 @@ def train(run: BigRun, features: Features) -> Model:
                 lost += int((~known).sum())
                 places, wanted = places[known], wanted[known]
             if len(places):
+                seen.append((image, page, cuts[page]))
                 gathered.append(prepare_page(features, window).gather_places(places))
                 classes.append(wanted)
                 of.append(strokes(places, wanted, image.shape))
@@ -58,6 +64,12 @@ def train(run: BigRun, features: Features) -> Model:
         run.note(text)
     named = {"images": [str(image.path) for image in images], "labels": [str(path) for path in files]}
     learnt = {"classifier": classifier, "names": names, "colors": colors, "channels": channels}
+
+    def one(page: tuple[BigImage, int, Limits], most: int) -> Sample | None:
+        window = Window(*page)
+        return sample(prepare_page(features, window), LazyValid(window), most)
+
+    learnt |= {"domain": learn_pages(seen, one)}
     return Model.of(features, run.reading, **learnt, seed=asked.seed, notes={**named, **facts})
 
 

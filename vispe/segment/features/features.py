@@ -1,6 +1,6 @@
 """One interface over filters and tokens: the features of any piece of a page, and of labelled pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from vispe.segment.classify.pixels import Linear
 from vispe.segment.features import dense
 from vispe.segment.features.filters import SIGMAS, Filters
 from vispe.segment.features.filters3d import Filters3D, Stack
-from vispe.segment.features.tiles import blocks, window
+from vispe.segment.features.tiles import STEP, blocks, lattice, window
 from vispe.segment.features.tokens import TokenBasis, TokenMaps, TokenModel, token_maps
 from vispe.segment.features.workers import in_order
 
@@ -267,12 +267,44 @@ class PreparedPage:
             parts.append(self._maps.planes(number))
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def scores(self, number: int, linear: Linear) -> Tensor:
-        """Return the scores of a linear classifier for a piece, (k, rows, columns) float32."""
+    def sampled(self, number: int, planes: np.ndarray | None = None) -> np.ndarray:
+        """Return the features (rows, columns, f) float32 of a piece on the lattice of `vispe.segment.features.lattice`.
+
+        Args:
+            number: of the piece.
+            planes: its filters (f', rows, columns), where they are computed already.
+        """
+        piece = self.pieces[number]
+        top, bottom, left, right = lattice(piece)
+        # the point in the middle of each cell of the lattice, counted from the corner of the piece
+        y, x = (
+            np.mgrid[top:bottom, left:right] * STEP
+            + STEP // 2
+            - np.array([piece.top, piece.left])[:, None, None]
+        )
+        parts = []
+        if self._filters is not None:
+            planes = self._filters.planes(self._page, piece) if planes is None else planes
+            parts.append(planes[:, y, x].transpose(1, 2, 0))
+        if self._maps is not None:
+            found = self._maps.at(number, y.ravel(), x.ravel())
+            parts.append(found.reshape(*y.shape, found.shape[-1]))
+        return np.concatenate(parts, -1)
+
+    def scores(self, number: int, linear: Linear, look: Callable[[np.ndarray], None] | None = None) -> Tensor:
+        """Return the scores of a linear classifier for a piece, (k, rows, columns) float32.
+
+        `look` is called with the features of the piece on the lattice, as from `sampled`.
+        """
+        if look is not None and self._filters is None:
+            look(self.sampled(number))
         if self._filters is None:
             found = self._maps.project(number, linear.weight, linear.mean)
             return found + linear.bias[:, None, None]
-        planes = torch.from_numpy(self._filters.planes(self._page, self.pieces[number]))
+        filtered = self._filters.planes(self._page, self.pieces[number])
+        if look is not None:
+            look(self.sampled(number, filtered))
+        planes = torch.from_numpy(filtered)
         own = len(planes)
         found = linear.scores(planes.flatten(1)).view(-1, *planes.shape[1:])
         if self._maps is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -129,10 +130,10 @@ class KeptPage(PreparedPage):
         if linear is not None and isinstance(self._filters, KeptFilters):
             self._scored = linear, self._filters.scores(linear)
 
-    def scores(self, number: int, linear: Linear) -> Tensor:
+    def scores(self, number: int, linear: Linear, look: Callable[[np.ndarray], None] | None = None) -> Tensor:
         """As `PreparedPage.scores`; quick after `apply` with the same classifier."""
-        if self._scored is None or self._scored[0] is not linear:
-            return super().scores(number, linear)
+        if look is not None or self._scored is None or self._scored[0] is not linear:
+            return super().scores(number, linear, look)
         found = self._scored[1][(slice(None), *self.pieces[number].slices)]
         if self._maps is None:
             return found

@@ -34,6 +34,17 @@ class Region:
         return slice(self.top, self.bottom), slice(self.left, self.right)
 
 
+STEP = 8
+"""Pixels between the points of a lattice, on which features are compared with those of training."""
+
+
+def lattice(region: Region) -> tuple[int, int, int, int]:
+    """Return the points (first row, end, first column, end) of the lattice in a region; point i is pixel 8 i + 4."""
+    ends = (region.top, region.bottom, region.left, region.right)
+    top, bottom, left, right = ((end + STEP // 2 - 1) // STEP for end in ends)
+    return top, bottom, left, right
+
+
 def blocks(height: int, width: int, side: int) -> list[Region]:
     """Cut a page into blocks of at most `side` x `side` pixels that do not overlap, row by row."""
     return [

@@ -17,13 +17,16 @@ from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment.classify.calibrate import joined, strokes
+from vispe.segment.classify.domain import Domain
 from vispe.segment.classify.learn import learn
 from vispe.segment.classify.pixels import KINDS, PixelClassifier
 from vispe.segment.draw import Color
 from vispe.segment.features.features import FeatureConfig
 from vispe.segment.features.kept import MEMORY, KeptFeatures
+from vispe.segment.features.lattice import Sample, sample
 from vispe.segment.model.file import Model, load_model, save_model
 from vispe.segment.pipeline import DEFAULT, Reading
+from vispe.segment.run.domain import learn_pages
 from vispe.segment.run.predict import Post, Prediction, predict_page, within_memory
 
 MAX_CLASSES = 20
@@ -116,6 +119,7 @@ class Live:
         self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._fitted_to: tuple[int, ...] = ()
+        self._known: tuple[tuple[object, ...], Domain | None] = (), None
         self.page = -1
         self.turn_to(page)
 
@@ -226,6 +230,7 @@ class Live:
             channels=self.image.channels,
             seed=self._seed,
             notes=notes,
+            domain=self._domain(list(drawn)),
         )
         return self._model
 
@@ -271,6 +276,19 @@ class Live:
             InputError: no model yet, or `path` exists and not `force`.
         """
         return save_model(path, self.model, force)
+
+    def _domain(self, pages: Sequence[int]) -> Domain | None:
+        """Summarise what the labelled pages look like, anew where there are others than before."""
+        key = (*pages, self._features.tile, self._features.basis)
+        if key == self._known[0]:
+            return self._known[1]
+
+        def one(page: int, most: int) -> Sample | None:
+            valid = self.image.valid[page]
+            return self._within(lambda: sample(self._features.prepare(self._pages[page], valid), valid, most))
+
+        self._known = key, learn_pages(pages, one)
+        return self._known[1]
 
     def _gather(self, drawn: dict[int, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Return the features (n, f) of all labelled pixels; those that did not change come from memory."""

@@ -20,6 +20,7 @@ from vispe.errors import InputError
 from vispe.images.formats.guards import RATIO, machine_memory
 from vispe.images.labels.levels import LONGEST, has_controls, unique
 from vispe.images.normalize import MODES
+from vispe.segment.classify import domain
 
 TRUSTED = frozenset(
     {"sklearn.tree._tree.Tree", "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"}
@@ -165,7 +166,8 @@ def check_tensors(path: Path, tensors: Mapping[str, np.ndarray], n_classes: int)
         fits = fits and set(basis) == {"mean", "components", "scale"} and basis["components"].ndim == 2
         fits = fits and basis["mean"].shape == basis["components"].shape[1:]
         fits = fits and basis["scale"].shape == basis["components"].shape[:1] and (basis["scale"] > 0).all()
-    if not fits:
+    seen = {k.removeprefix("domain."): v for k, v in tensors.items() if k.startswith("domain.")}
+    if not (fits and (not seen or domain.fits(seen))):
         raise InputError(f"{path} is damaged: its arrays do not fit together; train it again.")
 
 

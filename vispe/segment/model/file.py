@@ -24,6 +24,7 @@ from vispe.files import atomic_path
 from vispe.images.formats.decoded import BROKEN
 from vispe.images.paths import check_file
 from vispe.segment.classify.cluster import METHODS, PixelClusters
+from vispe.segment.classify.domain import Domain
 from vispe.segment.classify.pixels import KINDS, PixelClassifier
 from vispe.segment.features.dense import NAME
 from vispe.segment.features.features import OF_TOKENS, FeatureConfig, Features, TokenBasis
@@ -63,6 +64,8 @@ class Model:
         seed: of all random numbers.
         basis: principal components of the tokens; None without tokens.
         notes: facts about the training, such as the names of the images; JSON-able.
+        domain: what the features of the training pages look like; None for models of words, of earlier vispe, and of
+            pages too small to be compared.
     """
 
     features: FeatureConfig | TextConfig
@@ -75,6 +78,7 @@ class Model:
     seed: int
     basis: TokenBasis | None
     notes: Mapping[str, Any]
+    domain: Domain | None = None
 
     @classmethod
     def of(cls, features: "Features | TextFeatures", reading: "Reading", **entries: Any) -> "Model":
@@ -95,6 +99,8 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
     tensors = classifier.tensors()
     if model.basis is not None:
         tensors |= {f"basis.{key}": value for key, value in model.basis.tensors().items()}
+    if model.domain is not None:
+        tensors |= {f"domain.{key}": value for key, value in model.domain.tensors().items()}
     tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
     parts = {TENSORS: save(tensors)} if tensors else {}
     if classifier.estimator is not None:
@@ -171,7 +177,10 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
     elif kind in KINDS:
         heat = card.get("temperature", 1.0)  # earlier files have none
         classifier = PixelClassifier(kind, card["n_classes"], **fitted, temperature=heat)
-    own = {key.removeprefix("basis."): value for key, value in tensors.items() if key.startswith("basis.")}
+    own, seen = (
+        {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+        for start in ("basis.", "domain.")
+    )
     colors = card["colors"]
     return Model(
         features=features,
@@ -184,6 +193,7 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         seed=card["seed"],
         basis=TokenBasis(**own) if own else None,
         notes=card["training"],
+        domain=Domain.from_tensors(seen) if seen else None,
     )
 
 

@@ -44,6 +44,11 @@ class Run:
         """Say in the report what the run works with."""
         file = {"model_file": str(self.asked.model)} if self.asked.model is not None else {}
         described_run = described(features, model, self.post)
+        if self.asked.command == "apply" and model.domain is None and model.classifier.kind != "text":
+            self.note(
+                f"{self.asked.model} holds no summary of its training images (an earlier vispe made it, or they were "
+                "too small), so images that differ from them are not found; train it again to have them found."
+            )
         self.report.run = {"command": self.asked.command, **file, **described_run, **more}
 
 

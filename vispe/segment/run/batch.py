@@ -19,6 +19,7 @@ from vispe.segment.objects.files import TOGETHER, endings, objects_of, write_tog
 from vispe.segment.run.base import MODEL_NAME, Run, check_channels
 from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
+from vispe.segment.run.domain import ENDING, judged, warned, write_map
 from vispe.segment.run.image import Grey, Reader, predict, write
 from vispe.segment.run.inputs import BatchImage, chosen, find_each, listed, match
 from vispe.segment.run.predict import Prediction, Segmenter, total_areas
@@ -32,7 +33,15 @@ from vispe.segment.trust.run import RUNS, trust_image
 __all__ = ["MODEL_NAME", "Batch"]
 
 _OTHERS = 16  # bytes per pixel of the other files at most, roughly: labels, uncertainty, overlay
-_ENDINGS = ("_seg.png", "_seg.tif", "_prob.tif", "_uncertainty.png", "_uncertainty.tif", "_overlay.png")
+_ENDINGS = (
+    "_seg.png",
+    "_seg.tif",
+    "_prob.tif",
+    "_uncertainty.png",
+    "_uncertainty.tif",
+    "_overlay.png",
+    ENDING,
+)
 
 
 class Batch(Run):
@@ -199,6 +208,12 @@ class Batch(Run):
             found = objects_of(folder, micrograph, results, *shown, asked, self.force)
             objects = found[1]
             files, notes = files | found[0], notes + found[2]
+        domain = judged(model, [None if r.seen is None else r.seen.sums() for r in results])
+        if domain is not None and domain["differs"]:
+            files["domain"] = write_map(
+                folder, path, micrograph, [r.seen for r in results], domain, self.force
+            )
+            notes += warned(path.name, domain, files["domain"].name)
         counts = sum(np.bincount(r.labels.ravel(), minlength=len(model.names) + 1) for r in results)
         record = {
             **record_of(
@@ -214,6 +229,7 @@ class Batch(Run):
             **timed(clock(), micrograph.valid.size),
             "files": {kind: str(self.out / file.name) for kind, file in files.items()},
             "notes": notes,
+            "domain": domain,
         }
         for text in notes:
             self.watch.note(text)

@@ -13,11 +13,13 @@ import torch
 
 from vispe.errors import InputError, OptionError, did_you_mean, is_memory
 from vispe.segment.classify.cluster import PixelClusters
+from vispe.segment.classify.domain import Domain
 from vispe.segment.classify.pixels import PixelClassifier, by_chunks
 from vispe.segment.classify.prior import PRIORS, Counts, areas, count, estimate, reweigh, weights
 from vispe.segment.classify.smooth import smooth
 from vispe.segment.features.features import BLOCK, Features, PreparedPage
 from vispe.segment.features.filters3d import Stack
+from vispe.segment.features.lattice import Seen, offsets
 from vispe.segment.features.tiles import Blend, Region, common
 from vispe.segment.features.workers import in_order
 from vispe.segment.model.file import Model
@@ -98,6 +100,7 @@ class Prediction:
         disagreeing: of these, the pixels to which two tiles give different classes.
         notes: what the user should know.
         areas: of the classes; None where nothing was weighed.
+        seen: what the features look like on a lattice; None where the model has nothing to compare them with.
     """
 
     prob: np.ndarray
@@ -107,6 +110,7 @@ class Prediction:
     disagreeing: int
     notes: tuple[str, ...]
     areas: Areas | None = None
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +131,7 @@ class Segmenter:
     ) -> Prediction:
         """Segment one page (h, w, c) with pixels `valid` (h, w); 3D filters take it for page `number` of a stack."""
         features = self.features if stack is None else self.features.within(stack, number)
-        return predict_page(page, valid, features, self.model.classifier, self.post, step)
+        return predict_page(page, valid, features, self.model.classifier, self.post, step, self.model.domain)
 
 
 def total_areas(results: Sequence[Prediction]) -> Areas | None:
@@ -143,6 +147,7 @@ def predict_page(
     classifier: PixelClassifier | PixelClusters,
     post: Post,
     step: Callable[[float], None],
+    domain: Domain | None = None,
 ) -> Prediction:
     """Segment one page.
 
@@ -153,11 +158,14 @@ def predict_page(
         classifier: fitted.
         post: smoothing.
         step: called with the share of the page that each piece is.
+        domain: what its features are compared with; None compares nothing.
     """
     prepared = features.prepare(page, valid)
     whole = Region(0, valid.shape[0], 0, valid.shape[1])
     threads = piece_threads(features, classifier)
-    prob, blend = assemble(prepared, range(len(prepared.pieces)), whole, valid, classifier, threads, step)
+    numbers = range(len(prepared.pieces))
+    seen = None if domain is None else Seen.empty(whole, domain)
+    prob, blend = assemble(prepared, numbers, whole, valid, classifier, threads, step, seen)
     notes = prepared.notes
     found = find_areas(count(prob)) if post.weighing(classifier) != "uniform" else None
     labels, uncertainty = settle(prob, valid, post, found.priors[0] if found is not None else None)
@@ -168,7 +176,7 @@ def predict_page(
                 f"no patch of one class has min_area={post.min_area} pixels: min_area changed nothing.",
             )
     overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
-    return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes, found)
+    return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes, found, seen)
 
 
 def assemble(
@@ -179,6 +187,7 @@ def assemble(
     classifier: PixelClassifier | PixelClusters,
     threads: int,
     step: Callable[[float], None],
+    seen: Seen | None = None,
 ) -> tuple[np.ndarray, Blend | None]:
     """Classify pieces of a page and put them together, in their order on the page.
 
@@ -190,6 +199,7 @@ def assemble(
         classifier: fitted.
         threads: pieces at once.
         step: called with the share that each piece is.
+        seen: of the region, filled with what the features look like.
 
     Returns:
         The probabilities (K, rows, columns) of the region; what counted where pieces overlap, None where none can.
@@ -198,12 +208,16 @@ def assemble(
     blend = Blend(*region.shape, n_classes) if prepared.overlapping else None
     prob = np.empty((n_classes if blend is None else 0, *region.shape), np.float32)
 
-    def work(index: int) -> np.ndarray:
-        number = numbers[index]
-        return piece_probabilities(prepared, number, valid[pieces[number].slices], classifier)
+    def work(index: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        number, kept = numbers[index], list[np.ndarray]()
+        # whole pieces, also where only a part of them lies in the region: the same numbers in the last bit
+        look = None if seen is None else lambda found: kept.append(seen.domain.codes(found))
+        return piece_probabilities(prepared, number, valid[pieces[number].slices], classifier, look), kept
 
-    for number, part in zip(numbers, in_order(work, len(numbers), threads), strict=True):
+    for number, (part, kept) in zip(numbers, in_order(work, len(numbers), threads), strict=True):
         inner, outer = common(pieces[number], region)
+        if seen is not None and kept:
+            seen.add(pieces[number], kept[0], prepared.weight(number))
         part = part[(slice(None), *inner.slices)]
         if blend is None:
             prob[(slice(None), *outer.slices)] = part
@@ -215,6 +229,8 @@ def assemble(
     if blend is not None:
         prob = blend.result()
         prob[:, ~valid[region.slices]] = 0
+    if seen is not None:
+        seen.forget(~valid[region.slices])
     return prob, blend
 
 
@@ -253,7 +269,11 @@ def piece_threads(features: Features, classifier: PixelClassifier | PixelCluster
 
 
 def piece_probabilities(
-    prepared: PreparedPage, number: int, valid: np.ndarray, classifier: PixelClassifier | PixelClusters
+    prepared: PreparedPage,
+    number: int,
+    valid: np.ndarray,
+    classifier: PixelClassifier | PixelClusters,
+    look: Callable[[np.ndarray], None] | None = None,
 ) -> np.ndarray:
     """Classify a piece of a page.
 
@@ -262,16 +282,20 @@ def piece_probabilities(
         number: of the piece.
         valid: (rows, columns) bool, its pixels with data.
         classifier: fitted.
+        look: called with the features (rows, columns, f) on the lattice of `vispe.segment.features.lattice`.
 
     Returns:
         (K, rows, columns) float32; 0 where there is no data.
     """
     linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
     if linear is not None:
-        prob = classifier.of_scores(prepared.scores(number, linear))
+        prob = classifier.of_scores(prepared.scores(number, linear, look))
         prob[:, ~valid] = 0
         return prob
     found = prepared.compute(number)
+    if look is not None:
+        rows, columns = offsets(prepared.pieces[number])
+        look(found[:, rows[:, None], columns].transpose(1, 2, 0))
     if valid.all():
         return _planes(found.reshape(len(found), -1), classifier).reshape(-1, *valid.shape)
     prob = np.zeros((classifier.n_classes, *valid.shape), np.float32)

@@ -259,6 +259,7 @@ def _row(record: Mapping[str, Any], calibration_error: float | None) -> dict[str
             row[f"fraction_{end}"] = ends
         row["map_fraction"] = record["map_fractions"]
         row["expected_calibration_error"] = calibration_error
+    row["domain"] = None if record["domain"] is None else record["domain"]["score"]
     for key in (*_SCORES, *_ERRORS, "adjusted_rand", "iou", "dice", "boundary_f1", "phase_fraction_error_pp"):
         if key in scores:
             row[key] = scores[key]

@@ -10,12 +10,15 @@ from vispe.errors import InputError
 from vispe.images.labels.read import Labels, read_label_set
 from vispe.segment.classify.calibrate import advice, joined, strokes
 from vispe.segment.classify.cluster import SAMPLE, PixelClusters
+from vispe.segment.classify.domain import Domain
 from vispe.segment.classify.learn import learn
 from vispe.segment.classify.pixels import import_early
 from vispe.segment.features.features import Features
+from vispe.segment.features.lattice import Sample, sample
 from vispe.segment.model.file import Model
 from vispe.segment.run.base import one_channel_count
 from vispe.segment.run.batch import Batch
+from vispe.segment.run.domain import learn_pages
 from vispe.segment.run.inputs import BatchImage
 from vispe.segment.run.predict import within_memory
 from vispe.segment.run.request import Labelling
@@ -40,6 +43,7 @@ def train(run: Batch, features: Features) -> Model:
         run.note(text)
     files = {"images": [str(i.path) for i in taught], "labels": [str(i.labels) for i in taught]}
     learnt = {"classifier": classifier, "names": names, "colors": drawn[0].colors, "channels": channels}
+    learnt |= {"domain": _domain(run, features, where)}
     return Model.of(features, run.reading, **learnt, seed=asked.seed, notes={**files, **facts})
 
 
@@ -85,13 +89,14 @@ def train_clusters(run: Batch, features: Features, classifier: PixelClusters) ->
         raise InputError("no image could be read; see the reasons above.")
     count = one_channel_count(channels, "images")
     grey: list[np.ndarray] = []
-    gathered, _ = _gather(run, features, list(run.images), masks, grey)
+    gathered, where = _gather(run, features, list(run.images), masks, grey)
     classifier.fit(gathered, np.concatenate(grey))
     names = tuple(f"cluster {k + 1}" for k in range(classifier.n_classes))
     notes = {"images": [str(path) for path in masks], "sampled_pixels": len(gathered)}
     if text := classifier.note():
         run.note(text)
     learnt = {"classifier": classifier, "names": names, "colors": None, "channels": count}
+    learnt |= {"domain": _domain(run, features, where)}
     notes |= classifier.facts()
     return Model.of(features, run.reading, **learnt, seed=run.asked.seed, notes=notes)
 
@@ -130,6 +135,24 @@ def _gather(
     if not parts:
         raise InputError("all labelled pixels hold no data; draw labels on pixels with data.")
     return np.concatenate(parts), kept
+
+
+def _domain(run: Batch, features: Features, masks: dict[Path, np.ndarray]) -> Domain | None:
+    """Summarise what the whole pages that were learnt from look like."""
+    pages = [(path, int(n)) for path, mask in masks.items() for n in np.flatnonzero(mask.any((1, 2)))]
+
+    def one(page: tuple[Path, int], most: int) -> Sample | None:
+        shown, number = run.grey(page[0], features), page[1]
+        valid = shown.image.valid[number]
+
+        def work() -> Sample | None:
+            return sample(
+                features.within(shown.stack, number).prepare(shown.pages[number], valid), valid, most
+            )
+
+        return within_memory(features, work, run.note)
+
+    return learn_pages(pages, one)
 
 
 def _chosen_pages(
