@@ -63,6 +63,7 @@ def segment(
     scoring: Scoring | None = None,
     post: Post | None = None,
     objects: ObjectOptions | None = None,
+    materials: bool = False,
     trust: bool = False,
     seed: int = 0,
     device: str = "auto",
@@ -76,7 +77,8 @@ def segment(
     Args:
         images: files, folders or globs.
         out: folder for the results: for each image `<stem>_seg.png` (`.tif` for stacks), `_prob.tif`,
-            `_uncertainty.png` (`.tif`), `_overlay.png` (of the middle page), with `trust` also `_trust.png` and
+            `_uncertainty.png` (`.tif`), `_overlay.png` (of the middle page), with `materials` also
+            `_materials.csv`, with `trust` also `_trust.png` and
             `_disagreement.png` (of the middle page); `model.vispe`, `report.json` and `report.csv`.
         labels: label files; one label for one image, or several matched by name (`a.png` or `a_labels.png`
             belongs to image `a`). Images without labels are predicted all the same.
@@ -92,6 +94,7 @@ def segment(
         post: weighing and smoothing of the result.
         objects: patches of which classes are objects to be cut, measured and counted: also `<stem>_objects.tif`,
             `<stem>_objects.csv` and `objects.csv`.
+        materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
         seed: of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
@@ -194,6 +197,7 @@ def apply(
     scoring: Scoring | None = None,
     post: Post | None = None,
     objects: ObjectOptions | None = None,
+    materials: bool = False,
     trust: bool = False,
     weights: str | None = None,
     allow_download: bool = False,
@@ -215,6 +219,7 @@ def apply(
         post: weighing and smoothing of the result.
         objects: patches of which classes are objects to be cut, measured and counted: also `<stem>_objects.tif`,
             `<stem>_objects.csv` and `objects.csv`.
+        materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
         weights: where the checkpoint of the token model is now, if it has moved; it must be the same.
         allow_download: fetch weights that the model file names and that are not on this disk.

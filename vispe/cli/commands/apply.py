@@ -26,6 +26,7 @@ def apply(
     fill_holes: bool = False,
     exclude_border: bool = False,
     objects_as: list[str] | None = None,
+    materials: bool = False,
     trust: bool = False,
     weights: str | None = None,
     allow_download: bool = False,
@@ -64,6 +65,8 @@ def apply(
         fill_holes: holes belong to the object around them; the label map stays as it is.
         exclude_border: leave out objects at the border of the image.
         objects_as: files of objects for other programs: geojson (QuPath), rois (ImageJ), coco, separated by commas.
+        materials: measure each page as materials science does: mean intercepts and their direction, ASTM E112 grain
+            size number, interfaces, two-point correlation, with intervals; curves go to a table for each image.
         trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
             as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
         weights: where the checkpoint of the token model is now, if it has moved.
@@ -102,6 +105,7 @@ def apply(
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page),
             post=Post(smooth, min_area, prior),
             objects=counted,
+            materials=materials,
             trust=trust,
             weights=weights,
             allow_download=allow_download,

@@ -54,6 +54,7 @@ def segment(
     fill_holes: bool = False,
     exclude_border: bool = False,
     objects_as: list[str] | None = None,
+    materials: bool = False,
     trust: bool = False,
     tile: int | None = None,
     seed: int = 0,
@@ -134,6 +135,8 @@ def segment(
         fill_holes: holes belong to the object around them; the label map stays as it is.
         exclude_border: leave out objects at the border of the image.
         objects_as: files of objects for other programs: geojson (QuPath), rois (ImageJ), coco, separated by commas.
+        materials: measure each page as materials science does: mean intercepts and their direction, ASTM E112 grain
+            size number, interfaces, two-point correlation, with intervals; curves go to a table for each image.
         trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
             as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
         tile: side of the pieces in which an image is worked on, in pixels.
@@ -218,6 +221,7 @@ def segment(
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page, score_labelled),
             post=Post(smooth, min_area, prior),
             objects=counted,
+            materials=materials,
             trust=trust,
             seed=seed,
             device=device,

@@ -67,6 +67,7 @@ def _refuse(asked: Request) -> None:
     """Raise OptionError for what needs a whole image at once."""
     given = {
         "truth": bool(asked.scoring.truth),
+        "materials": asked.materials,
         "trust": asked.trust,
         "scene": asked.reading.scene is not None,
         "text": asked.text is not None,

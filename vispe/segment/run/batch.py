@@ -14,6 +14,7 @@ from vispe.images.formats.headers import stored_shape
 from vispe.images.read import Micrograph
 from vispe.segment.classify.cluster import PixelClusters
 from vispe.segment.features.features import Features
+from vispe.segment.materials.run import ENDING, measure_image
 from vispe.segment.model.file import Model, load_model, save_model, versions
 from vispe.segment.objects.files import TOGETHER, endings, objects_of, write_together
 from vispe.segment.run.base import MODEL_NAME, Run, check_channels
@@ -199,8 +200,16 @@ class Batch(Run):
         if self.asked.trust:
             trust = trust_image(path, grey, results, by, folder, step=step, note=self.note, force=self.force)
             notes += trust.notes
+        numbers, tables = None, {}
+        if self.asked.materials:
+            maps, size = [r.labels for r in results], micrograph.pixel_size
+            numbers, tables["materials"], more = measure_image(
+                path, maps, model.names, size, folder, self.force
+            )
+            notes += more
         files, more = write(folder, path, grey, results, model, self.force)
         files |= trust.files if trust is not None else {}
+        files |= tables
         notes += more
         objects = None
         if self.asked.objects is not None:
@@ -235,6 +244,8 @@ class Batch(Run):
             self.watch.note(text)
         if objects is not None:
             record["objects"] = objects
+        if numbers is not None:
+            record["materials"] = numbers
         if trust is not None:
             record["trust"] = trust.record
         if truth is not None:
@@ -289,6 +300,7 @@ class Batch(Run):
         """List every file that this run may write."""
         ends = (*_ENDINGS, *(("_trust.png", "_disagreement.png") if self.asked.trust else ()))
         ends += endings(self.asked.objects)
+        ends += (ENDING,) if self.asked.materials else ()
         names = [f"{image.path.stem}{end}" for image in self.images for end in ends]
         names += [TOGETHER] if self.asked.objects is not None else []
         names += ["report.json", "report.csv", *([MODEL_NAME] if self.writes_model else [])]

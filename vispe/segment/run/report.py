@@ -13,6 +13,7 @@ import torch
 from vispe.files import write_csv, write_json
 from vispe.segment.classify.prior import interval
 from vispe.segment.features.features import Features
+from vispe.segment.materials.run import table_row
 from vispe.segment.metrics import summarize
 from vispe.segment.model.file import Model, versions
 from vispe.segment.objects.sizes import of_batch
@@ -263,6 +264,8 @@ def _row(record: Mapping[str, Any], calibration_error: float | None) -> dict[str
     for key in (*_SCORES, *_ERRORS, "adjusted_rand", "iou", "dice", "boundary_f1", "phase_fraction_error_pp"):
         if key in scores:
             row[key] = scores[key]
+    if "materials" in record:
+        row["materials"] = table_row(record["materials"])
     if "trust" in record:
         row["trust"] = {key: record["trust"][key] for key in _TRUST}
     return row

@@ -55,6 +55,7 @@ class Request:
     scoring: Scoring = field(default_factory=Scoring)
     post: Post = field(default_factory=Post)
     objects: ObjectOptions | None = None
+    materials: bool = False
     trust: bool = False
     weights: str | None = None
     allow_download: bool = False

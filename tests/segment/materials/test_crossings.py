@@ -1,0 +1,88 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from vispe.errors import InputError, ShapeError
+from vispe.segment.materials.crossings import count_crossings
+from vispe.segment.materials.directions import STEPS
+
+
+def passed(step):
+    """All ways of pixels along a step: at each place of the longer axis one of the pixels beside the line."""
+    dy, dx = step
+    long = max(abs(dy), abs(dx))
+    places = []
+    for t in range(long + 1):
+        y, x = t * dy / long, t * dx / long
+        ys, xs = {math.floor(y + 1e-9), math.ceil(y - 1e-9)}, {math.floor(x + 1e-9), math.ceil(x - 1e-9)}
+        places.append([(a, b) for a in ys for b in xs])
+    return places
+
+
+def naive(labels, step, k):
+    """Count steps and crossings one by one."""
+    h, w = labels.shape
+    steps = crossings = 0
+    for y, x in itertools.product(range(h), range(w)):
+        if not (0 <= y + step[0] < h and 0 <= x + step[1] < w):
+            continue
+        values = [[labels[y + a, x + b] for a, b in place] for place in passed(step)]
+        if 0 in itertools.chain(*values):
+            continue
+        steps += 1
+        crossings += min(
+            sum((a != b) if k == 0 else ((a == k) != (b == k)) for a, b in itertools.pairwise(way))
+            for way in itertools.product(*values)
+        )
+    return steps, crossings
+
+
+@pytest.mark.parametrize("shape", [(9, 14), (17, 8), (33, 20)])
+def test_counts_are_those_of_a_naive_loop(shape):
+    labels = np.random.default_rng(shape[0]).choice(4, shape, p=(0.02, 0.5, 0.3, 0.18)).astype(np.uint8)
+    found = count_crossings(labels, 3)
+    assert found.pixels.sum(0).tolist() == [(labels == k).sum() for k in (1, 2, 3)]
+    for d, step in enumerate(STEPS):
+        for k in range(4):
+            expected = naive(labels, step, k)
+            assert (found.steps[:, d].sum(), found.changes[:, d, k].sum()) == expected, (step, k)
+
+
+@pytest.mark.parametrize("angle", [0, 3, 11, 20, 30, 45, 62, 77, 90, 100, 119, 150, 171])
+def test_a_line_crosses_a_straight_boundary_once_however_its_pixels_step(angle):
+    y, x = np.mgrid[:61, :74] - np.array([30.2, 36.7])[:, None, None]
+    labels = (x * np.cos(np.radians(angle)) - y * np.sin(np.radians(angle)) > 0) + 1
+    found = count_crossings(labels, 2)
+    for d, (dy, dx) in enumerate(STEPS):
+        lines = 0
+        for top, left in itertools.product(range(61), range(74)):
+            inside = 0 <= top - dy < 61 and 0 <= left - dx < 74
+            if not inside:  # a line begins here; it ends after so many steps
+                ends = [(60 - top if dy > 0 else top) // abs(dy) if dy else 99]
+                ends.append((73 - left if dx > 0 else left) // abs(dx) if dx else 99)
+                last = min(ends)
+                lines += labels[top, left] != labels[top + last * dy, left + last * dx]
+        assert found.changes[:, d, 0].sum() == lines
+        assert (found.changes[:, d] == found.changes[:, d, :1]).all()
+
+
+def test_every_step_and_every_pixel_belongs_to_one_block():
+    labels = np.ones((70, 53), np.uint8)
+    found = count_crossings(labels, 1)
+    assert found.pixels.shape == (4 * 3, 1)
+    assert found.pixels.sum() == labels.size
+    for d, (dy, dx) in enumerate(STEPS):
+        assert found.steps[:, d].sum() == (70 - abs(dy)) * (53 - abs(dx))
+    assert not found.changes.any()
+    assert found.pixels.min() > 0.8 * found.pixels.max()
+
+
+def test_what_cannot_be_counted_is_refused():
+    with pytest.raises(ShapeError, match=r"one page \(h, w\), got labels.shape=\(2, 9, 9\)"):
+        count_crossings(np.ones((2, 9, 9), int), 1)
+    with pytest.raises(InputError, match="at least 8 px along each side, got 7 x 9"):
+        count_crossings(np.ones((7, 9), int), 1)
+    with pytest.raises(InputError, match="labels go from 1 to 3, but n_classes=2"):
+        count_crossings(np.repeat([[1, 3]], 9, 0).repeat(5, 1), 2)
