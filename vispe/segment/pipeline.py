@@ -82,7 +82,8 @@ def segment(
             `_disagreement.png` (of the middle page); `model.vispe`, `report.json` and `report.csv`.
         labels: label files; one label for one image, or several matched by name (`a.png` or `a_labels.png`
             belongs to image `a`). Images without labels are predicted all the same.
-        cluster: number of clusters, in place of labels; `'auto'` chooses 2 to 8 by their silhouette.
+        cluster: number of clusters, in place of labels; `'auto'` chooses 2 to 8 by peaks of grey levels or silhouette
+            (`vispe.segment.classify.count`), and draws them in `clusters.png`.
         cluster_method: `'kmeans'` or `'spectral'`.
         text: classes in words, in place of labels; nothing is trained.
         classifier: `'logistic'`, `'forest'` or `'boosting'`.

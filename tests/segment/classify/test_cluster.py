@@ -52,15 +52,25 @@ def test_the_number_of_groups_is_found_and_gives_what_asking_for_it_gives(method
     grey = np.array([0.7, 0.1, 0.4, 0.9])[of]
     chosen = PixelClusters("auto", method).fit(features, grey)
     assert chosen.n_classes == count
-    assert list(chosen.silhouette) == list(range(2, 9))
-    assert max(chosen.silhouette.values()) == chosen.silhouette[count]
+    assert list(chosen.choice.silhouette) == list(range(2, 9))
+    assert max(chosen.choice.silhouette.values()) == chosen.choice.silhouette[count]
     asked = PixelClusters(count, method).fit(features, grey)
     np.testing.assert_array_equal(chosen.probabilities(features), asked.probabilities(features))
     for name, value in asked.tensors().items():
         np.testing.assert_array_equal(chosen.tensors()[name], value)
-    assert chosen.facts() == {"silhouette": {str(k): v for k, v in chosen.silhouette.items()}}
-    start = f"K = {count} chosen: it has the largest silhouette (2: {chosen.silhouette[2]:.3f}, 3: "
-    assert chosen.note().startswith(start)
+    peaks = np.sort(np.unique(grey))
+    facts = chosen.facts()
+    assert facts["silhouette"] == {str(k): v for k, v in chosen.choice.silhouette.items()}
+    np.testing.assert_allclose(facts["grey_peaks"], peaks, atol=0.01)
+    scores = f"(2: {chosen.choice.silhouette[2]:.3f}, 3: "
+    if count == 2:
+        assert facts["chosen_by"] == "silhouette"
+        assert chosen.note().startswith(f"K = 2 chosen: it has the largest silhouette {scores}")
+        assert "; grey levels have 2 peak(s); --cluster K takes another." in chosen.note()
+    else:
+        assert facts["chosen_by"] == "grey peaks"
+        start = f"K = {count} chosen: grey levels have {count} peaks; the silhouette is largest for {count} {scores}"
+        assert chosen.note().startswith(start)
     assert asked.facts() == {}
     assert asked.note() is None
 
@@ -77,7 +87,7 @@ def test_the_silhouette_is_measured_on_a_sample_and_the_clusters_are_found_on_al
     points = StandardScaler().fit_transform(part)
     for k in (2, 3, 5):
         own = KMeans(k, n_init=10, random_state=4).fit_predict(points)
-        assert found.silhouette[k] == pytest.approx(silhouette_score(points, own), abs=1e-6)
+        assert found.choice.silhouette[k] == pytest.approx(silhouette_score(points, own), abs=1e-6)
     assert found.estimator[-1].labels_.shape == (450,)
 
 
@@ -86,8 +96,8 @@ def test_the_silhouette_is_measured_on_a_sample_and_the_clusters_are_found_on_al
 def test_few_different_pixels_leave_few_numbers_to_try(method, different):
     features = np.repeat(np.eye(different, dtype=np.float32), 9, 0)
     found = PixelClusters("auto", method).fit(features, features[:, 0])
-    assert list(found.silhouette) == list(range(2, different + 1))
-    assert found.n_classes in found.silhouette
+    assert list(found.choice.silhouette) == list(range(2, different + 1))
+    assert found.n_classes in found.choice.silhouette
     with pytest.raises(
         InputError, match=r"cluster=auto asks for more clusters than .*different pixels \(1\)"
     ):
@@ -159,7 +169,10 @@ def test_one_model_for_many_images_and_for_new_ones(folder, method):
     training = report.run["training"]
     count = load_model(folder / "out" / MODEL_NAME).classifier.n_classes
     assert set(training["silhouette"]) == {str(k) for k in range(2, 9)}
-    assert max(training["silhouette"].values()) == training["silhouette"][str(count)]
+    # three phases, which the silhouette of these features does not find
+    assert (count, len(training["grey_peaks"]), training["chosen_by"]) == (3, 3, "grey peaks")
+    with Image.open(folder / "out" / "clusters.png") as chart:
+        assert chart.size == (800, 300)
     assert sum(note.startswith(f"K = {count} chosen: ") for note in report.notes) == 1
     assert json.loads((folder / "out" / "report.json").read_text())["notes"] == report.notes
     for name in ("a", "b"):
@@ -261,4 +274,17 @@ def test_the_choice_is_told_once(folder, monkeypatch, capsys):
     assert main(words.split()) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 2
-    assert err.count("chosen: it has the largest silhouette (2: ") == 1
+    assert err.count("K = 3 chosen: grey levels have 3 peaks; the silhouette is largest for ") == 1
+
+
+def test_the_picture_of_the_choice_is_not_overwritten_and_comes_only_with_a_choice(folder, capsys):
+    words = ["segment", f"{folder}/a.png", "--features", "filters", "-o", f"{folder}/out", "--cluster"]
+    (folder / "out").mkdir()
+    chart = folder / "out" / "clusters.png"
+    chart.write_bytes(b"mine")
+    assert main(words) == 2
+    assert "clusters.png exists; add --force" in " ".join(capsys.readouterr().err.split())
+    assert main([*words, "3"]) == 0
+    assert chart.read_bytes() == b"mine"
+    assert main([*words, "--force"]) == 0
+    assert chart.read_bytes()[1:4] == b"PNG"

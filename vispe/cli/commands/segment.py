@@ -81,8 +81,8 @@ def segment(
             .roi or RoiSet.zip of ImageJ, COCO JSON; several are matched to the images by name (a.png with a.png,
             a_labels.png or a.geojson). They are separated by commas; several whose names hold commas are written as
             '["a,1.png", "b,1.png"]'.
-        cluster: number of clusters, in place of labels; without a number 2 to 8 are tried and the one with the largest
-            silhouette is taken. They are numbered from dark to bright.
+        cluster: number of clusters, in place of labels; without a number, 3 to 8 by the peaks of the grey levels; with
+            fewer peaks, 2 to 8 by the silhouette. clusters.png shows both. They are numbered from dark to bright.
         cluster_method: kmeans, or spectral, which finds clusters of any shape and takes longer.
         text: the classes in words, in place of labels, such as --text matrix precipitate; 'pore/hole' are two words for
             one class, and a single class is compared with a background. Words are unreliable on micrographs: compare

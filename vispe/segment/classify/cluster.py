@@ -12,6 +12,7 @@ import numpy as np
 
 from vispe.errors import InputError, OptionError, did_you_mean, require
 from vispe.segment.classify import spectral
+from vispe.segment.classify.count import CHOICES, Choice, choose
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -22,9 +23,6 @@ SAMPLE = 50_000
 METHODS = ("kmeans", "spectral")
 """The methods that `PixelClusters` knows, the default first."""
 
-CHOICES = range(2, 9)
-"""Numbers of clusters that are tried when none is given."""
-
 SCORED = 5000
 """Pixels of the sample that the silhouette is measured on."""
 
@@ -33,8 +31,8 @@ class PixelClusters:
     """K clusters of pixels on standardised features.
 
     Args:
-        n_classes: K, 2 to 255; `'auto'` takes the one of `CHOICES` whose mean silhouette is the largest, of equal ones
-            the smallest. It is known after `fit`.
+        n_classes: K, 2 to 255; `'auto'` takes as many of `CHOICES` as the grey levels have peaks, if these are 3 or
+            more, else the one whose mean silhouette is the largest, of equal ones the smallest. Known after `fit`.
         method: one of `METHODS`.
         seed: of the sample and the starting points; k-means++ is restarted 10 times and the best result is kept.
         estimator: a fitted pipeline, when it comes from a model file.
@@ -61,7 +59,7 @@ class PixelClusters:
             raise OptionError(f"cluster={n_classes} must lie between 2 and 255; give the number of phases.")
         require("sklearn", "cli", "segmentation")
         self.kind, self.seed = method, seed
-        self.silhouette: dict[int, float] = {}
+        self.choice: Choice | None = None
         self._asked, self.n_classes = n_classes, 0 if n_classes == "auto" else n_classes
         self.estimator = estimator
         self._order, self._width = np.arange(self.n_classes), 1.0
@@ -89,7 +87,7 @@ class PixelClusters:
                 f"cluster={self._asked} asks for more clusters than there are different pixels ({len(different)}); "
                 "ask for fewer."
             )
-        random = np.random.default_rng(self.seed)
+        random, everything = np.random.default_rng(self.seed), grey
         if self.kind == "spectral":
             chosen = random.permutation(np.sort(first))[: spectral.POINTS]
             features, grey = features[chosen], grey[chosen]
@@ -99,8 +97,9 @@ class PixelClusters:
             part = part if len(np.unique(part, axis=0)) > 1 else different[:SCORED]
             counts = [k for k in CHOICES if k <= len(np.unique(part, axis=0))]
             fits = self._fits(part, counts)
-            self.silhouette = _silhouettes(part, {k: found for k, (_, found) in fits.items()})
-            self.n_classes = max(self.silhouette, key=lambda k: (self.silhouette[k], -k))
+            scores = _silhouettes(part, {k: found for k, (_, found) in fits.items()})
+            self.choice = choose(scores, everything)
+            self.n_classes = self.choice.n_classes
         if self.kind == "kmeans" or not fits:
             fits = self._fits(features, [self.n_classes])
         self.estimator, found = fits[self.n_classes]
@@ -142,15 +141,12 @@ class PixelClusters:
         return own | (self._near.tensors() if self._near is not None else {})
 
     def facts(self) -> dict[str, Any]:
-        """Return what a report says about the choice of K: the silhouettes by K; empty where K was given."""
-        return {"silhouette": {str(k): v for k, v in self.silhouette.items()}} if self.silhouette else {}
+        """Return what a report says about the choice of K; empty where K was given."""
+        return {} if self.choice is None else self.choice.facts()
 
     def note(self) -> str | None:
         """Say in a sentence which K was chosen and why; None where it was given."""
-        if not self.silhouette:
-            return None
-        scores = ", ".join(f"{k}: {value:.3f}" for k, value in self.silhouette.items())
-        return f"K = {self.n_classes} chosen: it has the largest silhouette ({scores}); --cluster K takes another."
+        return None if self.choice is None else self.choice.note()
 
 
 def _kmeans(features: np.ndarray, counts: list[int], seed: int) -> "dict[int, tuple[Pipeline, np.ndarray]]":

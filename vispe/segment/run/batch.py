@@ -12,6 +12,8 @@ from vispe.files import check_writable
 from vispe.images.companions import labels_among
 from vispe.images.formats.headers import stored_shape
 from vispe.images.read import Micrograph
+from vispe.images.write import write_png
+from vispe.segment.classify import chart
 from vispe.segment.classify.cluster import PixelClusters
 from vispe.segment.features.features import Features
 from vispe.segment.materials.run import ENDING, measure_image
@@ -56,7 +58,7 @@ class Batch(Run):
 
     def __init__(self, asked: Request) -> None:
         super().__init__(asked)
-        self.reader = Reader(asked.reading)
+        self.reader, self._chart = Reader(asked.reading), None
         found = find_each(listed(asked.images), self.left_out)
         label_files = labels_among(listed(asked.labels), list(found))
         truth_files = labels_among(listed(asked.scoring.truth), list(found))
@@ -96,6 +98,8 @@ class Batch(Run):
             except VispeError as error:
                 if self.state.empty and not isinstance(error, DiskFull):
                     self.state.discard(self.out / MODEL_NAME)
+                    if self._chart is not None:
+                        self._chart.unlink(missing_ok=True)
                 raise
 
     def _check(self, targets: Sequence[Path], goes_on: bool) -> None:
@@ -113,6 +117,9 @@ class Batch(Run):
         self.state.start(self._targets(), self._inputs)
         path = self.out / MODEL_NAME
         with room(self.out, MODEL_NAME):
+            choice = model.classifier.choice if isinstance(model.classifier, PixelClusters) else None
+            if choice is not None:
+                self._chart = write_png(self.out / chart.NAME, chart.draw_choice(choice), self.force)
             save_model(path, model, self.force)
             self.state.trained(digest(path), self.report.notes)
 
@@ -304,4 +311,5 @@ class Batch(Run):
         names = [f"{image.path.stem}{end}" for image in self.images for end in ends]
         names += [TOGETHER] if self.asked.objects is not None else []
         names += ["report.json", "report.csv", *([MODEL_NAME] if self.writes_model else [])]
+        names += [chart.NAME] if self.writes_model and self.asked.cluster == "auto" else []
         return [self.out / name for name in names]
