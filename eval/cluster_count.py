@@ -3,9 +3,9 @@
 Each picture by itself: textures of vispe with 2 to 6 phases of their own grey level in noise, and the micrographs of
 each set, whose number of classes is that of the truth. Beside the choice of vispe: the silhouette alone (as it was
 before), the gap statistic with the rule of one standard error (Tibshirani, Walther and Hastie, 2001), and stability
-(clusters of two halves of the pixels, compared by the adjusted Rand index). The rule was made on 'seen' pictures (the first three of
-each set by name, and two seeds); 'unseen' ones, the next three, and three seeds with other grains and more noise, were
-looked at once. Finished rows are kept; `--fresh` starts again.
+(clusters of two halves of the pixels, compared by the adjusted Rand index). The rule was made on 'seen' pictures (the
+first three of each set by name, and two seeds); 'unseen' ones, the next three, and three seeds with other grains and
+more noise, were looked at once. Finished rows are kept; `--fresh` starts again.
 
     python eval/cluster_count.py ../shared/data/microscopy
 """

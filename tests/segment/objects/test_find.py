@@ -42,7 +42,7 @@ def flood(mask, steps):
 
 def test_the_table_is_that_of_regionprops():
     labels, prob, grey = scene()
-    found, objects = find(labels, prob, grey, NAMES, ObjectOptions(["pore"], min_area=0), spacing=(0.5, 0.5))
+    found, objects = find(labels, prob, grey, NAMES, ObjectOptions(["pore"], "keep", 0), spacing=(0.5, 0.5))
     expected = label(labels[0] == 2, connectivity=2)
     assert np.array_equal(found[0], expected)
     props = regionprops(expected, grey[0])
@@ -66,7 +66,7 @@ def test_the_table_is_that_of_regionprops():
 
 def test_patches_are_those_of_a_walk_on_pages_and_in_volumes():
     labels, prob, grey = scene((5, 23, 31))
-    options = ObjectOptions(["pore", "carbide"], min_area=0)
+    options = ObjectOptions(["pore", "carbide"], "keep", 0)
     volume, objects = find(labels, prob, grey, NAMES, options, volumes=5)
     steps = [(a, b, c) for a in (-1, 0, 1) for b in (-1, 0, 1) for c in (-1, 0, 1)]
     for number in (2, 3):
@@ -88,7 +88,7 @@ def test_holes_are_filled_but_for_other_objects():
     labels[0, 3:7, 3:7] = 1
     labels[0, 4, 4] = 3
     prob, grey = np.ones((1, 3, 11, 13)), np.ones((1, 11, 13, 1))
-    found, _ = find(labels, prob, grey, NAMES, ObjectOptions("pore", fill_holes=True))
+    found, _ = find(labels, prob, grey, NAMES, ObjectOptions("pore", "keep", fill_holes=True))
     assert np.array_equal(found[0] > 0, binary_fill_holes(labels[0] == 2))
     found, _ = find(labels, prob, grey, NAMES, ObjectOptions(["pore", "carbide"], "keep", 0, True))
     assert found[0, 4, 4] == 2
@@ -99,7 +99,7 @@ def test_small_and_border_objects_are_counted():
     labels = np.ones((1, 9, 30), np.uint8)
     labels[0, 0:4, 3:8] = labels[0, 3:6, 12:16] = labels[0, 2, 20] = 2
     prob, grey = np.ones((1, 3, 9, 30)), np.ones((1, 9, 30, 1))
-    found, objects = find(labels, prob, grey, NAMES, ObjectOptions("pore", min_area=12, exclude_border=True))
+    found, objects = find(labels, prob, grey, NAMES, ObjectOptions("pore", "keep", 12, exclude_border=True))
     assert (objects.small, objects.border, len(objects.rows)) == (1, 1, 1)
     assert np.array_equal(found[0] > 0, np.pad(np.ones((3, 4), bool), ((3, 3), (12, 14))))
 

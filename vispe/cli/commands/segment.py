@@ -49,7 +49,7 @@ def segment(
     smooth: int = 0,
     min_area: int = 0,
     objects: list[str] | None = None,
-    touching: Literal["keep", "split"] | None = None,
+    touching: Literal["split", "keep"] | None = None,
     object_min_area: int | None = None,
     fill_holes: bool = False,
     exclude_border: bool = False,
@@ -130,7 +130,7 @@ def segment(
         min_area: patches with fewer pixels take the class of their surroundings.
         objects: classes whose connected patches are objects: adds a map and a table of them for each image, and
             objects.csv for all; counts and sizes are in report.json. A Z stack has objects in three dimensions.
-        touching: keep (default) takes what is connected for one object; split cuts it at its necks.
+        touching: split (default) cuts what is connected at its necks, keep takes it for one object.
         object_min_area: objects with fewer pixels are left out, and counted in the report; default 10.
         fill_holes: holes belong to the object around them; the label map stays as it is.
         exclude_border: leave out objects at the border of the image.

@@ -10,7 +10,7 @@ import numpy as np
 from vispe.files import write_csv
 from vispe.segment.materials.measure import measure
 
-ENDING = "_materials.csv"
+TABLE = "_materials.csv"
 """What the name of the table of curves ends with."""
 
 _INTERVALS = ("mean_intercept", "grain_size_number", "boundary_per_area", "surface_per_volume")
@@ -46,7 +46,7 @@ def measure_image(
         record, curves = measure(labels, names, pixel_size)
         records.append(record)
         rows += [{"page": number, **row} for row in curves]
-    file = write_csv(folder / f"{path.stem}{ENDING}", rows, force)
+    file = write_csv(folder / f"{path.stem}{TABLE}", rows, force)
     notes = []
     if pixel_size is None:
         notes.append(

@@ -101,8 +101,8 @@ def notes(
     out = []
     if found.small:
         out.append(
-            f"{name}: objects of fewer than {options.min_area} pixels are left out ({found.small}); --object-min-area 0 "
-            "keeps all."
+            f"{name}: objects of fewer than {options.min_area} pixels are left out ({found.small}); "
+            "--object-min-area 0 keeps all."
         )
     if pixel is not None and spacing is None:
         out.append(f"{name} does not say how far its slices are apart: volumes are in voxels only.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from vispe.errors import OptionError, check_choice, check_flag, did_you_mean, is_whole
 from vispe.images.exchange.objects import ObjectKind, checked_kinds
 
-TOUCHING = ("keep", "split")
+TOUCHING = ("split", "keep")
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class ObjectOptions:
 
     Attributes:
         classes: names of the classes whose patches are objects.
-        touching: `'keep'`: what is connected is one object; `'split'`: cut at necks, by a watershed.
+        touching: `'split'`: cut at necks, by a watershed; `'keep'`: what is connected is one object.
         min_area: objects with fewer pixels (voxels) are left out of map and table, and counted in the report.
         fill_holes: holes belong to the object around them, but for pixels of a class that is asked for.
         exclude_border: leave out objects that touch the border of the image (of a volume: also its first and last

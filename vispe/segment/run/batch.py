@@ -16,13 +16,13 @@ from vispe.images.write import write_png
 from vispe.segment.classify import chart
 from vispe.segment.classify.cluster import PixelClusters
 from vispe.segment.features.features import Features
-from vispe.segment.materials.run import ENDING, measure_image
+from vispe.segment.materials.run import TABLE, measure_image
 from vispe.segment.model.file import Model, load_model, save_model, versions
 from vispe.segment.objects.files import TOGETHER, endings, objects_of, write_together
 from vispe.segment.run.base import MODEL_NAME, Run, check_channels
 from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
-from vispe.segment.run.domain import ENDING, judged, warned, write_map
+from vispe.segment.run.domain import MAP, judged, warned, write_map
 from vispe.segment.run.image import Grey, Reader, predict, write
 from vispe.segment.run.inputs import BatchImage, chosen, find_each, listed, match
 from vispe.segment.run.predict import Prediction, Segmenter, total_areas
@@ -43,7 +43,7 @@ _ENDINGS = (
     "_uncertainty.png",
     "_uncertainty.tif",
     "_overlay.png",
-    ENDING,
+    MAP,
 )
 
 
@@ -307,7 +307,7 @@ class Batch(Run):
         """List every file that this run may write."""
         ends = (*_ENDINGS, *(("_trust.png", "_disagreement.png") if self.asked.trust else ()))
         ends += endings(self.asked.objects)
-        ends += (ENDING,) if self.asked.materials else ()
+        ends += (TABLE,) if self.asked.materials else ()
         names = [f"{image.path.stem}{end}" for image in self.images for end in ends]
         names += [TOGETHER] if self.asked.objects is not None else []
         names += ["report.json", "report.csv", *([MODEL_NAME] if self.writes_model else [])]

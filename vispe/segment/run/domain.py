@@ -12,7 +12,7 @@ from vispe.segment.classify.domain import Domain, learn_domain
 from vispe.segment.features.lattice import PAGES, PATCH, PIECES, Sample
 from vispe.segment.model.file import Model
 
-ENDING = "_domain.png"
+MAP = "_domain.png"
 
 
 def learn_pages(pages: Sequence[Any], samples: Callable[[Any, int], Sample | None]) -> Domain | None:
@@ -89,6 +89,6 @@ def write_map(
     rows, columns = (
         np.minimum(np.arange(n) // PATCH, m - 1) for n, m in zip((height, width), grey.shape, strict=True)
     )
-    target = folder / f"{path.stem}{ENDING}"
+    target = folder / f"{path.stem}{MAP}"
     write_png(target, grey[np.ix_(rows, columns)], force, micrograph=micrograph)
     return target
