@@ -10,9 +10,11 @@ from skimage.measure import label, regionprops
 
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
-from vispe.errors import OptionError
+from vispe.errors import InputError, OptionError
+from vispe.images.write import write_instances
 from vispe.segment.features.features import FeatureConfig
 from vispe.segment.pipeline import ObjectOptions, apply, segment
+from vispe.segment.run.report import Watcher
 
 FAST = ["--features", "filters", "--classes", "ground,disc"]
 
@@ -35,7 +37,7 @@ def test_a_batch_through_the_command_line(folder, capsys):
     images = [str(folder / f"i{n}.png") for n in range(2)]
     labels = ["--labels", ",".join(str(folder / f"i{n}_labels.png") for n in range(2))]
     out = folder / "out"
-    asked = ["--objects", "disc", "--object-min-area", "5", "-o", str(out)]
+    asked = ["--objects", "disc", "--object-min-area", "5", "--touching", "keep", "-o", str(out)]
     assert main(["segment", *images, *labels, *FAST, *asked]) == 0
     assert "objects: " in capsys.readouterr().out
     together = []
@@ -85,7 +87,7 @@ def test_a_z_stack_has_volumes_and_a_series_has_pages(folder):
         metadata={"axes": "ZYX", "unit": "um", "spacing": 1.5},
     )  # fmt: skip
     tifffile.imwrite(folder / "t.tif", np.stack([grey] * 3), imagej=True, metadata={"axes": "TYX"})
-    asked = ObjectOptions(["class 2"])
+    asked = ObjectOptions(["class 2"], "keep")
     first = segment(
         [folder / "i0.png"], folder / "one", labels=[folder / "i0_labels.png"], objects=asked,
         features=FeatureConfig("filters"),
@@ -111,6 +113,54 @@ def test_python_users_are_refused_in_the_same_words(folder):
             [folder / "i0.png"], folder / "o", labels=[folder / "i0_labels.png"],
             features=FeatureConfig("filters"), objects=ObjectOptions("x"),
         )  # fmt: skip
+
+    with pytest.raises(OptionError, match="give ObjectOptions"):
+        segment([folder / "i0.png"], folder / "o", labels=[folder / "i0_labels.png"], objects="disc")
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_tables(folder):
+    class Stops(Watcher):
+        def done(self, record):
+            raise KeyboardInterrupt
+
+    images, labels = ([folder / f"i{n}{end}.png" for n in range(2)] for end in ("", "_labels"))
+    asked = {"labels": labels, "features": FeatureConfig("filters"), "objects": ObjectOptions(["class 2"])}
+    segment(images, folder / "whole", **asked)
+    with pytest.raises(KeyboardInterrupt):
+        segment(images, folder / "out", watch=Stops(), **asked)
+    with pytest.raises(InputError, match="unfinished run with other objects"):
+        segment(images, folder / "out", **{**asked, "objects": ObjectOptions(["class 2"], "keep")})
+    segment(images, folder / "out", **asked)
+    for name in ("objects.csv", "i0_objects.csv", "i1_objects.tif"):
+        assert (folder / "out" / name).read_bytes() == (folder / "whole" / name).read_bytes()
+    with pytest.raises(InputError, match="exist"):
+        segment(images, folder / "out", **asked)
+
+
+def test_an_image_without_objects_has_an_empty_table(folder):
+    model = folder / "m" / "model.vispe"
+    segment(
+        [folder / "i0.png"],
+        folder / "m",
+        labels=[folder / "i0_labels.png"],
+        features=FeatureConfig("filters"),
+    )
+    none = ObjectOptions(["class 2"], min_area=100_000)
+    report = apply(model, [folder / "i0.png"], folder / "o", objects=none)
+    assert rows_of(folder / "o" / "i0_objects.csv") == [] == rows_of(folder / "o" / "objects.csv")
+    found = report.images[0]["objects"]
+    assert found["classes"]["class 2"]["equivalent_diameter_px"]["mean"] is None
+    assert found["left_out"]["smaller"] > 0
+    assert "--object-min-area 0" in " ".join(report.images[0]["notes"])
+    assert tifffile.imread(folder / "o" / "i0_objects.tif").max() == 0
+
+
+def test_more_than_65535_objects_take_32_bits(tmp_path):
+    values = np.arange(1, 70_001, dtype=np.uint32).reshape(1, 200, 350)
+    write_instances(tmp_path / "a.tif", values)
+    assert np.array_equal(tifffile.imread(tmp_path / "a.tif"), values[0])
+    with pytest.raises(InputError, match="uint16 or uint32"):
+        write_instances(tmp_path / "b.tif", values.astype(float))
 
 
 def test_objects_for_other_programs(tmp_path, capsys):

@@ -60,7 +60,8 @@ def apply(
         min_area: patches with fewer pixels take the class of their surroundings.
         objects: classes whose connected patches are objects: adds a map and a table of them for each image, and
             objects.csv for all; counts and sizes are in report.json. A Z stack has objects in three dimensions.
-        touching: split (default) cuts what is connected at its necks, keep takes it for one object.
+        touching: split (default) cuts patches at their necks, for grains or nuclei that touch; keep takes what is
+            connected for one object, for networks and branches.
         object_min_area: objects with fewer pixels are left out, and counted in the report; default 10.
         fill_holes: holes belong to the object around them; the label map stays as it is.
         exclude_border: leave out objects at the border of the image.

@@ -20,10 +20,11 @@ from vispe.segment.big.plan import DEFAULT, Plan, make_plan, parse_memory
 from vispe.segment.big.scribbles import match_labels
 from vispe.segment.big.settle import area_of_page, settle_block
 from vispe.segment.big.source import BigImage, open_image
-from vispe.segment.big.summary import draw, summary
+from vispe.segment.big.summary import draw, objects_of_store, summary
 from vispe.segment.features.features import Features
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.model.file import Model, save_model, versions
+from vispe.segment.objects.files import ENDINGS, TOGETHER, write_together
 from vispe.segment.run.base import MODEL_NAME, Run, check_channels
 from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
@@ -124,11 +125,13 @@ class BigRun(Run):
             "images": {str(path.resolve()): state_of(path) for path in self.images},
             "reading": asdict(self.reading),
             "post": asdict(self.post),
+            "objects": None if self.asked.objects is None else asdict(self.asked.objects),
             "versions": versions(),
         }
         self._facts, finished = facts, progress.can_go_on(self.out, facts, self.force)
         names = ("report.json", "report.csv", *([MODEL_NAME] if self.writes_model else []))
         targets = [self.out / name for name in names]
+        targets += [self.out / TOGETHER] if self.asked.objects is not None else []
         for path in self.images:
             targets += self._files(path).values()
         if finished is None:
@@ -166,6 +169,8 @@ class BigRun(Run):
 
     def predict(self, model: Model) -> Report:
         """Segment every image, write its files, renew the report."""
+        if self.asked.objects is not None:
+            self.asked.objects.numbers(model.names)
         features = open_features(model, self.asked.weights, self.asked.tile, self.asked.device)
         self.describe(features, model, memory_bytes=self.memory, scheduler=self.asked.scheduler)
         count, complete = len(self.images) + len(self.report.failures), True
@@ -184,6 +189,8 @@ class BigRun(Run):
                 progress.note_run(self.out, self._facts, self.report.images, progress.trained_model(self.out))
                 progress.remove(progress.partial(self.out, stem_of(path)))
             self.report.write(self.out)
+            if self.asked.objects is not None:
+                write_together(self.out, [r["files"]["objects_table"] for r in self.report.images])
         if complete:
             progress.forget_run(self.out)
         elif self._fresh and not self.report.images:
@@ -209,6 +216,11 @@ class BigRun(Run):
         if areas is not None:
             notes += faded(sum(areas[1:], areas[0]), model.names)
         added = progress.sums(work, image, job.chunk, len(model.names))
+        objects = None
+        if self.asked.objects is not None:
+            table, known = files["objects_table"], self.asked.objects
+            objects, more = objects_of_store(image, job, model, known, self.memory, data, table)
+            notes += more
         facts = {"model_sha256": job.sha256, "vispe": versions()["vispe"]}
         store.finish(work / "store", image, model.names, model.colors, job.chunk, plan.side, facts)
         if image.n_pages > 1:
@@ -232,6 +244,7 @@ class BigRun(Run):
             "files": {key: str(target) for key, target in files.items()},
             "notes": notes,
             "domain": domain,
+            **({} if objects is None else {"objects": objects}),
         }
         progress.write_small(work / "record.json", record)
         progress.put_in_place(work / "store", files["labels"])
@@ -321,7 +334,10 @@ class BigRun(Run):
 
     def _files(self, path: Path) -> dict[str, Path]:
         name = stem_of(path)
-        return {"overlay": self.out / f"{name}_overlay.png", "labels": self.out / f"{name}_seg.ome.zarr"}
+        files = {"overlay": self.out / f"{name}_overlay.png", "labels": self.out / f"{name}_seg.ome.zarr"}
+        return files | (
+            {"objects_table": self.out / f"{name}{ENDINGS[1]}"} if self.asked.objects is not None else {}
+        )
 
     def _rows(self, image: BigImage) -> int:
         """Side of the pieces that are read for grey levels, a sixteenth of the memory at most."""

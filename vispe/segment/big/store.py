@@ -3,6 +3,7 @@
 - `0, 1, ...`: probabilities, float32 (t, c, z, y, x), one channel for each class, weighed as the labels are; 0 where
   there is no data. The axes t and z are there where the image has them.
 - `labels/classes/0, 1, ...`: uint8 (t, z, y, x), 1..K, 0 = no data, with the colours and names of the classes.
+- `labels/objects/0, 1, ...`: uint32 (t, z, y, x), where objects were asked for: their numbers in the table, 0 = none.
 - `uncertainty/0, 1, ...`: float32 (t, z, y, x), 1 - (largest - second largest probability); NaN = no data.
 """
 
@@ -18,6 +19,7 @@ from vispe.segment.features.tiles import Region
 
 LABELS = "classes"
 PARTS = {"prob": "", "labels": f"labels/{LABELS}/", "uncertainty": "uncertainty/"}
+OBJECTS = "objects"
 
 
 def page_axes(image: BigImage) -> tuple[PageAxis, ...]:
@@ -28,12 +30,12 @@ def page_axes(image: BigImage) -> tuple[PageAxis, ...]:
     return (PageAxis("z", "space", None, 1.0, image.n_pages),)
 
 
-def place(image: BigImage, page: int, region: Region, classes: bool) -> tuple[Any, ...]:
-    """Return the index of a region in the array of labels, or of probabilities (`classes`)."""
+def place(image: BigImage, page: int, region: Region, classes: bool | int) -> tuple[Any, ...]:
+    """Return the index of a region in the array of labels (False), or of probabilities: all, or of one class from 0."""
     axes = page_axes(image)
     found = [int(i) for i in np.unravel_index(page, [a.length for a in axes])] if axes else []
-    if classes:
-        found.insert(_channel_axis(axes), slice(None))
+    if classes is not False:
+        found.insert(_channel_axis(axes), slice(None) if classes is True else classes)
     return (*found, *region.slices)
 
 
@@ -50,6 +52,13 @@ def create(folder: Path, image: BigImage, n_classes: int, chunk: int) -> None:
     _array(root, "0", (*shape[:at], n_classes, *shape[at:]), chunk, np.float32, 0.0)
     _array(root, f"labels/{LABELS}/0", shape, chunk, np.uint8, 0)
     _array(root, "uncertainty/0", shape, chunk, np.float32, np.nan)
+
+
+def create_objects(root: Any, image: BigImage, chunk: int) -> Any:
+    """Make the group and the full-size array of objects, without pixels, in place of one that is there."""
+    root["labels"].create_group(OBJECTS, overwrite=True)
+    shape = (*(axis.length for axis in page_axes(image)), *image.shape)
+    return _array(root, f"labels/{OBJECTS}/0", shape, chunk, np.uint32, 0)
 
 
 def write(
@@ -87,7 +96,9 @@ def finish(
     root = zarr.open_group(str(folder), mode="r+")
     fmt = format_from_version(image.version)
     colors = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else colors
-    for part, prefix in PARTS.items():
+    has_objects = OBJECTS in root["labels"]
+    parts = {**PARTS, **({OBJECTS: f"labels/{OBJECTS}/"} if has_objects else {})}
+    for part, prefix in parts.items():
         count = _pyramid(root, prefix, part, chunk, side)
         group = root[prefix.rstrip("/")] if prefix else root
         axes, scales = _axes(image, count, part == "prob")
@@ -110,6 +121,8 @@ def finish(
     coloured = [{"label-value": i, "rgba": [*map(int, color), 255]} for i, color in drawn]
     named = [{"label-value": i, "class": name} for i, name in enumerate(names, start=1)]
     write_label_metadata(listed, LABELS, coloured, named, fmt=fmt, source={"image": "../../"})
+    if has_objects:
+        write_label_metadata(listed, OBJECTS, fmt=fmt, source={"image": "../../"})
     root.attrs.update({"vispe": {**facts, "uncertainty": "uncertainty"}})
     for left in folder.rglob("*.partial"):
         left.unlink()
@@ -147,7 +160,9 @@ def _pyramid(root: Any, prefix: str, part: str, chunk: int, side: int) -> int:
                 for left in range(0, width, step):
                     rows, columns = slice(top, min(top + step, height)), slice(left, min(left + step, width))
                     found = source[(*page, slice(2 * top, 2 * rows.stop), slice(2 * left, 2 * columns.stop))]
-                    target[(*page, rows, columns)] = found[::2, ::2] if part == "labels" else _mean(found)
+                    target[(*page, rows, columns)] = (
+                        found[::2, ::2] if part in ("labels", OBJECTS) else _mean(found)
+                    )
     return level + 1
 
 

@@ -1,4 +1,4 @@
-"""What is said about a finished image: its record in the report, and its picture."""
+"""What is said about a finished image: its record in the report, its picture, and its objects."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,14 +7,20 @@ from typing import Any
 import numpy as np
 
 from vispe.images.write import write_png
-from vispe.segment.big import stem, store
+from vispe.segment.big import progress, stem, store
 from vispe.segment.big.job import Job
 from vispe.segment.big.source import BigImage
 from vispe.segment.draw import overlay
-from vispe.segment.features.tiles import Region
+from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.model.file import Model
+from vispe.segment.objects.blocks import Source, find_in_blocks
+from vispe.segment.objects.files import notes, pages_together, spacing_of, write_table
+from vispe.segment.objects.options import ObjectOptions
+from vispe.segment.objects.sizes import of_image
 from vispe.segment.run.predict import Areas
 from vispe.segment.run.report import fractions, record_of
+
+_BYTES = 80  # per pixel of a block that is labelled, roughly
 
 
 def summary(
@@ -93,3 +99,66 @@ def draw(
         counts=shown,
     )
     write_png(target, drawn, True)
+
+
+def objects_of_store(
+    image: BigImage, job: Job, model: Model, options: ObjectOptions, memory: int, data: int, table: Path
+) -> tuple[dict[str, Any], list[str]]:
+    """Find the objects of a settled result, and write them: labels in the store, and the table.
+
+    Args:
+        image: the image.
+        job: what was computed.
+        model: with the names of the classes.
+        options: what counts.
+        memory: bytes that may be used.
+        data: number of pixels with data.
+        table: CSV file; one that is there is replaced.
+
+    Returns:
+        What the report says, and notes.
+
+    Raises:
+        InputError: a patch that is larger than memory.
+    """
+    import zarr
+
+    work, shape = Path(job.work), (image.n_pages, *image.shape)
+    root = zarr.open_group(str(work / "store"), mode="r+")
+    classes, out = root[f"labels/{store.LABELS}/0"], store.create_objects(root, image, job.chunk)
+    chunks = (1, job.chunk, job.chunk)
+    marks = zarr.create_array(
+        store=str(work / "marks"), shape=shape, chunks=chunks, dtype=np.int64, fill_value=0, overwrite=True
+    )
+
+    def prob(page: int, region: Region, number: int) -> np.ndarray:
+        return np.asarray(root["0"][store.place(image, page, region, number - 1)])
+
+    def paint(page: int, region: Region, mask: np.ndarray, number: int) -> None:
+        place = store.place(image, page, region, False)
+        found = np.asarray(out[place])
+        found[mask] = number
+        out[place] = found
+
+    def read(page: int, region: Region) -> np.ndarray:
+        return np.asarray(classes[store.place(image, page, region, False)])
+
+    source = Source(shape, read, prob, image.read, marks, paint)
+    volumes = pages_together(image.axis_lengths)
+    spacing = spacing_of(image.pixel_size, image.z_step, volumes)
+    # whole chunks, as large as memory allows
+    side = max(int((memory / _BYTES) ** 0.5) // job.chunk, 1) * job.chunk
+    found = find_in_blocks(
+        source,
+        blocks(*image.shape, side),
+        model.names,
+        options,
+        volumes=volumes,
+        spacing=spacing,
+        memory=memory,
+    )
+    progress.remove(work / "marks")
+    write_table(table, str(image.path), found.rows, True)
+    area = None if spacing is None else float(data * np.prod(spacing))
+    record = of_image(found, options, model.names, area, volumes is not None)
+    return record, notes(image.path.name, found, options, image.pixel_size, spacing)

@@ -135,7 +135,7 @@ def find(
         A map (z, h, w) uint32, 0 = no object, and the objects. Numbers start at 1 and go on from page to page.
 
     >>> page = np.array([[[2, 2, 1, 2]]])
-    >>> options = ObjectOptions("pore", min_area=0)
+    >>> options = ObjectOptions("pore", "keep", 0)
     >>> found = find(page, np.ones((1, 2, 1, 4)), page[..., None], ["matrix", "pore"], options)
     >>> found[0].tolist(), [row["area_px"] for row in found[1].rows]
     ([[[1, 1, 0, 2]]], [2, 1])

@@ -15,7 +15,8 @@ class ObjectOptions:
 
     Attributes:
         classes: names of the classes whose patches are objects.
-        touching: `'split'`: cut at necks, by a watershed; `'keep'`: what is connected is one object.
+        touching: `'split'`: cut at necks, by a watershed; `'keep'`: what is connected is one object. Split by default:
+            on micrographs with known objects it finds more of them (`eval/results/objects.json`).
         min_area: objects with fewer pixels (voxels) are left out of map and table, and counted in the report.
         fill_holes: holes belong to the object around them, but for pixels of a class that is asked for.
         exclude_border: leave out objects that touch the border of the image (of a volume: also its first and last

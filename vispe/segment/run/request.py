@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vispe.backbones.device import choose_device
+from vispe.errors import OptionError
 from vispe.segment.classify.cluster import METHODS
 from vispe.segment.classify.pixels import KINDS
 from vispe.segment.features.features import FeatureConfig
@@ -66,6 +67,12 @@ class Request:
     watch: Watcher = field(default_factory=Watcher)
     memory: str | None = None
     scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.objects is not None and not isinstance(self.objects, ObjectOptions):
+            raise OptionError(
+                f"objects is {self.objects!r}; give ObjectOptions([...]) with the names of classes."
+            )
 
     @classmethod
     def of(cls, command: str, arguments: dict[str, Any]) -> "Request":

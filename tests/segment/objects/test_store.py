@@ -1,0 +1,57 @@
+"""Objects of stores, through the command line: the map and the table of the same page in memory."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from tests.segment.big.conftest import small_blocks  # noqa: F401
+from tests.segment.big.stores import scene, scribbled, write_store, zarr
+from vispe.cli.main import main
+from vispe.segment.objects.find import find
+from vispe.segment.objects.options import ObjectOptions
+
+
+@pytest.mark.parametrize(("touching", "axes"), [("split", "yx"), ("keep", "zyx")])
+def test_a_store_has_the_objects_of_its_pages_in_memory(tmp_path, small_blocks, touching, axes):  # noqa: F811
+    values, phase = scene()
+    values = np.stack([values, values[::-1], values]) if axes == "zyx" else values
+    path = write_store(tmp_path / "a.zarr", values.astype(np.float32), axes)
+    labels = scribbled(tmp_path / "a_labels.png", phase)
+    out = tmp_path / "out"
+    asked = ["--objects", "bright", "--touching", touching, "--object-min-area", "5", "--fill-holes"]
+    more = ["--features", "filters", "--classes", "bright,dark", "-o", str(out)]
+    more += ["--label-page", "0"] if axes == "zyx" else []
+    assert main(["segment", str(path), "--labels", str(labels), *more, *asked]) == 0
+    root = zarr.open_group(str(out / "a_seg.ome.zarr"), mode="r")
+    shape = (-1, *phase.shape)
+    classes, prob = root["labels/classes/0"][:].reshape(shape), root["0"][:]
+    prob = np.moveaxis(prob, 0, 1) if axes == "zyx" else prob[None]
+    grey = values.reshape(*classes.shape, 1).astype(np.float32)
+    options = ObjectOptions("bright", touching, 5, True)
+    volumes, spacing = (3, (1.0, 0.5, 0.5)) if axes == "zyx" else (None, (0.5, 0.5))
+    record = json.loads((out / "report.json").read_text())["images"][0]
+    spacing = None if axes == "zyx" and record["z_step_um"] is None else spacing
+    expected, known = find(classes, prob, grey, ["bright", "dark"], options, volumes=volumes, spacing=spacing)
+    found = root["labels/objects/0"][:]
+    assert found.dtype == np.uint32
+    assert np.array_equal(found.reshape(shape), expected)
+    with (out / "a_objects.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == len(known.rows) > 3
+    for row, own in zip(rows, known.rows, strict=True):
+        assert {k: row[k] for k in own} == {k: "" if v is None else str(v) for k, v in own.items()}
+    assert (out / "objects.csv").read_bytes() == (out / "a_objects.csv").read_bytes()
+    assert record["objects"]["classes"]["bright"]["count"] == len(rows)
+    attributes = dict(root["labels"].attrs)
+    assert set(attributes["ome"]["labels"]) == {"classes", "objects"}
+
+
+def test_an_unknown_class_in_a_store(tmp_path, capsys):
+    values, phase = scene(60, 70)
+    path = write_store(tmp_path / "a.zarr", values.astype(np.float32))
+    labels = scribbled(tmp_path / "a_labels.png", phase, 0.05)
+    more = ["--features", "filters", "--classes", "bright,dark", "-o", str(tmp_path / "out")]
+    assert main(["segment", str(path), "--labels", str(labels), *more, "--objects", "brigth"]) == 2
+    assert "Did you mean 'bright'" in capsys.readouterr().err
