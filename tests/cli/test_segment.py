@@ -113,14 +113,14 @@ def test_every_option_reaches_the_run(folder, capsys):
     tifffile.imwrite("rgb.tif", colour)
     words = (
         "segment rgb.tif --labels drawn.png --channel 1 --normalize image --clip 1,99 --tile 32 --smooth 1 "
-        "--min-area 5 --prior em --device cpu --classifier logistic --seed 4 -o out --json"
+        "--min-area 5 --prior em --clean --device cpu --classifier logistic --seed 4 -o out --json"
     )
     assert vispe(words) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["images"][0]["channels"] == 1
     assert report["normalize"] == "image"
     assert report["clip"] == [1, 99]
-    assert report["post"] == {"smooth": 1, "min_area": 5, "prior": "em"}
+    assert report["post"] == {"smooth": 1, "min_area": 5, "prior": "em", "clean": True}
     assert report["features"]["tile"] == 32
 
 

@@ -46,6 +46,7 @@ def segment(
     normalize: Literal["stack", "image", "none"] = "stack",
     clip: list[float] | None = None,
     prior: Literal["sqrt", "em", "uniform"] | None = None,
+    clean: bool = False,
     smooth: int = 0,
     min_area: int = 0,
     objects: list[str] | None = None,
@@ -126,6 +127,8 @@ def segment(
         prior: what classes are weighed by: how frequent they are is estimated on each page, without labels. sqrt takes
             the root of it (default, safe), em all of it, uniform nothing, so that rare classes come out too large.
             Fractions in the report are estimated with all of it, unless prior is uniform.
+        clean: let class probabilities follow the edges of the picture (guided filter, radius 4 px): specks go, and
+            boundaries move to edges. Helps where classes differ in grey, and harms what is smaller than the radius.
         smooth: average probabilities over squares of this radius, in pixels.
         min_area: patches with fewer pixels take the class of their surroundings.
         objects: classes whose connected patches are objects: adds a map and a table of them for each image, and
@@ -220,7 +223,7 @@ def segment(
             ),
             labelling=pipeline.Labelling(classes, legend, dense, max_classes, label_page),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page, score_labelled),
-            post=Post(smooth, min_area, prior),
+            post=Post(smooth, min_area, prior, clean),
             objects=counted,
             materials=materials,
             trust=trust,

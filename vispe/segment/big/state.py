@@ -64,6 +64,11 @@ class BigRun(Run):
                 f"min_area={self.post.min_area} needs whole patches, which can be larger than memory; leave it out for "
                 "images in a store, or use smooth."
             )
+        if self.post.clean:
+            raise OptionError(
+                "clean needs the picture beside the probabilities of a whole page, which can be larger than memory; "
+                "leave it out for images in a store, or use smooth."
+            )
         if asked.scheduler is not None:
             require("distributed", "big", "a dask scheduler")
         self.images: dict[Path, BigImage] = {}

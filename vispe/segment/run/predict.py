@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, OptionError, did_you_mean, is_memory
+from vispe.segment.classify.clean import clean
 from vispe.segment.classify.cluster import PixelClusters
 from vispe.segment.classify.domain import Domain
 from vispe.segment.classify.pixels import PixelClassifier, by_chunks
@@ -37,11 +38,13 @@ class Post:
         min_area: connected patches of one class with fewer pixels take the class of the nearest larger patch.
         prior: what classes that were learnt from labels are weighed by on each page: `'sqrt'`, the root of how frequent
             they are there; `'em'`, that itself; `'uniform'`, nothing. None: sqrt. Clusters and words are never weighed.
+        clean: whether probabilities are filtered with the picture as a guide, before smoothing.
     """
 
     smooth: int = 0
     min_area: int = 0
     prior: str | None = None
+    clean: bool = False
 
     def __post_init__(self) -> None:
         if self.prior is not None and self.prior not in PRIORS:
@@ -72,7 +75,7 @@ class Areas:
     """How much of a page, or of several together, belongs to each class.
 
     Attributes:
-        pixels: (K,) float64, counted with the estimated frequencies, before smoothing and `min_area`.
+        pixels: (K,) float64, counted with the estimated frequencies, before cleaning, smoothing and `min_area`.
         doubt: (K,) float64, pixels in doubt, of which an interval is made.
         priors: the estimated frequencies (K,) of each page.
         unweighed: (K,) float64, pixels counted as if all classes were equally frequent.
@@ -168,7 +171,8 @@ def predict_page(
     prob, blend = assemble(prepared, numbers, whole, valid, classifier, threads, step, seen)
     notes = prepared.notes
     found = find_areas(count(prob)) if post.weighing(classifier) != "uniform" else None
-    labels, uncertainty = settle(prob, valid, post, found.priors[0] if found is not None else None)
+    grey = page.mean(-1) if post.clean else None
+    labels, uncertainty = settle(prob, valid, post, found.priors[0] if found is not None else None, grey)
     if post.min_area > 1:
         labels, left = _drop_small(labels, post.min_area)
         if not left:
@@ -241,7 +245,11 @@ def find_areas(counts: Counts) -> Areas:
 
 
 def settle(
-    prob: np.ndarray, valid: np.ndarray, post: Post, prior: np.ndarray | None
+    prob: np.ndarray,
+    valid: np.ndarray,
+    post: Post,
+    prior: np.ndarray | None,
+    grey: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weigh and smooth the probabilities (K, h, w) of a page, in place, and decide.
 
@@ -250,6 +258,7 @@ def settle(
         valid: (h, w) bool, pixels with data.
         post: what to do.
         prior: (K,) frequencies of the classes on the whole page; None weighs nothing.
+        grey: (h, w) grey levels in [0, 1], for `Post.clean`.
 
     Returns:
         Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`.
@@ -257,6 +266,8 @@ def settle(
     weight = None if prior is None else weights(prior, post.prior or PRIORS[0])
     if weight is not None:
         reweigh(prob, weight)
+    if post.clean and grey is not None:
+        clean(prob, grey, valid)
     if post.smooth:
         smooth(prob, valid, post.smooth)
     return decide(prob, valid)

@@ -1,0 +1,61 @@
+"""Clean-up that respects edges: class probabilities follow the picture (guided filter).
+
+He, Sun and Tang, "Guided Image Filtering", IEEE TPAMI 35 (2013): in every window the probability of a class is taken as
+linear in the grey level, by least squares with a penalty. Specks that the picture does not show are averaged away, and
+boundaries move to its edges.
+"""
+
+import numpy as np
+
+RADIUS = 4
+"""Radius of the square windows in pixels."""
+
+PENALTY = 1e-3
+"""Variance of the grey levels, in [0, 1], below which a window counts as flat."""
+
+
+def clean(prob: np.ndarray, grey: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Filter probabilities with the picture as a guide, over the pixels with data only.
+
+    The result for a turned or mirrored picture is the turned or mirrored result, in every bit.
+
+    Args:
+        prob: (K, h, w) float32, 0 where there is no data; overwritten.
+        grey: (h, w) grey levels in [0, 1].
+        valid: (h, w) bool, pixels with data.
+
+    Returns:
+        `prob`, which sums to 1 where there is data.
+    """
+    guide = np.where(valid, grey, 0).astype(np.float64)
+    weight = np.maximum(_sums(valid.astype(np.float64)), 1)
+
+    def mean(plane: np.ndarray) -> np.ndarray:
+        return _sums(plane) / weight
+
+    level = mean(guide)
+    spread = mean(guide * guide) - level * level + PENALTY
+    total = np.zeros(valid.shape)
+    for k in range(len(prob)):
+        plane = prob[k].astype(np.float64)
+        average = mean(plane)
+        # the line through the window's pixels: slope and offset
+        slope = (mean(guide * plane) - level * average) / spread
+        offset = average - slope * level
+        # every pixel lies in many windows, whose lines are averaged
+        found = mean(np.where(valid, slope, 0)) * guide + mean(np.where(valid, offset, 0))
+        prob[k] = np.where(valid, np.maximum(found, 0), 0)
+        total += prob[k]
+    prob /= np.where(total > 0, total, 1).astype(np.float32)
+    return prob
+
+
+def _sums(plane: np.ndarray) -> np.ndarray:
+    """Sum over windows, reflected at the border, in an order that turns with the page."""
+    from scipy.ndimage import correlate1d
+
+    ones = np.ones(2 * RADIUS + 1)
+    rows, columns = (correlate1d(plane, ones, axis=axis, mode="reflect") for axis in (0, 1))
+    return (
+        correlate1d(rows, ones, axis=1, mode="reflect") + correlate1d(columns, ones, axis=0, mode="reflect")
+    ) / 2
