@@ -231,7 +231,7 @@ def foreign() -> Iterator[tuple[str, bytes]]:
     yield "magic.png", b"\x89PNG\r\n\x1a\n"
     yield "magic.jpg", b"\xff\xd8\xff"
     yield "script.png", b"#!/bin/sh\ntouch /tmp/never\n"
-    yield "gif.png", encoded(grey(), "GIF")
+    yield "tga.png", encoded(grey(), "TGA")
 
 
 def damaged(data: bytes, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
