@@ -14,7 +14,7 @@ def decode_npy(path: Path, axes: str | None, size: tuple[int, int] | None = None
     Args:
         path: the file.
         axes: the meaning of each dimension; for two dimensions YX where it is None.
-        size: the height and width that are expected, by which three dimensions are told apart too.
+        size: the height and width that are expected, by which three dimensions are known apart from each other.
 
     Raises:
         InputError: damaged, objects, or three dimensions and more whose meaning nobody says.
