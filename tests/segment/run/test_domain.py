@@ -24,7 +24,7 @@ FILTERS = FeatureConfig(sigmas=(1.0, 2.0, 4.0))
 def fields():
     """Six fields of one sample, uint8, and their classes, (6, 256, 256) each."""
     image, classes = random_field(0, wavelength=14, detail=0.05).render((512, 768))
-    grey = np.asarray(image).reshape(512, 768, -1)[..., 0]
+    grey = image[0].numpy()
     noisy = 40 + 175 * (grey - grey.min()) / np.ptp(grey) + np.random.default_rng(0).normal(0, 8, grey.shape)
     scaled = np.rint(noisy).astype(np.uint8)
     return [
