@@ -155,6 +155,16 @@ def _checked(
     return colors
 
 
+def enlarged(image: np.ndarray, factor: int) -> np.ndarray:
+    """Turn an image (h, w, c) in [0, 1] into colours (factor * h, factor * w, 3) uint8, as `overlay` shows it."""
+    return _grey_or_rgb(image).repeat(factor, 0).repeat(factor, 1)
+
+
+def lettering(longest: int) -> ImageFont.FreeTypeFont:
+    """Return the bold font that goes with a picture whose longer side has so many pixels."""
+    return _page(longest).bold
+
+
 def _grey_or_rgb(image: np.ndarray) -> np.ndarray:
     """(h, w, 3) uint8."""
     if image.ndim == 2:

@@ -9,6 +9,7 @@ import pytest
 from vispe.images.read import Micrograph
 from vispe.segment.features.features import FeatureConfig
 from vispe.segment.live import Live, micrograph
+from vispe.segment.live.suggest import suggest
 from vispe.segment.model.file import load_model
 from vispe.segment.napari.session import FEATURES, Request, Session, Setup
 from vispe.segment.pipeline import DEFAULT
@@ -151,3 +152,15 @@ def test_nothing_is_raised(monkeypatch, error, text):
 
     monkeypatch.setattr(Live, "draw", fail)
     assert Session().answer(Request(setup(image), labels=labels)).error == text
+
+
+def test_places_for_the_next_strokes_come_with_the_page():
+    image, labels = stack(2)
+    session = Session()
+    answer = session.answer(Request(setup(image), 1, ("dark", "bright"), labels, suggest=True))
+    assert answer.error is None
+    live = Live(image, page=1, features=FeatureConfig(), names=("dark", "bright"))
+    live.update(labels)
+    assert answer.places == tuple(suggest(live))
+    assert list(answer.pages) == [1]
+    assert session.answer(Request(setup(image), 1, ("dark", "bright"), labels)).places is None

@@ -11,6 +11,7 @@ import pytest
 from vispe.segment.draw import PALETTE
 from vispe.segment.features.features import FeatureConfig
 from vispe.segment.live import Live, micrograph
+from vispe.segment.live.suggest import suggest
 
 pytestmark = [
     pytest.mark.slow,  # importing napari and Qt takes seconds
@@ -254,3 +255,32 @@ def test_samples_open_and_can_be_segmented(qt):
             assert set(np.unique(widget.labels.data)) == set(range(count + 1))
         else:
             assert viewer.layers[0].data.shape == (3, 512, 512)
+
+
+@pytest.mark.parametrize("shape", [(80, 100), (3, 80, 100)])
+def test_places_for_the_next_strokes_are_rings_that_are_replaced(qt, made, shape):
+    viewer, widget = made(halves(*shape))
+    widget.new_labels()
+    draw(widget.labels, (0,) * (len(shape) - 2))
+    brush = widget.labels
+    viewer.layers.selection.active = brush
+    for _ in range(2):
+        widget.panel.hint.click()
+        settle(qt, widget)
+        (rings,) = [layer for layer in viewer.layers if layer.name == "picture label here next"]
+    assert rings.data.shape == (len(rings.features), len(shape))
+    assert rings.features["number"].tolist() == list(range(1, len(rings.data) + 1))
+    live = Live(
+        micrograph(viewer.layers["picture"].data, "ZYX"[-len(shape) :]),
+        page=0 if len(shape) == 2 else int(rings.data[0, 0]),
+        features=FeatureConfig(),
+    )
+    live.update(brush.data)
+    expected = suggest(live)
+    assert rings.data[:, -2:].tolist() == [[place.y, place.x] for place in expected]
+    assert rings.features["reason"].tolist() == [place.reason for place in expected]
+    assert widget.panel.status.text().startswith(f"1: {expected[0].reason}")
+    assert viewer.layers.selection.active is brush
+    assert "picture label here next" not in [
+        widget.panel.labels.itemText(i) for i in range(widget.panel.labels.count())
+    ]

@@ -264,6 +264,14 @@ class Live:
 
         return self._within(work)
 
+    def drawn(self) -> np.ndarray:
+        """Return the labelled places y * width + x (n,) of the page whose features are kept, ascending."""
+        return self._drawn.get(self.page, (np.zeros(0, np.int64),))[0]
+
+    def gather(self, places: np.ndarray) -> np.ndarray:
+        """Return the features (n, f) of places of the page whose features are kept, ascending."""
+        return self._within(lambda: self._look_up(self.page, places))
+
     def normalized(self, page: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the grey levels (h, w, c) in [0, 1] of a page and its pixels with data (h, w)."""
         number = self._page(page)

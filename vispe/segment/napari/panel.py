@@ -55,6 +55,7 @@ class Panel(QWidget):
         self.live.setToolTip("Segment whenever the labels, the page or a choice changes.")
         self.go = _button("Segment", "Segment the page that is shown.")
         self.every = _button("All pages", "Segment every page of the stack with the same model.")
+        self.hint = _button("Label here next", "Mark up to five places where a stroke would teach most.")
         self.load = _button("Load model ...", "A model of vispe segment, or of this plugin.")
         self.save = _button("Save model ...", "For vispe apply, or for another day.")
         self.drop = _button("Forget model", "Go back to the choices of features and classifier.")
@@ -122,6 +123,7 @@ class Panel(QWidget):
         self.bar.setRange(0, 100)
         self.progress(0)
         self.turn.setEnabled(not busy)
+        self.hint.setEnabled(not busy)
         self.every.setEnabled(not busy)
 
     def progress(self, share: float) -> None:
@@ -171,6 +173,7 @@ class Panel(QWidget):
         column.addLayout(how)
         column.addWidget(self.loaded)
         column.addWidget(_row(self.go, self.live, self.every, wide=0))
+        column.addWidget(self.hint)
         column.addWidget(self.bar)
         column.addWidget(self.status)
         column.addWidget(self.notes)

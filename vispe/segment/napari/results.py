@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from napari.components import ViewerModel
     from napari.layers import Image, Layer
 
+    from vispe.segment.live.suggest import Place
     from vispe.segment.napari.session import Answer
 
 _OF, _COLORS = "vispe.of", "vispe.colors"
@@ -52,6 +54,43 @@ def show_disagreement(viewer: ViewerModel, image: Image, page: int, disagreement
         )
     layer.visible = True
     _fill(layer, {page: disagreement})
+
+
+def show_places(viewer: ViewerModel, image: Image, places: Sequence[Place]) -> None:
+    """Mark places for the next strokes with numbered rings, in place of those of before."""
+    from napari.layers import Points
+
+    for layer in [one for one in viewer.layers if kind_of(one) == "places"]:
+        if layer.metadata.get(_OF) == image.unique_id:
+            viewer.layers.remove(layer)
+    if not places:
+        return
+    leading = pages_shape(image)[:-2]
+    data = [(*np.unravel_index(p.page, leading), p.y, p.x) if leading else (p.y, p.x) for p in places]
+    chosen = viewer.layers.selection.active
+    layer = Points(
+        np.array(data, float),
+        name=f"{image.name} label here next",
+        size=[2 * p.radius + 1 for p in places],
+        face_color="transparent",
+        border_color="yellow",
+        border_width=0.1,
+        features={"number": range(1, len(places) + 1), "reason": [p.reason for p in places]},
+        text={"string": "{number}", "color": "yellow", "anchor": "center"},
+        metadata={MARK: "places", _OF: image.unique_id},
+        **placement(image),
+    )
+    layer.editable = False
+    viewer.layers.append(layer)
+    # the brush stays in hand
+    if chosen is not None:
+        viewer.layers.selection.active = chosen
+
+
+def hints(places: Sequence[Place]) -> str:
+    """Say what each place is, in the order of the numbers."""
+    listed = (f"{n}: {place.reason}" for n, place in enumerate(places, 1))
+    return "; ".join(listed) or "no place is left beside strokes and pixels without data."
 
 
 def _layer(viewer: ViewerModel, image: Image, kind: str) -> Any:

@@ -14,6 +14,7 @@ from vispe.images.read import Micrograph
 from vispe.segment.draw import Color
 from vispe.segment.features.features import FeatureConfig
 from vispe.segment.live.engine import Live
+from vispe.segment.live.suggest import Place, suggest
 from vispe.segment.model.file import Model
 from vispe.segment.pipeline import DEFAULT
 from vispe.segment.run.predict import Prediction
@@ -65,6 +66,7 @@ class Request:
             label on them, a model of the setup predicts, too.
         every: predict every page and not only the one that is shown.
         trust: find out whether turning the page changes the result.
+        suggest: choose places on the page for the next strokes.
     """
 
     setup: Setup
@@ -73,6 +75,7 @@ class Request:
     labels: np.ndarray | None = None
     every: bool = False
     trust: bool = False
+    suggest: bool = False
 
 
 @dataclass(eq=False)
@@ -86,6 +89,7 @@ class Answer:
         notes: what the user should know.
         seconds: time taken.
         trust: the report that was asked for.
+        places: where the next strokes would teach most, if that was asked for.
         error: one sentence when the request could not be met; the rest is empty then.
     """
 
@@ -95,6 +99,7 @@ class Answer:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     trust: Trust | None = None
+    places: tuple[Place, ...] | None = None
     error: str | None = None
 
     def summary(self) -> str:
@@ -168,7 +173,9 @@ class Session:
             each = None if step is None else lambda share: step(share / count)
             answer.pages = {page: live.predict(page, each) for page in range(count)}
         else:
-            answer.pages[request.page] = live.predict(step=step)
+            found = live.predict(step=step)
+            answer.pages[request.page] = found
+            answer.places = tuple(suggest(live, found=found)) if request.suggest else None
         notes = [*live.notes, *(note for page in answer.pages.values() for note in page.notes)]
         answer.notes = tuple(dict.fromkeys(notes))
         return answer

@@ -19,7 +19,7 @@ from vispe.segment.live.engine import MAX_CLASSES
 from vispe.segment.model.file import Model, load_model, save_model
 from vispe.segment.napari import layers as between
 from vispe.segment.napari.panel import Panel
-from vispe.segment.napari.results import show_disagreement, show_pages
+from vispe.segment.napari.results import hints, show_disagreement, show_pages, show_places
 from vispe.segment.napari.session import Answer, Request, Session, Setup
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ class SegmentWidget(QWidget):
         self.panel.labels.setCurrentText(layer.name)
         return self.panel.choose(1)
 
-    def segment(self, *, every: bool = False, trust: bool = False) -> None:
-        """Segment the page that is shown, or every page, or find out whether turning it matters."""
-        self._start(lambda: self._request(whole=True, every=every, trust=trust))
+    def segment(self, *, every: bool = False, trust: bool = False, suggest: bool = False) -> None:
+        """Segment the page that is shown, or every page, or find out whether turning it matters, or what to label."""
+        self._start(lambda: self._request(whole=True, every=every, trust=trust, suggest=suggest))
 
     def load(self, path: str | Path) -> None:
         """Take a model file and predict with it."""
@@ -137,6 +137,7 @@ class SegmentWidget(QWidget):
         panel.go.clicked.connect(lambda: self.segment())
         panel.every.clicked.connect(lambda: self.segment(every=True))
         panel.turn.clicked.connect(lambda: self.segment(trust=True))
+        panel.hint.clicked.connect(lambda: self.segment(suggest=True))
         panel.live.toggled.connect(self._changed)
         panel.features.currentTextChanged.connect(self._changed)
         panel.classifier.currentTextChanged.connect(self._changed)
@@ -205,7 +206,9 @@ class SegmentWidget(QWidget):
             return
         self._start(lambda: self._request(whole=False), quiet=True)
 
-    def _request(self, *, whole: bool, every: bool = False, trust: bool = False) -> Request | None:
+    def _request(
+        self, *, whole: bool, every: bool = False, trust: bool = False, suggest: bool = False
+    ) -> Request | None:
         """Collect what the work needs; None when nothing changed and only a change counts.
 
         Raises:
@@ -235,7 +238,7 @@ class SegmentWidget(QWidget):
         if not whole and self._same(now):
             return None
         self._last = now
-        return Request(setup, page, names, drawn, every, trust)
+        return Request(setup, page, names, drawn, every, trust, suggest)
 
     def _same(self, now: tuple[Any, ...]) -> bool:
         """Whether this was segmented last."""
@@ -301,6 +304,10 @@ class SegmentWidget(QWidget):
             show_disagreement(self.viewer, image, request.page, answer.trust.disagreement)
             self.panel.verdict.setText(answer.trust.verdict)
         show_pages(self.viewer, image, answer)
+        if answer.places is not None:
+            show_places(self.viewer, image, answer.places)
+            self._say(hints(answer.places), notes=answer.notes)
+            return
         self._say(f"{answer.summary()} ({answer.seconds:.2f} s)", notes=answer.notes)
 
     def _say(self, text: str, *, error: bool = False, notes: tuple[str, ...] = ()) -> None:
