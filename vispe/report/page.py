@@ -117,9 +117,13 @@ class Page:
         """Add a matplotlib figure as a PNG inside the page, with a caption that also describes it."""
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
-        data = base64.b64encode(buffer.getvalue()).decode()
-        words = escape(caption, quote=True)
-        image = f'<img alt="{words}" src="data:image/png;base64,{data}">'
+        self.picture(buffer.getvalue(), caption)
+
+    def picture(self, data: bytes, caption: str) -> None:
+        """Add a PNG or JPEG inside the page, with a caption that also describes it."""
+        kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
+        words, text = escape(caption, quote=True), base64.b64encode(data).decode()
+        image = f'<img alt="{words}" src="data:image/{kind};base64,{text}">'
         self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
 
     def html(self) -> str:

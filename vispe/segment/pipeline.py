@@ -79,7 +79,8 @@ def segment(
         out: folder for the results: for each image `<stem>_seg.png` (`.tif` for stacks), `_prob.tif`,
             `_uncertainty.png` (`.tif`), `_overlay.png` (of the middle page), with `materials` also
             `_materials.csv`, with `trust` also `_trust.png` and
-            `_disagreement.png` (of the middle page); `model.vispe`, `report.json` and `report.csv`.
+            `_disagreement.png` (of the middle page); `model.vispe`, `report.html`, `report.json` and
+            `report.csv`.
         labels: label files; one label for one image, or several matched by name (`a.png` or `a_labels.png`
             belongs to image `a`). Images without labels are predicted all the same.
         cluster: number of clusters, in place of labels; `'auto'` chooses 2 to 8 by peaks of grey levels or silhouette

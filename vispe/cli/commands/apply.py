@@ -40,8 +40,8 @@ def apply(
 ) -> int:
     """Segment more images with a model that `vispe segment` wrote.
 
-    The folder OUT then holds the same files for each image as after `vispe segment`, and report.json and
-    report.csv. Grey levels are normalised as they were for the training.
+    The folder OUT then holds the same files for each image as after `vispe segment`, and report.html,
+    report.json and report.csv. Grey levels are normalised as they were for the training.
 
     Args:
         model: the model.vispe file of an earlier run.

@@ -70,8 +70,8 @@ def segment(
     Give scribbles (--labels) and a classifier learns to tell the classes apart, or ask for clusters
     (--cluster), or name the classes in words (--text), which needs the weights of a CLIP model and is
     unreliable on micrographs, since such models have seen few. The folder OUT then holds, for each image, a
-    label map, class probabilities, a map of uncertainty and a picture; and report.json, report.csv, and
-    model.vispe for `vispe apply`.
+    label map, class probabilities, a map of uncertainty and a picture; and report.html to look at, report.json,
+    report.csv, and model.vispe for `vispe apply`.
 
     Args:
         images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP, GIF, WebP, NPY, and with the

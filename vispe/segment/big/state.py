@@ -134,7 +134,7 @@ class BigRun(Run):
             "versions": versions(),
         }
         self._facts, finished = facts, progress.can_go_on(self.out, facts, self.force)
-        names = ("report.json", "report.csv", *([MODEL_NAME] if self.writes_model else []))
+        names = ("report.json", "report.csv", "report.html", *([MODEL_NAME] if self.writes_model else []))
         targets = [self.out / name for name in names]
         targets += [self.out / TOGETHER] if self.asked.objects is not None else []
         for path in self.images:
@@ -196,6 +196,7 @@ class BigRun(Run):
             self.report.write(self.out)
             if self.asked.objects is not None:
                 write_together(self.out, [r["files"]["objects_table"] for r in self.report.images])
+        self.report.finish(self.out)
         if complete:
             progress.forget_run(self.out)
         elif self._fresh and not self.report.images:

@@ -174,6 +174,8 @@ class Batch(Run):
                 self.report.write(self.out)
                 if self.asked.objects is not None:
                     write_together(self.out, [r["files"]["objects_table"] for r in self.report.images])
+        with room(self.out, "report.html"):
+            self.report.finish(self.out)
         if not self.report.failures:
             self.state.end()
         return self.report
@@ -310,6 +312,6 @@ class Batch(Run):
         ends += (TABLE,) if self.asked.materials else ()
         names = [f"{image.path.stem}{end}" for image in self.images for end in ends]
         names += [TOGETHER] if self.asked.objects is not None else []
-        names += ["report.json", "report.csv", *([MODEL_NAME] if self.writes_model else [])]
+        names += ["report.json", "report.csv", "report.html", *([MODEL_NAME] if self.writes_model else [])]
         names += [chart.NAME] if self.writes_model and self.asked.cluster == "auto" else []
         return [self.out / name for name in names]

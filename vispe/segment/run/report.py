@@ -17,6 +17,7 @@ from vispe.segment.materials.run import table_row
 from vispe.segment.metrics import summarize
 from vispe.segment.model.file import Model, versions
 from vispe.segment.objects.sizes import of_batch
+from vispe.segment.run.page import write_page
 from vispe.segment.run.predict import Areas, Post
 
 if TYPE_CHECKING:
@@ -103,6 +104,10 @@ class Report:
         if self.images:
             error = self.run.get("training", {}).get("calibration", {}).get("expected_calibration_error")
             write_csv(folder / "report.csv", [_row(record, error) for record in self.images], force=True)
+
+    def finish(self, folder: Path) -> None:
+        """Write the page of the whole run, `report.html`."""
+        write_page(folder, self.as_dict())
 
 
 class Clock:
