@@ -13,6 +13,7 @@ from vispe.images.paths import expanded
 _MADE = "seg|prob|uncertainty|overlay|trust|disagreement|objects"
 _DRAWN = "labels?|scribbles?|masks?|truth|gt|ground_truth|annotations?"
 _COMPANION = re.compile(rf"(.+)[_\-. ](?:{_MADE}|{_DRAWN})", re.IGNORECASE | re.DOTALL)
+_CHART, _MODEL = "clusters.png", "model.vispe"  # of a run that chose a number of clusters
 
 
 def companions(stems: Iterable[str]) -> set[str]:
@@ -71,6 +72,10 @@ def match_drawn(
     return matched, strays
 
 
+def _is_chart(path: Path) -> bool:
+    return path.name == _CHART and path.with_name(_MODEL).is_file()
+
+
 def images_among(
     found: dict[Path, bool], labels: Iterable[Path], made: Callable[[Path], bool]
 ) -> tuple[list[Path], list[Path]]:
@@ -91,7 +96,8 @@ def images_among(
     alone = len(found) == 1
     images, aside = [], []
     for path, named in found.items():
-        if (path.resolve() in others and not alone) or (path.stem in beside and not named):
+        companion = path.stem in beside or _is_chart(path)
+        if (path.resolve() in others and not alone) or (companion and not named):
             aside.append(path)
         else:
             images.append(path)

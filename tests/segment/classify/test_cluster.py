@@ -277,6 +277,19 @@ def test_the_choice_is_told_once(folder, monkeypatch, capsys):
     assert err.count("K = 3 chosen: grey levels have 3 peaks; the silhouette is largest for ") == 1
 
 
+def test_the_picture_of_the_choice_is_no_image_of_a_later_run(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    words = ["segment", ".", "--features", "filters", "-o", ".", "--cluster"]
+    assert main(words) == 0
+    assert main([*words, "--force"]) == 0
+    assert not (folder / "clusters_seg.png").exists()
+    # alone, without the model of a run beside it, it is an image as any other
+    (folder / "own").mkdir()
+    (folder / "clusters.png").rename(folder / "own" / "clusters.png")
+    assert main(["apply", "model.vispe", "own", "-o", "other"]) == 2
+    assert "own/clusters.png has 3 channel(s)" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_picture_of_the_choice_is_not_overwritten_and_comes_only_with_a_choice(folder, capsys):
     words = ["segment", f"{folder}/a.png", "--features", "filters", "-o", f"{folder}/out", "--cluster"]
     (folder / "out").mkdir()

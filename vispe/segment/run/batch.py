@@ -117,10 +117,10 @@ class Batch(Run):
         self.state.start(self._targets(), self._inputs)
         path = self.out / MODEL_NAME
         with room(self.out, MODEL_NAME):
+            save_model(path, model, self.force)
             choice = model.classifier.choice if isinstance(model.classifier, PixelClusters) else None
             if choice is not None:
                 self._chart = write_png(self.out / chart.NAME, chart.draw_choice(choice), self.force)
-            save_model(path, model, self.force)
             self.state.trained(digest(path), self.report.notes)
 
     def read(self, path: Path) -> Micrograph:
