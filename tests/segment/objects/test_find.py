@@ -95,6 +95,17 @@ def test_holes_are_filled_but_for_other_objects():
     assert (found[0] == 1).sum() == 63
 
 
+def test_a_filled_hole_is_no_neck():
+    y, x = np.mgrid[:47, :53]
+    far = np.hypot(y - 23, x - 26)
+    labels = np.where((far < 20) & (far > 9), 2, 1)[None].astype(np.uint8)
+    prob = np.stack([labels == 1, labels == 2, labels == 3], 1) * 0.9 + 0.03
+    grey = np.ones((*labels.shape, 1))
+    filled, objects = find(labels, prob, grey, NAMES, ObjectOptions("pore", fill_holes=True))
+    assert len(objects.rows) == 1
+    assert np.array_equal(filled[0] > 0, far < 20)
+
+
 def test_small_and_border_objects_are_counted():
     labels = np.ones((1, 9, 30), np.uint8)
     labels[0, 0:4, 3:8] = labels[0, 3:6, 12:16] = labels[0, 2, 20] = 2

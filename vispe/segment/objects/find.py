@@ -73,7 +73,8 @@ def cut(
     parts = mask.astype(np.int32)
     if options.touching == "split":
         relative = None if spacing is None else [s / spacing[-1] for s in spacing]
-        parts = split(mask, patch.prob, relative)
+        # a filled hole is no neck, however unlikely the class is there
+        parts = split(mask, np.where(patch.mask, patch.prob, 1), relative)
     for number, box in enumerate(find_objects(parts), start=1):
         own = parts[box] == number
         origin = tuple(o + s.start for o, s in zip(patch.origin, box, strict=True))

@@ -17,7 +17,7 @@ def split(mask: np.ndarray, prob: np.ndarray, spacing: Sequence[float] | None = 
 
     Args:
         mask: (h, w) or (z, h, w) bool, one connected patch.
-        prob: of its class, same shape, from 0 to 1.
+        prob: of its class, same shape, from 0 to 1; below one half it counts as that.
         spacing: size of a pixel along each axis, in pixels along the last axis.
 
     Returns:
@@ -35,7 +35,9 @@ def split(mask: np.ndarray, prob: np.ndarray, spacing: Sequence[float] | None = 
 
     # the border of the crop is outside of the patch
     padded = np.pad(mask, 1)
-    depth = distance_transform_edt(padded, sampling=spacing) * np.pad(prob, 1)
+    # pixels that a small patch left behind have the class at a low probability: no reason for a cut
+    likely = np.maximum(np.pad(prob, 1), 0.5)
+    depth = distance_transform_edt(padded, sampling=spacing) * likely
     # on logarithms, a height is a ratio of widths
     height = np.log(depth + _SOFT)
     flat = reconstruction(height + np.log(NECK), height, footprint=np.ones((3,) * mask.ndim))
