@@ -72,6 +72,7 @@ def test_scribbles_become_maps_scores_and_a_model(folder):
         "model.vispe",
         "report.json",
         "report.csv",
+        "report.html",
     }
     grey, _, drawn = scene()
     labels = np.asarray(Image.open(out / "a_seg.png"))
