@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "plot positions": "Draw the coordinates that position schemes give text, images and videos.",
     "segment": "Segment micrographs from a few scribbles, from no labels, or from words.",
     "apply": "Segment more images with a model that `vispe segment` wrote.",
+    "paint": "Paint strokes in a browser window and see the segmentation follow.",
     "suggest": "Show where the next strokes on an image would teach most.",
     "audit": "Say what positions do to a model: measures with controls and intervals, on one page.",
     "probe": "Measure how much position a model's features reveal.",

@@ -276,7 +276,7 @@ def test_force_removes_what_an_unfinished_run_has_left(tmp_path, task, monkeypat
     pipeline.apply(model, [lone], out, force=True)
     left = {path.name for path in out.iterdir()}
     assert left == {
-        *("c_seg.ome.zarr", "c_overlay.png", "report.json", "report.csv", "model.vispe"),
+        *("c_seg.ome.zarr", "c_overlay.png", "report.json", "report.csv", "report.html", "model.vispe"),
         *("z_seg.partial", "z_seg.ome.zarr"),
     }
 

@@ -195,6 +195,8 @@ def test_files_and_folders_that_may_not_be_read_are_named(capsys, model, tmp_pat
         Path("shut").chmod(0o755)
     for (_, name), (code, _, err) in zip(words, found, strict=True):
         assert code == 2
+        # a model of a tiny picture cannot compare others with it, which is said as well
+        err = [line for line in err if "no summary of its training images" not in line]
         assert len(err) == 1
         assert name in err[0]
         assert "ermission" in err[0]

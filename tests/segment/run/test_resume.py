@@ -206,6 +206,7 @@ def test_force_begins_anew_and_removes_what_vispe_has_left_and_nothing_else(data
     assert vispe(f"{words} --force") == 0
     left = {path.name for path in Path("out").iterdir()}
     results = {"d_seg.png", "d_prob.tif", "d_uncertainty.png", "d_overlay.png", "report.json", "report.csv"}
+    results.add("report.html")
     assert left == {*mine, *results, "model.vispe"}  # the model is an input
     assert all(Path("out", name).read_bytes() == b"mine" for name in mine)
 

@@ -20,7 +20,7 @@ from vispe.segment.objects.sizes import of_image
 from vispe.segment.objects.table import COLUMNS, Row
 from vispe.segment.run.predict import Prediction
 
-_ENDINGS = ("_objects.tif", "_objects.csv")
+ENDINGS = ("_objects.tif", "_objects.csv")
 TOGETHER = "objects.csv"
 
 
@@ -51,7 +51,7 @@ def objects_of(
     spacing = spacing_of(image.pixel_size, image.z_step, volumes)
     labels, prob = np.stack([r.labels for r in results]), np.stack([r.prob for r in results])
     found_map, found = find(labels, prob, image.pages, names, options, volumes=volumes, spacing=spacing)
-    files = {"objects": folder / f"{stem}{_ENDINGS[0]}", "objects_table": folder / f"{stem}{_ENDINGS[1]}"}
+    files = {"objects": folder / f"{stem}{ENDINGS[0]}", "objects_table": folder / f"{stem}{ENDINGS[1]}"}
     large = len(found.rows) > np.iinfo(np.uint16).max
     write_instances(files["objects"], found_map.astype(np.uint32 if large else np.uint16), image, force)
     write_table(files["objects_table"], str(image.path), found.rows, force)
@@ -63,7 +63,7 @@ def objects_of(
 
 def endings(options: ObjectOptions | None) -> tuple[str, ...]:
     """Return the ends of the names of files that the objects of an image go to."""
-    return () if options is None else (*_ENDINGS, *(EXCHANGED[kind] for kind in options.kinds))
+    return () if options is None else (*ENDINGS, *(EXCHANGED[kind] for kind in options.kinds))
 
 
 def _exchanged(

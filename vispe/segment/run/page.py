@@ -28,7 +28,8 @@ def write_page(folder: Path, report: Mapping[str, Any]) -> Path:
     """
     page = report_page(folder, report)
     with atomic_path(folder / NAME, True) as temporary:
-        temporary.write_text(page.html(), encoding="utf-8")
+        # names of files may hold what is no text
+        temporary.write_text(page.html(), encoding="utf-8", errors="backslashreplace")
     return folder / NAME
 
 

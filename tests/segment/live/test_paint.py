@@ -1,0 +1,242 @@
+"""The window to paint in: what it computes and saves, who may reach it, and how it works in a browser."""
+
+import base64
+import http.client
+import io
+import json
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.segment.live.browser import CHROMIUM, Browser
+from tests.segment.test_pipeline import scene
+from vispe.cli.main import main
+from vispe.errors import InputError, OptionError
+from vispe.segment.live.engine import Live
+from vispe.segment.live.paint.open import open_paint
+from vispe.segment.live.paint.server import Server
+from vispe.segment.live.paint.session import checked_names, checked_strokes
+
+STROKES = [
+    {"class": 1, "width": 3, "points": [[2, 2], [30, 3], [44.2, 2.7]]},
+    {"class": 2, "width": 5, "points": [[20, 20]]},
+]
+
+
+@pytest.fixture
+def image(tmp_path):
+    grey, _, drawn = scene(seed=0)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    y, x = np.argwhere(drawn == 2)[0]
+    return tmp_path / "a.png", (int(x), int(y))
+
+
+def strokes_of(place):
+    return [STROKES[0], {**STROKES[1], "points": [list(place)]}]
+
+
+@pytest.fixture
+def paint(image):
+    return open_paint(image[0], features="filters")
+
+
+@pytest.fixture
+def server(paint):
+    with Server(paint) as found:
+        thread = threading.Thread(target=found.serve_forever, daemon=True)
+        thread.start()
+        yield found
+        found.shutdown()
+
+
+def ask(server, path, content=None, token=None, headers=()):
+    """Status, headers and body of a request."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    body = None if content is None else json.dumps(content)
+    kind = {"Content-Type": "application/json"} if body else {}
+    asked = f"{path}?token={server.token if token is None else token}"
+    connection.request("POST" if body else "GET", asked, body, {**kind, **dict(headers)})
+    found = connection.getresponse()
+    answer = found.status, dict(found.getheaders()), found.read()
+    connection.close()
+    return answer
+
+
+def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_path):
+    path, place = image
+    strokes = strokes_of(place)
+    found = paint.update({"names": ["ground", "disc"], "strokes": strokes})
+    assert found["ready"]
+    live = Live(paint.image, features=paint.live._features.config, names=["ground", "disc"])
+    wanted = live.update(paint.labels())
+    assert np.array_equal(paint.found.labels, wanted.labels)
+    assert paint.save() == ["a_strokes.json", "model.vispe", "a_seg.png"]
+    out = tmp_path / "a_paint"
+    assert main(["segment", str(path), "--labels", str(out / "a_strokes.json"), "--classes", "ground,disc",
+                 "--features", "filters", "-o", str(tmp_path / "o")]) == 0  # fmt: skip
+    mine, theirs = (np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png"))
+    assert np.array_equal(mine, theirs)
+    assert main(["apply", str(out / "model.vispe"), str(path), "-o", str(tmp_path / "again")]) == 0
+    assert np.array_equal(mine, np.asarray(Image.open(tmp_path / "again/a_seg.png")))
+    with Image.open(io.BytesIO(base64.b64decode(found["labels"]))) as shown:
+        assert np.array_equal(np.asarray(shown), mine)
+        assert shown.info["transparency"] == 0
+
+
+def test_strokes_come_in_their_order_and_undo_takes_them_back(paint, image):
+    strokes = strokes_of(image[1])
+    first = paint.update({"names": ["a", "b"], "strokes": strokes})
+    over = [*strokes, {"class": 2, "width": 9, "points": [[2, 2], [30, 2]]}]
+    second = paint.update({"names": ["a", "b"], "strokes": over})
+    assert second["labels"] != first["labels"]
+    assert (paint.labels()[2, 5:30] == 2).all()
+    covered = [*strokes, {"class": 2, "width": 9, "points": [[2, 2], [48, 2]]}]
+    assert not paint.update({"names": ["a", "b"], "strokes": covered})["ready"]
+    assert paint.update({"names": ["a", "b"], "strokes": strokes}) == first
+    alone = paint.update({"names": ["a", "b"], "strokes": strokes[:1]})
+    assert alone == {"ready": False, "why": "paint strokes of two classes or more."}
+    assert paint.found is None
+
+
+def test_what_is_saved_is_not_written_over_others_files(paint, image, tmp_path):
+    with pytest.raises(InputError, match="nothing to save yet; paint a stroke first"):
+        paint.save()
+    paint.update({"names": ["a", "b"], "strokes": strokes_of(image[1])[:1]})
+    assert not paint.saved
+    assert paint.save() == ["a_strokes.json"]
+    assert paint.saved
+    (tmp_path / "a_paint/model.vispe").write_text("mine")
+    paint.update({"names": ["a", "b"], "strokes": strokes_of(image[1])})
+    with pytest.raises(InputError, match=r"model\.vispe"):
+        paint.save()
+    assert (tmp_path / "a_paint/model.vispe").read_text() == "mine"
+    (tmp_path / "a_paint/model.vispe").unlink()
+    assert len(paint.save()) == len(paint.save()) == 3  # its own files may be renewed
+
+
+@pytest.mark.parametrize(
+    "names", [None, "ab", ["a"], ["a", "a"], ["a", " "], ["a", 1], [str(i) for i in range(30)]]
+)
+def test_names_are_checked(names):
+    with pytest.raises(OptionError, match="names="):
+        checked_names(names)
+
+
+@pytest.mark.parametrize(
+    "stroke",
+    [None, 3, {}, {"class": 0, "width": 1, "points": [[1, 1]]}, {"class": 3, "width": 1, "points": [[1, 1]]},
+     {"class": 1, "width": 0, "points": [[1, 1]]}, {"class": 1, "width": 1, "points": []},
+     {"class": 1, "width": 1, "points": [["x", 1]]}, {"class": 1, "width": 1, "points": [[float("nan"), 1]]},
+     {"class": True, "width": 1, "points": [[1, 1]]}],
+)  # fmt: skip
+def test_strokes_are_checked(stroke):
+    with pytest.raises(InputError, match="paint it again"):
+        checked_strokes([stroke], 2, 0, (9, 9))
+
+
+def test_points_outside_go_along_the_border():
+    found = checked_strokes([{"class": 1, "width": 1, "points": [[-5, 4], [99, 4]]}], 2, 0, (9, 7))
+    assert found[0].points.tolist() == [[0, 4], [6, 4]]
+
+
+def test_folders_and_pages_that_are_not_there(tmp_path, image):
+    with pytest.raises(InputError, match="is a folder; vispe paint opens one image file"):
+        open_paint(tmp_path)
+    with pytest.raises(InputError, match="page 3 is not in"):
+        open_paint(image[0], page=3, features="filters")
+
+
+def test_only_this_machine_and_only_with_the_token(server):
+    assert server.server_address[0] == "127.0.0.1"
+    assert ask(server, "/state")[0] == 200
+    for path in ("/", "/state", "/image.png", "/paint.js", "/style.css"):
+        for token in ("", "x", server.token[:-1]):
+            status, _, body = ask(server, path, token=token)
+            assert status == 403
+            assert server.token.encode() not in body
+    for headers in ({"Host": "evil.example"}, {"Host": f"evil.example:{server.server_port}"},
+                    {"Origin": "http://evil.example"}, {"Origin": "null"}):  # fmt: skip
+        assert ask(server, "/state", headers=headers)[0] == 403
+        assert ask(server, "/update", {"names": ["a", "b"], "strokes": []}, headers=headers)[0] == 403
+    own = f"127.0.0.1:{server.server_port}"
+    assert ask(server, "/state", headers={"Origin": f"http://{own}"})[0] == 200
+    assert ask(server, "/nothing")[0] == 404
+    assert ask(server, "/../session.py")[0] == 404
+
+
+def test_what_is_no_json_is_refused(server):
+    assert ask(server, "/update", {"a": 1}, headers={"Content-Type": "text/plain"})[0] == 415
+    assert ask(server, "/update", [1])[0] == 400
+    status, _, body = ask(server, "/update", {"names": ["a", "b"], "strokes": [{"class": 9}]})
+    assert status == 422
+    assert "stroke 0 has class=9" in json.loads(body)["error"]
+    assert ask(server, "/update", {}, headers={"Content-Length": str(1 << 40)})[0] == 413
+
+
+def test_nothing_foreign_is_fetched(server):
+    status, headers, page = ask(server, "/")
+    assert status == 200
+    assert "default-src 'self'" in headers["Content-Security-Policy"]
+    assert b"TOKEN" not in page
+    for path in ("/", "/paint.js", "/style.css"):
+        assert b"http://" not in ask(server, path)[2]
+        assert b"https://" not in ask(server, path)[2]
+    with Image.open(io.BytesIO(ask(server, "/image.png")[2])) as shown:
+        state = json.loads(ask(server, "/state")[2])
+        assert shown.size == (state["width"], state["height"])
+
+
+def test_large_images_are_shown_smaller(tmp_path):
+    Image.fromarray(np.zeros((40, 5000), np.uint8) + np.arange(5000, dtype=np.uint8)).save(
+        tmp_path / "wide.png"
+    )
+    paint = open_paint(tmp_path / "wide.png", features="filters")
+    with Image.open(io.BytesIO(paint.picture())) as shown:
+        assert shown.size == (2048, 16)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.slow
+def test_in_a_browser(server, image, tmp_path):
+    paint, (x, y) = server.paint, image[1]
+    with Browser(server.address) as browser:
+        browser.wait("document.body && document.body.dataset.ready === 'yes'")
+
+        def at(px, py):
+            box = "canvas.getBoundingClientRect()"
+            left, top, vx, vy, scale = browser.run(f"[{box}.left, {box}.top, view.x, view.y, view.scale]")
+            return left + vx + (px + 0.5) * scale, top + vy + (py + 0.5) * scale
+
+        browser.drag(at(3, 3), at(20, 3), at(40, 3))
+        browser.wait("document.body.dataset.version === '1'")
+        assert "two classes or more" in browser.run("find('status').textContent")
+        browser.key("2")
+        browser.drag(at(x, y), at(x + 1, y))
+        browser.wait("document.body.dataset.version === '2'")
+        assert [s.level for s in paint.strokes] == [(1,), (2,)]
+        np.testing.assert_allclose(paint.strokes[0].points[[0, -1]], [[3, 3], [40, 3]], atol=0.6)
+        assert browser.run("result !== null && fractions.length === 2")
+        shown = Image.open(io.BytesIO(browser.picture()))
+        assert shown.size == (1200, 800)
+        browser.key("z")
+        browser.wait("document.body.dataset.version === '3'")
+        assert len(paint.strokes) == 1
+        browser.key("y")
+        browser.wait("document.body.dataset.version === '4'")
+        assert len(paint.strokes) == 2
+        # the eraser takes away the whole stroke that it touches
+        browser.key("e")
+        browser.drag(at(20, 3), at(21, 4))
+        browser.wait("document.body.dataset.version === '5'")
+        assert [s.level for s in paint.strokes] == [(2,)]
+        browser.key("z")
+        browser.wait("document.body.dataset.version === '6'")
+        browser.run("find('add').click()")
+        browser.wait("document.body.dataset.version === '7'")
+        assert paint.names == ["background", "object", "class 3"]
+        browser.key("s")
+        browser.wait("find('status').textContent === 'saved.'")
+    assert (tmp_path / "a_paint/a_strokes.json").is_file()
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a_paint/a_seg.png")), paint.found.labels)

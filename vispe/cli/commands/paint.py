@@ -1,0 +1,71 @@
+"""The command `vispe paint`."""
+
+from typing import Literal
+
+POSITIONALS = ("image",)
+SHORT = {"out": "-o"}
+
+
+def paint(
+    image: str,
+    out: str | None = None,
+    classes: list[str] | None = None,
+    classifier: Literal["logistic", "forest", "boosting"] = "logistic",
+    features: Literal["filters", "tokens", "both"] | None = None,
+    page: int | None = None,
+    channel: str | None = None,
+    axes: str | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    port: int = 0,
+    browser: bool = True,
+    force: bool = False,
+) -> None:
+    """Paint strokes in a browser window and see the segmentation follow.
+
+    The window is served on this machine only (127.0.0.1), at an address with a token, and fetches nothing from
+    elsewhere. Save writes into OUT: NAME_strokes.json for `vispe segment --labels`, model.vispe for `vispe apply`
+    and NAME_seg.png. It ends with Ctrl-C.
+
+    Args:
+        image: an image file.
+        out: folder for what is saved; default NAME_paint beside the image.
+        classes: names of the classes 1, 2, ..., separated by commas; default background,object. More can be added in
+            the window.
+        classifier: as for vispe segment; logistic is the one that is quick to follow.
+        features: filters, tokens of vispe_micro, or both (default).
+        page: page (from 0) of a stack; default the middle one.
+        channel: channels to use, by number (from 0) or name, separated by commas.
+        axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        seed: of all random numbers.
+        device: auto, cpu, cuda, ...
+        port: of the server; 0 is any that is free.
+        browser: open the browser; --no-browser only prints the address.
+        force: replace files in OUT that exist.
+
+    Examples:
+        vispe paint steel.png --classes matrix,carbide
+        vispe paint stack.tif --page 3 -o painted --no-browser
+    """
+    import sys
+    import webbrowser
+
+    from vispe.cli.streams import one_line
+    from vispe.segment.live.paint.open import open_paint
+    from vispe.segment.live.paint.server import Server
+
+    session = open_paint(
+        image, out, classes or (), page=page, channel=channel, axes=axes, features=features, classifier=classifier,
+        seed=seed, device=device, force=force,
+    )  # fmt: skip
+    with Server(session, port) as server:
+        print(f"vispe paint: {server.address}", flush=True)
+        print("ends with Ctrl-C.", file=sys.stderr, flush=True)
+        if browser:
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            if not session.saved:
+                where = one_line(str(session.out))
+                print(f"\nvispe: {len(session.strokes)} strokes were not saved to {where}.", file=sys.stderr)
