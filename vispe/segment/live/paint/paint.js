@@ -314,6 +314,7 @@ find("width").addEventListener("input", () => { refresh(); draw(); });
     state = await ask("/state");
     names = state.names;
     strokes = state.strokes;
+    saved = state.saved;
     picture = await load(at("/image.png"));
     document.title = `${state.title} - vispe paint`;
     const page = state.pages > 1 ? `, page ${state.page} of ${state.pages}` : "";

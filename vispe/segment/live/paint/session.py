@@ -87,6 +87,7 @@ class Paint:
             "most": MAX_CLASSES,
             "palette": [list(map(int, color)) for color in PALETTE],
             "names": self.names,
+            "saved": self.saved,
             "strokes": self._listed(),
             "files": [path.name for path in self._files().values()],
             "folder": str(self.out),
