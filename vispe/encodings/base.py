@@ -229,7 +229,7 @@ class Encoding(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """Name and arguments, JSON-able: `create_encoding(enc.config)` builds an equal module."""
-        return {"name": self.name, **{p: getattr(self, p) for p in _arguments(type(self))}}
+        return {"name": self.name, **{p: getattr(self, p) for p in inspect.signature(type(self)).parameters}}
 
     @property
     def spec(self) -> Any:
@@ -286,8 +286,13 @@ class Biased(Encoding):
         """
         raise NotImplementedError
 
-    def _made_of(self, *words: Hashable) -> tuple[Hashable, tuple[Tensor, ...]]:
-        """Return what decides the values of a function of offsets: `words`, the arguments, all tensors."""
+    def _made_of(self, *words: Hashable) -> tuple[Hashable, tuple[Tensor, ...]] | None:
+        """Return what decides the values of a function of offsets: `words`, the arguments, all tensors.
+
+        None in compiled programs, which keep nothing.
+        """
+        if torch.compiler.is_compiling():
+            return None
         arguments = tuple(getattr(self, name) for name in _arguments(type(self)))
         return (type(self), arguments, self.progress, *words), (*self.parameters(), *self.buffers())
 
