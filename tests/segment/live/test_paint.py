@@ -4,6 +4,7 @@ import base64
 import http.client
 import io
 import json
+import socket
 import threading
 
 import numpy as np
@@ -136,9 +137,41 @@ def test_strokes_are_checked(stroke):
         checked_strokes([stroke], 2, 0, (9, 9))
 
 
-def test_points_outside_go_along_the_border():
-    found = checked_strokes([{"class": 1, "width": 1, "points": [[-5, 4], [99, 4]]}], 2, 0, (9, 7))
-    assert found[0].points.tolist() == [[0, 4], [6, 4]]
+def test_points_outside_are_refused():
+    for place in ([-5, 4], [6.6, 4], [3, 8.51]):
+        with pytest.raises(InputError, match="stroke 0 has points outside the picture"):
+            checked_strokes([{"class": 1, "width": 1, "points": [place]}], 2, 0, (9, 7))
+    found = checked_strokes([{"class": 1, "width": 1, "points": [[-0.49, 8.49]]}], 2, 0, (9, 7))
+    assert found[0].points.tolist() == [[-0.49, 8.49]]
+
+
+def test_what_is_saved_is_what_was_painted(paint, image, tmp_path):
+    """Places just beside the border of two pixels: the file has as many digits as the result was made from."""
+    rng = np.random.default_rng(0)
+    points = np.stack([rng.integers(2, 45, 40), rng.integers(2, 6, 40)], 1) + rng.choice(
+        [0.497, 0.4951, -0.4996], (40, 2)
+    )
+    strokes = [{"class": 1, "width": 1, "points": points.tolist()}, strokes_of(image[1])[1]]
+    paint.update({"names": ["ground", "disc"], "strokes": strokes})
+    paint.save()
+    out = tmp_path / "a_paint"
+    assert main(["segment", str(image[0]), "--labels", str(out / "a_strokes.json"), "--classes", "ground,disc",
+                 "--features", "filters", "-o", str(tmp_path / "o")]) == 0  # fmt: skip
+    mine, theirs = (np.asarray(Image.open(p)) for p in (out / "a_seg.png", tmp_path / "o/a_seg.png"))
+    assert np.array_equal(mine, theirs)
+
+
+def test_saving_takes_the_newest_strokes(paint, image, tmp_path):
+    strokes = strokes_of(image[1])
+    paint.update({"names": ["a", "b"], "strokes": strokes[:1]})
+    assert len(paint.save({"names": ["a", "b"], "strokes": strokes})) == 3
+    assert len(json.loads((tmp_path / "a_paint/a_strokes.json").read_text())) == 2
+    assert paint.saved
+    # the window sends its strokes again when it is opened again
+    paint.update({"names": ["a", "b"], "strokes": strokes})
+    assert paint.saved
+    paint.update({"names": ["a", "c"], "strokes": strokes})
+    assert not paint.saved
 
 
 def test_folders_and_pages_that_are_not_there(tmp_path, image):
@@ -164,6 +197,13 @@ def test_only_this_machine_and_only_with_the_token(server):
     assert ask(server, "/state", headers={"Origin": f"http://{own}"})[0] == 200
     assert ask(server, "/nothing")[0] == 404
     assert ask(server, "/../session.py")[0] == 404
+
+
+def test_what_is_no_address_is_refused(server, capfd):
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as line:
+        line.sendall(f"GET http://[ HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        assert b" 400 " in line.recv(4096).split(b"\r\n")[0]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_what_is_no_json_is_refused(server):
@@ -233,8 +273,17 @@ def test_in_a_browser(server, image, tmp_path):
         assert [s.level for s in paint.strokes] == [(2,)]
         browser.key("z")
         browser.wait("document.body.dataset.version === '6'")
-        browser.run("find('add').click()")
+        # a pen that leaves the picture lifts: nothing is painted along the border
+        right = paint.image.shape[1]
+        browser.key("b")
+        browser.drag(at(right - 6, 8), at(right + 9, 9), at(right + 9, 30), at(right - 6, 31))
         browser.wait("document.body.dataset.version === '7'")
+        assert len(paint.strokes) == 4
+        assert not paint.labels()[14:26, -3:].any()
+        browser.key("z")
+        browser.wait("document.body.dataset.version === '8'")
+        browser.run("find('add').click()")
+        browser.wait("document.body.dataset.version === '9'")
         assert paint.names == ["background", "object", "class 3"]
         browser.key("s")
         browser.wait("find('status').textContent === 'saved.'")

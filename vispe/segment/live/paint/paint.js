@@ -7,7 +7,7 @@ const find = (id) => document.getElementById(id);
 const canvas = find("view"), pen = canvas.getContext("2d");
 
 let state = null, picture = null, result = null, unsure = null, fractions = [];
-let strokes = [], names = [], current = 1, tool = "brush", drawing = null, pointer = null;
+let strokes = [], names = [], current = 1, tool = "brush", drawing = null, pieces = [], painting = false, pointer = null;
 let view = { scale: 1, x: 0, y: 0 }, panning = null, space = false, showing = "labels";
 let busy = false, again = false, saved = true;
 
@@ -80,7 +80,7 @@ function draw() {
   }
   pen.lineCap = pen.lineJoin = "round";
   if (find("strokes-shown").checked) for (const stroke of strokes) line(stroke, false);
-  if (drawing) line(drawing, true);
+  for (const stroke of drawing ? [...pieces, drawing] : pieces) line(stroke, true);
   pen.globalAlpha = 1;
   if (pointer && !panning) {
     pen.lineWidth = 1.5 / view.scale;
@@ -202,11 +202,12 @@ function show(name) {
 }
 async function save() {
   try {
-    const { files } = await ask("/save", {});
-    saved = true;
+    const sent = strokes, called = names.join("\n");
+    const { files } = await ask("/save", { names, strokes });
+    saved = strokes === sent && names.join("\n") === called;
     refresh();
     find("files").textContent = `${files.join(", ")} in ${state.folder}`;
-    say("saved.");
+    say(saved ? "saved." : "saved, but for what was painted meanwhile.");
   } catch (error) { say(error.message, true); }
 }
 
@@ -232,6 +233,7 @@ canvas.addEventListener("pointerdown", (event) => {
   if (event.button !== 0 || space) { panning = [event.clientX - view.x, event.clientY - view.y]; return; }
   const here = place(event);
   if (tool === "eraser") { remember(); drawing = null; canvas.dataset.erased = String(erase(here)); draw(); return; }
+  painting = true;
   if (inside(here)) drawing = { class: current, width: Number(find("width").value), points: [here], page: state.page };
   draw();
 });
@@ -241,6 +243,11 @@ canvas.addEventListener("pointermove", (event) => {
   if (panning) {
     view.x = event.clientX - panning[0];
     view.y = event.clientY - panning[1];
+  } else if (painting && !inside(pointer)) {
+    // a pen that leaves the picture lifts, and comes down again where it returns
+    if (drawing) { pieces.push(drawing); drawing = null; }
+  } else if (painting && !drawing) {
+    drawing = { class: current, width: Number(find("width").value), points: [pointer], page: state.page };
   } else if (drawing) {
     const last = drawing.points[drawing.points.length - 1];
     if (Math.hypot(pointer[0] - last[0], pointer[1] - last[1]) * view.scale >= 1.5) drawing.points.push(pointer);
@@ -250,7 +257,9 @@ canvas.addEventListener("pointermove", (event) => {
   draw();
 });
 function released() {
-  if (drawing) { remember(); strokes = [...strokes, drawing]; drawing = null; changed(); }
+  if (drawing) pieces.push(drawing);
+  if (pieces.length) { remember(); strokes = [...strokes, ...pieces]; pieces = []; drawing = null; changed(); }
+  painting = false;
   if (canvas.dataset.erased !== undefined) {
     if (canvas.dataset.erased === "true") changed(); else past.pop();
     delete canvas.dataset.erased;
@@ -282,7 +291,11 @@ const keys = {
 };
 window.addEventListener("keydown", (event) => {
   if (!state || (event.target.tagName === "INPUT" && event.target.type === "text")) return;
-  if (event.key === " ") { space = true; event.preventDefault(); return; }
+  if (event.key === " " && (event.target === canvas || event.target === document.body)) {
+    space = true;
+    event.preventDefault();
+    return;
+  }
   const key = event.key.toLowerCase();
   if (event.altKey || ((event.ctrlKey || event.metaKey) && !["z", "y", "s"].includes(key))) return;
   if (/^[1-9]$/.test(key)) choose(Number(key));
@@ -317,7 +330,7 @@ find("width").addEventListener("input", () => { refresh(); draw(); });
     saved = state.saved;
     picture = await load(at("/image.png"));
     document.title = `${state.title} - vispe paint`;
-    const page = state.pages > 1 ? `, page ${state.page} of ${state.pages}` : "";
+    const page = state.pages > 1 ? `, page ${state.page} (from 0) of ${state.pages}` : "";
     find("title").textContent = `${state.title}, ${state.width} x ${state.height} px${page}`;
     refresh();
     fit();

@@ -67,9 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif path in _PARTS:
             self._send(files(__package__).joinpath(path[1:]).read_bytes(), f"{_PARTS[path]}; charset=utf-8")
         elif path == "/image.png":
-            self._send(self.server.paint.picture(), "image/png")
+            self._guarded(lambda: self._send(self.server.paint.picture(), "image/png"))
         elif path == "/state":
-            self._json(self.server.paint.state())
+            self._answer(self.server.paint.state)
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "there is no such page.")
 
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/update":
             return self._answer(lambda: self.server.paint.update(content))
         if path == "/save":
-            return self._answer(lambda: {"files": self.server.paint.save()})
+            return self._answer(lambda: {"files": self.server.paint.save(content)})
         self._refuse(HTTPStatus.NOT_FOUND, "there is no such page.")
         return None
 
@@ -105,7 +105,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in self.server.hosts or foreign:
             self._refuse(HTTPStatus.FORBIDDEN, "this address is for the window on this machine only.")
             return None
-        found = urlsplit(self.path)
+        try:
+            found = urlsplit(self.path)
+        except ValueError:
+            self._refuse(HTTPStatus.BAD_REQUEST, "this is no address.")
+            return None
         given = parse_qs(found.query).get("token", [""])[0]
         if not secrets.compare_digest(given.encode(), self.server.token.encode()):
             self._refuse(
@@ -115,8 +119,12 @@ class _Handler(BaseHTTPRequestHandler):
         return found.path
 
     def _answer(self, work: Any) -> None:
+        self._guarded(lambda: self._json(work()))
+
+    def _guarded(self, send: Any) -> None:
+        """Send an answer, or say what went wrong."""
         try:
-            self._json(work())
+            send()
         except (VispeError, OSError) as error:
             self._refuse(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except Exception as error:

@@ -97,7 +97,8 @@ class Paint:
         """Return the page as the window shows it, a PNG of `SIDE` pixels at most."""
         grey, valid = self.live.normalized()
         shown = (np.where(valid[..., None], np.nan_to_num(grey), 0) * 255).round().astype(np.uint8)
-        shown = shown[..., :3] if shown.shape[2] >= 3 else shown[..., 0]
+        # of other numbers of channels the mean is shown, as on overlays
+        shown = shown if shown.shape[2] == 3 else shown.mean(2).round().astype(np.uint8)
         return _png(_fitting(Image.fromarray(shown), Image.Resampling.BOX))
 
     def update(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,20 +114,36 @@ class Paint:
         Raises:
             InputError, OptionError: what is no list of strokes or names.
         """
-        names = checked_names(content.get("names"))
-        strokes = checked_strokes(content.get("strokes"), len(names), self.page, self.image.shape)
         with self._lock:
-            self.names, self.strokes, self.found = names, strokes, None
-            self.saved = not strokes
+            self._take(content)
+            self.found = None
             labels = self.labels()
             # a stroke may lie under another one, and then says nothing
             if len(np.unique(labels[labels > 0])) < 2:
                 return {"ready": False, "why": "paint strokes of two classes or more."}
-            self.live.names = tuple(names)
-            self.live.draw(labels)
-            self.live.fit()
-            self.found = self.live.predict()
-            return {"ready": True, **self._shown(self.found)}
+            self._segment(labels)
+            found = self.found
+            return (
+                {"ready": False, "why": "no result."}
+                if found is None
+                else {"ready": True, **self._shown(found)}
+            )
+
+    def _take(self, content: Mapping[str, Any]) -> bool:
+        """Take over names and strokes; return whether they are others than before."""
+        before = self.names, self._listed()
+        names = checked_names(content.get("names"))
+        strokes = checked_strokes(content.get("strokes"), len(names), self.page, self.image.shape)
+        self.names, self.strokes = names, strokes
+        changed = before != (names, self._listed())
+        self.saved = self.saved and not changed
+        return changed
+
+    def _segment(self, labels: np.ndarray) -> None:
+        self.live.names = tuple(self.names)
+        self.live.draw(labels)
+        self.live.fit()
+        self.found = self.live.predict()
 
     def labels(self) -> np.ndarray:
         """Return the pixels under the strokes (h, w) uint8, later ones over earlier ones, 0 = none."""
@@ -136,13 +153,20 @@ class Paint:
             labels[stroke_pixels(stroke, h, w)] = int(stroke.level[0])
         return labels
 
-    def save(self) -> list[str]:
+    def save(self, content: Mapping[str, Any] | None = None) -> list[str]:
         """Write strokes, and once there is a result the model and the label map; return the names of the files.
+
+        Args:
+            content: names and strokes as in `update`, which may be newer than the last result; None for those of it.
 
         Raises:
             InputError: no stroke yet, or a file exists that this window has not written.
         """
         with self._lock:
+            if content is not None and self._take(content):
+                self.found, labels = None, self.labels()
+                if len(np.unique(labels[labels > 0])) > 1:
+                    self._segment(labels)
             if not self.strokes:
                 raise InputError("there is nothing to save yet; paint a stroke first.")
             files = self._files()
@@ -234,8 +258,10 @@ def checked_strokes(content: Any, count: int, page: int, shape: tuple[int, int])
             raise InputError(f"stroke {number} has points that are no numbers; paint it again.") from error
         if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():
             raise InputError(f"stroke {number} has points that are no [x, y] pairs; paint it again.")
-        # a pen that leaves the picture goes on along its border
-        points = points.clip(0, (shape[1] - 1, shape[0] - 1))
+        # what is painted is what the file will hold
+        points = points.round(2)
+        if ((points < -0.5) | (points >= (shape[1] - 0.5, shape[0] - 0.5))).any():
+            raise InputError(f"stroke {number} has points outside the picture; paint it again.")
         total += len(points)
         found.append(Stroke((int(level),), int(width), points, page))
     if total > _POINTS:
