@@ -9,8 +9,11 @@ import pytest
 from tests.segment.big.conftest import small_blocks  # noqa: F401
 from tests.segment.big.stores import scene, scribbled, write_store, zarr
 from vispe.cli.main import main
+from vispe.errors import OptionError
+from vispe.segment.big.run import _refuse
 from vispe.segment.objects.find import find
 from vispe.segment.objects.options import ObjectOptions
+from vispe.segment.run.request import Request
 
 
 @pytest.mark.parametrize(("touching", "axes"), [("split", "yx"), ("keep", "zyx")])
@@ -55,3 +58,10 @@ def test_an_unknown_class_in_a_store(tmp_path, capsys):
     more = ["--features", "filters", "--classes", "bright,dark", "-o", str(tmp_path / "out")]
     assert main(["segment", str(path), "--labels", str(labels), *more, "--objects", "brigth"]) == 2
     assert "Did you mean 'bright'" in capsys.readouterr().err
+
+
+def test_files_for_other_programs_are_refused(tmp_path):
+    asked = Request("apply", [], tmp_path, objects=ObjectOptions(["a"], kinds=("rois",)))
+    with pytest.raises(OptionError, match="objects_as does not work on images that are read block by block"):
+        _refuse(asked)
+    _refuse(Request("apply", [], tmp_path, objects=ObjectOptions(["a"])))

@@ -69,6 +69,7 @@ def _refuse(asked: Request) -> None:
         "truth": bool(asked.scoring.truth),
         "materials": asked.materials,
         "trust": asked.trust,
+        "objects_as": asked.objects is not None and bool(asked.objects.kinds),
         "scene": asked.reading.scene is not None,
         "text": asked.text is not None,
         "cluster": asked.cluster is not None,
