@@ -4,8 +4,12 @@ import base64
 import http.client
 import io
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -289,3 +293,35 @@ def test_in_a_browser(server, image, tmp_path):
         browser.wait("find('status').textContent === 'saved.'")
     assert (tmp_path / "a_paint/a_strokes.json").is_file()
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a_paint/a_seg.png")), paint.found.labels)
+
+
+def test_the_command_ends_with_control_c(image, tmp_path):
+    """It says where it is, serves, and in the end what was not saved."""
+    words = [
+        "paint",
+        str(image[0]),
+        "--features",
+        "filters",
+        "--no-browser",
+        "--json",
+        "-o",
+        str(tmp_path / "p"),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vispe", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        facts = json.loads(process.stdout.readline())
+        assert facts["out"] == str(tmp_path / "p")
+        found = urlsplit(facts["address"])
+        connection = http.client.HTTPConnection(found.hostname, found.port, timeout=60)
+        body = json.dumps({"names": ["a", "b"], "strokes": strokes_of(image[1])[:1]})
+        connection.request("POST", f"/update?{found.query}", body, {"Content-Type": "application/json"})
+        assert json.loads(connection.getresponse().read())["ready"] is False
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert f"1 stroke(s) were not saved to {tmp_path / 'p'}" in said

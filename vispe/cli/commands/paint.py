@@ -20,6 +20,7 @@ def paint(
     port: int = 0,
     browser: bool = True,
     force: bool = False,
+    json: bool = False,
 ) -> None:
     """Paint strokes in a browser window and see the segmentation follow.
 
@@ -42,6 +43,7 @@ def paint(
         port: of the server; 0 is any that is free.
         browser: open the browser; --no-browser only prints the address.
         force: replace files in OUT that exist.
+        json: print the address and OUT as JSON.
 
     Examples:
         vispe paint steel.png --classes matrix,carbide
@@ -49,6 +51,7 @@ def paint(
     """
     import sys
     import webbrowser
+    from json import dumps
 
     from vispe.cli.streams import one_line
     from vispe.segment.live.paint.open import open_paint
@@ -59,7 +62,8 @@ def paint(
         seed=seed, device=device, force=force,
     )  # fmt: skip
     with Server(session, port) as server:
-        print(f"vispe paint: {server.address}", flush=True)
+        facts = {"address": server.address, "out": str(session.out)}
+        print(dumps(facts) if json else f"vispe paint: {server.address}", flush=True)
         print("ends with Ctrl-C.", file=sys.stderr, flush=True)
         if browser:
             webbrowser.open(server.address)
@@ -68,4 +72,6 @@ def paint(
         except KeyboardInterrupt:
             if not session.saved:
                 where = one_line(str(session.out))
-                print(f"\nvispe: {len(session.strokes)} strokes were not saved to {where}.", file=sys.stderr)
+                print(
+                    f"\nvispe: {len(session.strokes)} stroke(s) were not saved to {where}.", file=sys.stderr
+                )
