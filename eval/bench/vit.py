@@ -35,6 +35,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--fresh", action="store_true", help="measure all again, also what the file has")
     parser.add_argument("--every", action="store_true", help="all encodings, one model, one size, float32")
+    parser.add_argument(
+        "--patches", nargs="+", type=int, default=[16, 14], help="sides of the patches of the models"
+    )
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(TARGETS), help="sides of the images")
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     args.out = args.out or RESULTS / ("encodings_cpu.json" if args.every else "vit_cpu.json")
@@ -43,7 +48,8 @@ def main() -> None:
     rows = {tuple(r[k] for k in KEYS): r for r in kept}
     models = (("vit_small_patch16_224", 16), ("vit_small_patch14_dinov2", 14))
     dtypes = (torch.float32, torch.bfloat16)
-    cases = product(args.pos_embed, models, TARGETS, dtypes, (1, 8))
+    asked = [model for model in models if model[1] in args.patches]
+    cases = product(args.pos_embed, asked, args.sizes, dtypes, args.batches)
     if args.every:
         names = vispe.list_encodings(ndim=2, exclude=["learned", *vispe.list_encodings(kind="positions")])
         names.append("irpe.ctx_product_50_shared_qkv")  # with values, which need the attention weights
@@ -53,7 +59,7 @@ def main() -> None:
         if key not in rows:
             found = measure(spec, arch, size, batch, dtype, args.rounds)
             rows[key] = {**dict(zip(KEYS, key, strict=True)), **found}
-            if not args.every:
+            if not args.every and size in TARGETS:
                 rows[key]["target"] = TARGETS[size]
             args.out.write_text(
                 json.dumps({"environment": environment(), "rows": list(rows.values())}, indent=1) + "\n"

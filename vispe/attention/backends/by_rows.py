@@ -27,6 +27,8 @@ def attend(call: Call) -> Tensor | None:
         return None
     heads, tokens, keys = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     reads = [_read(call, term) for term in terms]
+    # of a single table the numbers may be rounded before they are spread: the same bits, and half of the memory
+    reads = [rounded(reads[0], call.dtype)] if len(reads) == 1 else reads
     q, k, v = call.transformed()
     out = q.new_empty(*q.shape[:3], v.shape[3])
     rows = max(LEAST, BLOCK // (4 * heads * keys) // LEAST * LEAST)
