@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 import threading
 
 import pytest
@@ -280,3 +281,26 @@ def test_threads_and_copies():
     [t.start() for t in threads]
     [t.join() for t in threads]
     assert not wrong
+
+
+def test_copies_of_positions_begin_without_masks():
+    pos, table = Grid(GRID).positions(), torch.randn(3, 9, 13)
+    q, k, v = inputs(pos)
+    for _ in range(3):
+        attention(q, k, v, bias=TableBias(table, pos))
+    before = sum(m.bytes for m in kept._EVERY)
+    again = copy.deepcopy(pos)
+    assert not masks(again)
+    assert sum(m.bytes for m in kept._EVERY) == before > 0
+    assert len(pickle.dumps(pos)) < before + 60_000
+
+
+def test_terms_on_other_positions_are_not_kept():
+    """Distances of two spacings have equal numbers, and other masks."""
+    near, far, slopes = Grid(GRID).positions(), Grid(GRID, spacing=(2.0, 2.0)).positions(), torch.rand(3)
+    table = TableBias(torch.randn(3, 9, 13), near)
+    q, k, v = inputs(near)
+    for pos in (near, far, near, far, near, far):
+        bias = SumBias([table, DistanceBias(slopes, pos)])
+        found, wanted = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=3e-6)

@@ -22,6 +22,7 @@ from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.precision import no_autocast, no_infinity, readable, rounded
+from vispe.grid import Positions
 
 LARGEST = 64 << 20  # bytes of one mask
 TOTAL = 1 << 30  # bytes of all masks, whatever models and grids they belong to
@@ -56,6 +57,10 @@ class _Masks:
         self.clock, self.last = 0, -1
         _EVERY.add(self)
 
+    def __reduce__(self) -> tuple[type[_Masks], tuple[()]]:
+        """Copies and pickles of positions begin without masks, which would be counted nowhere."""
+        return _Masks, ()
+
     @property
     def bytes(self) -> int:
         return sum(e.mask.nbytes for e in self.entries if e.mask is not None)
@@ -88,7 +93,7 @@ def keepable(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
     pos = bias.pos
     if pos is None or pos.memo is None or bias.key is not None or not_a_table(bias) is not None:
         return False
-    return _size(bias, dtype, heads) <= LARGEST and readable(pos.coords)
+    return _bound_alike(bias, pos) and _size(bias, dtype, heads) <= LARGEST and readable(pos.coords)
 
 
 def keeps(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
@@ -139,6 +144,11 @@ def _asked(bias: Bias, dtype: torch.dtype, heads: int) -> tuple[_Masks, tuple[Ha
     if found is None:
         found = bias.pos.memo[("learned masks", dtype)] = _Masks()
     return found, ((rule, *(t.dtype for t in numbers)), numbers)
+
+
+def _bound_alike(bias: Bias, pos: Positions) -> bool:
+    """Whether all terms are bound to the positions that keep the mask; others would decide it, too."""
+    return all(_bound_alike(t, pos) for t in bias.terms) if isinstance(bias, SumBias) else bias.pos is pos
 
 
 def _size(bias: Bias, dtype: torch.dtype, heads: int) -> int:
