@@ -189,7 +189,7 @@ def test_other_json_under_the_name_of_geojson_is_refused(tmp_path):
 
 def test_shapes_cannot_label_every_pixel_nor_stand_beside_numbers(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
-    with pytest.raises(OptionError, match="leave dense away"):
+    with pytest.raises(OptionError, match="leave out dense"):
         read_labels(path, (1, H, W), dense=True)
     numbers = tmp_path / "b.json"
     numbers.write_text(json.dumps([{"class": 1, "points": [[1, 1]]}]))

@@ -209,12 +209,12 @@ def _read_levels(
     if shapes is not None:
         if dense:
             raise OptionError(
-                f"{path} holds shapes, and dense says that every pixel is labelled; leave dense away."
+                f"{path} holds shapes, and dense says that every pixel is labelled; leave out dense."
             )
         return draw_shapes(path, shapes, naming, shape, label_page)
     if path.suffix.lower() == ".json":
         if dense:
-            raise OptionError(f"{path} holds strokes, which cannot label every pixel; leave dense away.")
+            raise OptionError(f"{path} holds strokes, which cannot label every pixel; leave out dense.")
         strokes = read_strokes(path, naming, 0 if label_page is None and shape[0] == 1 else label_page)
         return draw_strokes(path, strokes, shape)
     found = decoded_labels(path, shape[1:])
