@@ -47,6 +47,10 @@ def test_a_clip_model_sees_one_picture():
         answers([torch.rand(3, 32, 32)] * 2, "It is", ("red", "blue"))
     with pytest.raises(UnsupportedHost, match="has no towers for images and texts"):
         ClipAnswers(torch.nn.Linear(2, 2), str)
+    bare = clip()
+    bare.visual.image_mean = None
+    with pytest.raises(UnsupportedHost, match="does not say how images are normalised; set"):
+        ClipAnswers(bare, str)
 
 
 class Processor:

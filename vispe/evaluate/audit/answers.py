@@ -16,13 +16,15 @@ from vispe.errors import OptionError, UnsupportedHost
 class ClipAnswers:
     """Answers of an open_clip model: how alike a picture and a sentence are, which ends with the answer.
 
+    Pictures are brought to the size of the model, as its own preparation does (bicubic).
+
     Args:
         model: as `open_clip.create_model` returns it, in evaluation mode.
         tokenizer: sentences -> ids (n, length), as `open_clip.get_tokenizer` returns it.
         sentence: question and answer, in one sentence.
 
     Raises:
-        UnsupportedHost: the model has no towers for images and texts.
+        UnsupportedHost: the model has no towers for images and texts, or does not say how images are normalised.
 
     >>> import open_clip
     >>> answers = ClipAnswers(open_clip.create_model("RN50").eval(), open_clip.get_tokenizer("RN50"))
@@ -36,6 +38,13 @@ class ClipAnswers:
         if not all(hasattr(model, part) for part in ("encode_image", "encode_text", "visual", "logit_scale")):
             raise UnsupportedHost(
                 f"{type(model).__name__} has no towers for images and texts; give a model of open_clip.create_model."
+            )
+        if (
+            getattr(model.visual, "image_mean", None) is None
+            or getattr(model.visual, "image_std", None) is None
+        ):
+            raise UnsupportedHost(
+                f"{type(model).__name__} does not say how images are normalised; set visual.image_mean and image_std."
             )
         self.model, self.tokenizer, self.sentence = model, tokenizer, sentence
 
