@@ -7,8 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+import timm
 from PIL import Image
 
+from vispe.backbones.open_clip import load_model
 from vispe.cli.main import main
 
 MODEL = ["audit", "test_vit", "--weights", "random", "--img-size", "128"]
@@ -79,7 +81,25 @@ def test_two_models_are_compared_in_pairs(capsys, tmp_path):
     assert main(["audit", f"{code}:f", *words[4:], "--against", f"{code}:f", "-o", str(out)]) == 0
     report = json.loads((out / "report.json").read_text())
     assert report["against"]["differences"]["shift"] == {"difference": 0.0, "interval": [0.0, 0.0]}
-    assert "Against" in (out / "report.html").read_text()
+    assert report["against"]["heads"] == {"why": "attention was not asked about"}
+    page = (out / "report.html").read_text()
+    assert "Against" in page
+    assert "Heads of the two models were not compared: attention was not asked about." in page
+
+
+def test_heads_of_two_models_are_compared(tmp_path):
+    other = load_model("test_vit", weights="random", img_size=128)
+    timm.models.save_for_hf(other, tmp_path / "same")
+    words = [*MODEL, "--noise", "5", "--only", "heads", "--controls", "none"]
+    words += ["--against", f"local-dir:{tmp_path / 'same'}"]
+    assert main([*words, "-o", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / "report.json").read_text())["against"]["heads"]
+    nats = np.array(found["nats"])
+    assert nats.shape == (6, 6)
+    # the same model: every layer has itself
+    np.testing.assert_allclose(np.diag(nats), 0, atol=1e-12)
+    assert (nats[~np.eye(6, dtype=bool)] > 1e-6).all()
+    assert "How far the heads of two layers are apart" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_refusals(capsys, images):

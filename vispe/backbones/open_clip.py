@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vispe.errors import OptionError, UnknownName, did_you_mean
+from vispe.errors import OptionError, UnknownName, UnsupportedHost, did_you_mean
 
 PREFIX = "open_clip:"
 
@@ -47,16 +47,16 @@ def load_model(
     """
     shared = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "seed": seed}
     if name.startswith(PREFIX):
-        return load_tower(name.removeprefix(PREFIX), **shared)
+        return tower_of(load_clip(name.removeprefix(PREFIX), **shared))
     from vispe.backbones.timm import load_backbone
 
     return load_backbone(name, any_size=any_size, options=options, **shared)
 
 
-def load_tower(
+def load_clip(
     name: str, *, pos_embed: str | None, weights: str | None, img_size: int | None, seed: int
 ) -> nn.Module:
-    """Return the image tower of an open_clip model in evaluation mode, or the trunk of one that is timm's.
+    """Return an open_clip model, both towers, in evaluation mode.
 
     Args:
         name: MODEL or MODEL/TAG.
@@ -91,13 +91,34 @@ def load_tower(
         model = build(checkpoint, force_image_size=img_size)
         if pos_embed is not None:
             convert(model, pos_embed)
+    return model.eval()
+
+
+def tower_of(model: Any) -> nn.Module:
+    """Return the image tower of an open_clip model, or the trunk of one that is timm's."""
     tower = model.visual
     if not isinstance(getattr(tower, "trunk", None), nn.Module):
-        return tower.eval()
+        return tower
     # everything here reads models of timm; the tower around one says how images are prepared
     for key in ("image_size", "image_mean", "image_std"):
         setattr(tower.trunk, key, getattr(tower, key))
-    return tower.trunk.eval()
+    return tower.trunk
+
+
+def tokenizer_of(name: str) -> Any:
+    """Return the tokenizer of an open_clip model, MODEL or MODEL/TAG.
+
+    Raises:
+        UnsupportedHost: it cannot be loaded, such as one that is kept elsewhere and out of reach.
+    """
+    import open_clip
+
+    try:
+        return open_clip.get_tokenizer(name.partition("/")[0])
+    except (OSError, ValueError, ImportError) as error:
+        raise UnsupportedHost(
+            f"the tokenizer of {name} cannot be loaded: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 def names_weights(name: str) -> bool:

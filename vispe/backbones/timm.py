@@ -89,8 +89,8 @@ def _located(name: str, weights: str | None) -> str | None:
     what = f"the pretrained weights of {name} are"
     place, _, repo = name.partition(":")
     if repo:
-        on_disk = cached(repo, "config.json") and cached(repo, *with_safe(_FILE))
-        if place != "local-dir" and not on_disk:
+        # a folder is read where it is; only the cache of the hub may lack a repository
+        if place != "local-dir" and not (cached(repo, "config.json") and cached(repo, *with_safe(_FILE))):
             check_reach(what, models_on_disk)
         return weights
     if weights is not None:

@@ -1,7 +1,8 @@
 """What is measured, found by its name: a model, a retrofit, a saved segmenter, a callable."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -12,9 +13,15 @@ from vispe.backbones.batches import FeatureFunction, Segmenter
 from vispe.backbones.callables import D4Segmenter, named_callable
 from vispe.backbones.device import choose_device
 from vispe.backbones.folders.retrofitted import is_retrofitted, load_retrofitted
-from vispe.backbones.folders.transformers_model import PREFIX, load_transformers
+from vispe.backbones.folders.transformers_model import (
+    PREFIX,
+    TransformersModel,
+    colours,
+    load_transformers,
+    processor_of,
+)
 from vispe.backbones.maps import VisionModel
-from vispe.backbones.open_clip import load_model
+from vispe.backbones.open_clip import load_clip, load_model, tokenizer_of, tower_of
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.saved import SavedSegmenter
 from vispe.symmetry.remedies import D4Features, symmetrize
@@ -40,6 +47,8 @@ class Subject:
         size: side in pixels of the images that the model was built for; None if it was for none.
         exact: whether it takes images of that size only.
         names: of the classes; None where they are not known.
+        whole: the model with words, of which this is the part that sees images, where there is one.
+        reader: called without arguments, gives the tokenizer (open_clip) or the processor (transformers) of it.
     """
 
     title: str
@@ -54,6 +63,8 @@ class Subject:
     size: int | None = None
     exact: bool = False
     names: tuple[str, ...] | None = None
+    whole: nn.Module | None = None
+    reader: Callable[[], Any] | None = None
 
     def tensor(self, page: np.ndarray) -> Tensor:
         """Return a page (H, W, c) in [0, 1] as the model gets it, (channels, H, W); grey is repeated.
@@ -148,13 +159,23 @@ def load_subject(
     if text.startswith(PREFIX):
         of_weights = {"--pos-embed": pos_embed, "--weights": weights, "--img-size": img_size}
         _refuse(text, "a model of transformers", {**of_weights, **of_callable})
-        return _of_model(load_transformers(text), text, [], d4, symmetric, layer, device)
+        net = load_transformers(text)
+        found = _of_model(
+            TransformersModel(net, *colours(text)).eval(), text, [], d4, symmetric, layer, device
+        )
+        return replace(found, whole=net, reader=partial(processor_of, text))
+    remarks, shared = ["random weights"] if weights == "random" else [], {"pos_embed": pos_embed}
+    shared |= {"weights": weights, "img_size": img_size, "seed": seed}
     _refuse(text, "an open_clip model" if place == "open_clip" else "a timm model", of_callable)
-    net = load_model(text, pos_embed=pos_embed, weights=weights, img_size=img_size, any_size=True, seed=seed)
-    remarks = ["random weights"] if weights == "random" else []
-    title = f"open_clip {name}" if place == "open_clip" else text
-    title = f"{title} + {pos_embed}" if pos_embed else title
-    return _of_model(net, title, remarks, d4, symmetric, layer, device)
+    if place == "open_clip":
+        whole = load_clip(name, **shared)
+        title = f"open_clip {name} + {pos_embed}" if pos_embed else f"open_clip {name}"
+        found = _of_model(tower_of(whole), title, remarks, d4, symmetric, layer, device)
+        return replace(found, whole=whole, reader=partial(tokenizer_of, name))
+    net = load_model(text, any_size=True, **shared)
+    return _of_model(
+        net, f"{text} + {pos_embed}" if pos_embed else text, remarks, d4, symmetric, layer, device
+    )
 
 
 def _of_model(

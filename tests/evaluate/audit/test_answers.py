@@ -7,15 +7,17 @@ import pytest
 import torch
 
 import vispe
+from tests.hosts.transformers.processors import CHAT, llava_processor
 from tests.hosts.transformers.reference import copy_of
 from tests.hosts.transformers.tiny import END, IMAGE, PATCH, START
 from vispe.backbones.maps import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.audit.answers import ChatAnswers, ClipAnswers, _image
-from vispe.evaluate.audit.host import Host
+from vispe.evaluate.audit.host import Host, host_of
 from vispe.evaluate.audit.measure import Kept
 from vispe.evaluate.behaviour.order import Order
 from vispe.evaluate.behaviour.reruns import Reruns
+from vispe.evaluate.subject import load_subject
 
 
 def clip():
@@ -143,3 +145,67 @@ def test_a_changed_copy_does_not_speak():
     for changed in (host.twin(), host.without()):
         assert "answers" not in changed.can
         assert changed.why["answers"] == "a changed copy of the model that sees images does not speak"
+
+
+ANSWERS = ("left", "right")
+
+
+def test_an_open_clip_model_by_name_answers(monkeypatch):
+    vision = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 8, "head_width": 16}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
+    known = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "small", known)
+    subject = load_subject("open_clip:small", weights="random", pos_embed="alibi2d", device="cpu")
+    host, picture = host_of(subject), torch.rand(3, 32, 32)
+    assert "answers" in host.can
+    # the tower that is measured is that of the model that answers
+    assert subject.whole.visual is host.model
+    wanted = ClipAnswers(subject.whole, open_clip.get_tokenizer("ViT-B-32"))
+    assert torch.equal(
+        host.answers([picture], "Where is it?", ANSWERS), wanted([picture], "Where is it?", ANSWERS)
+    )
+
+
+def test_a_tokenizer_out_of_reach_is_a_reason(monkeypatch):
+    vision = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 8, "head_width": 16}
+    known = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": {"width": 32, "heads": 2, "layers": 1}}
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "small", known)
+
+    def unreachable(name):
+        raise OSError(f"We could not connect\nto fetch {name}")
+
+    monkeypatch.setattr(open_clip, "get_tokenizer", unreachable)
+    host = host_of(load_subject("open_clip:small", weights="random", device="cpu"))
+    assert "answers" not in host.can
+    assert (
+        host.why["answers"] == "the tokenizer of small cannot be loaded: We could not connect to fetch small"
+    )
+
+
+def test_a_chat_model_in_a_folder_answers(tmp_path):
+    model, processor = copy_of("llava"), llava_processor()
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    host = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
+    assert "answers" not in host.can
+    assert "LlavaProcessor has no template for chats" in host.why["answers"]
+    processor.chat_template = CHAT
+    processor.save_pretrained(tmp_path)
+    host = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
+    assert {"answers", "maps"} <= host.can
+    pictures = [torch.rand(3, 12, 12) for _ in range(2)]
+    said = host.answers(pictures, "w5 w6", ("w7", "w8 w9"))
+    torch.testing.assert_close(said, ChatAnswers(model, processor)(pictures, "w5 w6", ("w7", "w8 w9")))
+    assert said[0] != said[1]
+
+
+def test_a_model_without_words_says_why(tmp_path):
+    import transformers
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(
+        tmp_path
+    )
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}')
+    host = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
+    assert host.why["answers"] == "ViTModel has no head that says words"

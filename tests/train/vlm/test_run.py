@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
-from tests.hosts.transformers.tiny import IMAGE, PATCH, SIDE, make
+from tests.hosts.transformers.processors import llava_processor
+from tests.hosts.transformers.tiny import IMAGE, SIDE, make
 from vispe.errors import InputError, OptionError
 from vispe.train.vlm.run import OrderTask, main, order_invariance, read_prompts, read_task
 
@@ -18,20 +19,7 @@ ITEM = "w1 {image} w2"
 
 @pytest.fixture
 def processor():
-    """Words w0 to w249, and pictures of 3 x 3 tokens."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {f"w{k}": k for k in range(250)} | {"<eos>": 250, "<image>": IMAGE}
-    plain = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=plain, eos_token="<eos>", unk_token="w0", additional_special_tokens=["<image>"]
-    )
-    side = {"height": SIDE * PATCH, "width": SIDE * PATCH}
-    pictures = transformers.CLIPImageProcessor(size=side, crop_size=side, do_center_crop=False)
-    return transformers.LlavaProcessor(
-        pictures, tokenizer, patch_size=PATCH, vision_feature_select_strategy="full", image_token="<image>"
-    )
+    return llava_processor()
 
 
 def write(folder, count=5, **changes):

@@ -165,42 +165,65 @@ class TransformersModel(nn.Module):
         return None
 
 
-def load_transformers(text: str) -> TransformersModel:
-    """Return the image tower of a transformers model in evaluation mode.
+def load_transformers(text: str) -> nn.Module:
+    """Return a transformers model in evaluation mode, with its head where it is one for images and text.
 
     Args:
         text: `hf:FOLDER` or `hf:OWNER/NAME`.
 
     Raises:
-        InputError: it cannot be loaded, or it does not say how images are normalised.
-        UnsupportedHost: it has no such tower.
+        InputError: it cannot be loaded.
         MissingExtra: transformers is not installed.
     """
     require("transformers", "vlm", text)
-    from transformers import AutoModel
+    from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as SPEAKING
 
-    name = text.removeprefix(PREFIX)
-    folder = Path(name)
-    if not folder.is_dir() and name.startswith(("/", ".", "~")):
-        raise InputError(f"{text} names the folder {name}, which does not exist; check the path.")
-    if not folder.is_dir():
-        from transformers.utils.hub import cached_file
-
-        quiet = {"_raise_exceptions_for_missing_entries": False}
-        folder = Path(
-            next((found for file in _PREPARING if (found := cached_file(name, file, **quiet))), "")
-        ).parent
-    colours = _colours(folder, text)
+    name = _place(text)
     try:
-        model = AutoModel.from_pretrained(name)
+        speaks = type(AutoConfig.from_pretrained(name)) in SPEAKING
+        return (AutoModelForImageTextToText if speaks else AutoModel).from_pretrained(name).eval()
     except (OSError, ValueError, KeyError) as error:
         raise InputError(
             f"{text} cannot be loaded by transformers: {' '.join(str(error).split())[:300]}"
         ) from error
-    return TransformersModel(model, *colours).eval()
 
 
-def _colours(folder: Path, text: str) -> tuple[Any, Any]:
+def processor_of(text: str) -> Any:
+    """Return the processor of a transformers model, `hf:FOLDER` or `hf:OWNER/NAME`.
+
+    Raises:
+        UnsupportedHost: it has none that can be loaded.
+    """
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(text.removeprefix(PREFIX))
+    except (OSError, ValueError, ImportError) as error:
+        raise UnsupportedHost(
+            f"the processor of {text} cannot be loaded: {' '.join(str(error).split())[:200]}"
+        ) from error
+
+
+def colours(text: str) -> tuple[Any, Any]:
+    """Return the means and deviations with which a transformers model normalises the channels of images.
+
+    Args:
+        text: `hf:FOLDER` or `hf:OWNER/NAME`.
+
+    Raises:
+        InputError: no file says so.
+        MissingExtra: transformers is not installed.
+    """
+    require("transformers", "vlm", text)
+    name = _place(text)
+    folder = Path(name)
+    if not folder.is_dir():
+        from transformers.utils.hub import cached_file
+
+        quiet = {"_raise_exceptions_for_missing_entries": False}
+        found = (cached_file(name, file, **quiet) for file in _PREPARING)
+        folder = Path(next((path for path in found if path), "")).parent
     file = next((folder / name for name in _PREPARING if (folder / name).is_file()), None)
     if file is None:
         raise InputError(
@@ -213,6 +236,14 @@ def _colours(folder: Path, text: str) -> tuple[Any, Any]:
     if len(known.get("image_mean") or ()) != 3 or len(known.get("image_std") or ()) != 3:
         raise InputError(f"{file} has no image_mean and image_std of three channels; add them.")
     return known["image_mean"], known["image_std"]
+
+
+def _place(text: str) -> str:
+    """Return the folder or the name of a repository."""
+    name = text.removeprefix(PREFIX)
+    if not Path(name).is_dir() and name.startswith(("/", ".", "~")):
+        raise InputError(f"{text} names the folder {name}, which does not exist; check the path.")
+    return name
 
 
 def _has(net: nn.Module, path: str) -> bool:

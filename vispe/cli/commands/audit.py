@@ -57,6 +57,7 @@ def audit(
     from vispe.backbones.processes import Processes
     from vispe.cli.frame import Output, find, section, share_done, versions
     from vispe.errors import OptionError
+    from vispe.evaluate.attention.divergence import heads_apart
     from vispe.evaluate.audit.finding import Against
     from vispe.evaluate.audit.host import host_of
     from vispe.evaluate.audit.measure import choose
@@ -81,14 +82,14 @@ def audit(
             f"{against} takes images of {other.size} px and {model} of {subject.size} px, which cannot be compared in "
             "pairs; give --img-size."
         )
-    found = []
-    for k, one in enumerate([subject, other] if other is not None else [subject]):
+    found, hosts = [], [host_of(one) for one in ([subject] if other is None else [subject, other])]
+    for k, host in enumerate(hosts):
         # what was kept stays until the report is written, so that a run that was killed goes on
         kept = None if out is None else Path(out, f"audit-{k}.state")
-        with share_done(one.title, show=processes.main) as progress:
+        with share_done(host.title, show=processes.main) as progress:
             found.append(
                 audit(
-                    host_of(one),
+                    host,
                     pictures,
                     measures,
                     controls=VIEWS if controls is None else controls,
@@ -101,7 +102,8 @@ def audit(
             )
     if not processes.main:
         return
-    result, pair = found[0], Against(*found) if len(found) > 1 else None
+    result = found[0]
+    pair = Against(*found, *heads_apart(*hosts, pictures, measures)) if len(found) > 1 else None
     report = {
         "model": model,
         "pos_embed": pos_embed,

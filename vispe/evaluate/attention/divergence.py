@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,9 +13,12 @@ from vispe.errors import ShapeError, UnsupportedHost
 
 if TYPE_CHECKING:
     from vispe.evaluate.audit.host import Host
+    from vispe.evaluate.audit.measure import Measure
 
 QUERIES = 64
 """Rows of a map that two models are compared on, evenly spread."""
+COMPARED = 8
+"""Images on which the heads of two models are compared by the command; more change little."""
 TINY = 1e-30
 
 
@@ -115,6 +118,25 @@ def compare_heads(a: Host, b: Host, images: Iterable[Tensor]) -> Tensor:
     return torch.stack(
         [torch.stack([total[i, j].min() / count for j in range(columns)]) for i in range(rows)]
     )
+
+
+def heads_apart(
+    a: Host, b: Host, images: Sequence[Tensor], measures: Sequence[Measure]
+) -> tuple[Tensor | None, str]:
+    """Return `compare_heads` on the first eight images, or None and why not.
+
+    Args:
+        a: a model.
+        b: another.
+        images: (c, H, W) each, normalised.
+        measures: what is asked of both; heads are compared where attention is.
+    """
+    if not any(m.family == "attention" for m in measures):
+        return None, "attention was not asked about"
+    try:
+        return compare_heads(a, b, (images[k] for k in range(min(len(images), COMPARED)))), ""
+    except (UnsupportedHost, ShapeError) as error:
+        return None, str(error).rstrip(".")
 
 
 def _rows(a: Tensor, b: Tensor, causal: bool) -> tuple[Tensor, Tensor]:

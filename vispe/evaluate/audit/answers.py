@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vispe.backbones.folders.transformers_model import of_transformers
 from vispe.errors import OptionError, UnsupportedHost
 
 
@@ -31,6 +32,8 @@ class ClipAnswers:
     >>> answers([torch.rand(3, 64, 64)], "Which colour has the sky?", ("blue", "green")).shape
     torch.Size([2])
     """
+
+    several = False  # it compares one picture with words
 
     def __init__(
         self, model: Any, tokenizer: Callable[[list[str]], Tensor], sentence: str = "{question} {answer}"
@@ -120,6 +123,23 @@ class ChatAnswers:
         logits = self.model(**inputs).logits[0, prompt.shape[1] - 1 : -1]
         # a token is foretold by the one before it
         return logits.double().log_softmax(-1).gather(1, more[0, :, None]).sum()
+
+
+def answers_of(whole: Any, reader: Any) -> ClipAnswers | ChatAnswers:
+    """Return how a model with words answers.
+
+    Args:
+        whole: of open_clip or transformers.
+        reader: called without arguments, gives its tokenizer or its processor.
+
+    Raises:
+        UnsupportedHost: it has no head for words, or what it needs for answers is missing.
+    """
+    if not of_transformers(whole):
+        return ClipAnswers(whole, reader())
+    if whole.get_output_embeddings() is None:
+        raise UnsupportedHost(f"{type(whole).__name__} has no head that says words")
+    return ChatAnswers(whole, reader())
 
 
 def _image(picture: Tensor) -> Image.Image:

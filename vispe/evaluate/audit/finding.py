@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from vispe.errors import ShapeError
 from vispe.evaluate.audit.measure import Measure, Outcome
@@ -171,10 +172,15 @@ class Against:
     Attributes:
         first: one model.
         second: the other.
+        heads: how far layers are apart, (layers of the first, layers of the second) float64 in nats, by their nearest
+            heads; None where that cannot be read.
+        no_heads: the reason.
     """
 
     first: Audit
     second: Audit
+    heads: Tensor | None = None
+    no_heads: str = "it was not asked"
 
     def __post_init__(self) -> None:
         if self.first.images != self.second.images:
@@ -200,6 +206,7 @@ class Against:
                 f.name: json_value({"difference": g.value - f.value, "interval": self._ends(f, g)})
                 for f, g in self._pairs()
             },
+            "heads": {"why": self.no_heads} if self.heads is None else {"nats": self.heads.tolist()},
         }
 
     def to_markdown(self) -> str:

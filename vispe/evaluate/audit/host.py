@@ -16,11 +16,15 @@ from vispe.backbones.folders.transformers_model import TransformersModel, of_tra
 from vispe.backbones.maps import VisionModel, random_twin
 from vispe.backbones.tokens import final_tokens, image_tower
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.evaluate.audit.answers import answers_of
 from vispe.evaluate.probe.sources import feature_function
 from vispe.evaluate.subject import Subject
 
-Need = Literal["attention", "maps", "pooled", "answers", "causal"]
+Need = Literal["attention", "maps", "pooled", "answers", "several", "causal"]
 """What a measure may need of a model."""
+
+
+BROUGHT = 224  # side in pixels of pictures that a measure brings
 
 
 class Answers(Protocol):
@@ -48,7 +52,8 @@ class Host:
         patch: side of a patch in pixels, where `f` does not say it.
 
     Attributes:
-        can: what it gives: any of 'maps', 'pooled', 'attention', 'answers', 'causal'.
+        can: what it gives: any of 'maps', 'pooled', 'attention', 'answers', 'several' (answers about pictures that it
+            looks at together), 'causal'.
         why: for what it does not give, the reason in a sentence.
         same: names of parameters that a twin with random weights has in common with the model; others have none.
 
@@ -78,6 +83,10 @@ class Host:
             self.can.add("answers")
         else:
             self.why["answers"] = "it answers no questions"
+        if answers is not None and getattr(answers, "several", True):
+            self.can.add("several")
+        else:
+            self.why["several"] = "it looks at one picture at a time"
         try:
             if self.model is None:
                 raise UnsupportedHost("it is a function of images, whose attention cannot be read")
@@ -107,6 +116,21 @@ class Host:
             maps, token = final_tokens(image_tower(self.f.model), images.to(self.device))
         maps = self.maps(images) if maps is None else maps.float().cpu()
         return maps, maps.mean((2, 3)) if token is None else token.float().cpu()
+
+    @property
+    def side(self) -> int:
+        """Side in pixels of pictures that a measure brings: the model's own, or whole patches of at most 224."""
+        if not isinstance(self.f, VisionModel):
+            return BROUGHT
+        patch = self.f.patch or 1
+        # large pictures say no more about a few shapes
+        return self.f.size if self.f.exact else min(self.f.size, max(1, BROUGHT // patch) * patch)
+
+    def normalised(self, pictures: Tensor) -> Tensor:
+        """Return pictures (..., 3, H, W) in [0, 1] as the model gets them."""
+        if not isinstance(self.f, VisionModel):
+            return pictures
+        return (pictures - self.f.mean.cpu()) / self.f.std.cpu()
 
     def watch(self, images: Tensor, on_layer: Callable[[Seen], None]) -> None:
         """Call `on_layer` for every attention layer while images pass, as `vispe.backbones.attention.watch` does.
@@ -178,7 +202,8 @@ def host_of(model: Subject | Callable[..., Any], title: str = "", *, answers: An
         model: what `load_subject` found; a model, in evaluation mode, of transformers also a causal language model;
             or images (b, c, H, W) -> maps (b, d, h, w).
         title: in words; by default that of the subject, or the name of the class.
-        answers: how it answers questions, such as `vispe.evaluate.audit.answers.ChatAnswers`.
+        answers: how it answers questions, such as `vispe.evaluate.audit.answers.ChatAnswers`; a subject with words
+            brings its own.
 
     Raises:
         OptionError: a model in training mode; a segmenter of which neither classes nor probabilities are known.
@@ -190,7 +215,14 @@ def host_of(model: Subject | Callable[..., Any], title: str = "", *, answers: An
     if isinstance(model, Subject):
         f = _Classes(model) if model.features is None else model.features
         patch = 1 if model.features is None else model.patch
-        return Host(f, title or model.title, patch=patch, answers=answers)
+        host = Host(f, title or model.title, patch=patch, answers=answers)
+        if answers is None and model.whole is not None and model.reader is not None:
+            try:
+                answers = answers_of(model.whole.to(host.device), model.reader)
+                return Host(f, host.title, patch=patch, answers=answers)
+            except UnsupportedHost as error:
+                host.why["answers"] = str(error).rstrip(".")
+        return host
     net = TransformersModel(model) if of_transformers(model) and not reads_words(model) else model
     f = feature_function(net)
     named = model.model if isinstance(model, VisionModel) else model

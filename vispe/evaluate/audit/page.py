@@ -10,7 +10,20 @@ from vispe.evaluate.audit.finding import Against, Audit, Finding
 from vispe.evaluate.audit.measure import FAMILIES
 from vispe.evaluate.audit.verdict import limit
 from vispe.report.page import Page
-from vispe.report.style import BLUE, FAINT, GREY, INK, ORANGE, SOFT, clean, heading, new_figure, remark
+from vispe.report.style import (
+    BLUE,
+    FAINT,
+    GREY,
+    INK,
+    ORANGE,
+    SOFT,
+    bare,
+    clean,
+    heading,
+    new_figure,
+    remark,
+    scale,
+)
 from vispe.report.table import capital, number
 
 if TYPE_CHECKING:
@@ -68,6 +81,15 @@ def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> 
         page.section(f"Against {against.second.title}")
         page.text("The same images in both models; an interval without 0 is a difference.")
         page.table(against.rows())
+        if against.heads is None:
+            page.text(f"Heads of the two models were not compared: {against.no_heads}.", soft=True)
+        else:
+            caption = (
+                "How far the heads of two layers are apart: the least Jensen-Shannon divergence of attention, mean "
+                "over images, from 0 (the same) to 0.69 nats (nothing in common). A dark diagonal: layers kept what "
+                "they look at."
+            )
+            page.figure(plot_heads(against), caption)
     page.section("When a number misleads")
     for family in FAMILIES:
         for f in (f for f in audit.findings if f.family == family):
@@ -78,6 +100,23 @@ def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> 
         "segmentations; vispe health looks at every head; vispe threecell trains the encoding on a task of places."
     )
     return page
+
+
+def plot_heads(against: Against) -> Figure:
+    """Return the picture of how far the layers of two models are apart."""
+    assert against.heads is not None
+    rows, columns = against.heads.shape
+    figure = new_figure(1.9 + 0.3 * columns, 1.6 + 0.3 * rows)
+    ax = figure.subplots()
+    image = ax.imshow(against.heads.numpy(), cmap="viridis", vmin=0, interpolation="nearest")
+    ax.set_xticks(range(0, columns, 2))
+    ax.set_yticks(range(0, rows, 2))
+    ax.set_xlabel(f"layer of {against.second.title}", size=8.5, color=SOFT)
+    ax.set_ylabel(f"layer of {against.first.title}", size=8.5, color=SOFT)
+    ax.tick_params(length=0, labelsize=8)
+    ax.spines[:].set_visible(False)
+    scale(image, [ax], "nats")
+    return figure
 
 
 def _overview(ax: Axes, audit: Audit, title: str) -> None:

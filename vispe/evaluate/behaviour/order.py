@@ -59,7 +59,7 @@ class Order(Measure):
     asks = "Does an answer depend on the order of the pictures?"
     number = "spread over orders, as a share of all spread"
     misleads = "A model that gives nearly the same answer to every prompt has a large share of little."
-    needs = frozenset({"answers"})
+    needs = frozenset({"answers", "several"})
     items = 16
     count: ClassVar[int] = 3
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.backbones.maps import VisionModel
 from vispe.errors import OptionError
 from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.measure import Kept, Measure, Outcome
@@ -150,14 +149,8 @@ class SidesMeasure(Measure):
         pair = draw_sides(reruns.number, reruns.generator())
         kept.note(axis=pair.axis, truth=pair.truth, red_first=pair.red_first)
         if host.answers is None:
-            pictures = pair.pictures
-            if isinstance(host.f, VisionModel):
-                size = host.f.size if isinstance(host.f.size, int) else SIDE
-                # large pictures say no more about two shapes; a model of free size takes whole patches of smaller ones
-                patch = host.f.patch or 1
-                size = size if host.f.exact else min(size, max(1, SIDE // patch) * patch)
-                pictures = draw_sides(reruns.number, reruns.generator(), size).pictures
-                pictures = (pictures - host.f.mean.cpu()) / host.f.std.cpu()
+            pictures = draw_sides(reruns.number, reruns.generator(), host.side).pictures
+            pictures = host.normalised(pictures)
             both = torch.stack([reruns.pooled(f"sides {k}", picture) for k, picture in enumerate(pictures)])
             rows = torch.zeros(self.items, *both.shape)
             rows[reruns.number] = both

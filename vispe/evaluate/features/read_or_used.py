@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from vispe.backbones.maps import VisionModel
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.audit.host import Host, Need
 from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome
@@ -104,12 +103,8 @@ class ReadOrUsed(Measure):
         """Keep the descriptor of one picture, and whether the answer is right."""
         host = reruns.host
         assert host.answers is not None
-        image, right = picture(reruns.number, _size(host))
-        shown = image
-        if isinstance(host.f, VisionModel):
-            mean, std = (torch.as_tensor(v)[:, None, None] for v in (host.f.mean, host.f.std))
-            shown = (image - mean) / std
-        pooled = reruns.pooled(picture=shown)
+        image, right = picture(reruns.number, (host.side, host.side))
+        pooled = reruns.pooled(picture=host.normalised(image))
         # one row of a table of fixed size for every picture
         table = torch.zeros(self.items, len(pooled))
         table[reruns.number] = pooled
@@ -134,9 +129,3 @@ class ReadOrUsed(Measure):
         # less than chance in labels that mean nothing is chance
         control = {"shuffled labels": max(0.0, 2 * empty - 1)}
         return Outcome(gaps.mean(), gaps, control=control, details=details)
-
-
-def _size(host: Host) -> tuple[int, int]:
-    """Return the size of pictures (H, W) that a model takes."""
-    size = getattr(getattr(host.model, "patch_embed", None), "img_size", None)
-    return (224, 224) if size is None else (int(size[0]), int(size[1]))
