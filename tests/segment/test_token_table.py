@@ -1,11 +1,18 @@
 """The program that compares densities of tokens: its rows, what it goes on from, and what it chooses."""
 
+import importlib.util
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-import segment_tokens
 from PIL import Image
+
+_spec = importlib.util.spec_from_file_location("tokens", Path(__file__).parents[2] / "eval/segment/tokens.py")
+tokens = importlib.util.module_from_spec(_spec)
+sys.modules["tokens"] = tokens  # its dataclasses look for their module
+_spec.loader.exec_module(tokens)
 
 
 @pytest.fixture
@@ -26,11 +33,11 @@ def data(tmp_path):
 
 def run(monkeypatch, data, *words):
     common = [
-        "segment_tokens.py", str(data), "--model", "test_vit", "--weights", "random", "--synthetic", "0",
+        "tokens.py", str(data), "--model", "test_vit", "--weights", "random", "--synthetic", "0",
         "--layers", "last", "1,5", "--scales", "1", "1.5", "--result", str(data / "r.json"),
     ]  # fmt: skip
     monkeypatch.setattr("sys.argv", [*common, *words])
-    segment_tokens.main()
+    tokens.main()
     return json.loads((data / "r.json").read_text())
 
 
@@ -68,8 +75,8 @@ def test_a_default_is_chosen_by_synthetic_tasks_alone():
         name: {"seconds_per_megapixel": value, "micrographs": 1 / value} for name, value in seconds.items()
     }
     # `cheap` ties on a task, so three of them cannot tell it from the best; `poor` is clearly worse
-    assert segment_tokens.chosen(by_task, table) == "cheap"
+    assert tokens.chosen(by_task, table) == "cheap"
     by_task["cheap"]["c"] = 0.6
-    assert segment_tokens.chosen(by_task, table) == "good"
+    assert tokens.chosen(by_task, table) == "good"
     by_task["dear"].pop("a")
-    assert segment_tokens.chosen(by_task, table) is None
+    assert tokens.chosen(by_task, table) is None

@@ -17,7 +17,6 @@ from vispe.report.style import (
     INK,
     ORANGE,
     SOFT,
-    bare,
     clean,
     heading,
     new_figure,

@@ -2,8 +2,8 @@
 
 In features of many scales the pixels near a boundary lie between the phases, and the silhouette nearly always asks for
 two clusters. Phases that differ in grey show as peaks of the histogram, however many there are. So three peaks or more
-decide; with fewer, phases are not distinguished by grey alone, and the silhouette decides. `eval/cluster_count.py` sets
-this beside the gap statistic and with stability, which are no better than the silhouette.
+decide; with fewer, phases are not distinguished by grey alone, and the silhouette decides.
+`eval/segment/cluster_count.py` sets this beside the gap statistic and stability; neither is better than the silhouette.
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ estimated frequencies, the frequencies themselves, or nothing."""
 SPREAD = 3.5
 """Half the interval of a fraction, in units of the share of the page that is in doubt.
 
-95 % of the true fractions of synthetic micrographs lie within it (`eval/segment_prior.py`)."""
+95 % of the true fractions of synthetic micrographs lie within it (`eval/segment/prior.py`)."""
 
 _FLOOR = 1e-3  # least frequency: a class of which the classifier is quite sure is never ruled out
 _STEPS, _TOLERANCE = 500, 1e-5

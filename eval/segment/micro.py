@@ -2,11 +2,11 @@
 
 One classifier per image from its own scribbles (spread over the image, and in one corner), scored on the whole image,
 and for the superalloy one classifier from four images scored on the eight others; with filters, with vispe_micro alone
-and with both. Classes are not weighed by their frequency (`--prior uniform`): what that adds is in `segment_prior.py`.
+and with both. Classes are not weighed by their frequency (`--prior uniform`): what that adds is in `prior.py`.
 Every run goes through `vispe.segment.pipeline`. The micrographs took no part in training or choosing the
 model. Finished rows are kept: a second call goes on where the first one stopped; `--fresh` starts again.
 
-    python eval/segment_micro.py ../shared/data/microscopy
+    python eval/segment/micro.py ../shared/data/microscopy
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
+from filters import CROSS, TRAIN
 
 from vispe.backbones.micro import WEIGHTS
 from vispe.files import write_json
@@ -30,10 +32,7 @@ from vispe.segment.features.features import FeatureConfig
 from vispe.segment.model.file import versions
 from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from segment_microscopy import CROSS, TRAIN
-
-RESULT = Path(__file__).resolve().parent / "results" / "segment_micro.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_micro.json"
 KINDS = ("filters", "tokens", "both")
 CLASSIFIERS = ("logistic", "forest")
 PLAIN = Post(prior="uniform")

@@ -3,17 +3,19 @@
 Random discs (Boolean model) and Poisson-Voronoi grains have known mean intercepts; each size is measured on 24 pages of
 256 x 256 px: the ratio to the truth, and how often the 95 % interval holds it.
 
-    python eval/materials.py [accuracy] [picture]
+    python eval/segment/materials.py [accuracy] [picture]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
@@ -21,14 +23,14 @@ from vispe.files import write_json
 from vispe.images.textures import voronoi
 from vispe.segment.materials.measure import measure
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = Path(__file__).resolve().parent / "results" / "materials.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "materials.json"
 SIDE, PAGES, PHASES = 256, 24, 4
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or ["accuracy", "picture"]
-    for name in wanted:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="*", default=["accuracy", "picture"], choices=["accuracy", "picture"])
+    for name in parser.parse_args().what:
         {"accuracy": accuracy, "picture": picture}[name]()
 
 
@@ -124,7 +126,7 @@ def picture() -> None:
     rose.legend(loc="lower center", bbox_to_anchor=(0.5, -0.28), fontsize=8)
     right.set(xlabel="distance r, µm", title="two-point correlation S2(r)", xlim=(0, 60), ylim=(0, None))
     right.legend(fontsize=8)
-    figure.savefig(ROOT / "docs" / "materials.png")
+    figure.savefig(Path(__file__).resolve().parents[2] / "docs" / "materials.png")
     print(json.dumps(record["classes"]["bright phase"]["elongation"]))
 
 

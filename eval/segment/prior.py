@@ -6,7 +6,7 @@ tasks are those of `models.micro.tasks`, by formula, from seeds that no training
 scored: mean IoU of the label map, mean absolute error of the reported fractions in percentage points, how often the
 95 % intervals hold the truth, and the calibration error over all pixels. A second call goes on where the first stopped.
 
-    python eval/segment_prior.py ../shared/data/microscopy --keep kept/
+    python eval/segment/prior.py ../shared/data/microscopy --keep kept/
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from PIL import Image
@@ -34,8 +36,8 @@ from vispe.segment.features.kept import KeptFeatures
 from vispe.segment.model.file import versions
 from vispe.segment.run.predict import Post, predict_page
 
-RESULT = Path(__file__).resolve().parent / "results" / "segment_prior.json"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "fractions.md"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_prior.json"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "fractions.md"
 MARK = r"(<!-- priors: [^\n]*-->\n).*?(<!-- end of priors -->)"
 MODES = [
     *((place, kind, "logistic") for kind in ("both", "filters") for place in ("spread", "corner")),

@@ -6,7 +6,7 @@ from the truth), then a watershed on the distance transform with peaks at least 
 left out everywhere. Average precision is TP / (TP + FP + FN) at an intersection over union above 0.5. Rows are kept:
 a second call goes on; `--fresh` starts again.
 
-    python eval/objects.py ../shared/data/microscopy
+    python eval/segment/objects.py ../shared/data/microscopy
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 import tifffile
@@ -35,7 +37,7 @@ from vispe.segment.model.file import versions
 from vispe.segment.objects.split import NECK
 from vispe.segment.pipeline import MODEL_NAME, ObjectOptions, apply, segment
 
-RESULT = Path(__file__).resolve().parent / "results" / "objects.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "objects.json"
 LEAST = 10
 
 

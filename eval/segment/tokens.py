@@ -9,7 +9,7 @@ than the best (the paired interval of 95 % holds 0). Finished rows are kept: a s
 stopped; `--fresh` starts again. Pictures whose maps need more than `--memory` GiB are named as left out, and looks that
 are no whole pixels apart (two of a stride of 7) are passed over.
 
-    python eval/segment_tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
+    python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import argparse
 import hashlib
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 import torch
@@ -40,7 +42,7 @@ from vispe.segment.metrics import mean_iou
 from vispe.segment.model.file import versions
 from vispe.segment.run.predict import Post, predict_page
 
-RESULT = Path(__file__).resolve().parent / "results" / "segment_tokens.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_tokens.json"
 SYNTHETIC = "synthetic"
 COMPONENTS = 48
 _SIDE = 384  # pixels of a synthetic task

@@ -6,7 +6,7 @@ through `vispe.segment.pipeline`. The result decides one thing, the features tha
 else was chosen by these micrographs. Finished rows are kept: a second call goes on where the first one stopped;
 `--fresh` starts again.
 
-    python eval/cluster.py ../shared/data/microscopy
+    python eval/segment/cluster.py ../shared/data/microscopy
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
@@ -31,7 +33,7 @@ from vispe.segment.features.features import KINDS, FeatureConfig
 from vispe.segment.model.file import versions
 from vispe.segment.pipeline import Scoring, segment
 
-RESULT = Path(__file__).resolve().parent / "results" / "cluster.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "cluster.json"
 FITS = ("each image", "all images of the set")
 IMAGES = 3
 

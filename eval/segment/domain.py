@@ -8,18 +8,20 @@ weighed. `loss` is what it lies below that of a model from the own scribbles of 
 distance in units of the largest distance of a held-out part: 1 over the margins of `vispe.segment.classify.domain` is
 the limit. Finished trainings are kept: a second call goes on where the first stopped; `--fresh` starts again.
 
-    python eval/domain.py ../shared/data/microscopy
+    python eval/segment/domain.py ../shared/data/microscopy
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from scipy.ndimage import gaussian_filter
@@ -37,7 +39,7 @@ from vispe.segment.live.engine import micrograph
 from vispe.segment.model.file import versions
 from vispe.segment.pipeline import DEFAULT
 
-RESULT = Path(__file__).resolve().parent / "results" / "domain.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "domain.json"
 CHANGES = ("same", "inverted", "gamma", "blurred", "half", "double", "noisy")
 DRAWS, SEVERAL, OTHERS, FAILED = 5, 4, 6, 0.1
 

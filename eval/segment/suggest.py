@@ -7,17 +7,19 @@ from the others), or where `suggest` points. The truth answers: a dot is what of
 All three begin with the same dots; mean IoU of the whole picture is taken after each round. Finished seeds are kept:
 a second call goes on where the first stopped; `--fresh` starts again.
 
-    python eval/suggest.py
+    python eval/segment/suggest.py
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
@@ -29,8 +31,8 @@ from vispe.segment.live.guide import drawn
 from vispe.segment.live.suggest import candidates, radius_for, suggest
 from vispe.segment.model.file import versions
 
-RESULT = Path(__file__).resolve().parent / "results" / "suggest.json"
-FIGURE = Path(__file__).resolve().parents[1] / "docs" / "suggest-curve.png"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "suggest.json"
+FIGURE = Path(__file__).resolve().parents[2] / "docs" / "suggest-curve.png"
 PICTURE = FIGURE.with_name("suggest.png")
 SIDE, ROUNDS, EACH = 256, 8, 5
 FIRST = 5  # on the seeds before it was chosen how much newness counts

@@ -6,17 +6,19 @@ from four images scored on the eight others. Every run goes through `vispe.segme
 what the command does. Finished rows are kept in the result file: a second call goes on where the first one stopped;
 `--fresh` starts again.
 
-    python eval/segment_microscopy.py ../shared/data/microscopy
+    python eval/segment/filters.py ../shared/data/microscopy
 """
 
 import argparse
 import json
 import platform
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
@@ -24,8 +26,7 @@ from vispe.files import write_json
 from vispe.segment.model.file import versions
 from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
-HERE = Path(__file__).resolve().parent
-RESULT = HERE / "results" / "segment_filters.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_filters.json"
 CLASSIFIERS = ("logistic", "forest", "boosting")
 TRAIN = ("spot1_0d_0", "spot3_0d_3", "spot5_0d_0", "spot7_0d_5")
 CROSS = "superalloy_nasa"

@@ -7,17 +7,19 @@ before), the gap statistic with the rule of one standard error (Tibshirani, Walt
 first three of each set by name, and two seeds); 'unseen' ones, the next three, and three seeds with other grains and
 more noise, were looked at once. Finished rows are kept; `--fresh` starts again.
 
-    python eval/cluster_count.py ../shared/data/microscopy
+    python eval/segment/cluster_count.py ../shared/data/microscopy
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from PIL import Image
@@ -30,7 +32,7 @@ from vispe.segment.classify.cluster import PixelClusters
 from vispe.segment.features.features import Features
 from vispe.segment.pipeline import DEFAULT
 
-RESULT = Path(__file__).resolve().parent / "results" / "cluster_count.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "cluster_count.json"
 METHODS = ("silhouette", "gap", "stability", "vispe")
 PIXELS, PART, REFERENCES, HALVES, MOST = 4000, 2000, 4, 4, 8
 

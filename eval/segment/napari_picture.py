@@ -1,6 +1,6 @@
 """Draw the picture of the plugin in docs/napari.md, on a machine without a screen.
 
-    python eval/napari_picture.py [--out docs/napari.png]
+    python eval/segment/napari_picture.py [--out docs/napari.png]
 
 Qt's offscreen platform has no OpenGL, so napari's canvas stays black there. The window is drawn by Qt, the canvas by
 napari's own scene in an EGL context (Mesa's software renderer will do), and both are put together.
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 from PIL import Image
@@ -24,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "napari.png")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "docs" / "napari.png")
     parser.add_argument("--size", type=int, nargs=2, default=(1180, 800), help="of the window, in pixels")
     parser.add_argument("--features", default="vispe_micro and filters")
     parser.add_argument("--without-trust", action="store_true", help="leave out what takes longest")

@@ -5,17 +5,19 @@ The radius and the penalty of the filter were chosen on the first two images of 
 of 2, 4 and 8 px and penalties of 0.001 and 0.01; the next two were looked at once. Finished rows are kept; `--fresh`
 starts again.
 
-    python eval/clean.py ../shared/data/microscopy
+    python eval/segment/clean.py ../shared/data/microscopy
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 import tifffile
@@ -28,7 +30,7 @@ from vispe.segment.classify.clean import PENALTY, RADIUS, clean
 from vispe.segment.metrics import scores
 from vispe.segment.pipeline import segment
 
-RESULT = Path(__file__).resolve().parent / "results" / "clean.json"
+RESULT = Path(__file__).resolve().parents[1] / "results" / "clean.json"
 KEYS = ("miou", "mean_boundary_f1")
 
 
