@@ -1,0 +1,55 @@
+"""segmentation_models_pytorch builds encoders by timm, and so with an encoding; nothing of vispe is needed for it."""
+
+import pytest
+import torch
+
+import vispe
+from vispe.errors import UnsupportedHost
+
+smp = pytest.importorskip(
+    "segmentation_models_pytorch", reason="segmentation-models-pytorch is not installed"
+)
+NAME = "tu-vit_tiny_patch16_224"
+
+
+def dpt(**options):
+    torch.manual_seed(0)
+    return smp.DPT(NAME, encoder_weights=None, classes=2, **options).eval()
+
+
+def test_an_encoder_is_built_with_an_encoding():
+    model, images = dpt(pos_embed="alibi2d"), torch.rand(1, 3, 224, 224)
+    assert "alibi2d" in vispe.describe(model.encoder.model)
+    stock = dpt()
+    after = dpt()
+    vispe.convert(after.encoder.model, "alibi2d")
+    for other in (stock, after):
+        other.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        found = model(images)
+        # the same as converting what was built, and not what was built
+        assert torch.equal(found, after(images))
+        assert (found - stock(images)).abs().max() > 1e-2
+    assert found.shape == (1, 2, 224, 224)
+
+
+def test_a_stock_checkpoint_fits():
+    stock, model = dpt(), dpt(pos_embed="alibi2d")
+    model.load_state_dict(stock.state_dict())
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, stock.state_dict()[name])
+
+
+def test_images_of_any_size_and_gradients():
+    model = dpt(pos_embed="rope_mixed", dynamic_img_size=True).train()
+    for shape in ((64, 96), (96, 64)):
+        model.zero_grad()
+        model(torch.rand(2, 3, *shape)).square().mean().backward()
+        of_encoding = [p.grad for n, p in model.named_parameters() if "pos_enc" in n]
+        assert of_encoding
+        assert all(g is not None and g.abs().max() > 0 for g in of_encoding)
+
+
+def test_the_whole_model_is_refused_with_what_to_convert():
+    with pytest.raises(UnsupportedHost, match=r"vispe\.convert\(model\.encoder\.model, \.\.\.\)"):
+        vispe.convert(dpt(), "alibi2d")
