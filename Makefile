@@ -28,13 +28,14 @@ bench:
 
 figures:
 	$(PYTHON) eval/figures.py
+	$(PYTHON) eval/doors.py
 	$(PYTHON) eval/architecture.py
 	$(PYTHON) eval/multimodal.py picture
 
 generated:
 	$(PYTHON) eval/gallery.py
 	$(PYTHON) eval/golden.py
-	$(PYTHON) eval/readme.py
+	$(PYTHON) eval/tables.py
 	$(PYTHON) eval/multimodal.py tables
 
 docs:

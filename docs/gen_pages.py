@@ -21,7 +21,7 @@ from vispe.hosts.support import HOSTS, support_table
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "eval"))
-from readme import golden  # noqa: E402  (the tables of README and those of the site say the same)
+from tables import golden  # noqa: E402  (committed tables and those of the site say the same)
 
 FACTS = (
     "Shapes",

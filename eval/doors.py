@@ -1,0 +1,149 @@
+"""Draw the pictures of README: what a model knows about places, encodings, a micrograph, positions in a prompt.
+
+python eval/doors.py [wall] [micrograph] [schemes]
+python eval/doors.py place --weights dinov2_vits14.safetensors --retrofit RETROFIT_FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tempfile
+from pathlib import Path
+
+import checkout  # noqa: F401  (finds vispe)
+import matplotlib
+import numpy as np
+import torch
+from PIL import Image
+
+import vispe
+from vispe.cli.main import main as command
+from vispe.evaluate.plots.positions import plot_positions
+from vispe.evaluate.subject import Subject, load_subject
+from vispe.images.find import find_images
+from vispe.report.style import INK, SOFT
+from vispe.segment.draw import PALETTE
+
+matplotlib.use("Agg")
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+STROKES = DOCS.parent / "data" / "demo" / "ihc_scribbles.json"
+WALL = (
+    *("alibi2d", "alibi_graph", "gaussian2d", "kerple", "sandwich", "lookhere", "seqpe"),
+    *("comrope_ap", "comrope_ld", "gta", "rope_axial", "rope_mixed", "rope_dinov3", "liere"),
+    *("fope", "sincos2d", "border", "fourier", "fourier_learned", "legendre", "positional_attention"),
+)
+SCHEMES = ("mrope", "videorope", "vrope")
+SIDE = 518
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pictures", nargs="*", default=["wall", "micrograph", "schemes"])
+    parser.add_argument("--weights", help="of a DINOv2 ViT-S/14, for `place`")
+    parser.add_argument("--retrofit", help="folder of a retrofit of it, for `place`")
+    options = parser.parse_args()
+    for name in options.pictures:
+        if name == "place":
+            place(options.weights, options.retrofit)
+        else:
+            {"wall": wall, "micrograph": micrograph, "schemes": schemes}[name]()
+
+
+def place(weights: str, retrofit: str) -> None:
+    """Draw the features of pictures without places, of a model before and after it forgot them."""
+    import skimage.data
+
+    before = load_subject("vit_small_patch14_dinov2", weights=weights, device="cpu")
+    after = load_subject(retrofit, device="cpu")
+    gravel = Image.fromarray(skimage.data.gravel()).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    noise = np.random.default_rng(0).random((SIDE, SIDE, 3)).astype(np.float32)
+    shown = {"noise": noise, "gravel": np.asarray(gravel.convert("RGB"), np.float32) / 255}
+    figure = Figure(figsize=(12, 2.15), dpi=110, facecolor="white", layout="constrained")
+    for part, (name, picture) in zip(figure.subfigures(1, 2, wspace=0.05), shown.items(), strict=True):
+        axes = part.subplots(1, 3)
+        axes[0].imshow(picture)
+        axes[1].imshow(colours(before, picture), interpolation="nearest")
+        axes[2].imshow(colours(after, picture), interpolation="nearest")
+        for ax, title in zip(axes, (name, "what DINOv2 makes of it", "after vispe retrofit"), strict=True):
+            plain(ax, title)
+    figure.savefig(DOCS / "place.png")
+
+
+def colours(subject: Subject, picture: np.ndarray) -> np.ndarray:
+    """Return the three strongest components of the features of a picture as colours (h, w, 3)."""
+    assert subject.features is not None
+    with torch.no_grad():
+        maps = subject.features(subject.tensor(picture)[None])[0].float()
+    flat = maps.flatten(1).T
+    flat = flat - flat.mean(0)
+    found = flat @ torch.linalg.svd(flat, full_matrices=False).Vh[:3].T
+    # each component fills the range of a colour but for the outermost 1 %
+    low, high = found.quantile(0.01, 0), found.quantile(0.99, 0)
+    return ((found - low) / (high - low)).clamp(0, 1).unflatten(0, maps.shape[1:]).numpy()
+
+
+def wall() -> None:
+    """Draw what one query sees under many encodings, without scales."""
+    figure = Figure(figsize=(12, 4.3), dpi=110, facecolor="white", layout="constrained")
+    for ax, name in zip(figure.subplots(3, 7).flat, WALL, strict=True):
+        # heads of lookhere look in one direction each; their mean shows none
+        vispe.plot_bias(name, (18, 28), (8, 10), ax, head=0 if name == "lookhere" else None)
+        ax.images[0].colorbar.remove()
+        ax.set(xlabel="", ylabel="")
+        plain(ax, name)
+    figure.savefig(DOCS / "wall.png")
+
+
+def micrograph() -> None:
+    """Draw strokes on a micrograph, and what the command makes of them."""
+    (path,) = find_images(["skimage:ihc"])
+    strokes = json.loads(STROKES.read_text())
+    names = list(dict.fromkeys(s["class"] for s in strokes))
+    with tempfile.TemporaryDirectory() as folder:
+        command(["segment", str(path), "--labels", str(STROKES), "--classes", ",".join(names), "-o", folder])
+        overlay = np.asarray(Image.open(Path(folder) / "ihc_overlay.png"))
+    figure = Figure(figsize=(12, 5.4), dpi=80, facecolor="white", layout="constrained")
+    before, after = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    before.imshow(Image.open(path))
+    for stroke in strokes:
+        color = np.array(PALETTE[names.index(stroke["class"])]) / 255
+        before.plot(*np.array(stroke["points"]).T, color="white", lw=5, solid_capstyle="round")
+        before.plot(*np.array(stroke["points"]).T, color=color, lw=3, solid_capstyle="round")
+    after.imshow(overlay)
+    plain(before, f"{len(strokes)} strokes on a stained tissue section …", 12)
+    plain(after, "… and what vispe segment makes of them", 12)
+    figure.savefig(raw := io.BytesIO(), format="png")
+    # 256 colours: a third of the size
+    Image.open(raw).convert("RGB").quantize(256).save(DOCS / "micrograph.png", optimize=True)
+
+
+def schemes() -> None:
+    """Draw the coordinates of the tokens of a prompt with an image and a video, under three schemes."""
+    figure = Figure(figsize=(12, 3.4), dpi=110, facecolor="white", layout="constrained")
+    axes = figure.subplots(1, len(SCHEMES), sharey=True)
+    for ax, name in zip(axes, SCHEMES, strict=True):
+        plot_positions(name, ax=ax)
+        ax.set_title("")
+        ax.set_title(name, size=11, color=INK, loc="left", pad=18)
+        if ax is not axes[0]:
+            ax.set_ylabel("")
+    figure.savefig(DOCS / "schemes.png")
+
+
+def plain(ax: Axes, title: str, size: float = 9.5) -> None:
+    """Leave nothing but a picture and its title."""
+    ax.set_title("")
+    ax.set_title(title, size=size, color=INK, loc="left", pad=4)
+    ax.set(xticks=[], yticks=[])
+    ax.tick_params(colors=SOFT)
+    ax.spines[:].set_visible(False)
+    ax.set_anchor("NW")
+
+
+if __name__ == "__main__":
+    main()
