@@ -38,7 +38,7 @@ _SECTION = re.compile(rf"(?:^|\n|\s{{2,}})({'|'.join(FACTS)}): ")
 def pages() -> dict[str, str]:
     """Return the text of every generated page by its path in docs/."""
     made = {f"encodings/{name}.md": page(name) for name in vispe.list_encodings()}
-    return {"encodings/index.md": index(), "reference.md": reference(), **made}
+    return {"encodings/index.md": index(), "reference/api.md": reference(), **made}
 
 
 def index() -> str:
@@ -343,9 +343,15 @@ TABLES = {
 }
 
 
-def filled(markdown: str) -> str:
-    """Return a page of the guide with its tables: `<!-- table: NAME -->` stands for one."""
-    return re.sub(r"<!-- table: (\w+) -->", lambda m: TABLES[m[1]](), markdown)
+def filled(markdown: str, path: str) -> str:
+    """Return a page of the guide, by its path in docs/, with its tables: `<!-- table: NAME -->` stands for one."""
+    # links of tables are written from docs/
+    up = "../" * path.count("/")
+    return re.sub(
+        r"<!-- table: (\w+) -->",
+        lambda m: re.sub(r"\]\((?!http|#)", f"]({up}", TABLES[m[1]]()),
+        markdown,
+    )
 
 
 def on_config(config: Any) -> Any:
@@ -366,6 +372,6 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in the tables."""
-    return filled(markdown)
+    return filled(markdown, page.file.src_uri)

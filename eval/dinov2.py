@@ -75,7 +75,7 @@ def main() -> None:
     (args.out / "table.md").write_text(text, encoding="utf-8")
     figure.draw(reports).savefig(args.out / "dinov2.png", bbox_inches="tight")
     if args.out == OUT:  # the guide shows it
-        shutil.copy(OUT / "dinov2.png", OUT.parents[2] / "docs" / "retrofit.png")
+        shutil.copy(OUT / "dinov2.png", OUT.parents[2] / "docs" / "pictures" / "retrofit.png")
     print(text)
 
 

@@ -30,8 +30,9 @@ matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-STROKES = DOCS.parent / "data" / "demo" / "ihc_scribbles.json"
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+STROKES = ROOT / "data" / "demo" / "ihc_scribbles.json"
 WALL = (
     *("alibi2d", "alibi_graph", "gaussian2d", "kerple", "sandwich", "lookhere", "seqpe"),
     *("comrope_ap", "comrope_ld", "gta", "rope_axial", "rope_mixed", "rope_dinov3", "liere"),
@@ -71,7 +72,7 @@ def place(weights: str, retrofit: str) -> None:
         axes[2].imshow(colours(after, picture), interpolation="nearest")
         for ax, title in zip(axes, (name, "what DINOv2 makes of it", "after vispe retrofit"), strict=True):
             plain(ax, title)
-    figure.savefig(DOCS / "place.png")
+    figure.savefig(PICTURES / "place.png")
 
 
 def colours(subject: Subject, picture: np.ndarray) -> np.ndarray:
@@ -96,7 +97,7 @@ def wall() -> None:
         ax.images[0].colorbar.remove()
         ax.set(xlabel="", ylabel="")
         plain(ax, name)
-    figure.savefig(DOCS / "wall.png")
+    figure.savefig(PICTURES / "wall.png")
 
 
 def micrograph() -> None:
@@ -119,7 +120,7 @@ def micrograph() -> None:
     plain(after, "… and what vispe segment makes of them", 12)
     figure.savefig(raw := io.BytesIO(), format="png")
     # 256 colours: a third of the size
-    Image.open(raw).convert("RGB").quantize(256).save(DOCS / "micrograph.png", optimize=True)
+    Image.open(raw).convert("RGB").quantize(256).save(PICTURES / "micrograph.png", optimize=True)
 
 
 def schemes() -> None:
@@ -132,7 +133,7 @@ def schemes() -> None:
         ax.set_title(name, size=11, color=INK, loc="left", pad=18)
         if ax is not axes[0]:
             ax.set_ylabel("")
-    figure.savefig(DOCS / "schemes.png")
+    figure.savefig(PICTURES / "schemes.png")
 
 
 def plain(ax: Axes, title: str, size: float = 9.5) -> None:

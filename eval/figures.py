@@ -86,7 +86,7 @@ def extrapolation() -> None:
         "best on unseen grids first",
         fontsize=10,
     )
-    figure.savefig(ROOT / "docs" / "extrapolation.png")
+    figure.savefig(ROOT / "docs" / "pictures" / "extrapolation.png")
 
 
 def strip() -> None:
@@ -140,7 +140,7 @@ def strip() -> None:
     ax.set_xlabel("place in the line", fontsize=10, color=INK)
     ax.tick_params(length=0, colors=INK)
     ax.spines[:].set_visible(False)
-    figure.savefig(ROOT / "docs" / "attention-strip.png")
+    figure.savefig(ROOT / "docs" / "pictures" / "attention-strip.png")
 
 
 def memory() -> None:
@@ -187,7 +187,7 @@ def memory() -> None:
     ax.set_axisbelow(True)
     ax.tick_params(length=0, colors=INK)
     ax.spines[:].set_visible(False)
-    figure.savefig(ROOT / "docs" / "attention-memory.png")
+    figure.savefig(ROOT / "docs" / "pictures" / "attention-memory.png")
 
 
 def rotation() -> None:
@@ -217,7 +217,7 @@ def rotation() -> None:
         part.suptitle(f"A small transformer with random weights, {words}", x=0.01, ha="left", size=13)
     for ax in circles:  # one scale
         ax.set_ylim(0, max(ax.get_ylim()[1] for ax in circles))
-    figure.savefig(ROOT / "docs" / "rotation.png")
+    figure.savefig(ROOT / "docs" / "pictures" / "rotation.png")
 
 
 def orders() -> None:
@@ -244,7 +244,7 @@ def orders() -> None:
         ax.set_title(name, loc="left", size=11, color=INK)
         ax.set(xticks=[], yticks=[])
         ax.spines[:].set_visible(False)
-    figure.savefig(ROOT / "docs" / "orders.png")
+    figure.savefig(ROOT / "docs" / "pictures" / "orders.png")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the tables of docs/multimodal.md, which are computed, and draw its pictures.
+"""Write the tables of docs/how-to/models/multimodal.md, which are computed, and draw its pictures.
 
 python eval/multimodal.py [tables] [picture]
 """
@@ -15,7 +15,7 @@ from vispe.multimodal import Image, Parallel, Stream, Text, list_schemes
 from vispe.multimodal.properties import SchemeProperties, properties
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "multimodal.md"
+PAGE = ROOT / "docs" / "how-to" / "models" / "multimodal.md"
 VARIANTS = {  # rows after that of their scheme
     "mousi": ["mousi(share=all)"],
     "mrope": ["mrope(after=side)", "mrope(text_axes=time)", "mrope(tokens_per_second=2.0)"],
@@ -53,7 +53,9 @@ def updated(page: str) -> str:
         marks = rf"(<!-- {name}: made by eval/multimodal.py -->\n\n).*?(\n\n<!-- end of {name} -->)"
         page, count = re.subn(marks, lambda m, text=text: m[1] + text + m[2], page, flags=re.DOTALL)
         if count != 1:
-            raise ValueError(f"docs/multimodal.md has {count} places for the table {name}; it needs one.")
+            raise ValueError(
+                f"docs/how-to/models/multimodal.md has {count} places for the table {name}; it needs one."
+            )
     return page
 
 
@@ -66,7 +68,7 @@ def picture() -> None:
 
     for name, specs, stream in (("positions", DRAWN, EXAMPLE), ("segments", SEGMENTS, NAMING)):
         axes = plot_positions(specs, stream)
-        axes[0].figure.savefig(ROOT / "docs" / f"multimodal-{name}.png", dpi=110)
+        axes[0].figure.savefig(ROOT / "docs" / "pictures" / f"multimodal-{name}.png", dpi=110)
     parallel_picture()
 
 
@@ -91,7 +93,7 @@ def parallel_picture() -> None:
         upper.set_ylim(-1, 27)
         plot_blocks(stream, lower)
     figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "multimodal-parallel.png", dpi=110)
+    figure.savefig(ROOT / "docs" / "pictures" / "multimodal-parallel.png", dpi=110)
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]]) -> str:

@@ -48,7 +48,7 @@ def encodings() -> str:
         info = vispe.encoding_info(name)
         title, _, link = info.paper.rpartition(", ")
         cells = [
-            f"[`{name}`](gallery/{name}.png)",
+            f"[`{name}`](../gallery/{name}.png)",
             info.summary,
             ", ".join(info.kinds) or "none",
             ", ".join(map(str, info.ndim)),
@@ -276,7 +276,8 @@ def updated(text: str) -> str:
     return text
 
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "list.md", ROOT / "docs" / "numbers.md")
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = (ROOT / "README.md", REFERENCE / "list.md", REFERENCE / "numbers.md")
 
 if __name__ == "__main__":
     for page in PAGES:

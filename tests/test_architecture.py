@@ -1,6 +1,7 @@
 """Imports of the package point down, never in a circle, never at the face from inside, never at private names.
 
-Floors and reasons: docs/architecture.md. Imports inside functions count as well: they are for heavy packages of others.
+Floors and reasons: docs/explanation/architecture.md. Imports inside functions count as well: they are for heavy
+packages of others.
 """
 
 import ast

@@ -17,7 +17,7 @@ from vispe.encodings.registry import encoding_class, parse_spec
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-GUIDE = sorted(DOCS.glob("*.md"))
+GUIDE = sorted(DOCS.rglob("*.md"))
 
 
 def load(name, path):
@@ -36,7 +36,9 @@ def generator():
 @pytest.fixture(scope="module")
 def site(generator):
     """Every page by its path, generated ones included."""
-    return generator.pages() | {p.name: generator.filled(p.read_text()) for p in GUIDE}
+    return generator.pages() | {
+        str(p.relative_to(DOCS)): generator.filled(p.read_text(), str(p.relative_to(DOCS))) for p in GUIDE
+    }
 
 
 def test_there_is_a_page_for_every_encoding(site):
@@ -89,8 +91,8 @@ def test_links_lead_to_pages(site):
 
 def test_navigation_names_pages(site):
     named = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text())
-    assert set(named) - set(site) - {"encodings/index.md"} == set()
-    assert {p.name for p in GUIDE} - set(named) == set()
+    assert set(named) - set(site) == set()
+    assert {str(p.relative_to(DOCS)) for p in GUIDE} - set(named) == set()
 
 
 def test_names_of_encodings_exist():
@@ -126,7 +128,9 @@ def test_commands_exist():
 
 
 def test_the_entry_point_of_the_guide_is_toml():
-    (text,) = re.findall(r"```toml\n(.*?)```", (DOCS / "own-encoding.md").read_text(), re.DOTALL)
+    (text,) = re.findall(
+        r"```toml\n(.*?)```", (DOCS / "how-to/models/own-encoding.md").read_text(), re.DOTALL
+    )
     assert tomllib.loads(text)["project"]["entry-points"]["vispe.encodings"]
 
 

@@ -37,7 +37,7 @@ from vispe.segment.model.file import versions
 from vispe.segment.run.predict import Post, predict_page
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_prior.json"
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "fractions.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "micrographs" / "fractions.md"
 MARK = r"(<!-- priors: [^\n]*-->\n).*?(<!-- end of priors -->)"
 MODES = [
     *((place, kind, "logistic") for kind in ("both", "filters") for place in ("spread", "corner")),
@@ -227,7 +227,7 @@ def save(rows: list[dict[str, Any]], said: str) -> None:
 
 
 def table_of(table: dict[str, Any]) -> str:
-    """Write the table of docs/fractions.md."""
+    """Write the table of docs/how-to/micrographs/fractions.md."""
     lines = [
         "| strokes, features, classifier | images | mean IoU uniform | sqrt | gain (95 %) | worse in | worst | em | "
         "fractions uniform, pp | reported, pp | coverage | width |",

@@ -42,7 +42,7 @@ def found(generator):
 
 def test_the_page_says_what_is_found(generator, found, monkeypatch):
     monkeypatch.setattr(generator, "properties", found.__getitem__)
-    page = (ROOT / "docs" / "multimodal.md").read_text()
+    page = (ROOT / "docs/how-to/models/multimodal.md").read_text()
     assert generator.updated(page) == page, "run python eval/multimodal.py"
     assert [n for n in list_schemes() if f"| `{n}` |" not in page] == []
     with pytest.raises(ValueError, match="0 places for the table cost"):

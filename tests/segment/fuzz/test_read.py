@@ -83,7 +83,7 @@ def test_a_photograph_that_is_zeros_from_some_byte_on_is_said_to_be_damaged(tmp_
     assert kind == "refused" or any("damaged (it has no end mark)" in n for n in notes)
     marked = file.data[:-100] + b"\xff\xd9"  # an end mark long before the end
     kind, notes = outcome(tmp_path / "a.jpg", marked, file.pixels)
-    assert kind in ("refused", "changed")  # JPEG cannot tell: docs/robustness.md says so
+    assert kind in ("refused", "changed")  # JPEG cannot tell: docs/how-to/micrographs/robustness.md says so
 
 
 @pytest.mark.parametrize(
