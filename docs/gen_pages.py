@@ -20,8 +20,10 @@ from vispe.encodings.registry import encoding_class
 from vispe.hosts.support import HOSTS, support_table
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "eval"))
+sys.path[:0] = [str(ROOT / "eval"), str(ROOT / "docs" / "site")]
+from commands import commands_page  # noqa: E402
 from tables import golden  # noqa: E402  (committed tables and those of the site say the same)
+from wall import wall_page  # noqa: E402
 
 FACTS = (
     "Shapes",
@@ -38,18 +40,12 @@ _SECTION = re.compile(rf"(?:^|\n|\s{{2,}})({'|'.join(FACTS)}): ")
 def pages() -> dict[str, str]:
     """Return the text of every generated page by its path in docs/."""
     made = {f"encodings/{name}.md": page(name) for name in vispe.list_encodings()}
-    return {"encodings/index.md": index(), "reference/api.md": reference(), **made}
-
-
-def index() -> str:
-    """Return the page with all pictures."""
-    text = [
-        "# Encodings\n",
-        f"{len(vispe.list_encodings())} encodings. A picture shows what one token sees.\n",
-    ]
-    for name in vispe.list_encodings():
-        text.append(f"## [{name}]({name}.md)\n\n[![{name}](../gallery/{name}.png)]({name}.md)\n")
-    return "\n".join(text)
+    return {
+        "encodings/index.md": wall_page(),
+        "reference/api.md": reference(),
+        "reference/commands.md": commands_page(),
+        **made,
+    }
 
 
 def reference() -> str:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import vispe
-from vispe.cli.main import COMMANDS
+from vispe.cli.main import COMMANDS, load_command
 from vispe.encodings.registry import encoding_class, parse_spec
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +46,32 @@ def test_there_is_a_page_for_every_encoding(site):
         "encodings/index.md",
         *(f"encodings/{name}.md" for name in vispe.list_encodings()),
     }
+
+
+def test_the_wall_has_a_card_for_every_encoding_and_facts_for_every_button(site):
+    wall = site["encodings/index.md"]
+    cards = dict(re.findall(r'<a href="(\w+)/" data-facts="([^"]+)">', wall))
+    assert list(cards) == vispe.list_encodings()
+    buttons = re.findall(r'type="checkbox" value="([^"]+)"', wall)
+    for button in buttons:
+        having = [name for name, facts in cards.items() if button in facts.split()]
+        assert 0 < len(having) < len(cards), button
+    assert "axes-3" in cards["alibi3d"].split()
+    assert "axes-3" not in cards["alibi2d"].split()
+
+
+def test_the_page_of_commands_has_every_option(site):
+    page = site["reference/commands.md"]
+    parts = dict(re.findall(r"^## vispe (.+?)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert list(parts) == list(COMMANDS)
+    for name, part in parts.items():
+        function, positionals, short = load_command(name)
+        for key, parameter in inspect.signature(function).parameters.items():
+            shown = key if key in positionals else f"--{key.strip('_').replace('_', '-')}"
+            (row,) = re.findall(rf"^\| (?:`-\w`, )?`{shown}` \| (.*) \|$", part, re.MULTILINE)
+            assert row.rpartition("| ")[2].strip(), f"{name} {key} is not explained"
+            assert ("required" in row) == (parameter.default is parameter.empty), (name, key)
+            assert key not in short or f"`{short[key]}`, `{shown}`" in part
 
 
 @pytest.mark.parametrize("name", vispe.list_encodings())
