@@ -161,8 +161,9 @@ class Call:
         """Return the output after the transform's part on it."""
         return out if self.transform is None else self.transform.output(out)
 
-    def dense_bias(self, heads: slice = ALL, kept: torch.dtype | None = None) -> Tensor | None:
+    def dense_bias(self, heads: slice | None = None, kept: torch.dtype | None = None) -> Tensor | None:
         """Return the bias made dense, float32 or better; what can be kept in dtype `kept`, if that is given."""
+        heads = ALL if heads is None else heads
         if self.bias is None:
             return None
         dense = None

@@ -92,7 +92,7 @@ class Bias:
         q: Tensor | None = None,
         k: Tensor | None = None,
         scale: float | None = None,
-        heads: slice = ALL,
+        heads: slice | None = None,
     ) -> Tensor:
         """Return the logits to add, (b or 1, h or 1, n, m), in float32 or better.
 
@@ -102,9 +102,10 @@ class Bias:
             q: queries (b, h, n, d_h) after qk-norm and before rotation, for content-dependent biases.
             k: keys (b, h, m, d_h), likewise.
             scale: the factor of the logits, for biases that are scaled with them.
-            heads: which heads to return, so that a large bias can be made group by group.
+            heads: which heads to return, so that a large bias can be made group by group; all by default.
         """
-        return self._dense(Request(pos_q, pos_k, q, k, scale, heads))
+        # a slice as the default value stops compilers of torch 2.11
+        return self._dense(Request(pos_q, pos_k, q, k, scale, slice(None) if heads is None else heads))
 
     def _dense(self, ask: Request) -> Tensor:
         raise NotImplementedError
@@ -155,8 +156,9 @@ class Bias:
             "tokens; use dense()."
         )
 
-    def mask(self, dtype: torch.dtype, heads: slice = ALL) -> Tensor:
-        """Return the dense bias of fixed biases in `dtype`, kept with their positions."""
+    def mask(self, dtype: torch.dtype, heads: slice | None = None) -> Tensor:
+        """Return the dense bias of fixed biases in `dtype`, kept with their positions; of all heads by default."""
+        heads = slice(None) if heads is None else heads
         key = self.key
         if key is None or self.pos is None:
             raise ShapeError(
