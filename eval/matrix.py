@@ -86,7 +86,7 @@ def main() -> None:
                     else asked(name, torch, wheel)
                 )
                 rows.append(row)
-                with atomic_path(options.result) as path:
+                with atomic_path(options.result, force=True) as path:
                     path.write_text(
                         json.dumps(
                             {"what": __doc__.splitlines()[0], "vispe": __version__, "rows": rows}, indent=1
