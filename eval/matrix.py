@@ -80,11 +80,8 @@ def main() -> None:
                 if (name, torch) in done:
                     continue
                 row = {"asked_python": name, "asked_torch": torch}
-                row |= (
-                    tried(python, torch, wheel, Path(scratch))
-                    if shutil.which(python)
-                    else asked(name, torch, wheel)
-                )
+                found = shutil.which(python)
+                row |= tried(found, torch, wheel, Path(scratch)) if found else asked(name, torch, wheel)
                 rows.append(row)
                 with atomic_path(options.result, force=True) as path:
                     path.write_text(

@@ -54,7 +54,9 @@ class HostedViT(HostedTokens, VisionTransformer):
         return torch.cat([x[:, :p], super()._vispe_block(block, x[:, p:], context.patches, layer)], 1)
 
     def _vispe_prefix_from(self) -> int:
-        return max([0, *(e.prefix_from for e in self._vispe_all())])  # a default stops compilers of torch 2.11
+        return max(
+            [0, *(e.prefix_from for e in self._vispe_all())]
+        )  # a default stops compilers of torch 2.11
 
     def _vispe_second_token(self) -> Tensor | None:
         return self.dist_token if isinstance(self, VisionTransformerDistilled) else self.reg_token
