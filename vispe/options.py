@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import wraps
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
@@ -198,15 +198,19 @@ def option_signature(cls: type, root: type, first: Sequence[str] = ()) -> inspec
     )
 
 
-@cache
+_NOTES: dict[type, dict[str, Any]] = {}  # compilers read a dict, and trace into what functools keeps
+
+
 def _annotations(cls: type) -> dict[str, Any]:
     """Return the options of a class and its bases, name to annotation; that of the class itself counts most."""
-    notes: dict[str, Any] = {}
-    for base in cls.__mro__:
-        if names := declared(base):
-            read = inspect.get_annotations(base, eval_str=True)
-            notes = {**{n: read[n] for n in names}, **notes}
-    return notes
+    if cls not in _NOTES:
+        notes: dict[str, Any] = {}
+        for base in cls.__mro__:
+            if names := declared(base):
+                read = inspect.get_annotations(base, eval_str=True)
+                notes = {**{n: read[n] for n in names}, **notes}
+        _NOTES[cls] = notes
+    return _NOTES[cls]
 
 
 def check_options(owner: object, names: Sequence[str] | None = None) -> None:

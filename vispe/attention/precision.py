@@ -1,4 +1,4 @@
-"""In which precision attention is computed when autocast is on, and how to keep it out of exact parts."""
+"""In which precision attention is computed when autocast is on, and when numbers may be looked at."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which autocast rounds nothing."""
     return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
+
+
+def exporting() -> bool:
+    """Whether a program is being exported; `torch.compiler.is_exporting` of torch 2.11 says so of any compiled one."""
+    flag = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if flag is None else flag
 
 
 def readable(x: Tensor) -> bool:

@@ -22,7 +22,7 @@ from vispe.attention.bias.kept import keepable
 from vispe.attention.bias.lower import not_a_table, table_of
 from vispe.attention.bias.strip import Layout, build
 from vispe.attention.call import Call
-from vispe.attention.precision import no_autocast, rounded
+from vispe.attention.precision import exporting, no_autocast, rounded
 
 FORWARD_BLOCK = 1 << 24  # bytes of a mask
 # bytes of a block of scores, per thread (measured: 1.0 and 4 MB alike, 0.5 MB slower)
@@ -91,7 +91,7 @@ def _too_large_to_keep(call: Call) -> bool:
 
 def _serves(call: Call) -> bool:
     """Whether the bias may need a gradient, and everything else is what the blocks know."""
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore
+    if torch.compiler.is_compiling() or exporting() or torch.jit.is_tracing():  # pyright: ignore
         return False
     q, k, v, bias = call.q, call.k, call.v, call.bias
     if bias is None or bias.key is not None or q.device.type != "cpu":

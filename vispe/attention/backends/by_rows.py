@@ -14,7 +14,7 @@ from vispe.attention.bias.base import Bias, Request
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.call import Call
-from vispe.attention.precision import autocast_on, no_infinity, readable, rounded
+from vispe.attention.precision import autocast_on, exporting, no_infinity, readable, rounded
 
 BLOCK = 8 << 20  # bytes of a mask in float32
 LEAST = 64  # queries of a block, below which products are slow
@@ -55,7 +55,7 @@ def _terms(bias: Bias | None) -> list[ContextBias]:
 def _serves(call: Call) -> bool:
     """Whether nothing needs a gradient, all that is there is the bias, and it is too large for the cache."""
     q, k, v = call.q, call.k, call.v
-    if not all(map(readable, (q, k, v))) or torch.compiler.is_exporting() or autocast_on(q.device):
+    if not all(map(readable, (q, k, v))) or exporting() or autocast_on(q.device):
         return False
     masked = call.attn_mask is not None or call.key_padding_mask is not None or call.cu_seqlens is not None
     if masked or call.is_causal or call.dropout_p or call.value_term is not None:

@@ -20,7 +20,7 @@ from vispe.attention.backends.triton.device import failed, no_device, watched
 from vispe.attention.backends.triton.places.places import cell_numbers, extended, segments
 from vispe.attention.bias.lower import not_a_table, table_of
 from vispe.attention.call import Call
-from vispe.attention.precision import no_autocast
+from vispe.attention.precision import exporting, no_autocast
 from vispe.errors import BackendUnavailable, ShapeError
 
 NARROWEST, WIDEST = 16, 256  # columns of a head
@@ -47,7 +47,7 @@ def refuses(call: Call) -> str | None:
         ),
         (call.widest > WIDEST, f"heads are wider than {WIDEST}"),
         (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
-        (torch.compiler.is_exporting(), "FlexAttention is not fused in exported programs"),
+        (exporting(), "FlexAttention is not fused in exported programs"),
     ):
         if given:
             return why

@@ -25,7 +25,7 @@ from vispe.attention.backends import by_rows
 from vispe.attention.bias import kept as learned
 from vispe.attention.bias.base import Bias
 from vispe.attention.call import Call, combine
-from vispe.attention.precision import autocast_on, no_infinity, rounded
+from vispe.attention.precision import autocast_on, exporting, no_infinity, rounded
 
 MASK_LIMIT = 1 << 30  # bytes
 # Keys from which swapped axes pay. Forward relative to SDPA without mask, one thread, b 2 and 8, d 64, float32, as they
@@ -156,7 +156,7 @@ def _swap(q: Tensor, mask: Tensor) -> bool:
 
 def _heads_per_group(call: Call) -> int:
     h, n, m = call.q.shape[1], call.q.shape[2], call.k.shape[2]
-    if call.bias is None or not call.bias.per_head or torch.compiler.is_exporting():
+    if call.bias is None or not call.bias.per_head or exporting():
         return h
     batched = (
         call.bias.per_sample

@@ -79,8 +79,11 @@ class Bias:
         alone = kind.__new__(kind)
         for name in (n for base in kind.__mro__ for n in getattr(base, "__slots__", ())):
             setattr(alone, name, getattr(self, name))
-        for name, value in getattr(self, "__dict__", {}).items():
-            setattr(alone, name, value)
+        if (
+            kind.__dictoffset__
+        ):  # a class of yours without slots; torch 2.11 compiles no look at what is not there
+            for name, value in self.__dict__.items():
+                setattr(alone, name, value)
         alone.whole = True
         return alone
 

@@ -70,6 +70,8 @@ def offsets(
 def _measure(gap: Tensor, extent: Tensor, metric: Metric, wrap: bool) -> Tensor:
     if wrap:
         gap = torch.minimum(gap, extent - gap)
+    if gap.shape[-1] == 1:  # on a line all are the same; compilers of torch 2.11 know no norm of one number
+        return gap[..., 0].square() if metric == "squared" else gap[..., 0]
     if metric == "euclidean":
         return _vector_norm(gap, dim=-1)
     if metric == "squared":

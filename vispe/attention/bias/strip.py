@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.precision import exporting
 from vispe.grid import Grid
 
 WORD = 8  # elements in one 16-byte load of half precision
@@ -122,7 +123,7 @@ def fits_half(bias: Bias, grid: Grid, scale: float) -> bool:
     with slopes of 0 or more, where each token is its own nearest key. The range must hold the farthest key, and below
     2^-14 the error is 2^-25 scales. Plain numbers decide, so slopes and tables that are tensors never fit.
     """
-    if not isinstance(bias, DistanceBias) or isinstance(bias.slopes, Tensor) or torch.compiler.is_exporting():
+    if not isinstance(bias, DistanceBias) or isinstance(bias.slopes, Tensor) or exporting():
         return False
     if not 0 < scale <= LARGEST_SCALE or min(bias.slopes) < 0:
         return False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.precision import at_least_float32, exact_product, exporting
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.longer import Longer, read_longer
 from vispe.encodings.parts.regrid import trained_grid
@@ -97,7 +97,7 @@ def resample(
 
     Bicubic with antialiasing towards the target size, computed in float32 or better; or by a rule of `longer.places`.
     """
-    if not torch.compiler.is_exporting() and tuple(old) == tuple(new):  # the size stays free in an export
+    if not exporting() and tuple(old) == tuple(new):  # the size stays free in an export
         return table
     if rule != "bicubic":
         return read_longer(table, old, new, rule)

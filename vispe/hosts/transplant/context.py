@@ -11,7 +11,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from vispe.attention.choose import LONG
-from vispe.attention.precision import compute_dtype
+from vispe.attention.precision import compute_dtype, exporting
 from vispe.attention.preference import selected
 from vispe.encodings.base import Encoding, Mixing, Rotary
 from vispe.encodings.compose import bias_of, value_term_of
@@ -129,7 +129,7 @@ class Context:
         backend = chosen if module.fused_attn else "reference"
         out = traced.attend(q, k, v, *where, **masks, dropout_p=dropout_p, backend=backend)
         # kernels differ in the strides of their output; an exported graph must not depend on them
-        return out.clone(memory_format=torch.contiguous_format) if torch.compiler.is_exporting() else out
+        return out.clone(memory_format=torch.contiguous_format) if exporting() else out
 
     def scores(
         self, module: nn.Module, queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, x: Tensor

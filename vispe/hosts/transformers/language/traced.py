@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vispe.attention.precision import exporting
 from vispe.multimodal import Coordinates
 
 # what a call says of its pictures; other arguments are not read, but that they are there may be asked for
@@ -39,7 +40,7 @@ def runs(function: _Find) -> _Find:
 
 def traceable(model: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a compiler is at work, and the operator takes all that the call says of its pictures."""
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or model.training:
+    if not torch.compiler.is_compiling() or exporting() or model.training:
         return False
     given = [v for name, v in kwargs.items() if name in READ or name == "mm_encoder_outputs"]
     return (
