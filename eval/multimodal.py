@@ -34,6 +34,38 @@ PLACE = ("scheme", "moves with the text before", "text after an image", "text af
          "random in training")  # fmt: skip
 
 
+PICTURES = {
+    "grids": "grids of the call",
+    "squares": "squares of the configured size",
+    "sizes": "squares, or `image_sizes`",
+    "runs": "equal squares, counted",
+    "tiles": "`image_sizes`: small copy, tiles, ends of rows",
+    "one_vision": "`image_sizes`: small copy, tiles up to a limit",
+}
+
+
+def families() -> str:
+    """Return the table of families; it needs transformers."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from vispe.hosts.transformers.language.families import FAMILIES
+
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, family in FAMILIES.items():
+        own = str(family.own(CONFIG_MAPPING[name]()))
+        videos = (
+            "frames, time in words"
+            if family.frames_apart
+            else "one block"
+            if family.pictures == "grids"
+            else "-"
+        )
+        videos = "one block for all frames" if family.pictures == "one_vision" else videos
+        rows.setdefault((PICTURES[family.pictures], videos, f"`{own}`"), []).append(f"`{name}`")
+    heads = ("model types", "where pictures are found", "videos", "trained with")
+    return _table(heads, [[", ".join(names), *key] for key, names in rows.items()])
+
+
 def specs() -> list[str]:
     """Return what the tables have rows for: every scheme, and variants of some."""
     return [spec for name in list_schemes() for spec in (name, *VARIANTS.get(name, ()))]
@@ -49,7 +81,8 @@ def tables(found: list[SchemeProperties]) -> dict[str, str]:
 
 def updated(page: str) -> str:
     """Return the page with its tables computed anew."""
-    for name, text in tables([properties(spec) for spec in specs()]).items():
+    made = tables([properties(spec) for spec in specs()]) | {"families": families()}
+    for name, text in made.items():
         marks = rf"(<!-- {name}: made by eval/multimodal.py -->\n\n).*?(\n\n<!-- end of {name} -->)"
         page, count = re.subn(marks, lambda m, text=text: m[1] + text + m[2], page, flags=re.DOTALL)
         if count != 1:

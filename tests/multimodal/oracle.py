@@ -291,6 +291,7 @@ RULES = {
     "circlerope": Circle,
     "group_pe": Groups,
     "hope_vlm": Diagonal,
+    "ernie_vl": MRoPE,
     "ilrope": MRoPE,
     "mhrope": MRoPE,
     "mmrope": MRoPE,

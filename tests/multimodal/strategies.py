@@ -182,6 +182,7 @@ OPTIONS = {
     "vrope": st.fixed_dictionaries({"stride": st.one_of(st.none(), halves)}),
     "rope1d": st.just({}),
     "mrope": mrope_options(),
+    "ernie_vl": mrope_options(),
     "mrope_i": mrope_options(),
     "mhrope": mrope_options(),
     "mmrope": st.builds(lambda o, s: {**o, "scale": s}, mrope_options(), st.tuples(halves, halves, halves)),

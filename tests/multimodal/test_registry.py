@@ -29,7 +29,7 @@ def test_all_schemes_are_there():
         "circlerope group_pe hope_vlm ilrope mhrope mmrope mousi mrope mrope_i omnirope ppe rope1d rope_dhr"
     )
     assert sorted(NAMES) == NAMES
-    assert set(NAMES) >= {*wanted.split(), "bilevel", "tad_rope", "v2pe", "videorope", "vrope"}
+    assert set(NAMES) >= {*wanted.split(), "bilevel", "ernie_vl", "tad_rope", "v2pe", "videorope", "vrope"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -288,6 +288,7 @@ ALLOCATIONS = {
     "mrope_i": "thwthwthwthwthwt",
     "mrope_i(sections=[10,4,2])": "thwthwthtthttttt",
     "omnirope": "tttthhhhhhwwwwww",
+    "ernie_vl": "hwhwhwhwhwhwtttt",
     "ilrope": "thwthwthwthwthwt",
     "mmrope": "tthwhwhwtthwhwhw",
     "videorope": "hwhwhwhwhwhwtttt",

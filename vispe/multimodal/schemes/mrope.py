@@ -141,6 +141,28 @@ class MRoPEInterleaved(MRoPE):
 
 @register_scheme
 @dataclass(frozen=True)
+class ErnieVL(MRoPE):
+    """MRoPE whose rows and columns take turns over the high frequencies, with time on the lowest (Ernie 4.5 VL).
+
+    Options are those of `MRoPE`; `sections` has time, rows and columns, 20, 22, 22 of 64 by default. The order of
+    frequencies is that of VideoRoPE, the coordinates are those of `mrope`. Read from transformers' implementation; a
+    paper that states it was not found.
+    """
+
+    name: ClassVar[str] = "ernie_vl"
+    summary: ClassVar[str] = (
+        "MRoPE with rows and columns in turn, then time on the lowest frequencies (Ernie 4.5 VL)."
+    )
+    paper: ClassVar[str] = "MRoPE, with the frequencies of Ernie 4.5 VL, https://arxiv.org/abs/2409.12191"
+    share: ClassVar[float] = 22 / 64
+
+    def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
+        """Return rows and columns in turn, then time (pairs,)."""
+        return allocation.video(sections_for(pairs, self.sections, self.share))
+
+
+@register_scheme
+@dataclass(frozen=True)
 class MHRoPE(MRoPE):
     """MRoPE with whole heads for each axis (arXiv 2510.23095).
 

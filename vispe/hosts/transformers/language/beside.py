@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, OptionError
+from vispe.hosts.transformers.language.families import family_of
 from vispe.multimodal import Coordinates, Scheme, Stream
 from vispe.multimodal.streams.parallel import OUTSIDE, SET, Align, See, seen_by_set
 from vispe.multimodal.streams.segments import IMAGE
@@ -36,7 +37,7 @@ def members_of(config: Any, input_ids: Tensor | None, stream: Stream) -> Tensor:
     """
     b = stream.blocks
     # images in two blocks, the small one and that of the tiles
-    pieces = 2 if config.model_type == "llava_onevision" else 1
+    pieces = 2 if family_of(config).pictures == "one_vision" else 1
     number = torch.where(b.kind == IMAGE, b.picture.div(pieces, rounding_mode="floor"), -1)
     member = stream.scatter(number[stream.block], -1)
     if input_ids is None:

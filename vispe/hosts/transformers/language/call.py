@@ -24,6 +24,7 @@ from vispe.hosts.transformers.language.beside import (
     members_of,
     plain_marks,
 )
+from vispe.hosts.transformers.language.families import text_of
 from vispe.hosts.transformers.language.pictures import stream_of, token_types, types_by_embedding
 from vispe.hosts.transformers.language.position_ids import check_given, split_ids, stock_scheme
 from vispe.hosts.transformers.language.state import (
@@ -100,7 +101,7 @@ class Call:
             InputError: grids and placeholders do not agree.
         """
         given = (self.model, self.types_of(keys), valid, documents(keys, valid), self.kwargs)
-        beside: str | None = self.model.language_model.vispe_beside
+        beside: str | None = text_of(self.model).vispe_beside
         if beside is None:
             return stream_of(*given)
         members: Tensor | None = self.kwargs.get(IDS)
@@ -115,7 +116,7 @@ class Call:
         if state is not None:
             first = torch.where(valid, keys, keys.max()).amin(1)
             start = state.offset + scheme.step * first
-        if self.model.language_model.vispe_beside is None and traced.traceable(self.model, self.kwargs):
+        if text_of(self.model).vispe_beside is None and traced.traceable(self.model, self.kwargs):
             tensors = (self.input_ids, self.inputs_embeds, self.types, keys, valid, start)
             return traced.coordinates(self.model, tensors, self.kwargs)
         stream = self.stream(keys, valid)
@@ -169,7 +170,7 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     if state is None:
         check_filled_here(call.cache)
     table, span, offset, marks = (call.kwargs.pop(name, None) for name in (TABLE, SPAN, OFFSET, MARKS))
-    beside = call.model.language_model.vispe_beside
+    beside = text_of(call.model).vispe_beside
     _check_members(call, beside, tokens)
     pictures = bool(given(call.kwargs, *PIXELS, *(GRIDS if state is None else ()), IDS))
     pictures |= call.input_ids is None and call.types is not None

@@ -28,6 +28,7 @@ from vispe.hosts.transformers.language.call import (
     given,
     place,
 )
+from vispe.hosts.transformers.language.families import Rotary, text_of
 from vispe.hosts.transformers.language.late import LATE, LateRotation
 from vispe.hosts.transformers.language.signature import like_stock
 from vispe.hosts.transformers.language.state import (
@@ -42,8 +43,6 @@ from vispe.hosts.transformers.language.state import (
 from vispe.hosts.transformers.language.traced import numbered
 from vispe.multimodal import Scheme, tables
 
-# language models that take ordinary ids as the first of four rows
-FOUR_ROWS = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
 ROTATION = "vispe_rotation"  # cosines and sines, from the language model to its layers
 
 
@@ -220,7 +219,7 @@ class PositionedModel:
     def _remember(self, cache: Any, placed: Placed) -> None:
         """Put where the sequences stand onto the cache, where it has changed."""
         after = placed.after
-        if self.language_model.vispe_late:  # type: ignore[attr-defined]
+        if text_of(self).vispe_late:
             before = None if placed.before is None else placed.before.ids
             after = replace(after, ids=placed.ids if before is None else torch.cat([before, placed.ids], 2))
             if placed.marks is not None:
@@ -244,6 +243,7 @@ class PositionedText:
     vispe_allocation: list[Any]  # the same in plain numbers
     vispe_late: bool
     vispe_axes: int
+    vispe_rotary: Rotary
     vispe_beside: Beside | None
     vispe_extend: tuple[int, int] | None
 
@@ -277,7 +277,9 @@ class PositionedText:
         keys, ids, marks = position_ids[0].long(), position_ids[1 : 1 + axes], position_ids[1 + axes :]
         rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
         dtype = kwargs["inputs_embeds"].dtype
-        pairs = {"frequencies": rotary.inv_freq, "axis_of_pair": self.vispe_axis_of_pair}
+        own = self.vispe_rotary
+        rates = rotary.inv_freq if own.usual else rotary.inv_freq[list(own.order)]
+        pairs = {"frequencies": rates, "axis_of_pair": self.vispe_axis_of_pair}
         turned = partial(tables, **pairs, scaling=rotary.attention_scaling, dtype=dtype)
         cos, sin = turned(ids)
         if self.vispe_late:
@@ -285,13 +287,17 @@ class PositionedText:
             past = None if state is None else state.ids
             every = (cos, sin) if past is None else turned(torch.cat([past, ids], 2))
             kwargs[LATE] = LateRotation(
-                _with_heads(cos, sin), _with_heads(*every), *self._apart(ids, marks, state, **pairs)
+                _with_heads(cos, sin),
+                _with_heads(*every),
+                *self._apart(ids, marks, state, **pairs),
+                own.layout,
             )
-            kwargs[ROTATION] = cos.new_ones(1, 1, 1), cos.new_zeros(1, 1, 1)  # the host turns nothing
+            still = (1, 1, 2 * own.pairs)
+            kwargs[ROTATION] = cos.new_ones(still), cos.new_zeros(still)  # the host turns nothing
         else:
-            kwargs[ROTATION] = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
-        four = self.config.model_type in FOUR_ROWS  # type: ignore[attr-defined]
-        return super().forward(*args, position_ids=keys.expand(4, *keys.shape) if four else keys, **kwargs)  # type: ignore[misc]
+            kwargs[ROTATION] = own.wide(cos), own.wide(sin)
+        rows = keys if own.rows == 1 else keys.expand(own.rows, *keys.shape)
+        return super().forward(*args, position_ids=rows, **kwargs)  # type: ignore[misc]
 
     def _apart(
         self,

@@ -20,29 +20,35 @@ from vispe.hosts.transformers.language.classes import (
     PositionedModel,
     PositionedText,
 )
+from vispe.hosts.transformers.language.families import (
+    FAMILIES,
+    Rotary,
+    family_of,
+    missing,
+    rotary_of,
+    text_of,
+)
 from vispe.hosts.transformers.language.rope_index import INDEX, PositionedIndex
 from vispe.hosts.transformers.language.traced import numbered
 from vispe.multimodal import Scheme, create_scheme
 from vispe.multimodal.properties import keeps_text
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava", "llava_onevision", "internvl")
 GENERATION = (
     "_prepare_position_ids_for_generation",
     "_get_candidate_generator",
     "_update_model_kwargs_for_generation",
 )
-STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depend on the length of a call
 
 
 def is_vlm(model: nn.Module) -> bool:
     """Whether a model is one of transformers', with a language model inside."""
     made_there = any(c.__module__.startswith("transformers.") for c in type(model).__mro__)
-    return made_there and hasattr(inner_of(model), "language_model")
+    return made_there and text_of(inner_of(model)) is not None
 
 
 def inner_of(model: Any) -> Any:
     """Return the model without its head."""
-    return model.model if hasattr(getattr(model, "model", None), "language_model") else model
+    return model.model if text_of(getattr(model, "model", None)) is not None else model
 
 
 def convert_vlm(
@@ -78,12 +84,13 @@ def convert_vlm(
     kind = getattr(inner.config, "model_type", "")
     if kind not in FAMILIES:
         raise UnsupportedHost(
-            f"vispe.convert was given a {type(model).__name__} ({kind}); position schemes go into "
-            f"{', '.join(FAMILIES)}."
+            f"The position scheme {scheme.name} was to go into a {type(model).__name__} ({kind}), but "
+            f"{missing(inner)}. Families that take one: {', '.join(FAMILIES)}."
         )
-    text = inner.language_model
-    pairs, heads = _check_text(text)
-    scheme = _with_host_sections(scheme, text, pairs)
+    text = text_of(inner)
+    rotary, heads = _check_text(text)
+    pairs = rotary.pairs
+    scheme = _with_host_sections(scheme, inner, pairs)
     with torch.device("cpu"):  # under the meta device there would be no numbers to look at
         axis_of_pair = scheme.allocation(pairs, heads)
         text_kept = keeps_text(scheme, pairs, heads)
@@ -96,6 +103,8 @@ def convert_vlm(
     late_rotation = late_rotation or axis_of_pair.ndim == 2 or bool(parallel or self_extend)
     if late_rotation:
         hf_late.check(text)
+    if parallel or self_extend:
+        _check_halves(text, rotary, "parallel" if parallel else "self_extend")
     if not text_kept:
         warnings.warn(
             f"{scheme} does not encode text as {type(model).__name__} was trained to: its text abilities change until "
@@ -113,7 +122,7 @@ def convert_vlm(
     numbered(inner)
     device = text.rotary_emb.inv_freq.device
     text.__class__ = positioned(type(text), PositionedText)
-    text.vispe_late, text.vispe_axes = late_rotation, scheme.axes
+    text.vispe_late, text.vispe_axes, text.vispe_rotary = late_rotation, scheme.axes, rotary
     text.vispe_beside, text.vispe_extend = parallel, self_extend
     if late_rotation:
         hf_late.switch_on(text)
@@ -135,35 +144,37 @@ def _grouping(given: Any, parallel: Any) -> tuple[int, int]:
     return int(given[0]), int(given[1])
 
 
-def _check_text(text: Any) -> tuple[int, int]:
-    """Return the pairs of rotary channels and the key heads of a language model."""
-    rotary = getattr(text, "rotary_emb", None)
-    layers = getattr(text, "layers", None)
-    if not isinstance(getattr(rotary, "inv_freq", None), torch.Tensor) or not layers:
-        raise UnsupportedHost(
-            f"The language model {type(text).__name__} has no rotary embedding `rotary_emb` with one set of "
-            "frequencies for all layers; position schemes need one."
-        )
-    rope = getattr(rotary, "rope_type", "default")
-    if rope not in STATIC_ROPE:
-        raise UnsupportedHost(
-            f"The language model scales its frequencies by rope_type={rope!r}, which depends on the length of a call; "
-            f"position schemes go with {', '.join(STATIC_ROPE)}."
-        )
+def _check_text(text: Any) -> tuple[Rotary, int]:
+    """Return the rotary embedding and the key heads of a language model."""
+    rotary, layers = rotary_of(text), getattr(text, "layers", None)
+    if not layers:
+        raise UnsupportedHost(f"The language model {type(text).__name__} has no `layers`.")
     layer = stock_of(type(layers[0])) or type(layers[0])
     if "position_embeddings" not in inspect.signature(layer.forward).parameters:
         raise UnsupportedHost(f"The decoder layer {layer.__name__} takes no `position_embeddings`.")
-    return rotary.inv_freq.shape[0], int(text.config.num_key_value_heads)
+    return rotary, int(text.config.num_key_value_heads)
 
 
-def _with_host_sections(scheme: Scheme, text: Any, pairs: int) -> Scheme:
+def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
+    """Raise unless all channels of a head turn, in the halves that logits of their own are made of."""
+    config = text.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if rotary.interleaved or 2 * rotary.pairs != width:
+        raise UnsupportedHost(
+            f"{what} makes logits of heads whose halves are pairs and turn whole; in {type(text).__name__} "
+            f"{2 * rotary.pairs} of {width} channels turn, {rotary.layout}."
+        )
+
+
+def _with_host_sections(scheme: Scheme, inner: Any, pairs: int) -> Scheme:
     """Return the scheme with the sections that the model was trained with, where they mean the same."""
-    host = getattr(text.rotary_emb, "mrope_section", None)
-    layout = "mrope_i" if text.config.model_type.startswith("qwen3") else "mrope"
-    options = scheme.options()
-    if host is None or scheme.name != layout or options.get("sections") is not None or sum(host) != pairs:
+    host = getattr(text_of(inner).rotary_emb, "mrope_section", None)
+    if host is None or scheme.options().get("sections") is not None or sum(host) != pairs:
         return scheme
-    return create_scheme(scheme, sections=tuple(host))
+    own = family_of(inner.config).own(inner.config)
+    if scheme.name != own.name:
+        return scheme
+    return create_scheme(scheme, sections=own.options().get("sections") or tuple(host))
 
 
 def _refuse_tables(scheme: Scheme, name: str) -> None:
@@ -181,7 +192,7 @@ def _refuse_hooked(model: Any) -> None:
     Hooks that were taken off leave the method of the class behind on the instance; that is taken away.
     """
     inner = inner_of(model)
-    text = inner.language_model
+    text = text_of(inner)
     parts = {text: ("forward",), inner: ("forward", *INDEX)}
     parts |= {} if model is inner else {model: GENERATION}
     parts |= dict.fromkeys(getattr(text, "layers", ()), ("forward",))
@@ -214,7 +225,7 @@ def restore_vlm(model: nn.Module) -> None:
             f"This {type(model).__name__} has its own position scheme; there is nothing to restore."
         )
     _refuse_hooked(model)
-    text = inner.language_model
+    text = text_of(inner)
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
     hf_late.switch_off(text)
@@ -226,7 +237,7 @@ def restore_vlm(model: nn.Module) -> None:
         text.vispe_late,
         text.vispe_axes,
     )
-    del text.vispe_beside, text.vispe_extend
+    del text.vispe_beside, text.vispe_extend, text.vispe_rotary
 
 
 def describe_vlm(model: nn.Module) -> str:
@@ -234,7 +245,7 @@ def describe_vlm(model: nn.Module) -> str:
     inner: Any = inner_of(model)
     if stock_of(type(inner)) is None:
         return f"{type(model).__name__}: its own position scheme"
-    text = inner.language_model
+    text = text_of(inner)
     axes = text.vispe_axis_of_pair
     names = {-1: "-", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {-1: "-"}
     shown = " ".join(names.get(a, str(a)) for a in (axes[:, 0] if axes.ndim == 2 else axes).tolist())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from vispe.attention.transform.base import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import ShapeError, UnsupportedHost
 from vispe.hosts.transformers.language.apart import Apart, attend_apart
@@ -33,12 +34,14 @@ class LateRotation(NamedTuple):
         key: cosines and sines (b, h_kv or 1, m, pairs).
         mask: which keys a query may attend to (b, 1, s, m) bool, in place of the host's mask; or None.
         apart: what logits are made of, in place of one rotation; or None.
+        layout: which channels are pairs.
     """
 
     query: tuple[Tensor, Tensor]
     key: tuple[Tensor, Tensor]
     mask: Tensor | None = None
     apart: Apart | None = None
+    layout: Layout = "half"
 
 
 def attend(
@@ -58,8 +61,9 @@ def attend(
             least = torch.finfo(query.dtype).min
             attention_mask = torch.zeros_like(late.mask, dtype=query.dtype).masked_fill(~late.mask, least)
         room = key.shape[2] - late.key[0].shape[2]  # of a cache with fixed size
-        query = PairRotation(*late.query, "half").query(query)
-        key = PairRotation(*(pad(t, (0, 0, 0, room)) if room else t for t in late.key), "half").key(key)
+        query = PairRotation(*late.query, late.layout).query(query)
+        cos, sin = (pad(t, (0, 0, 0, room)) if room else t for t in late.key)
+        key = PairRotation(cos, sin, late.layout).key(key)
     own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     function = ALL_ATTENTION_FUNCTIONS.get_interface(base, own)
     return function(module, query, key, value, attention_mask, **kwargs)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vispe.errors import InputError
+from vispe.hosts.transformers.classes import stock_of
+from vispe.hosts.transformers.language.families import family_of
 from vispe.multimodal import Image, Stream, Video
 from vispe.multimodal.streams.segments import IMAGE, VIDEO
 
@@ -24,6 +27,11 @@ def token_types(
     types = torch.zeros_like(input_ids)
     for kind, token in _placeholders(config):
         types = types.masked_fill(input_ids == token, kind)
+    if family_of(config).framed:
+        start, end = (
+            (input_ids == getattr(config, f"video_{n}_token_id")).cumsum(1) for n in ("start", "end")
+        )
+        types = types.masked_fill((types == IMAGE) & (start > end), VIDEO)
     return types
 
 
@@ -49,25 +57,39 @@ def stream_of(
     """Return the stream of a call; `given` are the keyword arguments of the model, `beside` more of the stream's."""
     config = model.config
     common: dict[str, Any] = {"mask": mask, "documents": documents, **beside}
-    if hasattr(config.vision_config, "spatial_merge_size"):
+    family = family_of(config)
+    if given.get("tile_grids") is not None and family.pictures not in ("squares", "sizes"):
+        raise InputError(
+            f"tile_grids was given to a {config.model_type}, which says by itself how its pictures are cut; leave it "
+            "out."
+        )
+    if family.pictures == "grids":
+        clips: Tensor | None = given.get("video_grid_thw")
+        if clips is not None and (frames := getattr(config.vision_config, "temporal_merge_size", 1)) != 1:
+            clips = torch.cat([clips[:, :1] // frames, clips[:, 1:]], 1)
         return Stream.from_ids(
             types,
             given.get("image_grid_thw"),
-            given.get("video_grid_thw"),
+            clips,
             merge=config.vision_config.spatial_merge_size,
             seconds=given.get("second_per_grid_ts"),
-            frames_apart=config.model_type.startswith("qwen3"),
+            frames_apart=family.frames_apart,
             **common,
         )
-    if config.model_type == "llava_onevision":
+    if family.pictures == "one_vision":
         _check_sizes(given)
         if given.get("pixel_values_videos") is None:  # as the host has it, their token is then like any other
             types = types.masked_fill(types == VIDEO, 0)
-        return Stream.from_ids(types, _any_resolution(config, given), _frames(config, given), **common)
+        return Stream.from_ids(types, _any_resolution(model, given), _frames(config, given), **common)
+    if family.pictures == "tiles":
+        _check_sizes(given)
+        return Stream.from_ids(types, _any_resolution(model, given), **common)
+    if family.pictures == "runs":
+        return Stream.from_ids(types, _even(model, types, mask, given), **common)
     if config.vision_config.model_type == "pixtral":
         _check_sizes(given)
     side = _side(model, given)
-    if given.get("image_sizes") is not None and config.model_type == "llava":
+    if given.get("image_sizes") is not None and family.pictures == "sizes":
         patch = model.vision_tower.patch_size
         sizes = [[int(n) // patch for n in size] for size in given["image_sizes"]]
         return Stream.from_ids(types, [Image(h, w) for h, w in sizes], **common)
@@ -119,10 +141,33 @@ def _pair(value: Any) -> tuple[int, int]:
     return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
-def _any_resolution(config: Any, given: dict[str, Any]) -> list[Image]:
-    """Return the blocks of LLaVA-OneVision's images: the small copy, then the tiles or one token."""
-    from transformers.models.llava_onevision import modeling_llava_onevision as llava
+def _even(model: Any, types: Tensor, mask: Tensor, given: dict[str, Any]) -> Tensor:
+    """Return the grids (n, 3) of tiles that are squares of one size, however many tokens that is.
 
+    Raises:
+        InputError: the tokens are not so many squares.
+    """
+    tokens, config = int((types[mask] == IMAGE).sum()), model.config
+    pixels = given.get("pixel_values")
+    if pixels is None or pixels.ndim == 5:  # Idefics pads the images of a row
+        vision = config.vision_config
+        tile = (
+            int(vision.image_size) // int(vision.patch_size) // int(getattr(config, "scale_factor", 1))
+        ) ** 2
+    else:
+        tile = tokens / len(pixels)
+    side = math.isqrt(int(tile))
+    if side**2 != tile or tokens % max(1, int(tile)):
+        raise InputError(
+            f"{tokens} placeholders of images were found, which are not squares of one size, one for each tile; give "
+            "as many as the processor of the model does."
+        )
+    return torch.tensor([[1, side, side]] * (tokens // side**2), dtype=torch.long).reshape(-1, 3)
+
+
+def _any_resolution(model: Any, given: dict[str, Any]) -> list[Image]:
+    """Return the blocks of images of LLaVA-NeXT and OneVision: the small copy, then the tiles or one token."""
+    config, llava = model.config, sys.modules[(stock_of(type(model)) or type(model)).__module__]
     sizes = [] if given.get("image_sizes") is None else list(given["image_sizes"])
     counts = given.get("batch_num_images")
     side = config.vision_config.image_size // config.vision_config.patch_size
@@ -131,7 +176,8 @@ def _any_resolution(config: Any, given: dict[str, Any]) -> list[Image]:
         cut = [int(n) == 1 for n in counts for _ in range(int(n))]
     if len(cut) != len(sizes):
         raise InputError(f"batch_num_images adds up to {len(cut)} images, but image_sizes has {len(sizes)}.")
-    limit = int((given.get("vision_aspect_ratio") or config.vision_aspect_ratio).removeprefix("anyres_max_"))
+    ratio = given.get("vision_aspect_ratio") or getattr(config, "vision_aspect_ratio", None)
+    limit = math.inf if ratio is None else int(ratio.removeprefix("anyres_max_"))
     blocks: list[Image] = []
     for size, is_cut in zip(sizes, cut, strict=True):
         blocks.append(Image(side, side))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, ShapeError
-from vispe.multimodal import Scheme, Stream, create_scheme
+from vispe.hosts.transformers.language.families import family_of
+from vispe.multimodal import Scheme, Stream
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -40,12 +41,9 @@ def split_ids(position_ids: Tensor, axes: int) -> tuple[Tensor | None, Tensor | 
 
 
 def stock_scheme(config: Any) -> Scheme | None:
-    """Return the scheme that gives the coordinates of a Qwen model before it was converted; None for other models."""
-    kind = config.model_type
-    if kind == "qwen2_5_vl":
-        rate = float(config.vision_config.tokens_per_second)
-        return create_scheme("mrope", after="side", tokens_per_second=rate)
-    return create_scheme("mrope", after="side") if kind in ("qwen2_vl", "qwen3_vl") else None
+    """Return the scheme that gives the coordinates of a model with grids before it was converted; None for others."""
+    family = family_of(config)
+    return family.own(config) if family.pictures == "grids" else None
 
 
 def check_given(

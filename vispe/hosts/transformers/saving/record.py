@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from vispe.errors import InputError
+from vispe.hosts.transformers.language.families import FAMILIES, text_of
 from vispe.hosts.transformers.vision.family import family_of
 from vispe.hosts.transplant.context import HostState
 from vispe.multimodal import Scheme, create_scheme
@@ -111,7 +112,7 @@ def _takes(module: nn.Module, kind: str) -> bool:
     if not hasattr(getattr(module, "config", None), "to_dict"):
         return False
     if kind == "scheme":
-        return isinstance(module._modules.get("language_model"), nn.Module)
+        return isinstance(text_of(module), nn.Module) and getattr(module.config, "model_type", "") in FAMILIES
     return family_of(module) is not None or "timm_model" in module._modules
 
 
@@ -122,7 +123,7 @@ def _converted(model: nn.Module) -> Iterator[tuple[Any, dict[str, Any]]]:
             continue
         scheme = vars(module).get("vispe_scheme")
         if isinstance(scheme, Scheme):
-            text: Any = module.language_model
+            text: Any = text_of(module)
             late = bool(text.vispe_late)
             more = {"parallel": text.vispe_beside, "self_extend": text.vispe_extend}
             more = {name: value for name, value in more.items() if value is not None}

@@ -1,0 +1,233 @@
+"""Families that stand in one line each: bit-equal to stock with their own scheme, and turned by hand with another."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as NAMES
+
+import vispe
+from tests.hosts.transformers.more import CLASSES, GRIDS, prompt, stock
+from tests.hosts.transformers.tiny import CLASSES as FIRST
+from tests.hosts.transformers.tiny import PAD, transformers
+from vispe.errors import InputError, UnsupportedHost
+from vispe.hosts.transformers.language.families import FAMILIES, family_of, text_of
+from vispe.multimodal import Stream, list_schemes
+
+every = pytest.mark.parametrize("family", CLASSES)
+
+
+def converted(family, spec, **options):
+    model = copy.deepcopy(stock(family))
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of schemes that are not text-exact
+        return vispe.convert(model, spec, **options)
+
+
+def own_of(family):
+    config = stock(family).model.config
+    return family_of(config).own(config)
+
+
+def logits(model, inputs):
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+def padded(inputs, count=3):
+    """The same prompt behind padding."""
+    left = {"input_ids": PAD, "attention_mask": 0, "mm_token_type_ids": 0, "moe_mm_token_type_ids": 0}
+    more = {
+        n: torch.cat([inputs[n].new_full((1, count), fill), inputs[n]], 1)
+        for n, fill in left.items()
+        if n in inputs
+    }
+    return inputs | more
+
+
+def test_every_family_of_the_table_is_tested():
+    same_class = {"glmga": "glm46v", "pp_chart2table": "got_ocr2"}  # another name for a class that is tested
+    assert set(FAMILIES) == {*FIRST, *CLASSES, *same_class}
+    for name, twin in same_class.items():
+        assert (NAMES[name], FAMILIES[name]) == (NAMES[twin], FAMILIES[twin])
+
+
+@every
+def test_the_scheme_of_the_model_itself_changes_nothing(family):
+    inputs = prompt(family).inputs
+    model = converted(family, own_of(family))
+    texts = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
+    for given in (inputs, texts):
+        assert torch.equal(logits(model, given), logits(stock(family), given))
+    behind = padded(inputs)
+    keys = (behind["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    ids = {} if family in GRIDS else {"position_ids": keys}  # without them the other families count padding
+    found, wanted = logits(model, behind), logits(stock(family), behind | ids)
+    torch.testing.assert_close(found[:, 3:], wanted[:, 3:], rtol=0, atol=0)
+    said = (
+        m.generate(**behind, max_new_tokens=4, do_sample=False) for m in (model, copy.deepcopy(stock(family)))
+    )
+    assert torch.equal(*said)
+
+
+@pytest.mark.parametrize("family", [f for f in GRIDS if f != "paddleocr_vl"])  # which reads pictures alone
+def test_videos_are_where_stock_has_them(family):
+    inputs = prompt(family, video=True).inputs
+    assert torch.equal(logits(converted(family, own_of(family)), inputs), logits(stock(family), inputs))
+
+
+@every
+@pytest.mark.parametrize("spec", ["vrope", "mrope_i"])
+def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
+    given, model = prompt(family), converted(family, spec)
+    seen = []
+    layer = text_of(model.model).layers[-1]
+    hook = layer.register_forward_pre_hook(
+        lambda _, __, kw: seen.append(kw["vispe_rotation"]), with_kwargs=True
+    )
+    changed = logits(model, given.inputs)
+    hook.remove()
+    config = text_of(model.model).config
+    rope, width = config.rope_parameters, getattr(config, "head_dim", None) or config.hidden_size // 2
+    turned = int(width * rope.get("partial_rotary_factor", 1.0))
+    rates = rope["rope_theta"] ** (-torch.arange(0, turned, 2).double() / turned)
+    scheme = model.model.vispe_scheme
+    ids = scheme.coordinates(Stream.of([given.segments])).ids
+    angle = torch.stack(
+        [
+            ids[axis, 0] * rate
+            for axis, rate in zip(scheme.allocation(turned // 2).tolist(), rates, strict=True)
+        ],
+        -1,
+    )
+    neighbours = family.startswith(("glm", "ernie", "aya", "cohere")) and family != "glm4v_moe"
+    angle = angle.repeat_interleave(2, -1) if neighbours else torch.cat([angle, angle], -1)
+    for found, wanted in zip(seen[0], (angle.cos(), angle.sin()), strict=True):
+        # frequencies of the models are float32, angles up to 90 radians
+        torch.testing.assert_close(found[0].double(), wanted, rtol=0, atol=1e-5)
+    same = scheme.name == own_of(family).name
+    assert same == torch.equal(changed, logits(stock(family), given.inputs))
+    by_hand = given.inputs | {"position_ids": ids}
+    torch.testing.assert_close(logits(model, by_hand), changed, rtol=1e-5, atol=1e-5)
+
+
+@every
+def test_generation_with_a_cache_is_the_full_pass(family):
+    inputs, model = prompt(family).inputs, converted(family, "vrope")
+    said = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    count = said.shape[1] - inputs["input_ids"].shape[1]
+    longer = dict(inputs, input_ids=said[:, :-1])
+    for name, fill in (("attention_mask", 1), ("mm_token_type_ids", 0), ("moe_mm_token_type_ids", 0)):
+        if name in longer:
+            longer[name] = torch.cat([longer[name], longer[name].new_full((1, count - 1), fill)], 1)
+    assert torch.equal(logits(model, longer)[:, -count:].argmax(-1), said[:, -count:])
+
+
+@every
+def test_late_rotation_is_early_rotation(family):
+    if family.startswith(("aya", "cohere")):
+        with pytest.raises(UnsupportedHost, match="sliding window"):
+            converted(family, "vrope", late_rotation=True)
+        return
+    inputs = prompt(family).inputs
+    found, wanted = (logits(converted(family, "vrope", late_rotation=late), inputs) for late in (True, False))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@every
+@pytest.mark.parametrize("scheme", list_schemes())
+def test_every_scheme_goes_into_every_family(family, scheme):
+    spec = "mhrope(sections=[0,0,1])" if scheme == "mhrope" else scheme  # the models have one key head
+    if scheme == "mhrope" and family.startswith(("aya", "cohere")):
+        with pytest.raises(UnsupportedHost, match="sliding window"):
+            converted(family, spec)
+        return
+    given, model = prompt(family), converted(family, spec)
+    found, before = logits(model, given.inputs), logits(stock(family), given.inputs)
+    assert found.isfinite().all()
+    other = ("vrope", "videorope", "hope_vlm", "circlerope", "mousi", "mmrope", "omnirope")
+    assert not (scheme in other and torch.equal(found, before))
+    assert torch.equal(found, before) or scheme != own_of(family).name
+
+
+@every
+def test_restored_and_saved(family, tmp_path):
+    inputs, model = prompt(family).inputs, converted(family, "vrope")
+    wanted = logits(model, inputs)
+    with pytest.warns(UserWarning, match="is saved with the position scheme vrope"):
+        model.save_pretrained(tmp_path)
+    again = vispe.from_pretrained(
+        getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration"), tmp_path
+    ).eval()
+    assert torch.equal(logits(again, inputs), wanted)
+    vispe.restore(model)
+    assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
+
+
+@pytest.mark.parametrize("family", ["glm4v", "qwen3_5"])
+def test_logits_of_their_own_need_heads_that_turn_whole_in_halves(family):
+    with pytest.raises(
+        UnsupportedHost, match=r"parallel makes logits of heads whose halves .* 16 of 32 channels turn"
+    ):
+        converted(family, "mrope_i", parallel="pine")
+
+
+def test_tiles_are_not_named_where_the_model_says_them():
+    with pytest.raises(InputError, match="tile_grids was given to a idefics3"):
+        converted("idefics3", "vrope")(**prompt("idefics3").inputs, tile_grids=torch.tensor([[1, 1]]))
+
+
+def test_placeholders_that_are_no_squares():
+    inputs = prompt("idefics3").inputs
+    with pytest.raises(InputError, match="14 placeholders of images were found, which are not squares"):
+        converted("idefics3", "vrope")(
+            **inputs | {n: inputs[n][:, :-7] for n in ("input_ids", "attention_mask")}
+        )
+
+
+REASONS = {
+    "gemma3": "its frequencies differ between kinds of layers",
+    "mllama": "layers of their own attend to them",
+    "mistral3": "the rows of its pictures end in tokens of their own",
+    "florence2": "an encoder and a decoder",
+    "blip-2": "OPTForCausalLM has no rotary embedding",
+    "fuyu": "nothing that vispe knows says where its pictures are",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", REASONS)
+def test_refusals_name_what_is_missing(family):
+    config = transformers.CONFIG_MAPPING[family]()
+    for part in (config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))):
+        for name in ("num_hidden_layers", "encoder_layers", "decoder_layers"):
+            if isinstance(getattr(part, name, None), int):
+                setattr(part, name, 2)
+        if getattr(part, "layer_types", None):
+            part.layer_types = part.layer_types[:2]
+    with torch.device("meta"):
+        model = getattr(transformers, NAMES[family])(config)
+    with pytest.raises(UnsupportedHost, match=REASONS[family]) as refused:
+        vispe.convert(model, "mrope_i")
+    assert f"({family})" in str(refused.value)
+    assert "llava_next" in str(refused.value)
+
+
+def test_frequencies_in_an_order_of_their_own():
+    rotary = text_of(converted("ernie4_5_vl_moe", "mrope_i").model).vispe_rotary
+    assert not rotary.usual
+    assert rotary.interleaved
+    assert sorted(rotary.order) == list(range(16))
+
+
+def test_a_rotation_that_is_none_of_these_is_refused():
+    model = copy.deepcopy(stock("glm4v"))
+    rotary = text_of(model.model).rotary_emb
+    turned = rotary.forward
+    rotary.forward = lambda x, position_ids: tuple(t.square() for t in turned(x, position_ids))
+    with pytest.raises(UnsupportedHost, match="not those of its frequencies"):
+        vispe.convert(model, "mrope")

@@ -1,0 +1,213 @@
+"""Tiny models of the families beyond those of `tiny`, and a prompt with pictures for each, written down by hand."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tests.hosts.transformers.tiny import (
+    END,
+    IMAGE,
+    MARKED,
+    PAD,
+    PATCH,
+    QWEN_VISION,
+    ROPE,
+    START,
+    VIDEO,
+    VISION,
+    WORDS,
+    transformers,
+)
+from tests.hosts.transformers.tiny import TEXT as COMMON_TEXT
+from vispe.multimodal import Image, Text, Video
+
+TEXT = COMMON_TEXT | {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+CLIP_START, CLIP_END = 294, 295
+BOTH = {"image_token_id": IMAGE, "tie_word_embeddings": False}
+FRAMED = BOTH | {"video_token_id": VIDEO, "image_start_token_id": START, "image_end_token_id": END}
+FRAMED |= {"video_start_token_id": CLIP_START, "video_end_token_id": CLIP_END}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LINEAR = {f"linear_{name}_head_dim": 16 for name in ("key", "value")}
+LINEAR |= {f"linear_num_{name}_heads": 2 for name in ("key", "value")}
+
+CLASSES = {
+    "qwen3_vl_moe": "Qwen3VLMoe",
+    "qwen3_5": "Qwen3_5",
+    "qwen3_5_moe": "Qwen3_5Moe",
+    "glm4v": "Glm4v",
+    "glm4v_moe": "Glm4vMoe",
+    "glm46v": "Glm46V",
+    "glm_ocr": "GlmOcr",
+    "ernie4_5_vl_moe": "Ernie4_5_VLMoe",
+    "paddleocr_vl": "PaddleOCRVL",
+    "vipllava": "VipLlava",
+    "aya_vision": "AyaVision",
+    "cohere2_vision": "Cohere2Vision",
+    "deepseek_vl": "DeepseekVL",
+    "got_ocr2": "GotOcr2",
+    "idefics3": "Idefics3",
+    "qianfan_ocr": "QianfanOCR",
+    "smolvlm": "SmolVLM",
+    "llava_next": "LlavaNext",
+}
+GRIDS = tuple(CLASSES)[:9]
+SIDES = {"got_ocr2": 4, "deepseek_vl": 6}  # tokens in each direction of a tile, 3 in the others
+
+
+def _text(family: str) -> dict[str, Any]:
+    """Return the language model's part of a configuration."""
+    sections = {"qwen3_5": [4, 2, 2], "glm": [2, 3, 3], "ernie": [6, 6, 4]}
+    kind = next((k for k in sections if family.startswith(k)), "")
+    rope = ROPE | ({"mrope_section": sections.get(kind, [6, 5, 5])} if family in GRIDS else {})
+    if kind in ("qwen3_5", "glm"):
+        rope |= {"partial_rotary_factor": 0.5}
+    text = TEXT | {"rope_parameters": rope}
+    more = {
+        "qwen3_vl_moe": EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": []},
+        "qwen3_5": LINEAR | {"layer_types": ["linear_attention", "full_attention"]},
+        "glm4v_moe": {
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1,
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        },
+        "glm46v": {"model_type": "glm4v_text"},
+        "ernie4_5_vl_moe": {
+            "moe_intermediate_size": [48, 48], "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        "got_ocr2": {"model_type": "qwen2"},
+        "qianfan_ocr": {"model_type": "qwen3"},
+    }  # fmt: skip
+    more["qwen3_5_moe"] = more["qwen3_5"] | EXPERTS | {"shared_expert_intermediate_size": 48}
+    if family in ("aya_vision", "cohere2_vision"):
+        layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
+        return {k: v for k, v in text.items() if k != "head_dim"} | {"model_type": "cohere2"} | layers
+    plain = {} if family in GRIDS else {"model_type": "llama"}
+    return text | plain | more.get(family, {})
+
+
+def _vision(family: str) -> dict[str, Any]:
+    """Return the part that sees."""
+    wide = QWEN_VISION | {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
+    if family.startswith("qwen3"):
+        deep = {"deepstack_visual_indexes": [0, 1]} if family == "qwen3_vl_moe" else {}
+        return wide | {"num_position_embeddings": 16} | deep
+    if family.startswith("glm"):
+        return wide | {"image_size": 24} | ({"model_type": "glm4v_vision"} if family == "glm46v" else {})
+    if family == "ernie4_5_vl_moe":
+        return {k: v for k, v in wide.items() if k not in ("temporal_patch_size", "out_hidden_size")} | {
+            "temporal_merge_size": 2
+        }
+    if family == "paddleocr_vl":
+        return VISION | {"patch_size": PATCH, "spatial_merge_size": 2, "image_size": 24}
+    if family == "got_ocr2":
+        sizes = {"hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        return sizes | {
+            "image_size": 64,
+            "patch_size": 4,
+            "mlp_dim": 48,
+            "window_size": 4,
+            "global_attn_indexes": [1],
+        }
+    seen = VISION | {"patch_size": PATCH, "image_size": 12 if family in ("vipllava", "llava_next") else 24}
+    kinds = {"clip_vision_model": ("vipllava", "llava_next")}
+    kinds["siglip_vision_model"] = ("aya_vision", "cohere2_vision", "deepseek_vl")
+    kind = next((k for k, names in kinds.items() if family in names), None)
+    head = {"vision_use_head": False} if kind == "siglip_vision_model" else {}
+    return seen | ({} if kind is None else {"model_type": kind}) | head
+
+
+@functools.cache
+def stock(family: str) -> Any:
+    """Return a random model in eval mode that nobody changes; its attention is sharp, so that positions matter."""
+    more: dict[str, Any] = BOTH | (MARKED if family in GRIDS else {})
+    if family.startswith("glm") or family == "ernie4_5_vl_moe":
+        more = FRAMED
+    more |= {
+        "vipllava": {"vision_feature_layers": [-1, 0]},
+        "llava_next": {"image_grid_pinpoints": [[12, 24], [24, 12], [24, 24]]},
+        "aya_vision": {"downsample_factor": 2, "alignment_intermediate_size": 64},
+        "cohere2_vision": {"downsample_factor": 2, "alignment_intermediate_size": 64},
+        "idefics3": {"scale_factor": 2},
+        "smolvlm": {"scale_factor": 2},
+    }.get(family, {})
+    name = CLASSES[family]
+    config = getattr(transformers, f"{name}Config")(
+        text_config=_text(family), vision_config=_vision(family), **more
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.15 * torch.randn_like(weight))
+        model.lm_head.weight[WORDS:] = 0
+        model.lm_head.weight[PAD] = 0
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = PAD
+    return model
+
+
+class Prompt(NamedTuple):
+    """Inputs of a model, and what stands where, by hand."""
+
+    inputs: dict[str, Tensor]
+    segments: list[Any]
+
+
+def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
+    """Return words, a picture, words, another picture (of another size where there are sizes) and a word."""
+    torch.manual_seed(seed)
+    words = torch.randint(1, WORDS, (6,)).tolist()
+    if family in GRIDS:
+        pictures = [[Image(2, 3)], [Image(2, 2)]]
+    elif family == "llava_next":  # the small copy, then two tiles whose rows end in a token
+        pictures = [[Image(3, 3), Image(3, 7)], [Image(3, 3), Image(6, 4)]]
+    else:
+        side = SIDES.get(family, 3)
+        pictures = [[Image(side, side)], [Image(side, side)]]
+    ids, segments = words[:2], [Text(2)]
+    for number, blocks in enumerate(pictures):
+        count = sum(t * h * w for b in blocks for t, h, w, _ in b.parts())
+        ids += [START] + [IMAGE] * count + [END] + words[2 + 2 * number : 4 + 2 * number]
+        segments += [Text(1), *blocks, Text(3)]
+    inputs = {"input_ids": torch.tensor([ids])}
+    if family in GRIDS:
+        grids = [[1, 4, 6], [1, 4, 4]]
+        channels = 3 * PATCH**2 * (1 if family in ("ernie4_5_vl_moe", "paddleocr_vl") else 2)
+        pixels = torch.randn(40, channels)
+        inputs["pixel_values"] = pixels.reshape(40, 3, PATCH, PATCH) if family == "paddleocr_vl" else pixels
+        inputs["image_grid_thw"] = torch.tensor(grids)
+    elif family == "llava_next":
+        inputs |= {
+            "pixel_values": torch.randn(2, 3, 3, 12, 12),
+            "image_sizes": torch.tensor([[12, 24], [24, 12]]),
+        }
+    else:
+        side = {"vipllava": 12, "got_ocr2": 64}.get(family, 24)
+        lead = (1, 2) if family in ("idefics3", "smolvlm") else (2,)
+        inputs["pixel_values"] = torch.randn(*lead, 3, side, side)
+    if video:  # of grid families: two frames of two patches in time each, with words between
+        frames = 4 if family == "ernie4_5_vl_moe" else 2
+        inputs |= {"video_grid_thw": torch.tensor([[frames, 4, 4]])}
+        inputs["pixel_values_videos"] = torch.randn(frames * 16, channels)
+        inputs.pop("pixel_values"), inputs.pop("image_grid_thw")
+        token = IMAGE if family.startswith("glm") else VIDEO
+        if family in ("paddleocr_vl", "ernie4_5_vl_moe"):
+            clip, segments = [START] + [token] * 8 + [END], [Text(3), Video(2, 2, 2), Text(2)]
+        else:
+            opened, closed = ([CLIP_START], [CLIP_END]) if family.startswith("glm") else ([], [])
+            clip = [*opened, *([9, START] + [token] * 4 + [END]) * 2, *closed]
+            segments = [Text(4 + len(opened)), Video(1, 2, 2), Text(3), Video(1, 2, 2), Text(2 + len(closed))]
+        inputs["input_ids"] = torch.tensor([[*words[:2], *clip, words[5]]])
+    tokens = inputs["input_ids"]
+    inputs["attention_mask"] = torch.ones_like(tokens)
+    if family in GRIDS:
+        inside = (tokens == CLIP_START).cumsum(1) > (tokens == CLIP_END).cumsum(1)
+        film = (tokens == VIDEO) | ((tokens == IMAGE) & inside)
+        inputs["mm_token_type_ids"] = ((tokens == IMAGE) & ~film).int() + 2 * film.int()
+    if family == "ernie4_5_vl_moe":
+        inputs["moe_mm_token_type_ids"] = (inputs["mm_token_type_ids"] > 0).int()
+    return Prompt(inputs, segments)

@@ -1,0 +1,200 @@
+"""Families of vision-language models: what a model type says of its pictures, and the scheme that it was trained with.
+
+The language model itself is looked at, not looked up: how many rows of ids it takes, which channels are pairs, and in
+which order their frequencies stand. What no module says stands here, a line for each family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vispe.errors import UnsupportedHost
+from vispe.multimodal import Scheme, create_scheme
+
+Pictures = Literal["grids", "squares", "sizes", "runs", "tiles", "one_vision"]
+"""What says how large a picture is: grids of the call; the configuration, all are squares of one size (`'squares'`);
+sizes of images in pixels, where they are given (`'sizes'`); tokens, of which every tile has as many (`'runs'`); or
+sizes and the tiles that images are cut into, with one small copy (`'tiles'`, and with a limit `'one_vision'`)."""
+STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depend on the length of a call
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        pictures: which rule finds the pictures of a call.
+        own: the scheme that its models were trained with, by their configuration; with it nothing changes.
+        frames_apart: frames of a video are blocks of their own, with the time of each in words between them.
+        framed: frames are made of the token of images, and markers around say that they are a video.
+    """
+
+    pictures: Pictures
+    own: Callable[[Any], Scheme] = lambda config: create_scheme("rope1d")
+    frames_apart: bool = False
+    framed: bool = False
+
+
+def _of(name: str) -> Callable[[Any], Scheme]:
+    return lambda config: create_scheme(name, after="side")
+
+
+def _timed(config: Any) -> Scheme:
+    rate = float(config.vision_config.tokens_per_second)
+    return create_scheme("mrope", after="side", tokens_per_second=rate)
+
+
+def _ernie(config: Any) -> Scheme:
+    rows, columns, time = config.text_config.rope_parameters.get("mrope_section", (22, 22, 20))
+    return create_scheme("ernie_vl", after="side", sections=(time, rows, columns))
+
+
+_QWEN3 = Family("grids", _of("mrope_i"), frames_apart=True)
+_GLM = Family("grids", _of("mrope"), frames_apart=True, framed=True)
+
+FAMILIES: dict[str, Family] = {
+    "qwen2_vl": Family("grids", _of("mrope")),
+    "qwen2_5_vl": Family("grids", _timed),
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": _QWEN3,
+    "qwen3_5": _QWEN3,
+    "qwen3_5_moe": _QWEN3,
+    "glm4v": _GLM,
+    "glm4v_moe": _GLM,
+    "glm46v": _GLM,
+    "glmga": _GLM,
+    "glm_ocr": _GLM,
+    "ernie4_5_vl_moe": Family("grids", _ernie),
+    "paddleocr_vl": Family("grids", _of("mrope")),
+    "llava": Family("sizes"),
+    "vipllava": Family("squares"),
+    "internvl": Family("squares"),
+    "aya_vision": Family("runs"),
+    "cohere2_vision": Family("runs"),
+    "deepseek_vl": Family("runs"),
+    "got_ocr2": Family("runs"),
+    "idefics3": Family("runs"),
+    "pp_chart2table": Family("runs"),
+    "qianfan_ocr": Family("runs"),
+    "smolvlm": Family("runs"),
+    "llava_next": Family("tiles"),
+    "llava_onevision": Family("one_vision"),
+}
+
+
+_BROKEN = ("mistral3", "mistral_large4", "lighton_ocr")  # Pixtral's rows end in tokens that are words
+
+
+def missing(inner: Any) -> str:
+    """Return what vispe lacks for a model whose family it does not know, in words that go on from 'but'."""
+    config, text = inner.config, text_of(inner)
+    if getattr(config, "is_encoder_decoder", False) or getattr(text.config, "is_encoder_decoder", False):
+        return "its language model is an encoder and a decoder, whose positions are not those of one sequence"
+    if getattr(text.config, "cross_attention_layers", None):
+        return "its pictures are no tokens of the sequence: layers of their own attend to them"
+    names = [name for name, _ in getattr(text, "rotary_emb", torch.nn.Module()).named_buffers()]
+    kinds = [name for name in names if name.endswith("_inv_freq") and not name.startswith("original")]
+    if "inv_freq" not in names and kinds:
+        return "its frequencies differ between kinds of layers, and a scheme turns all layers alike"
+    try:
+        rotary_of(text)
+    except UnsupportedHost as error:
+        return f"{str(error)[0].lower()}{str(error)[1:]}".rstrip(".")
+    if config.model_type in _BROKEN:
+        return "the rows of its pictures end in tokens of their own, which count as words"
+    return "nothing that vispe knows says where its pictures are among the tokens, and how large they are"
+
+
+def text_of(inner: Any) -> Any:
+    """Return the language model inside a model without its head, or None."""
+    if hasattr(inner, "language_model"):
+        return inner.language_model
+    # a text tower is called text_model elsewhere
+    known = getattr(getattr(inner, "config", None), "model_type", None) in FAMILIES
+    return getattr(inner, "text_model", None) if known else None
+
+
+def family_of(config: Any) -> Family:
+    """Return the family of the configuration of a model without its head, one of `FAMILIES`."""
+    return FAMILIES[config.model_type]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotary embedding of a language model.
+
+    Attributes:
+        pairs: of channels that turn; the others of a head do not.
+        order: which of `inv_freq` turns each pair.
+        interleaved: whether neighbours are pairs, and not the halves of a head.
+        rows: of position ids that the language model takes: 4 where the first numbers the tokens, else 1.
+    """
+
+    pairs: int
+    order: tuple[int, ...]
+    interleaved: bool
+    rows: int
+
+    @property
+    def usual(self) -> bool:
+        """Whether frequencies stand in the order of their pairs."""
+        return self.order == tuple(range(self.pairs))
+
+    @property
+    def layout(self) -> Literal["half", "interleaved"]:
+        """Which channels are pairs, in the words of `PairRotation`."""
+        return "interleaved" if self.interleaved else "half"
+
+    def wide(self, table: Tensor) -> Tensor:
+        """Return cosines or sines (..., pairs) as the layers take them, (..., 2 pairs)."""
+        return table.repeat_interleave(2, -1) if self.interleaved else torch.cat([table, table], -1)
+
+
+def rotary_of(text: Any) -> Rotary:
+    """Return how a language model turns its queries and keys.
+
+    Raises:
+        UnsupportedHost: it has no rotary embedding for all layers, or one of another kind.
+    """
+    rotary = getattr(text, "rotary_emb", None)
+    rates = getattr(rotary, "inv_freq", None)
+    if rotary is None or not isinstance(rates, Tensor):
+        raise UnsupportedHost(
+            f"The language model {type(text).__name__} has no rotary embedding `rotary_emb` with one set of "
+            "frequencies for all layers; position schemes need one."
+        )
+    rope = getattr(rotary, "rope_type", "default")
+    if rope not in STATIC_ROPE:
+        raise UnsupportedHost(
+            f"The language model scales its frequencies by rope_type={rope!r}, which depends on the length of a call; "
+            f"position schemes go with {', '.join(STATIC_ROPE)}."
+        )
+    several = getattr(rotary, "mrope_section", None) is not None
+    if rates.is_meta:  # no numbers to look at: a module of the same configuration has some
+        with torch.device("cpu"):
+            rotary = type(rotary)(text.config)
+        rates = rotary.inv_freq
+    at = torch.ones(1, 1, dtype=torch.long, device=rates.device)
+    x = torch.zeros(1, 1, 1, device=rates.device)
+    made = rotary(x, at.expand(3, 1, 1) if several else at)[1].flatten()
+    interleaved = torch.equal(made[::2], made[1::2])
+    # the sines of one step, as the module makes them, name the frequency of each pair; cosines of slow pairs are all 1
+    found, known = (
+        made[::2] if interleaved else made.chunk(2)[0],
+        rates.float().sin() * rotary.attention_scaling,
+    )
+    order = (found[:, None] == known).int().argmax(1)
+    if len(found) != len(rates) or not torch.equal(known[order], found):
+        raise UnsupportedHost(
+            f"The sines that {type(rotary).__name__} makes are not those of its frequencies `inv_freq`, pair by pair; "
+            "position schemes need to know which frequency turns which channels."
+        )
+    usual = torch.equal(known, found)  # several may be equal to rounding
+    return Rotary(
+        len(rates), tuple(range(len(rates)) if usual else order.tolist()), interleaved, 4 if several else 1
+    )
