@@ -11,6 +11,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from posixpath import dirname, normpath
 from statistics import mean
 from typing import Any
 
@@ -371,3 +372,19 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Fill in the tables."""
     return filled(markdown, page.file.src_uri)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Finish a notebook: links to pages, and no scripts, which would load formulas and diagrams from other servers."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+
+    def linked(match: re.Match[str]) -> str:
+        target = files.get_file_from_path(normpath(f"{dirname(page.file.src_uri)}/{match[1]}"))
+        if target is None:
+            raise ValueError(f"{page.file.src_uri} links to {match[1]}, which is no page.")
+        return f'href="{target.url_relative_to(page.file)}'
+
+    return re.sub(
+        r'href="([^":#]+\.(?:md|ipynb))', linked, re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+    )

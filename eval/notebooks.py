@@ -1,4 +1,4 @@
-"""Run the notebooks of the tutorials, and store what they print and draw, so that the site shows it without running them.
+"""Run the notebooks of the tutorials and store what they print and draw, which the site shows without running them.
 
 python eval/notebooks.py [docs/tutorials/NAME.ipynb ...]
 

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import re
 from pathlib import Path
 
@@ -75,4 +74,4 @@ def test_notebooks_run(path, tmp_path, monkeypatch, capsys):
         stored = [o.get("name", "picture") for o in cell["outputs"]]
         assert (bool(printed), figures) == ("stdout" in stored, stored.count("picture")), (number, stored)
     assert drawn >= 2
-    assert os.listdir(tmp_path) or "tempfile" not in "".join(map(text, cells(path, "code")))
+    assert any(tmp_path.iterdir()) or "tempfile" not in "".join(map(text, cells(path, "code")))
