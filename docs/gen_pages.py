@@ -23,6 +23,7 @@ from vispe.hosts.support import HOSTS, support_table
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "eval"), str(ROOT / "docs" / "site")]
 from commands import commands_page  # noqa: E402
+from formulas import mathml, shown  # noqa: E402
 from tables import golden  # noqa: E402  (committed tables and those of the site say the same)
 from wall import wall_page  # noqa: E402
 
@@ -68,7 +69,7 @@ def page(name: str) -> str:
         "paper": f"[{title}]({link}), {info.year}" if link else "none",
         "cases of the authors' code": golden(name) or "none; own tests only",
     }
-    text = [f"# {name}\n", f"{escape(info.summary)}\n", f"![{name}](../gallery/{name}.png)\n"]
+    text = [f"# {name}\n", f"{escape(info.summary)}\n", f"![{name}](../gallery/{name}.png)\n", shown(name)]
     text += ["| | |\n|---|---|", *(f"| {k} | {v} |" for k, v in facts.items()), ""]
     text += [f"```python\n{example(name, info.ndim)}\n```\n"]
     text += [doc["maths"], *(f"{escape(p)}\n" for p in doc["notes"])]
@@ -375,9 +376,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Finish a notebook: links to pages, and no scripts, which would load formulas and diagrams from other servers."""
+    """Set formulas; in a notebook, lead links to pages and drop scripts, which load formulas and diagrams from afar."""
     if not page.file.src_uri.endswith(".ipynb"):
-        return html
+        return mathml(html)
 
     def linked(match: re.Match[str]) -> str:
         target = files.get_file_from_path(normpath(f"{dirname(page.file.src_uri)}/{match[1]}"))

@@ -1,5 +1,6 @@
 """The site is true: a page and a picture for every encoding, links that lead somewhere, code that runs."""
 
+import html
 import importlib.util
 import inspect
 import json
@@ -86,6 +87,37 @@ def test_pages_say_all_that_the_docstring_says(site, generator, name):
     assert info.summary in page.replace("\\", "")
     plain = {w for w in re.findall(r"[A-Za-z]{4,}", doc) if w != "Args"}
     assert plain - set(re.findall(r"[A-Za-z]{4,}", page)) == set()
+
+
+def test_every_formula_of_a_docstring_is_printed(site, generator):
+    from formulas import FORMULAS  # generator has put its folder on the path
+
+    # the docstring of target says in words what it adds
+    written = {
+        n for n in vispe.list_encodings() if generator.sections(inspect.getdoc(encoding_class(n)))["maths"]
+    }
+    assert written - set(FORMULAS) == {"target"}
+    for name, latex in FORMULAS.items():
+        shown = re.findall(r"^\$\$\n(.+)\n\$\$$", site[f"encodings/{name}.md"], re.MULTILINE)
+        assert " \\\\ ".join(shown) == latex
+
+
+def test_formulas_become_mathml(generator):
+    pytest.importorskip("latex2mathml", reason="latex2mathml is not installed: pip install 'vispe[docs]'")
+    from xml.etree import ElementTree
+
+    from formulas import FORMULAS, mathml
+
+    for name, latex in FORMULAS.items():
+        assert latex.count("{") == latex.count("}"), name
+        for line in latex.split(r" \\ "):
+            made = mathml(f'<p>x</p><div class="arithmatex">\\[\n{html.escape(line)}\n\\]</div>')
+            (formula,) = ElementTree.fromstring(f"<page>{made}</page>").iter(
+                "{http://www.w3.org/1998/Math/MathML}math"
+            )
+            assert formula.get("display") == "block"
+            assert "\\" not in "".join(formula.itertext()), f"{name}: a command of LaTeX is not known"
+    assert mathml(r"<p>a <code>\(x\)</code></p>") == r"<p>a <code>\(x\)</code></p>"
 
 
 @pytest.mark.parametrize("name", vispe.list_encodings())
@@ -193,10 +225,22 @@ def test_the_table_of_the_experiment(generator, tmp_path):
 @pytest.mark.slow
 def test_the_site_builds(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install 'vispe[docs]'")
-    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install 'vispe[docs]'")
+    for package in ("mkdocstrings", "mkdocs_jupyter", "latex2mathml"):
+        pytest.importorskip(package, reason=f"{package} is not installed: pip install 'vispe[docs]'")
     import subprocess
 
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "encodings" / "alibi2d" / "index.html").exists()
+    page = (tmp_path / "encodings" / "alibi2d" / "index.html").read_text()
+    assert "<math" in page
+    assert "arithmatex" not in page
+    # a notebook links to pages, and nothing comes from another server
+    page = (tmp_path / "tutorials" / "new-encoding" / "index.html").read_text()
+    assert 'href="../../how-to/models/choosing/"' in page
+    for path in tmp_path.rglob("*.html"):
+        sources = re.findall(
+            r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"?(https?:[^\" >]+)", path.read_text()
+        )
+        assert [s for s in sources if "canonical" not in s] == [], path
+        assert "cdnjs" not in path.read_text(), path
