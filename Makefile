@@ -28,6 +28,7 @@ bench:
 
 figures:
 	$(PYTHON) eval/figures.py
+	$(PYTHON) eval/moving.py
 	$(PYTHON) eval/doors.py
 	$(PYTHON) eval/architecture.py
 	$(PYTHON) eval/multimodal.py picture
@@ -37,6 +38,7 @@ generated:
 	$(PYTHON) eval/golden.py
 	$(PYTHON) eval/tables.py
 	$(PYTHON) eval/multimodal.py tables
+	$(PYTHON) eval/notebooks.py
 
 docs:
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

@@ -328,7 +328,22 @@ def against_table(path: Path = ROOT / "eval" / "results" / "audit" / "dinov2.jso
     return "\n".join(rows)
 
 
+def layers_table(path: Path = ROOT / "eval" / "results" / "dinov2" / "layers.json") -> str:
+    """Return how well place can be read after every block of a DINOv2."""
+    found = json.loads(path.read_text())
+    rows = {f"of {kind}": found[kind] for kind in ("noise", "textures")}
+    blocks = range(1, len(found["noise"]) + 1)
+    return "\n".join(
+        [
+            f"| features after block | {' | '.join(map(str, blocks))} |",
+            f"|---|{'--:|' * len(blocks)}",
+            *(f"| {name} | {' | '.join(f'{v:.2f}' for v in values)} |" for name, values in rows.items()),
+        ]
+    )
+
+
 TABLES = {
+    "layers": layers_table,
     "measures": measures_table,
     "misleads": misleads_list,
     "audits": audits_table,

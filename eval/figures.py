@@ -1,7 +1,7 @@
-"""Draw pictures of the guide: encodings on grids they were not trained on, how the fused kernels keep a bias, how much
-memory that takes, and what `vispe rotate` draws.
+"""Draw pictures of the guide: encodings on grids they were not trained on, how much memory the bias of fused kernels
+takes, and what `vispe rotate` draws.
 
-python eval/figures.py [extrapolation] [strip] [memory] [rotation] [orders]
+python eval/figures.py [extrapolation] [memory] [rotation] [orders]
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ import torch
 from PIL import Image
 
 import vispe
-from vispe.attention import DistanceBias
-from vispe.attention.bias.strip import Layout, build, layout_of
+from vispe.attention.bias.strip import Layout, layout_of
 from vispe.images.find import find_images
 from vispe.report.style import BLUE, GREY, INK, ORANGE
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 ROOT = Path(__file__).parents[1]
 
@@ -87,60 +85,6 @@ def extrapolation() -> None:
         fontsize=10,
     )
     figure.savefig(ROOT / "docs" / "pictures" / "extrapolation.png")
-
-
-def strip() -> None:
-    """Draw the bias of two queries on a small grid, and where each lies in the strip as one run."""
-    (rows, cols), column = (4, 6), 2
-    queries = {(2, column): ORANGE, (1, column): BLUE}
-    grid = vispe.Grid((rows, cols))
-    layout = Layout(grid.shape, 0, False)
-    runs, _ = build(DistanceBias((1.0,), grid.positions()).table(grid), None, layout)
-    values, base = runs[0].reshape(cols, -1).numpy(), layout.base().reshape(rows, cols)
-    length, count = values.shape[1], rows * cols
-    colors = {"cmap": "viridis", "vmin": float(values.min()), "vmax": 0.0}
-    figure = Figure(figsize=(11, 6.8), dpi=110, facecolor="white", layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=(1, 1.25), hspace=0.04)
-    ax = lower.subplots()
-    ax.imshow(
-        values,
-        **colors,
-        aspect="auto",
-        alpha=np.where(np.arange(cols) == column, 1.0, 0.25)[:, None] + 0 * values,
-    )
-    for k, (top, ((y, x), color)) in enumerate(zip(upper.subplots(1, 2), queries.items(), strict=True)):
-        start = int(base[y, x]) - column * length
-        run = values[column, start : start + count]
-        top.imshow(run.reshape(rows, cols), **colors)
-        for key, (i, j) in enumerate(np.ndindex(rows, cols)):
-            dark = run[key] < 0.4 * colors["vmin"]
-            top.text(j, i, str(key), ha="center", va="center", fontsize=9, color="white" if dark else "black")
-        top.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, lw=3, edgecolor=color))
-        top.set_title(f"The query in row {y}, column {x}: its bias on keys 0 to {count - 1}",
-                      fontsize=11, loc="left", color=INK)  # fmt: skip
-        top.axis("off")
-        inset = 0.04 + 0.13 * k
-        corner = (start - 0.5 + 0.06 * k, column - 0.5 + inset)
-        ax.add_patch(Rectangle(corner, count - 0.12 * k, 1 - 2 * inset, fill=False, lw=3, edgecolor=color))
-        for key in range(count):
-            ax.text(
-                start + key,
-                column + (-0.75 if k else 0.75),
-                str(key),
-                ha="center",
-                va="center",
-                fontsize=9,
-                color=color,
-            )
-    title = f"The strip, {values.size} numbers in place of {count} x {count} = {count**2}: "
-    title += "each reads one run of the line of its column"
-    ax.set_title(title, fontsize=11, loc="left", color=INK)
-    ax.set_yticks(range(cols), [f"queries of column {i}" for i in range(cols)], fontsize=9)
-    ax.set_xticks(range(0, length, cols))
-    ax.set_xlabel("place in the line", fontsize=10, color=INK)
-    ax.tick_params(length=0, colors=INK)
-    ax.spines[:].set_visible(False)
-    figure.savefig(ROOT / "docs" / "pictures" / "attention-strip.png")
 
 
 def memory() -> None:
@@ -249,7 +193,7 @@ def orders() -> None:
 
 if __name__ == "__main__":
     (ROOT / "docs").mkdir(exist_ok=True)
-    pictures = {"extrapolation": extrapolation, "strip": strip, "memory": memory}
+    pictures = {"extrapolation": extrapolation, "memory": memory}
     pictures |= {"rotation": rotation, "orders": orders}
     for chosen in sys.argv[1:] or pictures:
         pictures[chosen]()

@@ -129,6 +129,23 @@ def test_pictures_exist_and_are_small(name):
         assert image.size == (960, 350)
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "pictures").glob("*.svg")), ids=lambda p: p.stem)
+def test_moving_pictures_are_small_whole_and_stand_still_where_asked(path):
+    from xml.etree import ElementTree
+
+    text = path.read_text()
+    assert len(text) < 300_000
+    drawing = ElementTree.fromstring(text)
+    assert drawing.findtext("{http://www.w3.org/2000/svg}title")
+    assert "script" not in text
+    assert "prefers-reduced-motion:reduce" in text
+    assert set(re.findall(r'href="(.{10})', text)) <= {"data:image"}
+    frames = re.findall(r'class="f( k)?"', text)
+    assert frames.count(" k") == (1 if frames else 0)
+    (rule,) = re.findall(r"@media\(prefers-reduced-motion:reduce\)\{(.*?)\}\}?<?", text)
+    assert "animation:none" in rule
+
+
 def test_there_are_no_pictures_of_what_is_gone():
     assert {p.stem for p in (DOCS / "gallery").iterdir()} == set(vispe.list_encodings())
 
