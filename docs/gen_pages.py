@@ -6,13 +6,10 @@ mkdocs calls `on_config`, `on_files` and `on_page_markdown` (see `hooks` in mkdo
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 from posixpath import dirname, normpath
-from statistics import mean
 from typing import Any
 
 import vispe
@@ -23,6 +20,16 @@ from vispe.hosts.support import HOSTS, support_table
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "eval"), str(ROOT / "docs" / "site")]
 from commands import commands_page  # noqa: E402
+from evidence import (  # noqa: E402
+    against_table,
+    audits_table,
+    extrapolation_table,
+    layers_table,
+    measures_table,
+    misleads_list,
+    samplers_table,
+    scores,
+)
 from formulas import mathml, shown  # noqa: E402
 from tables import golden  # noqa: E402  (committed tables and those of the site say the same)
 from wall import wall_page  # noqa: E402
@@ -210,136 +217,17 @@ def hosts_table() -> str:
     return "\n".join([*rows, "", "; ".join(hosts) + ".", "", *listed])
 
 
-def extrapolation_table(path: Path = ROOT / "eval" / "results" / "extrapolation.json") -> str:
-    """Return mean accuracies over seeds per encoding, question and grid; a sentence before there are any."""
-    if not path.exists():
-        return "The experiment has not been run yet: `python eval/extrapolation.py`."
-    found = json.loads(path.read_text())
-    rows, shapes = found["rows"], found["shapes"]
-    questions = list(rows[0]["accuracy"][next(iter(shapes))])
-    seeds = Counter(r["encoding"] for r in rows)
-    few = {e: f" ({n} of {max(seeds.values())} seeds)" for e, n in seeds.items() if n < max(seeds.values())}
-    samplers = vispe.list_encodings(kind="positions")
-    rows = [r for r in rows if not sampled(r["encoding"])]
-    missing = [f"`{n}`" for n in vispe.list_encodings(ndim=2, exclude=samplers) if n not in seeds]
-    text = [f"Not run yet: {', '.join(missing)}.\n"] if missing else []
-    for question in questions:
-        heads = [f"{name} ({'x'.join(map(str, shape))})" for name, shape in shapes.items()]
-        text += [
-            f"Question: {question}.\n",
-            f"| encoding | {' | '.join(heads)} |",
-            "|---" * (len(shapes) + 1) + "|",
-        ]
-        means = {
-            e: [mean(r["accuracy"][s][question] for r in rows if r["encoding"] == e) for s in shapes]
-            for e in dict.fromkeys(r["encoding"] for r in rows)
-        }
-        for encoding, values in sorted(means.items(), key=lambda item: -mean(item[1])):
-            text.append(f"| `{encoding}`{few.get(encoding, '')} | {' | '.join(f'{v:.3f}' for v in values)} |")
-        text.append("")
-    return "\n".join(text)
-
-
-def sampled(encoding: str) -> list[str]:
-    """Return (sampler, the rest) of a spec that begins with a sampler, or nothing."""
-    first, _, rest = encoding.partition("+")
-    return [first, rest] if first.partition("(")[0] in vispe.list_encodings(kind="positions") else []
-
-
-def samplers_table(path: Path = ROOT / "eval" / "results" / "extrapolation.json") -> str:
-    """Return accuracies on the training grid and on others, with and without samplers, mean and range over seeds."""
-    found = json.loads(path.read_text())
-    pairs = [(*(sampled(r["encoding"]) or ("", r["encoding"])), r) for r in found["rows"]]
-    bases = list(dict.fromkeys(base for sampler, base, _ in pairs if sampler))
-    if not bases:
-        return "The experiment has not been run yet: `python eval/extrapolation.py`."
-    columns = ["", *dict.fromkeys(sampler for sampler, _, _ in pairs if sampler)]
-    unseen = [name for name in found["shapes"] if name != "1x"]
-    runs = Counter((sampler, base) for sampler, base, _ in pairs if sampler)
-    least, most = min(runs.values()), max(runs.values())
-    text = [f"Seeds with samplers: {least if least == most else f'{least} to {most}'}.\n"]
-    for question in next(iter(found["rows"][0]["accuracy"].values())):
-        for title, grids in (("the training grid", ["1x"]), ("the mean of all other grids", unseen)):
-            text += [f"Question: {question}, on {title}.\n", f"| sampler | {' | '.join(bases)} |"]
-            text.append("|---" * (len(bases) + 1) + "|")
-            for sampler in [
-                *columns,
-                "none",
-            ]:  # the last row has no positions at all, so its columns are alike
-                cells = []
-                for base in bases:
-                    key = ("", "none") if sampler == "none" else (sampler, base)
-                    own = [r for s, b, r in pairs if (s, b) == key]
-                    each = [mean(r["accuracy"][g][question] for g in grids) for r in own]
-                    cells.append(f"{mean(each):.3f} ({min(each):.2f} to {max(each):.2f})" if each else "")
-                text.append(f"| {f'`{sampler}`' if sampler else 'no sampler'} | {' | '.join(cells)} |")
-            text.append("")
-    return "\n".join(text)
-
-
-def measures_table() -> str:
-    """Return what an audit asks: one row for each measure, those on the page by default first."""
-    from vispe.evaluate.audit.measure import all_measures
-    from vispe.evaluate.audit.verdict import limit
-
-    rows = ["| name | family | question | number | compared with | limit |", "|---|---|---|---|---|--:|"]
-    for m in sorted(all_measures().values(), key=lambda m: not m.default):
-        compared = ", ".join(m.controls) or "a known number"
-        name = f"`{m.name}`" + ("" if m.default else " (asked by name)")
-        rows.append(f"| {name} | {m.family} | {m.asks} | {m.number} | {compared} | {limit(m.name)} |")
-    return "\n".join(rows)
-
-
-def misleads_list() -> str:
-    """Return when the number of each measure is wrong or harmless."""
-    from vispe.evaluate.audit.measure import all_measures
-
-    return "\n".join(f"- `{m.name}`: {m.misleads}" for m in all_measures().values())
-
-
-def audits_table(path: Path = ROOT / "eval" / "results" / "audit" / "small.json") -> str:
-    """Return the audits of small models: a column for each encoding, a row for each measure."""
-    found = json.loads(path.read_text())["rows"]
-    names = list(next(iter(found.values()))["findings"])
-    rows = [f"| | {' | '.join(f'`{e}`' for e in found)} |", f"|---|{'--:|' * len(found)}"]
-    for name in names:
-        cells = []
-        for audit in found.values():
-            entry = audit["findings"].get(name)
-            shown = "-" if entry is None else f"{entry['value']:.2f}"
-            cells.append(f"**{shown}**" if entry and entry["verdict"] == "yes" else shown)
-        rows.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def against_table(path: Path = ROOT / "eval" / "results" / "audit" / "dinov2.json") -> str:
-    """Return the audit of a pretrained model and of its retrofit, with differences in pairs."""
-    report = json.loads(path.read_text())
-    after = {f["name"]: f for f in report["against"]["audit"]["findings"]}
-    rows = ["| question | before | | after | | difference, 95 % |", "|---|--:|---|--:|---|--:|"]
-    for f in report["findings"]:
-        g, pair = after.get(f["name"]), report["against"]["differences"].get(f["name"])
-        if g is None or pair is None:
-            continue
-        ends = pair["interval"]
-        span = "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
-        cells = [f"{f['value']:.3f}", f["verdict"], f"{g['value']:.3f}", g["verdict"]]
-        rows.append(f"| {f['asks']} | {' | '.join(cells)} | {pair['difference']:.3f}{span} |")
-    return "\n".join(rows)
-
-
-def layers_table(path: Path = ROOT / "eval" / "results" / "dinov2" / "layers.json") -> str:
-    """Return how well place can be read after every block of a DINOv2."""
-    found = json.loads(path.read_text())
-    rows = {f"of {kind}": found[kind] for kind in ("noise", "textures")}
-    blocks = range(1, len(found["noise"]) + 1)
-    return "\n".join(
-        [
-            f"| features after block | {' | '.join(map(str, blocks))} |",
-            f"|---|{'--:|' * len(blocks)}",
-            *(f"| {name} | {' | '.join(f'{v:.2f}' for v in values)} |" for name, values in rows.items()),
-        ]
-    )
+def comparison_table() -> str:
+    """Return one row for each encoding of images: what it is, what it leaves as it is, and what was measured of it."""
+    found = scores()
+    heads = ["encoding", "kind", "the same under", "distance", "direction", "three cells", "speed"]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|--:|"]
+    for name in vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions")):
+        info, row = vispe.encoding_info(name), found.get(name, {})
+        numbers = [f"{row[key]:.2f}" if key in row else "" for key in heads[3:]]
+        cells = [f"[`{name}`](encodings/{name}.md)", ", ".join(info.kinds), MEANING[info.invariant], *numbers]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 TABLES = {
@@ -353,6 +241,7 @@ TABLES = {
     "families": families_table,
     "hosts": hosts_table,
     "extrapolation": extrapolation_table,
+    "comparison": comparison_table,
 }
 
 
