@@ -106,14 +106,14 @@ def bias() -> None:
     }
     grid = vispe.Grid((rows, columns))
     pos = grid.positions()
-    film = Film(900, 195, 9.6)
+    film = Film(430, 385, 9.6)
     # once around, as a rounded rectangle
     turns = np.linspace(0, 2 * np.pi, 32, endpoint=False)
     path = [(round(6.5 - 5.2 * math.sin(a) ** 3), round(9.5 + 8.2 * math.cos(a))) for a in turns]
     film.frames = [[] for _ in path]
     for k, (name, words) in enumerate(shown.items()):
-        x = 10 + 224 * k
-        film.still += [text(x, 20, name), text(x, 38, words, "s")]
+        x, y = 10 + 210 * (k % 2), 48 + 195 * (k // 2)
+        film.still += [text(x, y - 28, name), text(x, y - 10, words, "s")]
         encoding = vispe.create_encoding(name, num_heads=12, depth=12)
         head = 2 if name == "lookhere" else 0
         with torch.no_grad():
@@ -123,8 +123,8 @@ def bias() -> None:
         for frame, (row, column) in zip(film.frames, path, strict=True):
             values = dense[row * columns + column].reshape(rows, columns)
             frame += [
-                heat(values, x, 48, cell, low, dense.max()),
-                f'<circle cx="{x + cell * (column + 0.5):g}" cy="{48 + cell * (row + 0.5):g}" r="4" '
+                heat(values, x, y, cell, low, dense.max()),
+                f'<circle cx="{x + cell * (column + 0.5):g}" cy="{y + cell * (row + 0.5):g}" r="4" '
                 f'fill="#fff" stroke="{INK}"/>',
             ]
     film.write(
@@ -134,26 +134,26 @@ def bias() -> None:
 
 def turn() -> None:
     """Draw query and key as arrows that turn while both tokens move along a row."""
-    film = Film(760, 270)
-    steps, apart, cell, seconds = 8, 3, 44, 8
-    left, top = 106, 30
+    film = Film(480, 255)
+    steps, apart, cell, seconds = 8, 3, 38, 8
+    left, top = 14, 12
     for i in range(steps + apart + 1):
         film.still.append(
             f'<rect x="{left + cell * i}" y="{top}" width="{cell - 4}" height="26" rx="4" fill="{SHADE}"/>'
         )
-        film.still.append(text(left + cell * i + 20, top + 44, str(i), "s", "middle"))
+        film.still.append(text(left + cell * i + 17, top + 44, str(i), "s", "middle"))
     moving = f"{seconds}s ease-in-out infinite alternate"
     film.rules.append(
         f".m{{animation:m {moving}}}@keyframes m{{to{{transform:translateX({steps * cell}px)}}}}"
     )
     for name, at, color in (("q", 0, BLUE), ("k", apart, ORANGE)):
-        x = left + cell * at + 20
+        x = left + cell * at + 17
         film.still.append(
             f'<g class="m"><circle cx="{x}" cy="{top + 13}" r="11" fill="{color}"/>'
             f'<text x="{x}" y="{top + 17}" text-anchor="middle" style="fill:#fff">{name}</text></g>'
         )
     for i, (degrees, words) in enumerate(((60, "fast pair"), (20, "slower pair"), (5, "slow pair"))):
-        cx, cy, r = 140 + 240 * i, 170, 58
+        cx, cy, r = 84 + 156 * i, 145, 54
         film.rules.append(
             f".r{i}{{transform-origin:{cx}px {cy}px;animation:r{i} {moving}}}"
             f"@keyframes r{i}{{to{{transform:rotate({steps * degrees}deg)}}}}"
@@ -172,8 +172,8 @@ def turn() -> None:
                 f'<path d="M{cx} {cy}L{x:.1f} {y:.1f}" stroke="{color}" stroke-width="4" stroke-linecap="round"/>'
             )
         film.still.append(f'<g class="r{i}">{"".join(parts)}</g>')
-        film.still.append(text(cx, cy + r + 20, f"{words}: {degrees}° a step,", "", "middle"))
-        film.still.append(text(cx, cy + r + 37, f"{apart * degrees}° between q and k", "s", "middle"))
+        film.still.append(text(cx, cy + r + 20, f"{words}: {degrees}°", "", "middle"))
+        film.still.append(text(cx, cy + r + 37, f"a step, {apart * degrees}° between", "s", "middle"))
     film.rules.append("@media(prefers-reduced-motion:reduce){.m,.r0,.r1,.r2{animation:none}}")
     film.write("rotary-turn.svg", "Query and key turn as they move; the angle between them stays the same")
 
@@ -290,11 +290,11 @@ def place(weights: str) -> None:
     def colours(found: torch.Tensor) -> np.ndarray:
         return ((three(found) - low) / (high - low)).clamp(0, 1).unflatten(0, found.shape[1:]).numpy()
 
-    film = Film(640, 262, 16)
+    film = Film(520, 222, 16)
     film.still += [
         text(10, 20, "the picture: noise"),
-        text(220, 20, "features of DINOv2"),
-        text(430, 20, "without its table"),
+        text(180, 20, "features of DINOv2"),
+        text(350, 20, "without its table"),
     ]
     table = model.pos_embed.detach().clone()
     model.pos_embed.data.zero_()
@@ -315,10 +315,10 @@ def place(weights: str) -> None:
         small = picture[::7, ::7]
         film.frames.append(
             [
-                heat(small, 10, 30, 6.25, 0, 1),
-                heat(colours(own), 220, 30, 12.5, 0, 1),
-                heat(colours(bare), 430, 30, 12.5, 0, 1),
-                text(10, 252, words, "s"),
+                heat(small, 10, 30, 5, 0, 1),
+                heat(colours(own), 180, 30, 10, 0, 1),
+                heat(colours(bare), 350, 30, 10, 0, 1),
+                text(10, 210, words, "s"),
             ]
         )
     model.pos_embed.data.copy_(table)
