@@ -239,6 +239,33 @@ def test_the_table_of_the_experiment(generator, tmp_path):
     ]
 
 
+def test_the_comparison_has_a_row_for_every_encoding_of_images(generator, tmp_path):
+    rows = [
+        {"encoding": "alibi2d", "accuracy": {"1x": {"distance": 1.0, "direction": 1.0}, **unseen}}
+        for unseen in (
+            {"2x": {"distance": 0.2, "direction": 0.3}, "3x": {"distance": 0.4, "direction": 0.3}},
+            {"2x": {"distance": 0.6, "direction": 0.5}, "3x": {"distance": 0.8, "direction": 0.5}},
+        )
+    ]
+    (tmp_path / "extrapolation.json").write_text(json.dumps({"rows": rows}))
+    cells = [
+        {"encoding": "alibi2d", "scores": {"average": 58.0}},
+        {"encoding": "alibi2d", "scores": {"average": 62}},
+    ]
+    (tmp_path / "three_cell.json").write_text(json.dumps({"rows": cells}))
+    speeds = [{"pos_embed": "alibi2d", "batch": b, "relative_speed": v} for b, v in ((1, 0.5), (8, 0.9))]
+    (tmp_path / "encodings_cpu.json").write_text(json.dumps({"rows": speeds}))
+    found = generator.scores(tmp_path)
+    wanted = {"distance": 0.5, "direction": 0.4, "three cells": 0.6, "speed": 0.9}
+    assert found == {"alibi2d": pytest.approx(wanted)}
+    lines = generator.comparison_table().splitlines()
+    named = [re.match(r"\| \[`(\w+)`\]", line)[1] for line in lines[2:]]
+    assert named == vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))
+    assert {line.count(" | ") for line in lines if not line.startswith("|--")} == {6}
+    # what was not measured is empty, not 0
+    assert re.search(r"\[`border`\].* \| 0\.70 \| 0\.71 \|  \|  \|$", "\n".join(lines), re.MULTILINE)
+
+
 @pytest.mark.slow
 def test_the_site_builds(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed: pip install 'vispe[docs]'")
@@ -252,6 +279,8 @@ def test_the_site_builds(tmp_path):
     page = (tmp_path / "encodings" / "alibi2d" / "index.html").read_text()
     assert "<math" in page
     assert "arithmatex" not in page
+    assert "site/tables.js" in page
+    assert (tmp_path / "site" / "tables.js").exists()
     # a notebook links to pages, and nothing comes from another server
     page = (tmp_path / "tutorials" / "new-encoding" / "index.html").read_text()
     assert 'href="../../how-to/models/choosing/"' in page

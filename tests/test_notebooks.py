@@ -63,6 +63,7 @@ def test_notebooks_run(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)  # read TMPDIR again
+    pyplot.close("all")  # what tests before have left
     space = {"__name__": "notebook"}
     drawn = 0
     for number, cell in enumerate(cells(path, "code"), 1):
