@@ -217,6 +217,14 @@ def hosts_table() -> str:
     return "\n".join([*rows, "", "; ".join(hosts) + ".", "", *listed])
 
 
+SAME = {
+    "rotation": "all turns",
+    "quarter_turns": "quarter turns",
+    "reflection": "mirror images",
+    "translation": "shifts",
+}
+
+
 def comparison_table() -> str:
     """Return one row for each encoding of images: what it is, what it leaves as it is, and what was measured of it."""
     found = scores()
@@ -225,7 +233,9 @@ def comparison_table() -> str:
     for name in vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions")):
         info, row = vispe.encoding_info(name), found.get(name, {})
         numbers = [f"{row[key]:.2f}" if key in row else "" for key in heads[3:]]
-        cells = [f"[`{name}`](encodings/{name}.md)", ", ".join(info.kinds), MEANING[info.invariant], *numbers]
+        # each of these changes brings those before it
+        same = next((words for fact, words in SAME.items() if fact in info.invariant), "nothing")
+        cells = [f"[`{name}`](encodings/{name}.md)", ", ".join(info.kinds), same, *numbers]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
