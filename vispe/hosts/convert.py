@@ -39,7 +39,8 @@ def convert(
         model: a timm `VisionTransformer` (DeiT distilled included), `Eva` or `NaFlexVit`; or a model of open_clip,
             or its `visual`, where the image tower is meant; or a vision-language model of transformers (Qwen2-VL,
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
-            model and an encoding into the vision tower. `torch.nn.DataParallel` and timm's ``features_only`` models
+            model and an encoding into the vision tower; or a vision model of transformers, with or without a head
+            (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP). `torch.nn.DataParallel` and timm's ``features_only`` models
             are looked through; wrappers that know parameters or code already are refused.
         spec: name and options of an encoding or a position scheme, as text, dict or finished `Encoding`; a sum
             may name what stays of the model's own: ``learn`` says the same as `keep_abs`, ``rope`` the same as

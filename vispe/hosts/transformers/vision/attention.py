@@ -6,7 +6,9 @@ in it. Parameters keep their names and places. Without a context the parent's pa
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from einops import rearrange
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 
 from vispe.encodings.base import Encoding
 from vispe.encodings.branches import calls_of, weights_of
+from vispe.errors import UnsupportedCombination
 from vispe.hosts.transformers.vision.chunks import PackedContext
+from vispe.hosts.transformers.vision.family import heads_of
 from vispe.hosts.transplant.context import Context
 
 
@@ -97,6 +101,31 @@ class InternAttention(HostedAttention):
         return self.projection_dropout(self.projection_layer(out)), weights
 
 
+class GridAttention(HostedAttention):
+    """Attention of ViT, DINOv2, DINOv3 and their like: four projections, and maybe a rotation of their own."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        vispe_context: Context | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        if vispe_context is None:
+            rope = {} if position_embeddings is None else {"position_embeddings": position_embeddings}
+            return super().forward(hidden_states, attention_mask=attention_mask, **rope, **kwargs)
+        x, turn = hidden_states, None
+        if vispe_context.rope and position_embeddings is not None:
+            rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
+            turn = functools.partial(rotate, cos=position_embeddings[0], sin=position_embeddings[1])
+        q, k = self.q_proj(x), self.k_proj(x)
+        dropout = self.attention_dropout if hasattr(self, "attention_dropout") else self.dropout
+        out, weights = _attended(self, vispe_context, x, q, k, attention_mask, dropout, turn)
+        return self.o_proj(out), weights
+
+
 class InternLayer(nn.Module):
     """The block of the InternVL tower, which hands its context on."""
 
@@ -123,15 +152,35 @@ class InternEncoder(nn.Module):
 
 
 def _attended(
-    module: Any, context: Context, x: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, dropout_p: float
+    module: Any,
+    context: Context,
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return attention (b, n, d) and, where it is eager, its weights."""
+    """Return attention (b, n, d) and, where it is eager, its weights; `turn` is the host's own rotation."""
     if mask is not None:
-        context = context.masked(mask)
-    q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=module.num_heads) for t in (q, k, module.v_proj(x)))
+        context = context.masked(seen(mask))
+    heads, _ = heads_of(module)
+    q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=heads) for t in (q, k, module.v_proj(x)))
+    if turn is not None:
+        q, k = turn(q, k)
     out = context.attend(module, q, k, v, x, dropout_p if module.training else 0.0)
     weights = None if module.fused_attn else _weights(module, context, q, k, v, x)
     return rearrange(out, "b h n d -> b n (h d)"), weights
+
+
+def seen(mask: Any) -> Tensor:
+    """Return a mask of transformers (b, 1, n, n) as attention takes it; that of flash attention is (b, n)."""
+    if not isinstance(mask, Tensor):
+        raise UnsupportedCombination(
+            f"The attention implementation of the model made a {type(mask).__name__} as its mask; call "
+            "model.set_attn_implementation('sdpa'), and vispe chooses the fastest kernel itself."
+        )
+    return mask[:, None, None].bool() if mask.ndim == 2 else mask
 
 
 def _weights(module: Any, context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Putting an encoding into the vision tower of a Hugging Face model, and taking it out again.
 
 The towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose patches lie in the order in which they are merged, one image
-after another; those of CLIP, SigLIP and InternVL, of which LLaVA, LLaVA-OneVision and InternVL are made; and towers
-that timm made, which are converted as any timm model. The steps are in `vispe.hosts.transplant.plan`.
+after another; those of CLIP, SigLIP and InternVL, of which LLaVA, LLaVA-OneVision and InternVL are made; models that
+see images alone, such as ViT, DINOv2 and DINOv3; and towers that timm made, which are converted as any timm model. The
+steps are in `vispe.hosts.transplant.plan`.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
 from vispe.hosts.transformers.classes import positioned
 from vispe.hosts.transformers.vision.family import (
     FAMILIES,
-    NoTable,
     attentions,
     family_of,
     family_of_class,
+    heads_of,
+    prefix_of,
     reference_of,
     stock_type,
-    table_holder,
 )
+from vispe.hosts.transformers.vision.tables import has_tables, never_loaded, put_tables, take_tables
 from vispe.hosts.transformers.vision.tower import SWAPS, swapped
 from vispe.hosts.transplant import plan
-from vispe.hosts.transplant.fitting import moved, refuse_patched
+from vispe.hosts.transplant.fitting import refuse_patched
 from vispe.hosts.transplant.twins import advice
 from vispe.hosts.transplant.words import Wanted, read
 
@@ -65,38 +67,21 @@ class _Tower(plan.Family):
             yield path, module, positioned(stock_type(module), mixin)
 
     def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:
-        attention: Any = layers[0][2]
+        heads, width = heads_of(layers[0][2])
         return {
-            "dim": attention.num_heads * attention.head_dim,
-            "num_heads": attention.num_heads,
+            "dim": heads * width,
+            "num_heads": heads,
             "depth": len(layers),
             "grid": reference_of(model),
         }
 
     def where(self, model: Any) -> str:
         trained = model.vispe.reference or "any"
-        return f"of each image, trained at {trained}, {family_of(model).prefix} prefix tokens"
+        return f"of each image, trained at {trained}, {prefix_of(model)} prefix tokens"
 
-    def has_table(self, model: Any) -> bool:
-        if family_of(model).table is None:
-            return False
-        holder, name = table_holder(model)
-        return not isinstance(getattr(holder, name), NoTable | None)
-
-    def take_table(self, model: Any) -> Any:
-        holder, name = table_holder(model)
-        table = getattr(holder, name)
-        if isinstance(table, nn.Parameter):
-            holder.register_parameter(name, None)
-        else:
-            setattr(holder, name, NoTable(table))
-        return table
-
-    def put_table(self, model: Any, kept: Any) -> None:
-        holder, name = table_holder(model)
-        like = next(model.parameters())
-        is_parameter = isinstance(kept, nn.Parameter)
-        setattr(holder, name, moved(kept, like) if is_parameter else kept.to(like.device, like.dtype))
+    has_table = staticmethod(has_tables)
+    take_table = staticmethod(take_tables)
+    put_table = staticmethod(put_tables)
 
     def has_rope(self, model: Any) -> bool:
         return family_of(model).rope
@@ -111,11 +96,11 @@ class _Tower(plan.Family):
 
     def check_parts(self, model: Any, parts: Sequence[Encoding], layers: plan.Layers) -> None:
         """Raise what the encodings raise when there is something that the tower does not supply, such as poses."""
-        attention: Any = layers[0][2]
+        heads, width = heads_of(layers[0][2])
         like = next(model.parameters())
-        pos = Grid((2, 4), prefix=family_of(model).prefix).positions(like.device)
-        x = like.new_zeros(1, pos.tokens, attention.num_heads * attention.head_dim)
-        q = rearrange(x, "b n (h d) -> b h n d", h=attention.num_heads)
+        pos = Grid((2, 4), prefix=prefix_of(model)).positions(like.device)
+        x = like.new_zeros(1, pos.tokens, heads * width)
+        q = rearrange(x, "b n (h d) -> b h n d", h=heads)
         devices = [like.device] if like.is_cuda else []
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             pos = prepare(parts, pos)
@@ -123,8 +108,7 @@ class _Tower(plan.Family):
 
     def check_aside(self, model: Any, table: Any) -> None:
         """Raise when the table never got values, as the weights were saved without it."""
-        weight = table if isinstance(table, nn.Parameter | None) else table.weight
-        if weight is not None and weight.is_meta and not next(model.parameters()).is_meta:
+        if never_loaded(model, table):
             raise UnsupportedCombination(
                 f"This {stock_type(model).__name__} was saved without its absolute table, so there is none to bring "
                 "back; load the stock model that it was made from."
@@ -145,13 +129,15 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
     """
     tower: Any = model
     while family_of(tower) is None:
-        parts = (getattr(tower, name, None) for name in _INSIDE)
+        # heads of transformers name the model below them
+        names = (*_INSIDE, getattr(tower, "base_model_prefix", "") or "model")
+        parts = (getattr(tower, name, None) for name in names)
         inner = next((part for part in parts if isinstance(part, nn.Module)), None)
         if inner is None:
             break
         tower = inner
     if family_of(tower) is None and not any(c.__module__.startswith("timm.") for c in type(tower).__mro__):
-        known = ", ".join(f.tower for f in FAMILIES)
+        known = ", ".join(dict.fromkeys(f.tower for f in FAMILIES))
         where = "" if tower is model else f" with a {type(tower).__name__} inside"
         raise UnsupportedHost(
             f"A vision tower was looked for in a {type(model).__name__}{where}, and none that vispe knows was found; "

@@ -1,4 +1,4 @@
-"""Where things are in transformers' vision towers: attention, absolute table, rotary embedding, training grid."""
+"""Where things are in transformers' vision towers: attention, tables, rotary embedding, training grid."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from vispe.hosts.transformers.classes import stock_of
 
@@ -22,8 +22,10 @@ class Family:
         kind: how a context reaches attention, one of the names in `SWAPS` of the towers.
         blocks: path of the blocks.
         attn: name of attention in a block.
-        table: path of the absolute table; None where there is none.
+        tables: paths of what adds position, the absolute table first; `*` stands for every number.
+        bare: whether the tower goes on without a table that is None.
         prefix: tokens without a place.
+        more_prefix: entry of the configuration that counts more of them.
         rope: whether it has a rotary embedding of its own.
     """
 
@@ -33,8 +35,10 @@ class Family:
     kind: str = "packed"
     blocks: str = "blocks"
     attn: str = "attn"
-    table: str | None = None
+    tables: tuple[str, ...] = ()
+    bare: bool = False
     prefix: int = 0
+    more_prefix: str = ""
     rope: bool = True
 
     @property
@@ -44,40 +48,50 @@ class Family:
 
 
 _CLIP: dict[str, Any] = {"kind": "clip", "blocks": "encoder.layers", "attn": "self_attn", "rope": False}
-_CLIP["table"] = "embeddings.position_embedding"
+_CLIP["tables"] = ("embeddings.position_embedding",)
 _INTERN: dict[str, Any] = {"kind": "intern", "blocks": "encoder.layer", "attn": "attention", "rope": False}
-_INTERN["table"] = "embeddings.position_embeddings"
+_INTERN |= {"tables": ("embeddings.position_embeddings",), "bare": True}
+_QWEN3: dict[str, Any] = {"tables": ("pos_embed",)}
+# one layout for most models that see images alone: blocks hand keywords on to attention with four projections
+_GRID: dict[str, Any] = {"kind": "grid", "attn": "attention", "prefix": 1, "rope": False}
+_VIT = _GRID | {"blocks": "layers", "tables": ("embeddings.position_embeddings",)}
+_DINO = _VIT | {"blocks": "encoder.layer"}
+_REGISTERS = _DINO | {"more_prefix": "num_register_tokens"}
+_DINO3 = _REGISTERS | {"blocks": "model.layer", "tables": (), "rope": True}
+_BEIT = _VIT | {"bare": True}
+_BEIT["tables"] = (*_VIT["tables"], "layers.*.relative_position_bias", "shared_position_bias")
 FAMILIES = (
     Family("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "VisionAttention"),
     Family("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionAttention"),
-    Family("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionAttention", table="pos_embed"),
-    Family("qwen3_vl_moe", "Qwen3VLMoeVisionModel", "Qwen3VLMoeVisionAttention", table="pos_embed"),
+    Family("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionAttention", **_QWEN3),
+    Family("qwen3_vl_moe", "Qwen3VLMoeVisionModel", "Qwen3VLMoeVisionAttention", **_QWEN3),
     Family("clip", "CLIPVisionModel", "CLIPAttention", prefix=1, **_CLIP),
     Family("siglip", "SiglipVisionModel", "SiglipAttention", **_CLIP),
     Family("internvl", "InternVLVisionModel", "InternVLVisionAttention", prefix=1, **_INTERN),
+    Family("vit", "ViTModel", "ViTAttention", **_VIT),
+    Family("deit", "DeiTModel", "DeiTAttention", **_VIT | {"prefix": 2}),
+    Family("vit_msn", "ViTMSNModel", "ViTMSNAttention", **_VIT),
+    Family("vit_mae", "ViTMAEModel", "ViTMAEAttention", **_VIT | {"kind": "masked"}),
+    Family("ijepa", "IJepaModel", "IJepaAttention", **_VIT | {"prefix": 0}),
+    Family("pixio", "PixioModel", "PixioAttention", **_VIT | {"prefix": 0, "more_prefix": "n_cls_tokens"}),
+    Family("beit", "BeitModel", "BeitAttention", **_BEIT),
+    Family("dinov2", "Dinov2Model", "Dinov2Attention", **_DINO),
+    Family("dinov2", "Dinov2Backbone", "Dinov2Attention", **_DINO),
+    Family(
+        "dinov2_with_registers",
+        "Dinov2WithRegistersModel",
+        "Dinov2WithRegistersAttention",
+        **_REGISTERS,
+    ),
+    Family(
+        "dinov2_with_registers",
+        "Dinov2WithRegistersBackbone",
+        "Dinov2WithRegistersAttention",
+        **_REGISTERS,
+    ),
+    Family("dinov3_vit", "DINOv3ViTModel", "DINOv3ViTAttention", **_DINO3),
+    Family("dinov3_vit", "DINOv3ViTBackbone", "DINOv3ViTAttention", **_DINO3),
 )
-
-
-class NoTable(nn.Module):
-    """Stands where an absolute table was, and adds nothing; of its buffer only device and dtype count.
-
-    Args:
-        table: what was there.
-    """
-
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.size = (table.num_embeddings, table.embedding_dim)
-        self.register_buffer("zero", table.weight.detach().new_zeros(1), persistent=False)
-
-    @property
-    def weight(self) -> Tensor:
-        """Zeros, new every time: they are resampled, and transformers may initialise them."""
-        return self.zero.new_zeros(self.size)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return zeros (..., d) for ids (...)."""
-        return self.zero.new_zeros(1).expand(*ids.shape, self.size[1])
 
 
 def family_of(tower: nn.Module) -> Family | None:
@@ -103,24 +117,29 @@ def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
         yield i, f"{family.blocks}.{i}.{family.attn}", getattr(block, family.attn)
 
 
-def reference_of(tower: nn.Module) -> tuple[int, ...] | None:
+def prefix_of(tower: Any) -> int:
+    """Return the number of tokens without a place."""
+    family = family_of(tower)
+    return family.prefix + (getattr(tower.config, family.more_prefix) if family.more_prefix else 0)
+
+
+def heads_of(attention: Any) -> tuple[int, int]:
+    """Return the number of heads of an attention layer, and their width."""
+    heads = getattr(attention, "num_attention_heads", None)
+    return (attention.num_heads if heads is None else heads), attention.head_dim
+
+
+def reference_of(tower: Any) -> tuple[int, ...] | None:
     """Return the grid of the training resolution; None for towers that never had one."""
     side = getattr(tower, "num_grid_per_side", None)
     if side is not None:
         return (side, side)
-    if family_of(tower).rope:
+    if family_of(tower).kind == "packed":
         return None
-    embeddings = tower.embeddings
-    size, patch = pair(embeddings.image_size), pair(embeddings.patch_size)
+    size, patch = pair(tower.config.image_size), pair(tower.config.patch_size)
     return (size[0] // patch[0], size[1] // patch[1])
 
 
 def pair(size: Any) -> tuple[int, int]:
     """Return height and width, which are given as one number where they are equal."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def table_holder(tower: nn.Module) -> tuple[nn.Module, str]:
-    """Return the module that holds the absolute table, and its name there."""
-    path, _, name = family_of(tower).table.rpartition(".")
-    return tower.get_submodule(path), name

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -17,13 +18,16 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position
 from vispe.grid import Grid, Positions
 from vispe.hosts.transformers.vision.attention import (
     ClipAttention,
+    GridAttention,
     InternAttention,
     InternEncoder,
     InternLayer,
     PackedAttention,
 )
 from vispe.hosts.transformers.vision.chunks import PackedContext, chunks_of, prepared_alike
-from vispe.hosts.transformers.vision.family import attentions, family_of, pair
+from vispe.hosts.transformers.vision.family import attentions, family_of, pair, prefix_of
+from vispe.hosts.transformers.vision.tables import table_names
+from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.context import Context
 from vispe.hosts.transplant.loading import LoadsWeights
 
@@ -34,8 +38,7 @@ class HostedTower(LoadsWeights):
     vispe_attentions = attentions
 
     def _vispe_table_names(self) -> tuple[str, ...]:
-        table = family_of(self).table
-        return () if table is None else (table, f"{table}.weight")
+        return table_names(self)
 
 
 class PackedTower(HostedTower):
@@ -70,12 +73,38 @@ class PackedTower(HostedTower):
 class GridTower(HostedTower):
     """Towers that see a batch of images of one size, row by row."""
 
-    def _vispe_context(self, pixel_values: Tensor) -> Context:
-        family, patch = family_of(self), pair(self.embeddings.patch_size)
+    def _vispe_context(self, pixel_values: Tensor, keep: Tensor | None = None) -> Context:
+        """Return the context of images (b, c, height, width), of which patches `keep` (b, m) remain, if given."""
+        patch = pair(self.config.patch_size)
         shape = (pixel_values.shape[-2] // patch[0], pixel_values.shape[-1] // patch[1])
-        grid = Grid(shape, prefix=family.prefix, reference=self.vispe.reference)
+        grid = Grid(shape, prefix=prefix_of(self), reference=self.vispe.reference)
         prepare = prepared_alike(self._vispe_all(), self.training)
-        return Context(prepare(self.vispe.cache(grid, pixel_values)), self._vispe_shared(), None, False)
+        pos = prepare(self.vispe.cache(grid, pixel_values))
+        pos = pos if keep is None else traced.gather(pos, keep)
+        return Context(pos, self._vispe_shared(), None, False, rope=self.vispe.keep_rope)
+
+
+class PlainTower(GridTower):
+    """ViT, DINOv2, DINOv3 and their like."""
+
+    def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return what transformers returns, for images (b, c, height, width)."""
+        context = self._vispe_context(pixel_values)
+        return super().forward(pixel_values, *args, vispe_context=context, **kwargs)
+
+
+class MaskedTower(GridTower):
+    """That of ViTMAE, which keeps a random part of the patches."""
+
+    def forward(self, pixel_values: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Return what transformers returns, for images (b, c, height, width); noise (b, n) orders patches."""
+        patch = pair(self.config.patch_size)
+        patches = (pixel_values.shape[-2] // patch[0]) * (pixel_values.shape[-1] // patch[1])
+        if noise is None:
+            noise = torch.rand(pixel_values.shape[0], patches, device=pixel_values.device)
+        keep = noise.argsort(1)[:, : int(patches * (1 - self.config.mask_ratio))]
+        context = self._vispe_context(pixel_values, keep)
+        return super().forward(pixel_values, noise, *args, vispe_context=context, **kwargs)
 
 
 class ClipTower(GridTower):
@@ -106,6 +135,8 @@ _INTERN = (("encoder", InternEncoder), ("encoder.layer.*", InternLayer))
 SWAPS: dict[str, tuple[type[HostedTower], type[nn.Module], tuple[tuple[str, type[nn.Module]], ...]]] = {
     "packed": (PackedTower, PackedAttention, ()),
     "clip": (ClipTower, ClipAttention, ()),
+    "grid": (PlainTower, GridAttention, ()),
+    "masked": (MaskedTower, GridAttention, ()),
     "intern": (InternTower, InternAttention, _INTERN),
 }
 

@@ -1,0 +1,117 @@
+"""Tiny models of transformers that see images alone, and attention of theirs written out."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import Tensor, nn
+
+from tests.hosts.common import shake
+from tests.hosts.transformers.tiny import transformers
+from vispe.hosts.transformers.vision.convert import vision_tower_of
+from vispe.hosts.transformers.vision.family import attentions, heads_of
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SHAPE |= {"image_size": 16, "patch_size": 4}
+RELATIVE = {
+    "use_relative_position_bias": True,
+    "use_absolute_position_embeddings": True,
+    "drop_path_rate": 0.0,
+}
+# model: its prefix tokens
+ALONE = {
+    "ViTModel": 1,
+    "DeiTModel": 2,
+    "ViTMSNModel": 1,
+    "ViTMAEModel": 1,
+    "IJepaModel": 0,
+    "PixioModel": 8,
+    "BeitModel": 1,
+    "Dinov2Model": 1,
+    "Dinov2WithRegistersModel": 5,
+    "DINOv3ViTModel": 5,
+}
+BACKBONES = ("Dinov2Backbone", "Dinov2WithRegistersBackbone", "DINOv3ViTBackbone")
+HEADS = (
+    "ViTForImageClassification",
+    "DeiTForImageClassification",
+    "DeiTForImageClassificationWithTeacher",
+    "ViTMSNForImageClassification",
+    "ViTMAEForPreTraining",
+    "IJepaForImageClassification",
+    "BeitForImageClassification",
+    "Dinov2ForImageClassification",
+    "Dinov2WithRegistersForImageClassification",
+)
+RESAMPLED = ("ViT", "DeiT", "ViTMSN", "ViTMAE", "IJepa", "Beit")  # only where they are asked to
+
+
+def stem(name: str) -> str:
+    """What the configuration of a model is called."""
+    return name.partition("For")[0].removesuffix("Model").removesuffix("Backbone")
+
+
+def build(name: str, **options) -> nn.Module:
+    """A random model, in double precision."""
+    more = {"num_register_tokens": 4} if "Registers" in name or "DINOv3" in name else {}
+    more |= RELATIVE if stem(name) == "Beit" else {}
+    more |= {"out_features": ["stage1", "stage2"]} if name in BACKBONES else {}
+    config = getattr(transformers, f"{stem(name)}Config")(**{**SHAPE, **more, **options})
+    torch.manual_seed(0)
+    return shake(getattr(transformers, name)(config)).double().eval()
+
+
+def inputs(name: str, height: int = 16, width: int = 16, seed: int = 1) -> dict:
+    """Two images, the noise of ViTMAE, and leave to resample tables."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {"pixel_values": torch.randn(2, 3, height, width, generator=generator).double()}
+    if (height, width) != (16, 16) and stem(name) in RESAMPLED:
+        found["interpolate_pos_encoding"] = True
+    if stem(name) == "ViTMAE":
+        found["noise"] = torch.rand(2, height * width // 16, generator=generator).double()
+    return found
+
+
+def outputs(model: nn.Module, given: dict, **more) -> list[Tensor]:
+    """Everything that a model says."""
+    out = model(**given, **more)
+    found = [v if isinstance(v, tuple) else (v,) for v in out.values()]
+    return [v for values in found for v in values if isinstance(v, Tensor)]
+
+
+def kept(name: str, given: dict, prefix: int) -> Tensor | None:
+    """Token numbers (b, m) that ViTMAE leaves, in its order, prefix included; None for all."""
+    if "noise" not in given:
+        return None
+    order = given["noise"].argsort(1)
+    patches = order[:, : int(order.shape[1] * 0.25)]
+    return torch.cat([torch.arange(prefix).expand(len(patches), -1), patches + prefix], 1)
+
+
+def by_hand(model: nn.Module, masks: list[Tensor], rope: bool = False) -> nn.Module:
+    """Give a model attention that is written down: block i under masks[i] (h, n, n) or (b, h, n, n)."""
+    tower = vision_tower_of(model)
+    module = importlib.import_module(type(tower).__module__)
+    for i, _, attn in attentions(tower):
+
+        def forward(hidden_states, *_, position_embeddings=None, attn=attn, i=i, **__):
+            heads, width = heads_of(attn)
+            projections = (attn.q_proj, attn.k_proj, attn.v_proj)
+            q, k, v = (p(hidden_states).unflatten(-1, (heads, width)).transpose(1, 2) for p in projections)
+            if rope and position_embeddings is not None:
+                q, k = module.apply_rotary_pos_emb(q, k, *position_embeddings)
+            logits = torch.einsum("bhnd,bhmd->bhnm", q, k) / width**0.5 + masks[i]
+            out = torch.einsum("bhnm,bhmd->bnhd", logits.softmax(-1), v).flatten(2)
+            return attn.o_proj(out), None
+
+        attn.forward = forward
+    return model
+
+
+def without_tables(model: nn.Module) -> nn.Module:
+    """A model whose tables are zero, so that they add nothing."""
+    for name, p in model.named_parameters():
+        if "decoder" not in name and ("position_embedding" in name or "relative_position" in name):
+            p.data.zero_()
+    return model

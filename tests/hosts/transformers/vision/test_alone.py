@@ -1,0 +1,237 @@
+"""Models of transformers that see images alone, such as ViT, DINOv2, DINOv3 and MAE, against dense attention."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.common import cotangent, dense
+from tests.hosts.transformers.tiny import transformers
+from tests.hosts.transformers.vision.alone import (
+    ALONE,
+    BACKBONES,
+    HEADS,
+    build,
+    by_hand,
+    inputs,
+    kept,
+    outputs,
+    stem,
+    without_tables,
+)
+from tests.hosts.transformers.vision.oracle import close
+from vispe.errors import UnsupportedCombination
+from vispe.hosts.transformers.vision.convert import vision_tower_of
+from vispe.hosts.transformers.vision.family import attentions
+
+SLOPES = torch.tensor([[0.7, 1.9], [1.7, 2.9]], dtype=torch.float64)
+EVERY = (*ALONE, *BACKBONES, *HEADS)
+
+
+def masks_of(name, given, slopes):
+    """-slope * distance of all tokens that are there, for every block."""
+    h, w = (size // 4 for size in given["pixel_values"].shape[-2:])
+    prefix = ALONE[f"{stem(name)}Model"]
+    far = dense(h, w, prefix).double()
+    keep = kept(name, given, prefix)
+    if keep is not None:
+        far = torch.stack([far[k][:, k] for k in keep])[:, None]
+    return [-far * s[:, None, None] for s in slopes]
+
+
+@pytest.mark.parametrize("mode", ["plain", "checkpoint", "reentrant"])
+@pytest.mark.parametrize("name", ALONE)
+def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
+    ours, stock = build(name), without_tables(build(name))
+    vispe.convert(ours, "alibi2d(slopes=learned)")
+    own = SLOPES.clone().requires_grad_()
+    with torch.no_grad():
+        for i, _, attn in attentions(ours):
+            attn.pos_enc.slope.copy_(own[i])
+    if mode != "plain":
+        ours.train()
+        ours.gradient_checkpointing_enable({"use_reentrant": mode == "reentrant"})
+    for size in ((16, 16), (12, 28), (16, 16)):  # another size, and the first again
+        given = inputs(name, *size)
+        ours.zero_grad()
+        own.grad = None
+        images = [given["pixel_values"].clone().requires_grad_() for _ in range(2)]
+        found = ours(**given | {"pixel_values": images[0]}, output_hidden_states=True)
+        by_hand(stock, masks_of(name, given, own))
+        wanted = stock(**given | {"pixel_values": images[1]}, output_hidden_states=True)
+        for a, b in zip(found.hidden_states, wanted.hidden_states, strict=True):
+            close(a, b, 1e-6)
+        for out in (found.last_hidden_state, wanted.last_hidden_state):
+            out.backward(cotangent(out))
+        close(found.last_hidden_state, wanted.last_hidden_state, 1e-6)
+        close(images[0].grad, images[1].grad, 1e-6)
+        for i, _, attn in attentions(ours):
+            close(attn.pos_enc.slope.grad, own.grad[i], 1e-6)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_model_is_converted_and_restored_bit_by_bit(name):
+    model = build(name)
+    stock, given = copy.deepcopy(model), inputs(name)
+    types, names = [type(m) for m in model.modules()], list(model.state_dict())
+    before = outputs(model, given)
+    vispe.convert(model, "none", keep_abs="DINOv3" not in name, keep_rope="DINOv3" in name)
+    for a, b in zip(outputs(model, given), before, strict=True):
+        close(a, b, 1e-12)  # all that it has of its own is kept
+    vispe.convert(model, "alibi2d(slopes=learned)+irpe")
+    after = outputs(model, given)
+    assert max((a - b).abs().max() for a, b in zip(after, before, strict=True)) > 1e-3
+    assert "alibi2d" in vispe.describe(model)
+    model.load_state_dict(stock.state_dict())  # strictly, though it has tables
+    copies = [copy.deepcopy(model)]
+    if name not in BACKBONES:  # stock backbones carry hooks of transformers that cannot be pickled
+        copies.append(pickle.loads(pickle.dumps(model)))
+    for again in copies:
+        assert all(torch.equal(a, b) for a, b in zip(outputs(again, given), after, strict=True))
+        vispe.restore(again)
+        assert all(torch.equal(a, b) for a, b in zip(outputs(again, given), before, strict=True))
+    vispe.restore(model)
+    assert [type(m) for m in model.modules()] == types
+    assert list(model.state_dict()) == names
+    assert model.config.to_dict() == stock.config.to_dict()
+    assert all(torch.equal(a, b) for a, b in zip(outputs(model, given), before, strict=True))
+
+
+@pytest.mark.parametrize("name", [n for n in ALONE if n != "DINOv3ViTModel"])
+def test_a_table_is_gone_and_comes_back_in_another_precision(name):
+    model, stock = build(name), without_tables(build(name))
+    vispe.convert(model, "none")
+    for size in ((16, 16), (12, 28)):
+        given = inputs(name, *size)
+        for a, b in zip(outputs(model, given), outputs(stock, given), strict=True):
+            close(a, b, 1e-12)
+    assert not any("relative_position" in n or "position_embedding" in n for n in model.state_dict())
+    model.float()
+    vispe.restore(model)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    close(model.embeddings.position_embeddings, build(name).embeddings.position_embeddings.float(), 1e-7)
+
+
+@pytest.mark.parametrize("name", ["DINOv3ViTModel", "DINOv3ViTBackbone"])
+def test_the_rotation_of_dinov3_is_kept_or_replaced(name):
+    model, given = build(name), inputs(name, 12, 28)
+    tower = vision_tower_of(model)
+    masks = masks_of(name, given, torch.ones(2, 2).double())
+    stock = by_hand(build(name), masks, rope=True)
+    vispe.convert(model, "alibi2d+rope")
+    for a, b in zip(outputs(model, given), outputs(stock, given), strict=True):
+        close(a, b, 1e-6)
+    vispe.convert(model, "alibi2d")
+    by_hand(stock, masks, rope=False)
+    for a, b in zip(outputs(model, given), outputs(stock, given), strict=True):
+        close(a, b, 1e-6)
+    with pytest.raises(UnsupportedCombination, match="two rotary encodings"):
+        vispe.convert(model, "rope_axial+rope")
+    with pytest.raises(UnsupportedCombination, match="no absolute table to keep"):
+        vispe.convert(model, "alibi2d+learn")
+    vispe.convert(model, "rope_axial")
+    assert vision_tower_of(model) is tower
+    assert "own rotary embedding: taken out" in vispe.describe(model)
+
+
+def test_dinov3_turns_as_its_encoding_of_the_same_name():
+    model, given = build("DINOv3ViTModel"), inputs("DINOv3ViTModel", 12, 28)
+    before = outputs(model, given)
+    vispe.convert(model, "rope_dinov3")
+    for a, b in zip(outputs(model, given), before, strict=True):
+        close(a, b, 1e-6)
+
+
+def test_mae_without_noise_draws_as_before():
+    model, pixels = build("ViTMAEModel"), inputs("ViTMAEModel")["pixel_values"]
+    torch.manual_seed(3)
+    before = model(pixels)
+    vispe.convert(model, "none+learn")
+    torch.manual_seed(3)
+    after = model(pixel_values=pixels)
+    assert torch.equal(after.ids_restore, before.ids_restore)
+    close(after.last_hidden_state, before.last_hidden_state, 1e-12)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(name):
+    model, given = build(name), inputs(name)
+    stock = without_tables(build(name))
+    model.set_attn_implementation("eager")
+    vispe.convert(model, "alibi2d")
+    masks = masks_of(name, given, torch.ones(2, 2).double())
+    found = model(**given, output_attentions=True)
+    close(found.last_hidden_state, by_hand(stock, masks)(**given).last_hidden_state, 1e-6)
+    assert len(found.attentions) == 2
+    close(found.attentions[1].sum(-1), torch.ones(found.attentions[1].shape[:3]).double(), 1e-12)
+    if name in ("DINOv3ViTModel",):  # its forward pass makes no mask
+        return
+    tokens = found.last_hidden_state.shape[1]
+    seen = torch.ones(2, tokens, dtype=torch.long)
+    seen[0, 3] = seen[1, -1] = 0
+    hidden = [m.masked_fill(seen[:, None, None] == 0, float("-inf")) for m in masks]
+    wanted = by_hand(stock, hidden)(**given).last_hidden_state
+    for kind in ("eager", "sdpa"):
+        model.set_attn_implementation(kind)
+        close(model(**given, attention_mask=seen).last_hidden_state, wanted, 1e-6)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
+    model, given = build(name).float(), inputs(name)
+    given |= {k: v.float() for k, v in given.items() if isinstance(v, torch.Tensor)}
+    vispe.convert(model, "alibi2d(slopes=learned)")
+    with torch.no_grad():
+        for p in (p for n, p in model.named_parameters() if "pos_enc" in n):
+            p.mul_(1.5)
+    with warnings.catch_warnings(action="ignore"):
+        model.save_pretrained(tmp_path)
+    # AutoBackbone reads no folders, of stock models either
+    auto = transformers.AutoModel if name in ALONE else getattr(transformers, name)
+    found = vispe.from_pretrained(auto, tmp_path).eval()
+    assert found.state_dict().keys() == model.state_dict().keys()
+    pairs = zip(outputs(found, given), outputs(copy.deepcopy(model), given), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
+def test_a_converted_model_is_exported_with_free_sizes_of_the_batch(name):
+    model, given = build(name).float(), inputs(name)
+    pixels = given["pixel_values"].float()
+    vispe.convert(model, "alibi2d(slopes=learned)")
+    program = torch.export.export(
+        model, (pixels,), dynamic_shapes=({0: torch.export.Dim("b")},), strict=False
+    )
+    more = torch.cat([pixels, pixels + 1])
+    close(program.module()(more).last_hidden_state, model(more).last_hidden_state, 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ViTModel", "DeiTModel", "Dinov2Model", "DINOv3ViTModel"])
+def test_a_converted_model_is_compiled_without_a_break(name):
+    model = build(name).float()
+    vispe.convert(model, "alibi2d(slopes=learned)")
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for size in ((16, 16), (12, 28)):
+        given = inputs(name, *size)
+        given["pixel_values"] = given["pixel_values"].float()
+        close(compiled(**given).last_hidden_state, model(**given).last_hidden_state, 1e-5)
+
+
+def test_a_pipeline_runs_the_encoding():
+    image_module = pytest.importorskip("PIL.Image")
+    model = build("ViTForImageClassification", num_labels=3).float()
+    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    picture = image_module.new("RGB", (20, 18), (200, 40, 90))
+    scores = []
+    for spec in ("alibi2d", "gaussian2d(amplitude=9.0)", "alibi2d"):
+        vispe.convert(model, spec)
+        pipe = transformers.pipeline("image-classification", model=model, image_processor=processor)
+        scores.append({entry["label"]: entry["score"] for entry in pipe(picture)})
+    assert scores[0] == scores[2] != scores[1]
