@@ -5,7 +5,7 @@ import copy
 import pytest
 import timm
 import torch
-from timm.models import Eva, VisionTransformer
+from timm.models import Eva, SwinTransformer, VisionTransformer
 
 import vispe
 from tests.hosts.common import SHAPE, close, image
@@ -61,8 +61,22 @@ def own_attention(name):
     assert layer(torch.randn(2, 12, 96), shape).isfinite().all()
 
 
+def towers(name):
+    transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
+    shape = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = transformers.Dinov2Model(transformers.Dinov2Config(image_size=24, patch_size=8, **shape)).eval()
+    assert vispe.convert(model, name)(image()).last_hidden_state.isfinite().all()
+
+
+def windows(name):
+    model = SwinTransformer(
+        64, window_size=4, embed_dim=96, depths=(2,), num_heads=(4,), num_classes=3
+    ).eval()
+    assert vispe.convert(model, name)(image(2, 3, 64, 64)).isfinite().all()
+
+
 def other_families(name):
-    timm.create_model("swin_tiny_patch4_window7_224", pos_embed=name)
+    timm.create_model("beit_base_patch16_224", pos_embed=name)
 
 
 RUN = {
@@ -71,6 +85,8 @@ RUN = {
     "naflex": naflex_images,
     "packed": naflex_packed,
     "open_clip": open_clip_tower,
+    "towers": towers,
+    "windows": windows,
     "attention": own_attention,
     "other": other_families,
 }
@@ -107,8 +123,8 @@ def test_the_table_is_printed(capsys):
 
 
 FAMILIES = [
-    "beit_base_patch16_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "vit_relpos_small_patch16_224",
-    "samvit_base_patch16", "hiera_tiny_224", "mvitv2_tiny", "cait_xxs24_224", "resnet18", "maxvit_tiny_tf_224",
+    "beit_base_patch16_224", "swinv2_cr_tiny_224", "vit_relpos_small_patch16_224",
+    "hiera_tiny_224", "mvitv2_tiny", "cait_xxs24_224", "resnet18", "maxvit_tiny_tf_224",
     "vit_srelpos_small_patch16_224", "convnext_atto", "pvt_v2_b0", "davit_tiny",
 ]  # fmt: skip
 

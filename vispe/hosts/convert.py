@@ -11,8 +11,9 @@ from vispe.errors import OptionError, UnsupportedHost
 from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
 from vispe.hosts.timm.family import family_of
 from vispe.hosts.transformers.version import check_version
-from vispe.hosts.transplant.plan import converted_parts
+from vispe.hosts.transplant.plan import converted_parts, in_words, put_in, take_out
 from vispe.hosts.transplant.words import read
+from vispe.hosts.windows import family as windows
 from vispe.hosts.wrappers import unknown, unwrapped
 
 M = TypeVar("M", bound=nn.Module)
@@ -40,8 +41,10 @@ def convert(
             or its `visual`, where the image tower is meant; or a vision-language model of transformers (Qwen2-VL,
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
             model and an encoding into the vision tower; or a vision model of transformers, with or without a head
-            (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP). `torch.nn.DataParallel` and timm's ``features_only`` models
-            are looked through; wrappers that know parameters or code already are refused.
+            (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP, SAM); or timm's SAM and
+            Swin, or torchvision's ViT and Swin, where each attention layer gets an encoding of its window.
+            `torch.nn.DataParallel` and timm's ``features_only`` models are looked through; wrappers that know
+            parameters or code already are refused.
         spec: name and options of an encoding or a position scheme, as text, dict or finished `Encoding`; a sum
             may name what stays of the model's own: ``learn`` says the same as `keep_abs`, ``rope`` the same as
             `keep_rope`, and either may stand alone. Weights of an `Encoding` are copied, into every layer where each
@@ -73,9 +76,13 @@ def convert(
     if host := _transformers(model):
         host.convert_transformers(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return given
+    wanted = read(spec, options, keep_abs, keep_rope)
+    if family := windows.family_of(model):
+        put_in(model, family, wanted)
+        return given
     if family_of(model) is None:
         raise UnsupportedHost(unknown(model))
-    convert_timm(model, read(spec, options, keep_abs, keep_rope))
+    convert_timm(model, wanted)
     return given
 
 
@@ -114,6 +121,8 @@ def restore(model: M) -> M:
         host.restore_image_tower(model)
     elif host := _transformers(model):
         host.restore_transformers(model)
+    elif family := windows.family_of(model):
+        take_out(model, family)
     else:
         restore_timm(model)
     return given
@@ -133,13 +142,17 @@ def describe(model: nn.Module) -> str:
     """
     if host := _transformers(model):
         return host.describe_transformers(model)
-    texts = [
-        (name, host.describe_tower(m) if (host := _open_clip(m)) else describe_timm(m))
-        for name, m in converted_parts(model)
-    ]
+    texts = [(name, _described(m)) for name, m in converted_parts(model)]
     if texts:
         return "\n".join(f"{name}: {text}" if name else text for name, text in texts)
     return f"{type(model).__name__} without an encoding of vispe; vispe.convert(model, 'alibi2d') adds one."
+
+
+def _described(model: nn.Module) -> str:
+    if host := _open_clip(model):
+        return host.describe_tower(model)
+    family = windows.family_of(model)
+    return in_words(model, family) if family else describe_timm(model)
 
 
 def _open_clip(model: nn.Module) -> Any:

@@ -18,8 +18,10 @@ HOSTS: dict[str, str] = {
     "naflex": "timm NaFlexVit, images",
     "packed": "timm NaFlexVit, packed patches of several grids",
     "open_clip": "open_clip image towers",
+    "towers": "vision models of transformers: ViT, DeiT, BEiT, DINOv2, DINOv3 and their like",
+    "windows": "SAM and Swin of timm, torchvision's ViT and Swin, transformers' SAM",
     "attention": "vispe.Attention in blocks of your own",
-    "other": "timm Beit, Swin, relative-position ViTs and all other families",
+    "other": "timm Beit, relative-position ViTs and all other families",
 }
 _OTHER = (
     "its layers have no place for it; use a timm ViT, Eva or NaFlexVit, or vispe.Attention in your own blocks"
@@ -43,7 +45,8 @@ def support(name: str) -> dict[str, str | None]:
     facts = encoding_info(name)
     if "positions" in facts.kinds:
         packed = "its map is drawn for one grid at a time; pack samples of equal grids"
-        return {**support("rope_axial"), "packed": packed}
+        drawn = "it draws places for one grid of all tokens; use a plain timm ViT or Eva"
+        return {**support("rope_axial"), "packed": packed, "towers": drawn, "windows": drawn}
     flat = None
     if 2 not in facts.ndim:
         axes = " or ".join(map(str, facts.ndim))
@@ -56,6 +59,12 @@ def support(name: str) -> dict[str, str | None]:
     outside = None
     if {"additive", "mixing"} & set(facts.kinds):
         outside = "it works on the tokens outside of attention; call embed(x, positions), or mix, yourself"
+    inside = flat
+    if {"additive", "mixing"} & set(facts.kinds):
+        inside = (
+            flat
+            or "it works on the tokens outside of attention, where such models have no place for it; use a timm ViT"
+        )
     packed = flat or mixing
     if packed is None and _reads_image(name):
         packed = "it reads the image, which packed patches no longer have; give NaFlexVit images"
@@ -67,6 +76,8 @@ def support(name: str) -> dict[str, str | None]:
         "naflex": flat or mixing,
         "packed": packed,
         "open_clip": flat,
+        "towers": inside,
+        "windows": inside,
         "attention": outside or _refused(name),
         "other": _OTHER,
     }

@@ -175,8 +175,14 @@ def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def build_model_with_cfg(model_cls: Any, *args: Any, **kwargs: Any) -> nn.Module:
         from vispe.hosts.timm.family import FAMILIES
         from vispe.hosts.timm.refusals import refusal
+        from vispe.hosts.windows.family import known
 
         spec = kwargs.get("pos_embed")
+        if spec is not None and isinstance(model_cls, type) and known(model_cls):
+            from vispe.hosts.convert import convert
+
+            rest = {name: value for name, value in kwargs.items() if name != "pos_embed"}
+            return convert(build_model_with_cfg(model_cls, *args, **rest), spec)
         ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
         if spec is not None and not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
             raise UnsupportedHost(f"pos_embed={spec!r} was asked. {refusal(model_cls)}")

@@ -45,6 +45,7 @@ class Family:
         overridden: methods that the converted counterpart of a model replaces.
         patchable: methods that the counterparts of its parts replace.
         always_inside: whether attention layers are swapped whatever an encoding does.
+        apart: whether every attention layer has encodings of its own, as heads and grids differ between them.
         mixes: whether the forward pass calls encodings between blocks.
         holds_back: whether prefix tokens can be kept out of the first blocks.
         word: the word of the host's own constructor for its absolute table, with which a model is built that keeps it.
@@ -58,6 +59,7 @@ class Family:
     overridden: tuple[str, ...] = ("forward",)
     patchable: tuple[str, ...] = ("forward",)
     always_inside = False
+    apart = False
     mixes = True
     holds_back = False
     word: str | None = None
@@ -81,6 +83,11 @@ class Family:
     def facts(self, model: Any, layers: Layers) -> dict[str, Any]:
         """Return what encodings need to know: dim, num_heads, depth and the grid of the training resolution."""
         raise NotImplementedError
+
+    def facts_at(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return what encodings of one attention layer need to know, from `facts` of the model."""
+        del model, attention
+        return facts
 
     def where(self, model: Any) -> str:
         """Return grid and prefix tokens of a converted model in words."""
@@ -228,7 +235,7 @@ def put_in(model: Any, family: Family, wanted: Wanted, built: bool = False) -> N
         lost=lost,
         keep_abs=keep_abs,
         inside=plan.inside,
-        layered=any(e.per_layer for e in plan.parts),
+        layered=family.apart or any(e.per_layer for e in plan.parts),
         resolved=family.resolved(wanted.terms, plan.parts, reference),
         keep_rope=keep_rope,
         rope=None if built else rope,
@@ -307,7 +314,7 @@ def _planned(
     layers = list(family.attentions(model))
     facts, like = family.facts(model, layers), next(model.parameters())
 
-    def build() -> tuple[Encoding, ...]:
+    def build(facts: dict[str, Any] = facts) -> tuple[Encoding, ...]:
         with torch.device(like.device):
             widths = [family.width(term, layers, facts["dim"]) for term in wanted.terms]
             terms = [
@@ -330,12 +337,13 @@ def _planned(
         family.check_inside(model)
         _check_swaps(model, family)
     # each layer has parameters of its own, so encodings that are per layer are built once for each
-    layered = any(e.per_layer for e in parts)
-    own = [
-        joined([e for e in build() if e.per_layer and e.active(layer)]) if layered else None
-        for layer, _, _ in layers
-    ]
-    return _Plan(cls, parts, joined([e for e in parts if not e.per_layer]), own, inside, facts["grid"])
+    layered = family.apart or any(e.per_layer for e in parts)
+    own: list[Encoding | None] = []
+    for layer, _, module in layers:
+        built = build(family.facts_at(model, module, facts)) if layered else ()
+        own.append(joined([e for e in built if (family.apart or e.per_layer) and e.active(layer)]))
+    shared = joined([e for e in parts if not (family.apart or e.per_layer)])
+    return _Plan(cls, parts, shared, own, inside, facts["grid"])
 
 
 def _check_swaps(model: Any, family: Family) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import timm
 from torch import nn
 
@@ -19,18 +17,10 @@ TRANSFORMERS: dict[str, tuple[str, str]] = {
     "Data2VecVision": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "DepthAnything": ("vit_{size}_patch14_dinov2", "vit_small_patch14_dinov2"),
     "Owl": ("vit_{size}_patch16_clip_224", "vit_base_patch32_clip_224"),
-    "Sam": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "Siglip2": ("naflexvit_{size}_patch16_siglip", "naflexvit_base_patch16_siglip"),
     "VitDet": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "VitPose": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "Yolos": ("deit_{size}_patch16_224", "deit_small_patch16_224"),
-}
-TORCHVISION = {
-    (16, 768): "vit_base_patch16_224",
-    (32, 768): "vit_base_patch32_224",
-    (16, 1024): "vit_large_patch16_224",
-    (32, 1024): "vit_large_patch32_224",
-    (14, 1280): "vit_huge_patch14_224",
 }
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "DinoVisionTransformer": ("vit_{size}_patch14_dinov2", "vit_base_patch14_dinov2"),
@@ -43,9 +33,6 @@ def twin_of(model: nn.Module) -> str | None:
     """Return the name of timm's model with the architecture of `model`, or None where none is known."""
     cls = type(model)
     library = cls.__module__.partition(".")[0]
-    if library == "torchvision" and cls.__name__ == "VisionTransformer":
-        key: Any = (getattr(model, "patch_size", 16), getattr(model, "hidden_dim", 768))
-        return TORCHVISION.get(key, "vit_base_patch16_224")
     if library == "transformers":
         starts = [start for start in TRANSFORMERS if cls.__name__.startswith(start)]
         return _sized(TRANSFORMERS[max(starts, key=len)], _width(model)) if starts else None

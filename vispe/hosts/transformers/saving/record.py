@@ -17,6 +17,7 @@ from vispe.errors import InputError
 from vispe.hosts.transformers.language.families import FAMILIES, text_of
 from vispe.hosts.transformers.vision.family import family_of
 from vispe.hosts.transplant.context import HostState
+from vispe.hosts.windows import family as windows
 from vispe.multimodal import Scheme, create_scheme
 from vispe.version import __version__
 
@@ -113,7 +114,11 @@ def _takes(module: nn.Module, kind: str) -> bool:
         return False
     if kind == "scheme":
         return isinstance(text_of(module), nn.Module) and getattr(module.config, "model_type", "") in FAMILIES
-    return family_of(module) is not None or "timm_model" in module._modules
+    return (
+        family_of(module) is not None
+        or windows.family_of(module) is not None
+        or "timm_model" in module._modules
+    )
 
 
 def _converted(model: nn.Module) -> Iterator[tuple[Any, dict[str, Any]]]:

@@ -40,9 +40,10 @@ from vispe.hosts.transplant import plan
 from vispe.hosts.transplant.fitting import refuse_patched
 from vispe.hosts.transplant.twins import advice
 from vispe.hosts.transplant.words import Wanted, read
+from vispe.hosts.windows import family as windows
 
 # where towers are kept
-_INSIDE = ("model", "visual", "vision_tower", "vision_model", "timm_model", "_backbone")
+_INSIDE = ("model", "visual", "vision_tower", "vision_model", "vision_encoder", "timm_model", "_backbone")
 
 
 class _Tower(plan.Family):
@@ -128,7 +129,7 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
         UnsupportedHost: there is no vision tower in it, or one of a class that vispe does not know.
     """
     tower: Any = model
-    while family_of(tower) is None:
+    while family_of(tower) is None and windows.family_of(tower) is None:
         # heads of transformers name the model below them
         names = (*_INSIDE, getattr(tower, "base_model_prefix", "") or "model")
         parts = (getattr(tower, name, None) for name in names)
@@ -136,6 +137,8 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
         if inner is None:
             break
         tower = inner
+    if windows.family_of(tower):
+        return tower
     if family_of(tower) is None and not any(c.__module__.startswith("timm.") for c in type(tower).__mro__):
         known = ", ".join(dict.fromkeys(f.tower for f in FAMILIES))
         where = "" if tower is model else f" with a {type(tower).__name__} inside"
@@ -174,7 +177,9 @@ def convert_vision(
     """
     tower = vision_tower_of(model)
     if family_of(tower) is None:
-        convert_timm(tower, read(spec, options, bool(keep_abs), bool(keep_rope)))
+        wanted = read(spec, options, bool(keep_abs), bool(keep_rope))
+        windowed = windows.family_of(tower)
+        plan.put_in(tower, windowed, wanted) if windowed else convert_timm(tower, wanted)
     else:
         plan.put_in(tower, TOWER, read(spec, options, keep_abs, keep_rope))
 
@@ -188,7 +193,9 @@ def convert_as_named(part: nn.Module, entry: dict[str, Any]) -> int:
     """
     tower = vision_tower_of(part)
     wanted = Wanted(parse_spec(entry["encoding"]), entry["keep_abs"], entry["keep_rope"])
-    if family_of(tower) is None:
+    if windowed := windows.family_of(tower):
+        plan.put_in(tower, windowed, wanted)
+    elif family_of(tower) is None:
         convert_timm(tower, wanted)
     else:
         plan.put_in(tower, TOWER, wanted)
@@ -202,7 +209,9 @@ def restore_vision(model: nn.Module) -> None:
         UnsupportedHost: there is no tower that vispe knows, or it is not converted.
     """
     tower = vision_tower_of(model)
-    if family_of(tower) is None:
+    if windowed := windows.family_of(tower):
+        plan.take_out(tower, windowed)
+    elif family_of(tower) is None:
         restore_timm(tower)
     else:
         plan.take_out(tower, TOWER)
@@ -216,6 +225,8 @@ def describe_vision(model: nn.Module) -> str:
         return (
             f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, 'alibi2d') adds one."
         )
+    if windowed := windows.family_of(tower):
+        return plan.in_words(tower, windowed)
     return describe_timm(converted[0]) if family_of(tower) is None else plan.in_words(tower, TOWER)
 
 

@@ -1,0 +1,215 @@
+"""SAM, Swin and torchvision's ViT with encodings: against attention written out, restored exactly, at other sizes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import timm
+import torch
+
+import vispe
+from tests.hosts.common import cotangent, shake
+from tests.hosts.windows.common import MODELS, build, by_hand, image, inner, run
+from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.hosts.windows.family import attentions
+
+
+@pytest.fixture(autouse=True)
+def _transformers(request):
+    if "hub" in request.node.name:
+        pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
+
+
+def close(a, b, tolerance=1e-6):
+    torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(1.0, b.detach().abs().max().item()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_slopes_and_their_gradients_are_those_of_dense_attention(name):
+    ours, stock = build(name), build(name)
+    vispe.convert(ours, "alibi2d(slopes=learned)")
+    layers = [attn for _, _, attn in attentions(inner(ours))]
+    generator = torch.Generator().manual_seed(3)
+    slopes = [2 * torch.rand(len(a.pos_enc.slope), generator=generator).double() for a in layers]
+    own = [s.clone().requires_grad_() for s in slopes]
+    with torch.no_grad():
+        for attn, slope in zip(layers, slopes, strict=True):
+            attn.pos_enc.slope.copy_(slope)
+    for size in (None, MODELS[name][2], None):
+        if size is not None and name == "hub_sam":
+            stock.vision_encoder.patch_embed.image_size = size  # it refuses all others
+            stock.vision_encoder.pos_embed = None  # and its table fits no other
+        elif name == "hub_sam":
+            stock.vision_encoder.patch_embed.image_size = (48, 48)
+        by_hand(stock, own)
+        x = [image(name, size).requires_grad_() for _ in range(2)]
+        found, wanted = run(ours, x[0]), run(stock, x[1])
+        close(found, wanted)
+        for attn, slope in zip(layers, own, strict=True):
+            attn.pos_enc.slope.grad = slope.grad = None
+        found.backward(cotangent(found))
+        wanted.backward(cotangent(wanted))
+        close(x[0].grad, x[1].grad)
+        for attn, slope in zip(layers, own, strict=True):
+            close(attn.pos_enc.slope.grad, slope.grad)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_converted_and_restored_bit_by_bit(name):
+    model, x = build(name), image(name)
+    stock = copy.deepcopy(model)
+    types, names, before = [type(m) for m in model.modules()], list(model.state_dict()), run(model, x)
+    vispe.convert(model, "none+learn")
+    close(run(model, x), before, 1e-12)
+    vispe.convert(model, "alibi2d(slopes=learned)+irpe(mode=bias)")
+    after = run(model, x)
+    assert (after - before).abs().max() > 1e-3
+    assert not any("rel_pos" in n or "relative_position_bias" in n or "cpb" in n for n in model.state_dict())
+    text = vispe.describe(model)
+    assert "absolute table: taken out" in text
+    assert "(4, 4)" in text
+    model.load_state_dict(stock.state_dict())  # strictly, though it has tables
+    assert torch.equal(run(model, x), after)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(run(again, x), after)
+        vispe.restore(again)
+        assert torch.equal(run(again, x), before)
+    vispe.restore(model)
+    assert [type(m) for m in model.modules()] == types
+    assert list(model.state_dict()) == names
+    assert torch.equal(run(model, x), before)
+    with pytest.raises(UnsupportedHost, match="nothing to restore"):
+        vispe.restore(model)
+
+
+@pytest.mark.parametrize(
+    "spec", ["rpb", "rpb_cpb", "lookhere", "rope_axial", "decomposed", "alibi2d+rope_mixed"]
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_other_encodings_learn_in_windows(name, spec):
+    model = build(name).train()
+    vispe.convert(model, spec)
+    run(model, image(name)).square().sum().backward()
+    for path, p in model.named_parameters():
+        if "pos_enc" in path:
+            assert p.grad is not None, path
+            assert p.grad.isfinite().all(), path
+
+
+@pytest.mark.parametrize("name", ["timm_swin", "torchvision_swin"])
+def test_the_table_of_swin_is_that_of_its_encoding(name):
+    model, x = build(name), image(name)
+    before = run(model, x)
+    tables = [attn.relative_position_bias_table.detach() for _, _, attn in attentions(model)]
+    vispe.convert(model, "rpb")
+    with torch.no_grad():
+        for (_, _, attn), table in zip(attentions(model), tables, strict=True):
+            attn.pos_enc.relative_position_bias_table.copy_(table)
+    close(run(model, x), before)
+
+
+@pytest.mark.parametrize("name", ["timm_sam", "hub_sam"])
+def test_the_tables_of_sam_are_those_of_its_encoding_at_any_size(name):
+    model, stock = build(name), build(name)
+    vispe.convert(model, "decomposed")
+    model.load_state_dict(stock.state_dict())
+    with torch.no_grad():
+        for path, p in stock.named_parameters():
+            if "rel_pos" in path:
+                at, _, entry = path.rpartition(".")
+                assert torch.equal(model.get_parameter(f"{at}.pos_enc.{entry}"), p), (
+                    "a stock checkpoint brings them"
+                )
+        inner(stock).pos_embed.zero_()
+        close(run(model, image(name)), run(stock, image(name)))
+        if name == "timm_sam":
+            wide = image(name, (40, 72))
+            close(run(model, wide), run(stock, wide))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, in timm's resampling
+@pytest.mark.parametrize("name", ["timm_swin", "timm_swin_v2"])
+def test_swin_takes_another_input_size_and_its_table_comes_back_for_it(name):
+    model, stock = build(name), build(name)
+    vispe.convert(model, "alibi2d")
+    for m in (model, stock):
+        m.set_input_size(img_size=(48, 80), window_size=(3, 5))
+    x = image(name, (48, 80))
+    assert run(model, x).isfinite().all()
+    assert "(3, 5)" in vispe.describe(model)
+    vispe.restore(model)
+    close(run(model, x), run(stock, x), 1e-12)
+
+
+@pytest.mark.parametrize("name", ["timm_swin", "timm_sam", "torchvision_swin", "torchvision_vit"])
+def test_a_compiled_and_an_exported_model_say_the_same(name):
+    model, x = build(name).float(), image(name).float()
+    vispe.convert(model, "alibi2d(slopes=learned)")
+    with torch.no_grad():
+        program = torch.export.export(model, (x,), strict=False)
+        close(program.module()(x), model(x), 1e-5)
+        torch.compiler.reset()
+        close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x), 1e-5)
+
+
+def test_checkpointing_gives_the_same_gradients():
+    grads = []
+    for checkpoint in (False, True):
+        model = build("timm_swin").train()
+        vispe.convert(model, "alibi2d(slopes=learned)")
+        model.set_grad_checkpointing(checkpoint)
+        torch.manual_seed(4)  # drop path
+        out = run(model, image("timm_swin"))
+        out.backward(cotangent(out))
+        grads.append({n: p.grad for n, p in model.named_parameters()})
+    assert grads[0].keys() == grads[1].keys()
+    for n, grad in grads[0].items():
+        close(grads[1][n], grad, 1e-12)
+
+
+def test_sam_of_transformers_is_saved_and_loaded_and_shows_its_weights(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
+    model, x = build("hub_sam").float(), image("hub_sam").float()
+    vispe.convert(model, "alibi2d(slopes=learned)")
+    with warnings.catch_warnings(action="ignore"):
+        model.save_pretrained(tmp_path)
+    again = vispe.from_pretrained(transformers.SamVisionModel, tmp_path).eval()
+    assert again.state_dict().keys() == model.state_dict().keys()
+    close(run(again, x), run(model, x), 1e-6)
+    from tests.hosts.windows.common import _sam_of_transformers
+
+    torch.manual_seed(0)
+    eager = shake(_sam_of_transformers("eager")).eval()
+    stock = eager(x, output_attentions=True).attentions
+    vispe.convert(eager, "alibi2d(slopes=learned)")
+    close(run(eager, x), run(model, x), 1e-5)
+    shown = eager(x, output_attentions=True).attentions
+    assert [w.shape for w in shown] == [w.shape for w in stock]
+    close(shown[1].sum(-1), torch.ones(shown[1].shape[:-1]), 1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_has_no_place_is_refused_and_nothing_changes(name):
+    model = build(name)
+    types, before = [type(m) for m in model.modules()], run(model, image(name))
+    for spec, why in {
+        "sincos2d": "outside of attention",
+        "peg": "outside of attention",
+        "alibi": "1 axes",
+    }.items():
+        with pytest.raises(UnsupportedCombination, match=why):
+            vispe.convert(model, spec)
+    with pytest.raises(UnsupportedCombination, match="no rotary embedding to keep"):
+        vispe.convert(model, "alibi2d+rope")
+    assert [type(m) for m in model.modules()] == types
+    assert torch.equal(run(model, image(name)), before)
+
+
+def test_a_rotation_of_its_own_in_sam_is_refused():
+    options = {"embed_dim": 32, "depth": 1, "num_heads": 2, "window_size": 4}
+    model = timm.models.VisionTransformerSAM(48, 8, use_rope=True, **options)
+    with pytest.raises(UnsupportedHost, match="use_rope=True"):
+        vispe.convert(model, "alibi2d")

@@ -1,0 +1,264 @@
+"""Attention layers that know their grid: the window, or the map of tokens that they are handed.
+
+Each class stands in front of the layer of a library and replaces its forward pass; parameters keep their names. Such a
+layer has encodings of its own, since heads and windows differ from stage to stage. The host's relative table, where it
+is kept, and the mask of shifted windows are added to the logits.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.encodings.base import Encoding
+from vispe.encodings.parts.preparing import prepare
+from vispe.grid import Grid
+from vispe.hosts.transplant.cache import PositionCache
+from vispe.hosts.transplant.context import Context
+
+
+@dataclass
+class Site:
+    """What a layer needs to know beside its own weights.
+
+    Attributes:
+        grid: the grid that it was built for.
+        prefix: tokens without a place.
+        keep: whether the host's own relative table counts.
+        cache: positions of the last grids.
+    """
+
+    grid: tuple[int, int]
+    prefix: int
+    keep: bool
+    cache: PositionCache = field(default_factory=PositionCache)
+
+
+class Sited(nn.Module):
+    """What every attention layer of a converted model has.
+
+    Attributes:
+        vispe_layer: number of the layer.
+        vispe_site: its grid.
+        pos_enc: its encodings.
+    """
+
+    fused_attn: bool = True
+    vispe_layer: int
+    vispe_site: Site
+    pos_enc: Encoding | None
+
+    def vispe_attend(
+        self,
+        x: Tensor,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        shape: tuple[int, int],
+        mask: Tensor | None,
+        dropout_p: float,
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after attention of queries, keys and values (b, h, n, d_h) on a grid."""
+        out = self.vispe_context(x, shape, mask).attend(self, *qkv, x, dropout_p)
+        return out.transpose(1, 2).flatten(2)
+
+    def vispe_context(self, x: Tensor, shape: tuple[int, int], mask: Tensor | None) -> Context:
+        """Return the context of this layer for tokens (b, n, d) on a grid."""
+        site = self.vispe_site
+        parts = () if self.pos_enc is None else self.pos_enc.parts()
+        pos = site.cache(Grid(shape, prefix=site.prefix, reference=site.grid), x)
+        return Context(prepare(parts, pos, batch=x.shape[0]), (), mask, False)
+
+
+def _split(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values (b, h, n, d_h) of projected tokens (b, n, 3 h d_h)."""
+    q, k, v = qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+def _joined(*terms: Tensor | None) -> Tensor | None:
+    """Return the sum of masks, or None where there is none."""
+    there = [t for t in terms if t is not None]
+    return sum(there[1:], there[0]) if there else None
+
+
+class SamAttention(Sited):
+    """Attention of timm's SAM on the map of tokens (b, h, w, d) that it is handed, a window or all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the map after attention."""
+        shape = (x.shape[1], x.shape[2])
+        tokens = x.flatten(1, 2)
+        q, k, v = _split(self.qkv(tokens), self.num_heads)
+        q, k = self.q_norm(q), self.k_norm(k)
+        bias = None
+        if self.vispe_site.keep and self.use_rel_pos:
+            own = sys.modules[type(self).__module__].get_decomposed_rel_pos_bias
+            bias = own(q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape).unflatten(
+                0, q.shape[:2]
+            )
+        out = self.vispe_attend(tokens, (q, k, v), shape, bias, self.attn_drop.p if self.training else 0.0)
+        return self.proj_drop(self.proj(out)).unflatten(1, shape)
+
+
+class HubSamAttention(Sited):
+    """Attention of transformers' SAM; eager attention returns its weights (b h, n, n)."""
+
+    @property
+    def fused_attn(self) -> bool:
+        """Whether any backend may compute attention."""
+        return "Sdpa" in type(self).__name__
+
+    def forward(
+        self, hidden_states: Tensor, output_attentions: bool | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the map (b, h, w, d) after attention, and its weights where it is eager."""
+        del output_attentions
+        shape = (hidden_states.shape[1], hidden_states.shape[2])
+        tokens = hidden_states.flatten(1, 2)
+        q, k, v = _split(self.qkv(tokens), self.num_attention_heads)
+        bias = None
+        if self.vispe_site.keep and self.use_rel_pos:
+            bias = self.get_decomposed_rel_pos(q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape)
+            bias = bias.flatten(3, 4).flatten(1, 2).unflatten(0, q.shape[:2])
+        if self.fused_attn:
+            return self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0)).unflatten(1, shape), None
+        scores = self.vispe_context(tokens, shape, bias).scores(self, (q,), (k,), v, tokens)
+        weights = scores.softmax()
+        (out,) = scores.weigh(F.dropout(weights, self.dropout, self.training))
+        out = self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape)
+        return out, weights.flatten(0, 1).to(out.dtype)
+
+
+class SwinAttention(Sited):
+    """Attention of timm's Swin inside windows."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return windows of tokens (b, n, d) after attention, under the mask (windows, n, n) of shifted windows."""
+        bias = self.vispe_own() if self.vispe_site.keep else None
+        if mask is not None:
+            mask = mask.repeat(x.shape[0] // mask.shape[0], 1, 1)[:, None]
+        mask, dropout = _joined(bias, mask), self.attn_drop.p if self.training else 0.0
+        out = self.vispe_attend(x, self.vispe_projected(x), tuple(self.window_size), mask, dropout)
+        return self.proj_drop(self.proj(out))
+
+    def vispe_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (b, h, n, d_h)."""
+        return _split(self.qkv(x), self.num_heads)
+
+    def vispe_own(self) -> Tensor:
+        """Return the bias of the host (1, h, n, n)."""
+        return self._get_rel_pos_bias()
+
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """Change the window, see timm; there may be no table to resample."""
+        if getattr(self, "relative_position_bias_table", True) is not None:
+            super().set_window_size(window_size)
+            return
+        size = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size)
+        rows = torch.empty(size[0] * size[1], size[0] * size[1], dtype=torch.long)
+        self.relative_position_index = rows.to(self.relative_position_index.device)
+        self.window_size, self.window_area = size, size[0] * size[1]
+        self._init_buffers()
+
+
+class SwinV2Attention(SwinAttention):
+    """Attention of timm's Swin V2: the angle between queries and keys, times a learned scale."""
+
+    fused_attn = False  # weights pass through a dropout of their own, which hooks may watch
+
+    def vispe_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (b, h, n, d_h); the product of the first two has the learned scale."""
+        qkv = self.qkv(x) if self.q_bias is None or self.qkv_bias_separate else F.linear(x, self.qkv.weight)
+        if self.q_bias is not None:
+            qkv = qkv + torch.cat((self.q_bias, self.k_bias, self.v_bias))
+        q, k, v = _split(qkv, self.num_heads)
+        return *cosine(q, k, self.logit_scale), v
+
+    def vispe_own(self) -> Tensor:
+        """Return the bias of the host (1, h, n, n), continuous in log-spaced offsets."""
+        area = self.window_size[0] * self.window_size[1]
+        table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
+        bias = table[self.relative_position_index.view(-1)].view(area, area, -1).permute(2, 0, 1)
+        return 16 * bias.sigmoid()[None]
+
+
+def cosine(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries and keys whose product / sqrt(d_h) is their cosine times a learned scale (h, 1, 1)."""
+    scale = logit_scale.clamp(max=math.log(100.0)).exp() * q.shape[-1] ** 0.5
+    return F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1)
+
+
+class ShiftedAttention(Sited):
+    """Attention of torchvision's Swin, which cuts the map (b, h, w, d) into windows itself; both versions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the map after attention."""
+        b, h, w, _ = x.shape
+        wh, ww = self.window_size
+        # the map is padded to whole windows and rolled, unless one window holds it all
+        padded = F.pad(x, (0, 0, 0, -w % ww, 0, -h % wh))
+        rows, columns = padded.shape[1] // wh, padded.shape[2] // ww
+        sizes = zip(self.shift_size, self.window_size, padded.shape[1:3], strict=True)
+        shift = [0 if size >= whole else s for s, size, whole in sizes]
+        if sum(shift):
+            padded = torch.roll(padded, (-shift[0], -shift[1]), (1, 2))
+        tokens = padded.unflatten(2, (columns, ww)).unflatten(1, (rows, wh)).transpose(2, 3)
+        tokens = tokens.flatten(3, 4).flatten(0, 2)
+        bias = self.get_relative_position_bias() if self.vispe_site.keep else None
+        mask = _joined(bias, self.vispe_apart(rows, columns, shift, x, b) if sum(shift) else None)
+        dropout = self.attention_dropout if self.training else 0.0
+        out = self.vispe_attend(tokens, self.vispe_projected(tokens), (wh, ww), mask, dropout)
+        out = F.dropout(self.proj(out), self.dropout, self.training)
+        out = out.unflatten(0, (b, rows, columns)).unflatten(3, (wh, ww)).transpose(2, 3)
+        out = out.flatten(3, 4).flatten(1, 2)
+        if sum(shift):
+            out = torch.roll(out, (shift[0], shift[1]), (1, 2))
+        return out[:, :h, :w].contiguous()
+
+    def vispe_projected(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (b, h, n, d_h); keys of version 2 have no bias."""
+        scale, bias = getattr(self, "logit_scale", None), self.qkv.bias
+        if scale is None:
+            return _split(self.qkv(tokens), self.num_heads)
+        if bias is not None:
+            q_bias, k_bias, v_bias = bias.chunk(3)
+            bias = torch.cat([q_bias, torch.zeros_like(k_bias), v_bias])
+        q, k, v = _split(F.linear(tokens, self.qkv.weight, bias), self.num_heads)
+        return *cosine(q, k, scale), v
+
+    def vispe_apart(self, rows: int, columns: int, shift: list[int], x: Tensor, batch: int) -> Tensor:
+        """Return the mask (b windows, 1, n, n) between parts of a window that are no neighbours in the map."""
+        (wh, ww), regions = self.window_size, []
+        for count, size, s in ((rows, wh, shift[0]), (columns, ww, shift[1])):
+            at = torch.arange(count * size, device=x.device)
+            regions.append((at >= count * size - size).long() + (at >= count * size - s).long() * bool(s))
+        region = regions[0][:, None] * 3 + regions[1]
+        region = (
+            region.unflatten(1, (columns, ww)).unflatten(0, (rows, wh)).transpose(1, 2).reshape(-1, wh * ww)
+        )
+        other = region[:, None] != region[:, :, None]
+        return torch.zeros_like(other, dtype=x.dtype).masked_fill(other, -100.0).repeat(batch, 1, 1)[:, None]
+
+
+class WholeAttention(Sited):
+    """torch's attention in torchvision's ViT, on the one grid that the model was built for."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = True, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after attention, and its weights where they are asked for, as in torch."""
+        del key, value, kwargs  # the block hands its tokens on three times
+        qkv = _split(F.linear(query, self.in_proj_weight, self.in_proj_bias), self.num_heads)
+        context = self.vispe_context(query, self.vispe_site.grid, None)
+        scores = context.scores(self, qkv[:1], qkv[1:2], qkv[2], query) if need_weights else None
+        if scores is None:
+            out = context.attend(self, *qkv, query, self.dropout if self.training else 0.0)
+            return self.out_proj(out.transpose(1, 2).flatten(2)), None
+        weights = F.dropout(scores.softmax(), self.dropout, self.training)
+        (out,) = scores.weigh(weights)
+        return self.out_proj(out.transpose(1, 2).flatten(2)), weights.mean(1).to(out.dtype)

@@ -1,0 +1,278 @@
+"""Models whose attention layers have grids of their own: SAM, Swin, and torchvision's ViT.
+
+Where things are is said by structure: the classes of models, with their absolute tables, and those of attention
+layers. Every attention layer gets encodings of its own, for its heads and its window. The steps of a conversion are in
+`vispe.hosts.transplant.plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.layer import attend
+from vispe.encodings.parts.preparing import prepare
+from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.registry import encoding_class
+from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.grid import Grid
+from vispe.hosts.transformers.classes import positioned, stock_of
+from vispe.hosts.transplant import plan
+from vispe.hosts.transplant.context import HostState
+from vispe.hosts.transplant.fitting import moved
+from vispe.hosts.transplant.loading import LoadsWeights
+from vispe.hosts.windows.attention import (
+    HubSamAttention,
+    SamAttention,
+    ShiftedAttention,
+    Site,
+    Sited,
+    SwinAttention,
+    SwinV2Attention,
+    WholeAttention,
+)
+
+# class of a model: path of its absolute table, if it may have one
+MODELS: dict[str, str] = {
+    "timm.models.vision_transformer_sam.VisionTransformerSAM": "pos_embed",
+    "timm.models.swin_transformer.SwinTransformer": "",
+    "timm.models.swin_transformer_v2.SwinTransformerV2": "",
+    "torchvision.models.vision_transformer.VisionTransformer": "encoder.pos_embedding",
+    "torchvision.models.swin_transformer.SwinTransformer": "",
+    "transformers.models.sam.modeling_sam.SamVisionEncoder": "pos_embed",
+}
+# class of an attention layer: what stands in front of it
+SITES: dict[str, type[Sited]] = {
+    "timm.models.vision_transformer_sam.Attention": SamAttention,
+    "timm.models.swin_transformer.WindowAttention": SwinAttention,
+    "timm.models.swin_transformer_v2.WindowAttention": SwinV2Attention,
+    "torch.nn.modules.activation.MultiheadAttention": WholeAttention,
+    "torchvision.models.swin_transformer.ShiftedWindowAttention": ShiftedAttention,
+    "torchvision.models.swin_transformer.ShiftedWindowAttentionV2": ShiftedAttention,
+    "transformers.models.sam.modeling_sam.SamVisionAttention": HubSamAttention,
+    "transformers.models.sam.modeling_sam.SamVisionSdpaAttention": HubSamAttention,
+}
+# relative tables on an attention layer: parameters, and a small network
+RELATIVE = ("rel_pos_h", "rel_pos_w", "relative_position_bias_table", "cpb_mlp")
+_STATE = (*RELATIVE[:3], "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
+
+
+def stock_type(module: nn.Module) -> type[Any]:
+    """Return the class that a module has in its library, whether it is swapped or not."""
+    return stock_of(type(module)) or type(module)
+
+
+def known(cls: type[Any]) -> str | None:
+    """Return which entry of `MODELS` a class is, or derives from."""
+    names = (f"{c.__module__}.{c.__qualname__}" for c in cls.__mro__)
+    return next((n for n in names if n in MODELS), None)
+
+
+def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
+    """Yield (number, path, module) of every attention layer."""
+    found = ((path, m) for path, m in model.named_modules() if _name(m) in SITES)
+    yield from ((i, path, m) for i, (path, m) in enumerate(found))
+
+
+class HostedWindows(LoadsWeights):
+    """What a converted model has; its own forward pass stays, attention layers know what to do."""
+
+    vispe_attentions = attentions
+
+    def _vispe_table_names(self) -> tuple[str, ...]:
+        own = [f"{path}.{name}" for _, path, _ in attentions(self) for name in _STATE]
+        return (*own, table) if (table := MODELS[known(type(self))]) else tuple(own)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        if not any(".pos_enc." in name for name in state_dict):
+            # where encodings take tables of the stock model over, what they leave has no place
+            for path, encoding in self._vispe_paths():
+                encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
+            if any(".pos_enc." in name for name in state_dict):
+                for name in self._vispe_unused(state_dict, prefix):
+                    del state_dict[name]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+class AnySize(nn.Module):
+    """The patches of transformers' SAM in images of any size, once its absolute table is out."""
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return the map (b, h, w, d) of images (b, c, height, width)."""
+        return self.projection(pixel_values).permute(0, 2, 3, 1)
+
+
+class _Windows(plan.Family):
+    """The models of `MODELS`."""
+
+    builder = "its own constructor"
+    unfused = "weights are there to be seen"
+    always_inside = True
+    apart = True
+    mixes = False
+
+    stock_type = staticmethod(stock_type)
+    attentions = staticmethod(attentions)
+
+    def hosted(self, stock: type[Any]) -> type[Any]:
+        return positioned(stock, HostedWindows)
+
+    def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any]]]:
+        for _, path, module in attentions(model):
+            yield path, module, positioned(stock_type(module), SITES[_name(module)])
+
+    def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:
+        return self.facts_at(model, layers[0][2], {"depth": len(layers)})
+
+    def facts_at(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
+        heads, dim = _heads(attention)
+        return {"dim": dim, "num_heads": heads, "depth": facts["depth"], "grid": _grid(model, attention)}
+
+    def where(self, model: Any) -> str:
+        grids = dict.fromkeys(_grid(model, m) for _, _, m in attentions(model))
+        return f"of each window: {', '.join(map(str, grids))}, {_prefix(model)} prefix tokens"
+
+    def has_table(self, model: Any) -> bool:
+        return any(_has(holder, name) for _, holder, name in _tables(model))
+
+    def take_table(self, model: Any) -> Any:
+        kept: dict[str, Any] = {}
+        for path, holder, name in _tables(model):
+            if not _has(holder, name):
+                continue
+            kept[path] = (getattr(holder, name), getattr(holder, "window_size", None))
+            if name == "cpb_mlp":
+                # the name keeps its place; no registered None, below which torch takes every entry for known
+                holder._modules[name] = nn.Sequential()
+            elif not known(type(model)).startswith("timm."):
+                # other libraries add it, or initialise it, whatever it is
+                table = holder._parameters.pop(name).detach()
+                holder.register_buffer(name, table.new_zeros([1] * table.ndim), persistent=False)
+            else:
+                holder.register_parameter(name, None)
+        return kept
+
+    def put_table(self, model: Any, kept: Any) -> None:
+        like = next(model.parameters())
+        for path, holder, name in list(_tables(model)):
+            if path not in kept:
+                continue
+            table, window = kept[path]
+            if isinstance(table, nn.Module):
+                holder._modules[name] = table.to(like.device, like.dtype)
+                continue
+            if holder._buffers.pop(name, None) is not None:
+                holder._non_persistent_buffers_set.discard(name)
+            setattr(holder, name, moved(table, like))
+            now = getattr(holder, "window_size", None)
+            if name == "relative_position_bias_table" and now != window:  # timm resamples it
+                holder.window_size = window
+                holder.set_window_size(now)
+
+    def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
+        for term in terms:
+            cls = encoding_class(term["name"])
+            inside = issubclass(cls, Biased | Rotary) and not issubclass(cls, Additive | Mixing)
+            if (not inside and cls.name != "none") or issubclass(cls, Sampler):
+                raise UnsupportedCombination(
+                    f"{cls.name} works on the tokens of one grid outside of attention, and {stock.__name__} has no "
+                    "place for it; choose one of vispe.list_encodings(kind='bias', ndim=2)."
+                )
+        if getattr(model, "rope_global", None) is not None:
+            raise UnsupportedHost(
+                f"This {stock.__name__} was built with use_rope=True, a rotation that vispe cannot take out of it; "
+                "build it without."
+            )
+        if not isinstance(getattr(model, "patch_drop", nn.Identity()), nn.Identity):
+            raise UnsupportedHost(
+                f"This {stock.__name__} drops patches, after which no grid is left; build it without patch_drop_rate."
+            )
+
+    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: plan.Layers) -> None:
+        """Raise what the encodings raise when there is something that the model does not supply, such as poses."""
+        heads, dim = _heads(layers[0][2])
+        like = next(model.parameters())
+        grid = Grid(_grid(model, layers[0][2]), prefix=_prefix(model))
+        with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
+            pos = prepare(parts, grid.positions(like.device))
+            x = like.new_zeros(1, pos.tokens, dim)
+            q = x.unflatten(-1, (heads, -1)).transpose(1, 2)
+            attend(q, q, q, parts, pos, 0, x, backend="reference")
+
+    def finish(self, model: Any, old: HostState | None) -> None:
+        for _, _, module in attentions(model):
+            module.vispe_site = Site(_grid(model, module), _prefix(model), model.vispe.keep_abs)
+        patches = getattr(model, "patch_embed", None)
+        if known(type(model)).startswith("transformers.") and not _has(model, "pos_embed"):
+            patches.__class__ = positioned(stock_type(patches), AnySize)
+
+    def leave(self, model: Any) -> None:
+        for _, _, module in attentions(model):
+            del module.vispe_site
+        if isinstance(patches := getattr(model, "patch_embed", None), AnySize):
+            patches.__class__ = stock_type(patches)
+
+
+WINDOWS = _Windows()
+
+
+def family_of(model: nn.Module) -> plan.Family | None:
+    """Return `WINDOWS` for a model that it knows, else None."""
+    return WINDOWS if known(type(model)) else None
+
+
+def _name(module: nn.Module) -> str:
+    cls = stock_type(module)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _heads(attention: Any) -> tuple[int, int]:
+    """Return the number of heads and the width of all together."""
+    if isinstance(attention, nn.MultiheadAttention):
+        return attention.num_heads, attention.embed_dim
+    heads = getattr(attention, "num_heads", None) or attention.num_attention_heads
+    return heads, attention.qkv.out_features // 3
+
+
+def _prefix(model: nn.Module) -> int:
+    return int(hasattr(model, "class_token"))
+
+
+def _grid(model: Any, attention: Any) -> tuple[int, int]:
+    """Return the grid that an attention layer was built for."""
+    window = getattr(attention, "window_size", None)
+    if window is not None:
+        return (int(window[0]), int(window[1]))
+    if isinstance(attention, nn.MultiheadAttention):
+        side = model.image_size // model.patch_size
+        return (side, side)
+    block = next(b for b in model.modules() if b._modules.get("attn") is attention)
+    if block.window_size:
+        return (block.window_size, block.window_size)
+    patches = model.patch_embed
+    grid = getattr(patches, "grid_size", None)
+    if grid is None:
+        grid = [size // patch for size, patch in zip(patches.image_size, patches.patch_size, strict=True)]
+    return (int(grid[0]), int(grid[1]))
+
+
+def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield (path, module, name in it) of every place of a table."""
+    if path := MODELS[known(type(model))]:
+        holder, _, name = path.rpartition(".")
+        yield path, model.get_submodule(holder), name
+    for _, path, module in attentions(model):
+        yield from ((f"{path}.{name}", module, name) for name in RELATIVE)
+
+
+def _has(holder: nn.Module, name: str) -> bool:
+    """Whether there is a table in a place."""
+    if name == "cpb_mlp":
+        return len(holder._modules.get(name) or ()) > 0
+    return holder._parameters.get(name) is not None
