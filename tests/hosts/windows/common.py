@@ -41,6 +41,23 @@ def _sam_of_transformers(attention: str = "sdpa") -> nn.Module:
     return transformers.SamVisionModel(config)
 
 
+def _of_transformers(name: str) -> nn.Module:
+    import transformers
+
+    if name == "Swin":
+        config = transformers.SwinConfig(
+            image_size=64, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4,
+            use_absolute_embeddings=True, drop_path_rate=0.0,
+        )  # fmt: skip
+        return transformers.SwinModel(config)
+    config = transformers.VitDetConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=48, pretrain_image_size=48, patch_size=8,
+        window_size=4, window_block_indices=[0], use_absolute_position_embeddings=True,
+        use_relative_position_embeddings=True,
+    )  # fmt: skip
+    return transformers.VitDetModel(config)
+
+
 # name: what builds it, the size that it is built for, and another size; SAM pads windows, torchvision pads maps
 MODELS = {
     "timm_sam": (
@@ -61,6 +78,8 @@ MODELS = {
         60,
         (16, 72),
     ),
+    "hub_swin": (lambda: _of_transformers("Swin"), 64, (40, 72)),
+    "hub_vitdet": (lambda: _of_transformers("VitDet"), 48, (40, 72)),
     "hub_sam": (_sam_of_transformers, 48, (40, 72)),
 }
 
@@ -98,6 +117,8 @@ def by_hand(model: nn.Module, slopes: list[Tensor]) -> nn.Module:
             attn.cpb_mlp = _Fixed((table + 8).div(16).logit())
         elif hasattr(attn, "_get_rel_pos_bias"):
             attn._get_rel_pos_bias = lambda bias=bias, attn=attn: bias(*attn.window_size)[None]
+        elif hasattr(attn, "relative_position_bias"):
+            attn.relative_position_bias.forward = lambda bias=bias: bias(4, 4)[None]
         elif hasattr(attn, "get_relative_position_bias"):
             attn.get_relative_position_bias = lambda bias=bias, attn=attn: bias(*attn.window_size)[None]
         elif isinstance(attn, nn.MultiheadAttention):
@@ -109,16 +130,17 @@ def by_hand(model: nn.Module, slopes: list[Tensor]) -> nn.Module:
             attn.forward = whole
         else:
 
-            def window(x=None, hidden_states=None, attn=attn, bias=bias):
+            def window(x=None, hidden_states=None, output_attentions=None, attn=attn, bias=bias):
                 x = hidden_states if x is None else x
                 heads = len(bias(1, 1))
                 out = attn.proj(_attention(attn.qkv(x.flatten(1, 2)), heads, bias(*x.shape[1:3]))).reshape(
                     x.shape
                 )
-                return out if hidden_states is None else (out, None)
+                return out if type(attn).__module__.startswith("timm.") else (out, None)
 
             attn.forward = window
-    table = next((p for n, p in model.named_parameters() if "pos_embed" in n and "neck" not in n), None)
+    names = ("pos_embed", "position_embeddings")
+    table = next((p for n, p in model.named_parameters() if any(name in n for name in names)), None)
     if table is not None:
         table.data.zero_()
     return model

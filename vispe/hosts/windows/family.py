@@ -21,23 +21,30 @@ from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
 from vispe.hosts.transformers.classes import positioned, stock_of
+from vispe.hosts.transformers.vision.tables import Untabled
 from vispe.hosts.transplant import plan
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.fitting import moved
 from vispe.hosts.transplant.loading import LoadsWeights
 from vispe.hosts.windows.attention import (
     HubSamAttention,
+    HubSwinAttention,
     SamAttention,
     ShiftedAttention,
     Site,
     Sited,
     SwinAttention,
     SwinV2Attention,
+    VitDetAttention,
     WholeAttention,
 )
 
 # class of a model: path of its absolute table, if it may have one
 MODELS: dict[str, str] = {
+    "transformers.models.swin.modeling_swin.SwinModel": "embeddings.position_embeddings",
+    "transformers.models.swin.modeling_swin.SwinBackbone": "embeddings.position_embeddings",
+    "transformers.models.vitdet.modeling_vitdet.VitDetModel": "embeddings.position_embeddings",
+    "transformers.models.vitdet.modeling_vitdet.VitDetBackbone": "embeddings.position_embeddings",
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "pos_embed",
     "timm.models.swin_transformer.SwinTransformer": "",
     "timm.models.swin_transformer_v2.SwinTransformerV2": "",
@@ -47,6 +54,8 @@ MODELS: dict[str, str] = {
 }
 # class of an attention layer: what stands in front of it
 SITES: dict[str, type[Sited]] = {
+    "transformers.models.swin.modeling_swin.SwinAttention": HubSwinAttention,
+    "transformers.models.vitdet.modeling_vitdet.VitDetAttention": VitDetAttention,
     "timm.models.vision_transformer_sam.Attention": SamAttention,
     "timm.models.swin_transformer.WindowAttention": SwinAttention,
     "timm.models.swin_transformer_v2.WindowAttention": SwinV2Attention,
@@ -57,8 +66,14 @@ SITES: dict[str, type[Sited]] = {
     "transformers.models.sam.modeling_sam.SamVisionSdpaAttention": HubSamAttention,
 }
 # relative tables on an attention layer: parameters, and a small network
-RELATIVE = ("rel_pos_h", "rel_pos_w", "relative_position_bias_table", "cpb_mlp")
-_STATE = (*RELATIVE[:3], "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
+RELATIVE = (
+    "rel_pos_h",
+    "rel_pos_w",
+    "relative_position_bias_table",
+    "relative_position_bias.relative_position_bias_table",
+    "cpb_mlp",
+)
+_STATE = (*RELATIVE[:4], "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
 
 
 def stock_type(module: nn.Module) -> type[Any]:
@@ -150,7 +165,10 @@ class _Windows(plan.Family):
             if name == "cpb_mlp":
                 # the name keeps its place; no registered None, below which torch takes every entry for known
                 holder._modules[name] = nn.Sequential()
-            elif not known(type(model)).startswith("timm."):
+            elif ".vitdet." in known(type(model)) and name == "position_embeddings":
+                holder.vispe_size = holder._parameters.pop(name).shape
+                holder.__class__ = positioned(type(holder), Untabled)
+            elif not (known(type(model)).startswith("timm.") or name == "position_embeddings"):
                 # other libraries add it, or initialise it, whatever it is
                 table = holder._parameters.pop(name).detach()
                 holder.register_buffer(name, table.new_zeros([1] * table.ndim), persistent=False)
@@ -167,6 +185,9 @@ class _Windows(plan.Family):
             if isinstance(table, nn.Module):
                 holder._modules[name] = table.to(like.device, like.dtype)
                 continue
+            if isinstance(holder, Untabled):
+                holder.__class__ = stock_type(holder)
+                del holder.vispe_size
             if holder._buffers.pop(name, None) is not None:
                 holder._non_persistent_buffers_set.discard(name)
             setattr(holder, name, moved(table, like))
@@ -209,7 +230,7 @@ class _Windows(plan.Family):
         for _, _, module in attentions(model):
             module.vispe_site = Site(_grid(model, module), _prefix(model), model.vispe.keep_abs)
         patches = getattr(model, "patch_embed", None)
-        if known(type(model)).startswith("transformers.") and not _has(model, "pos_embed"):
+        if ".sam." in known(type(model)) and not _has(model, "pos_embed"):
             patches.__class__ = positioned(stock_type(patches), AnySize)
 
     def leave(self, model: Any) -> None:
@@ -237,6 +258,8 @@ def _heads(attention: Any) -> tuple[int, int]:
     if isinstance(attention, nn.MultiheadAttention):
         return attention.num_heads, attention.embed_dim
     heads = getattr(attention, "num_heads", None) or attention.num_attention_heads
+    if hasattr(attention, "q_proj"):
+        return heads, attention.q_proj.out_features
     return heads, attention.qkv.out_features // 3
 
 
@@ -246,16 +269,16 @@ def _prefix(model: nn.Module) -> int:
 
 def _grid(model: Any, attention: Any) -> tuple[int, int]:
     """Return the grid that an attention layer was built for."""
-    window = getattr(attention, "window_size", None)
+    window = getattr(getattr(attention, "relative_position_bias", attention), "window_size", None)
     if window is not None:
         return (int(window[0]), int(window[1]))
     if isinstance(attention, nn.MultiheadAttention):
         side = model.image_size // model.patch_size
         return (side, side)
-    block = next(b for b in model.modules() if b._modules.get("attn") is attention)
+    block: Any = next(b for b in model.modules() if attention in b._modules.values())
     if block.window_size:
         return (block.window_size, block.window_size)
-    patches = model.patch_embed
+    patches = model.patch_embed if hasattr(model, "patch_embed") else model.embeddings
     grid = getattr(patches, "grid_size", None)
     if grid is None:
         grid = [size // patch for size, patch in zip(patches.image_size, patches.patch_size, strict=True)]
@@ -268,7 +291,10 @@ def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         holder, _, name = path.rpartition(".")
         yield path, model.get_submodule(holder), name
     for _, path, module in attentions(model):
-        yield from ((f"{path}.{name}", module, name) for name in RELATIVE)
+        for name in RELATIVE:
+            inside, _, last = name.rpartition(".")
+            if not inside or inside in module._modules:
+                yield f"{path}.{name}", module.get_submodule(inside), last
 
 
 def _has(holder: nn.Module, name: str) -> bool:
