@@ -215,3 +215,67 @@ def test_a_rotation_of_its_own_in_sam_is_refused():
     model = timm.models.VisionTransformerSAM(48, 8, use_rope=True, **options)
     with pytest.raises(UnsupportedHost, match="use_rope=True"):
         vispe.convert(model, "alibi2d")
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "samvit_base_patch16_224"])
+def test_timm_builds_them_with_an_encoding_and_takes_features(name):
+    shape = {"swin_tiny_patch4_window7_224": {"depths": (1, 1, 1, 1), "embed_dim": 24}}
+    options = shape.get(name, {"depth": 3, "embed_dim": 48, "num_heads": 2})
+    torch.manual_seed(0)
+    model = timm.create_model(name, pos_embed="alibi2d", **options).eval()
+    assert model.vispe.spec == [{"name": "alibi2d"}]
+    x = torch.randn(1, 3, 224, 224)
+    wanted = model.forward_intermediates(x, intermediates_only=True)
+    found = timm.create_model(name, pos_embed="alibi2d", features_only=True, **options).eval()
+    weights = {
+        key: value
+        for key, value in model.state_dict().items()
+        if not key.startswith(("head", "norm", "neck"))
+    }
+    theirs = found.state_dict()
+    renamed = {
+        k: weights[k if k in weights else k.replace("layers_", "layers.").removeprefix("model.")]
+        for k in theirs
+    }
+    found.load_state_dict(renamed)
+    maps = found(x)
+    last = maps[-1].permute(0, 3, 1, 2) if maps[-1].shape[1:] != wanted[-1].shape[1:] else maps[-1]
+    close(last, wanted[-1], 1e-5)
+
+
+def test_a_whole_sam_keeps_its_decoder(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
+    vision = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 64,
+        "patch_size": 8,
+    }
+    vision |= {
+        "window_size": 4,
+        "global_attn_indexes": [1],
+        "output_channels": 16,
+        "mlp_dim": 48,
+        "num_pos_feats": 8,
+    }
+    decoder = {"hidden_size": 16, "mlp_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    prompts = {"hidden_size": 16, "image_size": 64, "patch_size": 8}
+    config = transformers.SamConfig(
+        vision_config=vision,
+        prompt_encoder_config=prompts,
+        mask_decoder_config=decoder | {"iou_head_hidden_dim": 16},
+    )
+    torch.manual_seed(0)
+    sam = shake(transformers.SamModel(config)).eval()
+    given = {"pixel_values": torch.randn(1, 3, 64, 64), "input_points": torch.tensor([[[[10.0, 20.0]]]])}
+    before = sam(**given).pred_masks
+    vispe.convert(sam, "alibi2d(slopes=learned)")
+    after = sam(**given).pred_masks
+    assert (after - before).abs().max() > 1e-3
+    with warnings.catch_warnings(action="ignore"):
+        sam.save_pretrained(tmp_path)
+    close(vispe.from_pretrained(transformers.SamModel, tmp_path).eval()(**given).pred_masks, after, 1e-6)
+    vispe.restore(sam)
+    assert type(sam) is transformers.SamModel
+    assert torch.equal(sam(**given).pred_masks, before)

@@ -181,8 +181,14 @@ def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         if spec is not None and isinstance(model_cls, type) and known(model_cls):
             from vispe.hosts.convert import convert
 
+            # the stock model gets its weights first: timm reads its tables when it loads them
             rest = {name: value for name, value in kwargs.items() if name != "pos_embed"}
-            return convert(build_model_with_cfg(model_cls, *args, **rest), spec)
+            features = rest.pop("features_only", False)
+            model = convert(build_model_with_cfg(model_cls, *args, **rest), spec)
+            if not features:
+                return model
+            rest = {**rest, "pretrained": False, "features_only": True}
+            return original(lambda **_: model, *args[:1], **rest)
         ours = not isinstance(model_cls, type) or issubclass(model_cls, tuple(f.base for f in FAMILIES))
         if spec is not None and not ours and "pos_embed" not in inspect.signature(model_cls).parameters:
             raise UnsupportedHost(f"pos_embed={spec!r} was asked. {refusal(model_cls)}")
