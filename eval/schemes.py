@@ -1,0 +1,165 @@
+"""Which scheme for which input: small models that differ in their position scheme alone, on tasks where position decides.
+
+    python eval/schemes.py [--schemes rope1d mrope_i ...] [--seeds 3] [--steps 800]
+    python eval/schemes.py draw
+
+Each is a Qwen2-VL of two decoder layers and random weights, without any block in its vision tower, so that nothing but
+the scheme says where a patch is. It learns the three tasks of `vispe.train.vlm.tasks` at once, packed by
+`vispe.train.vlm.packing`, and is then asked at lengths of training and beyond. Writes eval/results/schemes.json after
+every model, and goes on where it was stopped; `draw` makes docs/pictures/schemes-tasks.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import checkout  # noqa: F401  (finds vispe)
+import torch
+
+import vispe
+from vispe.train.vlm.lora import accuracy
+from vispe.train.vlm.packing import Packing
+from vispe.train.vlm.prompts import Arranged
+from vispe.train.vlm.tasks import TASKS, Words, draw
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+from timing import environment
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "eval" / "results" / "schemes.json"
+STOCK = "mrope(after=side)"  # what Qwen2-VL computes
+SCHEMES = ("rope1d", STOCK, "mrope_i", "vrope", "v2pe", "videorope", "hope_vlm")
+LEARNT = {"picture": ((2,), (4,)), "place": ((2, 2), (4, 4), (4, 2), (2, 4)), "time": ((2,), (4,))}
+ASKED = {
+    "picture": {"training": LEARNT["picture"], "beyond": ((6,), (8,))},
+    "place": {"training": LEARNT["place"], "beyond": ((6, 6), (8, 8))},
+    "time": {"training": LEARNT["time"], "beyond": ((8,), (12,))},
+}
+WORDS = Words(image=40, video=41, start=42, end=43, width=12)
+LENGTH, BATCH, POOL, TRIALS, RATE = 128, 48, 4096, 256, 2e-3
+
+
+def model_of(scheme: str, seed: int) -> Any:
+    """Return a random Qwen2-VL with a scheme."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [4, 6, 6]}
+    text = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text |= {"num_key_value_heads": 2, "vocab_size": 48, "rope_parameters": rope}
+    text |= {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    tower = {"depth": 0, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "patch_size": 2}
+    tower |= {"spatial_merge_size": 1, "temporal_patch_size": 1}
+    marks = {"image_token_id": WORDS.image, "video_token_id": WORDS.video}
+    marks |= {"vision_start_token_id": WORDS.start, "vision_end_token_id": WORDS.end}
+    torch.manual_seed(seed)
+    model = Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=tower, **marks))
+    return vispe.convert(model, scheme)
+
+
+def samples(sizes: dict[str, Any], each: int, seed: int) -> dict[str, list[Arranged]]:
+    """Return samples of each task, over its sizes in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        task: [draw(task, some[k % len(some)], WORDS, generator) for k in range(each)]
+        for task, some in sizes.items()
+    }
+
+
+def measured(scheme: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train one model, and return the share of right answers by task and length."""
+    began = time.process_time()
+    model = model_of(scheme, seed).train()
+    pool = [s for some in samples(LEARNT, POOL, seed).values() for s in some]
+    packing = Packing(model, LENGTH, training=True, seed=seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
+    generator = torch.Generator().manual_seed(seed)
+    losses = []
+    for _ in range(steps):
+        chosen = torch.randint(len(pool), (BATCH,), generator=generator).tolist()
+        loss = model(**packing([pool[k] for k in chosen]), use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(float(loss.detach()))
+    model.eval()
+    found: dict[str, Any] = {"loss": round(sum(losses[-50:]) / len(losses[-50:]), 4)}
+    for when in ("training", "beyond"):
+        asked = samples({task: some[when] for task, some in ASKED.items()}, TRIALS, 1_000_003 + seed)
+        found[when] = {task: round(accuracy(model, some), 4) for task, some in asked.items()}
+    return found | {"seconds": round(time.process_time() - began, 1)}
+
+
+def run(schemes: list[str], seeds: int, steps: int, out: Path) -> None:
+    """Measure what is not measured yet, seed by seed."""
+    kept = json.loads(out.read_text()) if out.is_file() else {}
+    protocol = {"steps": steps, "batch": BATCH, "pool": POOL, "trials": TRIALS, "rate": RATE}
+    protocol |= {"asked": ASKED, "model": "Qwen2-VL, random, 2 layers of width 64, vision tower of 0 blocks"}
+    protocol = json.loads(json.dumps(protocol))
+    if kept and kept["protocol"] != protocol:
+        raise SystemExit(f"{out} is of another protocol; remove it to begin anew.")
+    kept = kept or {"protocol": protocol, "chance": {t: 1 / n for t, n in TASKS.items()}, "models": {}}
+    kept["environment"] = environment("transformers")
+    for seed in range(seeds):
+        for scheme in schemes:
+            if str(seed) in (by_seed := kept["models"].setdefault(scheme, {})):
+                continue
+            by_seed[str(seed)] = found = measured(scheme, seed, steps)
+            out.write_text(json.dumps(kept, indent=1) + "\n")
+            print(scheme, seed, found, flush=True)
+
+
+def picture(out: Path) -> None:
+    """Draw share of right answers, scheme by task, at lengths of training and beyond."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kept = json.loads(out.read_text())
+    names, heads = list(kept["models"]), {"picture": "which picture", "place": "where in it", "time": "when"}
+    figure, axes = pyplot.subplots(1, 2, figsize=(7.2, 0.62 * len(names) + 1.7), dpi=150, sharey=True)
+    shown = None
+    for ax, when in zip(axes, ("training", "beyond"), strict=True):
+        values = torch.tensor(
+            [[[m[when][t] for t in TASKS] for m in kept["models"][n].values()] for n in names]
+        )
+        # chance differs by task, so colour is the share of the way from chance to all right
+        chance = torch.tensor([kept["chance"][t] for t in TASKS])
+        colour = ((values.mean(1) - chance) / (1 - chance)).clamp(0, 1)
+        shown = ax.imshow(colour, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        for r in range(len(names)):
+            for c in range(len(TASKS)):
+                low, high = values[r, :, c].min(), values[r, :, c].max()
+                ink = "white" if colour[r, c] > 0.6 else "black"
+                ax.text(c, r - 0.13, f"{values[r, :, c].mean():.2f}", ha="center", va="center",
+                        fontsize=13, color=ink)  # fmt: skip
+                ax.text(c, r + 0.27, f"{low:.2f} to {high:.2f}", ha="center", va="center", fontsize=7.5, color=ink)
+        ax.set_xticks(range(len(TASKS)), [heads[t] for t in TASKS], fontsize=10)
+        ax.set_yticks(range(len(names)), names, fontsize=11)
+        ax.tick_params(length=0)
+        ax.set_title("lengths of training" if when == "training" else "longer than trained", fontsize=12)
+    bar = figure.colorbar(shown, ax=axes, fraction=0.03, pad=0.02, ticks=[0, 1])
+    bar.ax.set_yticklabels(["chance", "all right"], fontsize=9)
+    figure.savefig(ROOT / "docs" / "pictures" / "schemes-tasks.png", bbox_inches="tight", facecolor="white")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("what", nargs="?", choices=["run", "draw"], default="run")
+    parser.add_argument("--schemes", nargs="+", default=list(SCHEMES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--out", type=Path, default=OUT)
+    given = parser.parse_args()
+    if given.what == "run":
+        run(given.schemes, given.seeds, given.steps, given.out)
+    else:
+        picture(given.out)
