@@ -181,8 +181,10 @@ def test_what_cannot_be_is_refused():
     prompt = prompts("llava", 1)[0]
     with pytest.raises(OptionError, match=r"order=\[0, 0, 1\] does not name each of 3 items once"):
         prompt.arranged([0, 0, 1])
-    with pytest.raises(OptionError, match="got 1 items and an answer of 2 tokens"):
-        Prompt(prompt.items[:1], prompt.answer)
+    with pytest.raises(OptionError, match="got 0 items and an answer of 2 tokens"):
+        Prompt([], prompt.answer)
+    with pytest.raises(OptionError, match="got a prompt with one"):
+        learn_orders(make("llava"), [Prompt(prompt.items[:1], prompt.answer)], OrderRecipe())
     with pytest.raises(OptionError, match="steps must be at least 1, got 0"):
         OrderRecipe(steps=0)
     with pytest.raises(OptionError, match="learnt from prompts, got none"):

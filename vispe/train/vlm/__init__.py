@@ -1,1 +1,1 @@
-"""Training of vision-language models against bias of place: where an item stands among others, in which order."""
+"""Training of vision-language models: to another position scheme, and against bias of place."""

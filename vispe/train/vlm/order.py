@@ -92,12 +92,14 @@ def learn_orders(
         the same model, frozen and in evaluation mode.
 
     Raises:
-        OptionError: no prompts.
+        OptionError: no prompts, or one with a single item.
         InputError: the state is of another recipe, or of other prompts.
         UnsupportedHost: it has none of the layers, or does not give its attention.
     """
     if not prompts:
         raise OptionError("Orders are learnt from prompts, got none.")
+    if any(len(prompt.items) < 2 for prompt in prompts):
+        raise OptionError("An order needs two items or more in every prompt, got a prompt with one; leave it out.")
     processes = processes or Processes()
     device = next(model.parameters()).device
     drawn, language = Order([(0, len(prompts), 1)], recipe.seed), model.get_decoder()

@@ -68,7 +68,7 @@ class Prompt:
         after: tokens between items and answer, such as the question.
 
     Raises:
-        OptionError: less than two items, or an empty answer.
+        OptionError: no items, or an empty answer.
     """
 
     items: Sequence[Piece]
@@ -77,9 +77,9 @@ class Prompt:
     after: Piece | None = None
 
     def __post_init__(self) -> None:
-        if len(self.items) < 2 or not len(self.answer.tokens):
+        if not self.items or not len(self.answer.tokens):
             raise OptionError(
-                f"An order needs two items or more and an answer, got {len(self.items)} items and an answer of "
+                f"A prompt needs an item or more and an answer, got {len(self.items)} items and an answer of "
                 f"{len(self.answer.tokens)} tokens."
             )
 

@@ -19,7 +19,7 @@ COLOURS = torch.tensor(
     [[1.0, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]]
 )  # of patches; the ground is 0
 TASKS = {"picture": 2, "place": 4, "time": 2}
-"""Name and number of answers: half of the pictures, quarter of the picture, half of the video."""
+"""Name and number of answers: which end of a row of pictures, which corner of a picture, which end of a video."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Words:
         return self.first + 6 + list(TASKS).index(task)
 
     def answer(self, task: str, k: int) -> int:
-        """Token that answers; halves of pictures and of videos have words of their own."""
+        """Token that answers; ends of pictures and of videos have words of their own."""
         return self.first + 9 + {"picture": 0, "place": 2, "time": 6}[task] + k
 
 
@@ -59,23 +59,23 @@ def draw(task: str, size: Sequence[int], words: Words, generator: torch.Generato
     """Return a sample of a task.
 
     Args:
-        task: 'picture': images of 2 x 2 tokens, each of a colour of its own or not; in which half of them is the one of
-            the colour asked for? 'place': an image with one patch of a colour; in which quarter is it? 'time': frames
-            of 2 x 2 tokens; in which half of the video is that of the colour?
-        size: 'picture', 'time': how many, even; 'place': rows and columns, even.
+        task: 'picture': images of 2 x 2 tokens, of one colour each; is that of the colour asked for the first or the
+            last? 'place': an image with one patch of a colour; in which corner is it? 'time': frames of 2 x 2 tokens;
+            is that of the colour the first or the last?
+        size: 'picture', 'time': how many; 'place': rows and columns.
         words: tokens of the model.
         generator: of everything drawn.
 
     Raises:
-        OptionError: there is no such task, or a size is odd.
+        OptionError: there is no such task, or a size is below 2.
 
     >>> words = Words(image=20, video=21, start=22, end=23, width=12)
     >>> draw("picture", (2,), words, torch.Generator().manual_seed(0)).inputs["input_ids"].shape
     torch.Size([1, 15])
     """
-    if task not in TASKS or any(n < 2 or n % 2 for n in size) or len(size) != 1 + (task == "place"):
+    if task not in TASKS or any(n < 2 for n in size) or len(size) != 1 + (task == "place"):
         raise OptionError(
-            f"A task is one of {', '.join(TASKS)} with even sizes (place: 2 of them), got {task!r} with {tuple(size)}."
+            f"A task is one of {', '.join(TASKS)} with sizes of 2 or more (place: rows and columns), got {task!r} with {tuple(size)}."
         )
 
     def number(n: int) -> int:
@@ -84,18 +84,17 @@ def draw(task: str, size: Sequence[int], words: Words, generator: torch.Generato
     asked = number(len(COLOURS))
     if task == "place":
         rows, columns = size
-        row, column = number(rows), number(columns)
+        told = number(4)
         patches = torch.zeros(rows, columns, 3)
-        patches[row, column] = COLOURS[asked]
-        grids, told = [[1, rows, columns]], 2 * (row >= rows // 2) + (column >= columns // 2)
+        patches[(rows - 1) * (told // 2), (columns - 1) * (told % 2)] = COLOURS[asked]
+        grids = [[1, rows, columns]]
     else:
         # the others have any colour but that
         others = (asked + 1 + torch.randint(len(COLOURS) - 1, (size[0],), generator=generator)) % len(COLOURS)
-        slot = number(size[0])
-        others[slot] = asked
+        told = number(2)
+        others[(size[0] - 1) * told] = asked
         patches = COLOURS[others].repeat_interleave(4, 0)
         grids = [[1, 2, 2]] * size[0] if task == "picture" else [[size[0], 2, 2]]
-        told = int(slot >= size[0] // 2)
     patches = patches.reshape(-1, 3)
     patches = patches + 0.1 * torch.randn(patches.shape, generator=generator)
     return _sample(task, asked, told, patches, torch.tensor(grids), words)
