@@ -1,4 +1,4 @@
-"""Which scheme for which input: small models that differ in their position scheme alone, on tasks where position decides.
+"""Which scheme for which input: small models that differ in their scheme alone, on tasks where position decides.
 
     python eval/schemes.py [--schemes rope1d mrope_i ...] [--seeds 3] [--steps 450]
     python eval/schemes.py draw
@@ -81,7 +81,9 @@ def measured(scheme: str, seed: int, steps: int) -> dict[str, Any]:
     began = time.process_time()
     model = model_of(scheme, seed).train()
     # places are the hardest to learn, so half of the samples are of them
-    pool = [s for t, some in samples(LEARNT, POOL, seed).items() for s in some[: POOL // (1 + (t != "place"))]]
+    pool = [
+        s for t, some in samples(LEARNT, POOL, seed).items() for s in some[: POOL // (1 + (t != "place"))]
+    ]
     packing = Packing(model, LENGTH, training=True, seed=seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps, pct_start=0.1)
@@ -131,26 +133,32 @@ def picture(out: Path) -> None:
     from matplotlib import pyplot
 
     kept = json.loads(out.read_text())
-    names, heads = list(kept["models"]), {"picture": "which picture", "place": "where in it", "time": "when"}
+    names, heads = (
+        list(kept["models"]),
+        {"picture": "which\npicture", "place": "where\nin it", "time": "when in\nvideo"},
+    )
+    marked = [f"{n}\n(Qwen2-VL)" if n == STOCK else n for n in names]
     figure, axes = pyplot.subplots(1, 2, figsize=(7.2, 0.62 * len(names) + 1.7), dpi=150, sharey=True)
     shown = None
     for ax, when in zip(axes, ("training", "beyond"), strict=True):
-        values = torch.tensor(
-            [[[m[when][t] for t in TASKS] for m in kept["models"][n].values()] for n in names]
-        )
+        values = [
+            torch.tensor([[m[when][t] for t in TASKS] for m in kept["models"][n].values()]) for n in names
+        ]
         # chance differs by task, so colour is the share of the way from chance to all right
         chance = torch.tensor([kept["chance"][t] for t in TASKS])
-        colour = ((values.mean(1) - chance) / (1 - chance)).clamp(0, 1)
+        colour = ((torch.stack([v.mean(0) for v in values]) - chance) / (1 - chance)).clamp(0, 1)
         shown = ax.imshow(colour, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for r in range(len(names)):
             for c in range(len(TASKS)):
-                low, high = values[r, :, c].min(), values[r, :, c].max()
+                mean, low, high = (f(values[r][:, c]) for f in (torch.mean, torch.min, torch.max))
                 ink = "white" if colour[r, c] > 0.6 else "black"
-                ax.text(c, r - 0.13, f"{values[r, :, c].mean():.2f}", ha="center", va="center",
+                ax.text(c, r - 0.13, f"{mean:.2f}", ha="center", va="center",
                         fontsize=13, color=ink)  # fmt: skip
-                ax.text(c, r + 0.27, f"{low:.2f} to {high:.2f}", ha="center", va="center", fontsize=7.5, color=ink)
+                ax.text(
+                    c, r + 0.27, f"{low:.2f} to {high:.2f}", ha="center", va="center", fontsize=7.5, color=ink
+                )
         ax.set_xticks(range(len(TASKS)), [heads[t] for t in TASKS], fontsize=10)
-        ax.set_yticks(range(len(names)), names, fontsize=11)
+        ax.set_yticks(range(len(names)), marked, fontsize=11)
         ax.tick_params(length=0)
         ax.set_title("lengths of training" if when == "training" else "longer than trained", fontsize=12)
     bar = figure.colorbar(shown, ax=axes, fraction=0.03, pad=0.02, ticks=[0, 1])

@@ -137,7 +137,9 @@ def test_only_place_tells_the_answer(task):
 
 
 def recipe(**changes):
-    return LoraRecipe(**{"scheme": "v2pe", "steps": 4, "batch": 3, "length": 80, "rank": 2, "rate": 1e-2} | changes)
+    return LoraRecipe(
+        **{"scheme": "v2pe", "steps": 4, "batch": 3, "length": 80, "rank": 2, "rate": 1e-2} | changes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +227,9 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
     lines = []
     for k in range(5):
         Image.new("RGB", (20, 16), (50 * k, 200 - 40 * k, 90)).save(tmp_path / f"{k}.png")
-        lines.append({"images": [f"{k}.png"], "before": "w5", "after": f"w6 w{20 + k}", "answer": f"w{k + 7}"})
+        lines.append(
+            {"images": [f"{k}.png"], "before": "w5", "after": f"w6 w{20 + k}", "answer": f"w{k + 7}"}
+        )
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     make("llava").save_pretrained(tmp_path / "start")
     llava_processor().save_pretrained(tmp_path / "start")

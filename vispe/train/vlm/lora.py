@@ -6,6 +6,7 @@ Source of LoRA: Hu et al., arXiv 2106.09685, as peft has it. The loop is that of
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -120,8 +121,11 @@ def learn_scheme(
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / SCHEME, _identity(recipe), force=True)
     trainer = Trainer(tuned, arguments, data_collator=packing, train_dataset=list(samples))  # type: ignore[arg-type]
-    trainer.train(resume_from_checkpoint=before)
-    trainer.save_model(str(out))
+    with warnings.catch_warnings():
+        # that the scheme is missing beside an adapter: here it is written
+        warnings.filterwarnings("ignore", "An adapter is saved without its base model")
+        trainer.train(resume_from_checkpoint=before)
+        trainer.save_model(str(out))
     return tuned.eval()
 
 

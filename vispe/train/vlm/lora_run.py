@@ -93,7 +93,9 @@ def read_task(argv: Sequence[str]) -> LoraTask:
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(
-        prog="python -m vispe.train.vlm.lora_run", description="A model learns another scheme.", default_env=False
+        prog="python -m vispe.train.vlm.lora_run",
+        description="A model learns another scheme.",
+        default_env=False,
     )
     parser.add_argument(
         "--config", action="config", help="YAML file, or a recipe of vispe by name; options after it win"

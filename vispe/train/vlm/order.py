@@ -99,7 +99,9 @@ def learn_orders(
     if not prompts:
         raise OptionError("Orders are learnt from prompts, got none.")
     if any(len(prompt.items) < 2 for prompt in prompts):
-        raise OptionError("An order needs two items or more in every prompt, got a prompt with one; leave it out.")
+        raise OptionError(
+            "An order needs two items or more in every prompt, got a prompt with one; leave it out."
+        )
     processes = processes or Processes()
     device = next(model.parameters()).device
     drawn, language = Order([(0, len(prompts), 1)], recipe.seed), model.get_decoder()

@@ -106,6 +106,4 @@ def _joined(samples: Sequence[Arranged]) -> dict[str, Tensor]:
     """Return what samples hold beside tokens, sample after sample; what is said of each token the model finds anew."""
     names = {n: None for s in samples for n in s.inputs}
     left = ("input_ids", "attention_mask", *PER_TOKEN)
-    return {
-        n: torch.cat([s.inputs[n] for s in samples if n in s.inputs]) for n in names if n not in left
-    }
+    return {n: torch.cat([s.inputs[n] for s in samples if n in s.inputs]) for n in names if n not in left}

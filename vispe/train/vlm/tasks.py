@@ -75,7 +75,8 @@ def draw(task: str, size: Sequence[int], words: Words, generator: torch.Generato
     """
     if task not in TASKS or any(n < 2 for n in size) or len(size) != 1 + (task == "place"):
         raise OptionError(
-            f"A task is one of {', '.join(TASKS)} with sizes of 2 or more (place: rows and columns), got {task!r} with {tuple(size)}."
+            f"A task is one of {', '.join(TASKS)} with sizes of 2 or more (place: rows and columns), got {task!r} with "
+            f"{tuple(size)}."
         )
 
     def number(n: int) -> int:
