@@ -29,7 +29,14 @@ from vispe.train.retrofit.student import check_models, load_teacher, make_studen
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RETROFITS = ("dinov2", "dinov3", "open_clip", "tiny_smoke")
-OTHERS = {"segment", "probe", "linear_segmentation", "timm_train_alibi2d", "vlm_order_invariance"}
+OTHERS = {
+    "segment",
+    "probe",
+    "linear_segmentation",
+    "timm_train_alibi2d",
+    "vlm_order_invariance",
+    "vlm_lora_scheme",
+}
 PICTURES = 118_287  # in COCO train2017
 SUSTAINED = 1e14  # FLOP/s
 
