@@ -178,8 +178,10 @@ def work(
     runs, ends = strip.build(random(heads, *(2 * n - 1 for n in grid.shape)), None, layout)
     narrow = dtype != torch.float32 and kernel != "grad_bias"  # as distances and tables are stored
     scale = width**-0.5
-    packed, edge = strip.pack(runs, ends, layout, scale, torch.float16 if narrow else torch.float32)
-    address, base = layout.address(device), layout.base(device)
+    packed, edge = strip.pack(
+        runs, ends, layout, scale, torch.float16 if narrow else torch.float32, lead=layout.lead
+    )
+    address, base = layout.patches_first(device)
     q, k, v, grad = (random(batch, grid.tokens, heads, width).to(dtype).transpose(1, 2) for _ in range(4))
     bias = (packed, address, edge)
     out, lse = run_forward(q, k, v, *bias, None, layout.selected, scale)

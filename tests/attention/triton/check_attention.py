@@ -119,6 +119,21 @@ def test_many_tiles(strips, small_tiles, prefix, dtype):
     compare_table(Grid((7, 6), prefix), dtype, batch=1)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "grid",
+    [Grid((8, 16), 1), Grid((9, 15), 5), Grid((11, 13)), Grid((6, 9), 40), Grid((5, 5, 6), 1)],
+    ids=str,
+)
+def test_whole_and_narrow_tiles(monkeypatch, strips, grid, padded):
+    """Whole tiles of patches, and narrow ones of what is left and of the prefix, in queries and in keys."""
+    size = {name: {64: sizes.Tiles(64, 64, 4, 1), 128: sizes.Tiles(64, 64, 4, 1)} for name in sizes._HALF}
+    monkeypatch.setattr(sizes, "_HALF", size)
+    monkeypatch.setattr(sizes, "_FULL", size)
+    keep = torch.rand(1, grid.tokens) < 0.7 if padded else None
+    compare_table(grid, torch.float32, keep, batch=1)
+
+
 @pytest.mark.parametrize(("width", "value"), [(16, 64), (24, 40), (64, 64), (128, 16), (80, 128), (8, 8)])
 def test_widths(strips, width, value):
     dtype = torch.float16 if width in (24, 64, 128) else torch.float32

@@ -46,18 +46,24 @@ def test_output_and_gradients(padded, beside, rows):
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy of infinite values
 @pytest.mark.parametrize("padded", [False, True])
-def test_hidden_values_are_never_read(padded):
+@pytest.mark.parametrize(
+    ("prefix", "tile", "spoil"), [(1, slice(1, 65), slice(129, 193)), (0, slice(64, 128), slice(192, 208))]
+)
+def test_hidden_values_are_never_read(padded, prefix, tile, spoil):
     """Infinite values below what a tile sees reach nothing, where zero times infinity would be no number."""
-    pos = GRID.positions()
-    q, k, v = tensors(1, GRID.tokens)
-    keep = torch.ones(1, GRID.tokens, dtype=torch.bool) if padded else None
+    grid = Grid(GRID.shape, prefix)
+    pos = grid.positions()
+    q, k, v = tensors(1, grid.tokens)
+    keep = torch.ones(1, grid.tokens, dtype=torch.bool) if padded else None
     bias, found = rows_in_sight(pos, (0, 12)), []
     for spoiled in (False, True):
-        # the ragged tile
-        values = torch.where(torch.arange(GRID.tokens)[:, None] >= 192, torch.inf, v) if spoiled else v
-        out = attention(q, k, values, bias=bias, key_padding_mask=keep, backend="triton")[:, :, 64:128]
+        # a whole tile, or without a prefix the narrow one behind them all
+        values = v.clone()
+        if spoiled:
+            values[:, :, spoil] = torch.inf
+        out = attention(q, k, values, bias=bias, key_padding_mask=keep, backend="triton")[:, :, tile]
         grads = torch.autograd.grad(out.sum(), [q, v])
-        found.append([out, *(g[:, :, 64:128] for g in grads)])
+        found.append([out, *(g[:, :, tile] for g in grads)])
     for whole, mine in zip(*found, strict=True):
         assert whole.isfinite().all()
         assert torch.equal(whole, mine)

@@ -42,10 +42,11 @@ def same(ours, theirs, **tolerance):
 def test_opcheck():
     layout = layout_of(GRID.shape, GRID.prefix)
     runs, ends = build(torch.randn(HEADS, 7, 9), torch.randn(HEADS, 3), layout)
-    packed, edge = pack(runs, ends, layout, 0.25, torch.float32)
+    packed, edge = pack(runs, ends, layout, 0.25, torch.float32, lead=layout.lead)
+    address, base = layout.patches_first()
     runs.requires_grad_(), ends.requires_grad_()
     keep = torch.ones(2, GRID.tokens, dtype=torch.bool)
-    bias = packed, layout.address(), edge, layout.base(), keep, runs, ends
+    bias = packed, address, edge, base, keep, runs, ends
     torch.library.opcheck(
         table_attention, (*inputs(), *bias, layout.selected, 0.25, 4, False), rtol=1e-4, atol=1e-5
     )

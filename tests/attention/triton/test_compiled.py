@@ -15,8 +15,8 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 OTHER = os.environ.get("VISPE_TRITON")
 SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 COUNTED = {  # forward, grad_q and grad_kv at 64 columns, by Triton's version and compute capability
-    "3.6": {80: (12.2, 13.0, 17.8), 90: (8.8, 9.3, 11.9), 100: (9.5, 11.0, 17.7)},
-    "3.9": {80: (12.3, 12.7, 17.6), 90: (9.1, 10.3, 12.3), 100: (8.9, 10.6, 14.4)},
+    "3.6": {80: (12.8, 13.3, 17.8), 90: (9.0, 9.4, 11.9), 100: (9.5, 11.0, 17.7)},
+    "3.9": {80: (12.7, 13.3, 17.6), 90: (9.3, 10.4, 13.2), 100: (8.9, 10.6, 14.4)},
 }
 SPILLS = {("3.6", "grad_kv", 80): 1}
 
@@ -50,7 +50,7 @@ def test_machine_code(reports):
         if case[0] == "grad_bias":
             continue
         wanted = PER_SCORE[case[:3]]
-        plain = min(report["loops"], key=lambda loop: loop["per_score"])
+        plain = max(report["loops"], key=lambda loop: (loop["scores"], -loop["per_score"]))
         assert plain["per_score"] <= 1.1 * wanted, report
         assert plain["spills"] <= SPILLS.get((version(), *case[:2]), 0), report
         assert plain["matrix"] > 0, report
@@ -86,6 +86,27 @@ def test_machine_code_with_another_triton(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prefix", "size", "most"),
+    [
+        (1025, 1, 128, 1.05),
+        (257, 1, 64, 1.20),
+        (1370, 1, 128, 1.07),
+        (4096, 0, 128, 1.0),
+        (1029, 5, 128, 1.04),
+    ],
+)
+def test_few_scores_are_computed_in_vain(tokens, prefix, size, most):
+    from vispe.attention.backends.triton.grid.launch import tiles_of
+
+    whole = (tokens - prefix) // size
+    wide = whole + (tokens - whole * size > 32)
+    queries = wide * size + (tiles_of(tokens, prefix, size, "queries") - wide) * 16
+    keys = whole * size + (tiles_of(tokens, prefix, size) - whole) * 32
+    assert min(queries, keys) >= tokens
+    assert queries * keys <= most * tokens**2
 
 
 def _wide(report, loop):

@@ -60,6 +60,25 @@ def test_packed_runs_are_aligned_shifted_and_scaled(shape, prefix, rows):
     torch.testing.assert_close(numbers, ((ends - top[:, None]) * 4).float())
 
 
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("prefix", [0, 1, 5, 11])
+@pytest.mark.parametrize("shape", GRIDS, ids=str)
+def test_runs_that_are_read_from_the_first_patch_on(shape, prefix, rows):
+    table, edge = (t.detach() for t in parts(shape, prefix))
+    layout = Layout(shape, prefix, rows)
+    runs, ends = build(table, edge, layout)
+    packed, _ = pack(runs, ends, layout, 1.0, torch.float64, shift=False, lead=layout.lead)
+    address, base = layout.patches_first()
+    assert (address % WORD == 0).all()
+    assert address.dtype == base.dtype == torch.int32
+    # patches first, also in the order of queries; rows have all tokens in their places
+    order = torch.arange(layout.tokens).roll(-layout.selected)
+    wanted = oracle.table_matrix(table, Grid(shape, prefix), edge)[:, order][..., layout.selected :]
+    key = torch.arange(layout.tokens - layout.selected)
+    torch.testing.assert_close(packed[:, address.long()[:, None] + key], wanted, rtol=1e-6, atol=1e-6)
+    assert torch.equal(runs[:, base.long()[:, None] + key], wanted)
+
+
 def test_float16_keeps_infinity():
     table = torch.tensor([[[-1e4, 0.0, float("-inf")]]])
     layout = Layout((1, 2), 0, False)

@@ -106,6 +106,23 @@ class Layout:
         shift = (-base) % WORD
         return base + shift + shift // _common(self.pitch) * self.copy_length
 
+    @property
+    def lead(self) -> int:
+        """Elements by which `pack` moves runs that are read from the first key with a place on, to align it."""
+        return -self.selected % _common(self.pitch)
+
+    def patches_first(self, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+        """Return `address` and `base` as kernels read them that count patches first, and prefix tokens behind them.
+
+        Both are (n,), with queries in that order, and lead to the bias on the first patch. Addresses are those of runs
+        that were packed with `lead`, and multiples of 8. Rows have no prefix apart, and are read as they stand.
+        """
+        first = self.base(device) + self.selected
+        lead = first + self.lead
+        shift = (-lead) % WORD
+        address = lead + shift + shift // _common(self.pitch) * self.copy_length
+        return torch.roll(address, -self.selected), torch.roll(first, -self.selected)
+
 
 def layout_of(shape: tuple[int, ...], prefix: int) -> Layout:
     """Return the smaller layout for a grid, the strip or one row per query."""
@@ -170,13 +187,21 @@ def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, T
 
 
 def pack(
-    runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.dtype, *, shift: bool = True
+    runs: Tensor,
+    edge: Tensor,
+    layout: Layout,
+    scale: float,
+    dtype: torch.dtype,
+    *,
+    shift: bool = True,
+    lead: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return runs and numbers of `build` as kernels read them, (h, copies x length) in `dtype` and (h, 2) float32.
 
     They are divided by the scale of the logits, as kernels add them before they scale, and each head is shifted so
     that its largest is 0: softmax does not see the shift, and what decides it is stored most exactly. What is not
-    added as it is, but times a number per token, says ``shift=False``. float16 is for what `fits_half`.
+    added as it is, but times a number per token, says ``shift=False``. float16 is for what `fits_half`. Kernels that
+    count patches first need the `lead` of the layout.
     """
     runs, edge = runs.detach().float(), edge.detach().float()
     # softmax does not see the largest bias go; what remains is small where it counts
@@ -186,7 +211,7 @@ def pack(
     step = _common(layout.pitch)
     # copies that start 1, 2, ... elements later, so that every run has an aligned one
     shifted = [
-        F.pad(runs.to(dtype), (copy * step, layout.copy_length - layout.length - copy * step))
+        F.pad(runs.to(dtype), (lead + copy * step, layout.copy_length - layout.length - lead - copy * step))
         for copy in range(layout.copies)
     ]
     return torch.cat(shifted, 1), edge.contiguous()

@@ -127,20 +127,21 @@ def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Te
 
         def kept() -> tuple[Tensor, Tensor, Tensor | None]:
             runs, ends, sight = made()
-            return *pack(runs, ends, layout, call.factor, stored), sight
+            return *pack(runs, ends, layout, call.factor, stored, lead=layout.lead), sight
 
         packed, edge, sight = bias.pos.remember(key, kept)
         return packed, edge, None, None, sight
     runs, ends, sight = made()
-    packed, edge = pack(runs, ends, layout, call.factor, stored)
+    packed, edge = pack(runs, ends, layout, call.factor, stored, lead=layout.lead)
     graded = torch.is_grad_enabled() and (runs.requires_grad or ends.requires_grad)
     return packed, edge, runs if graded else None, ends if graded else None, sight
 
 
 def _places(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return `Layout.address` and `Layout.base`, kept with the positions."""
-    device = pos.coords.device
-    return pos.remember(("run starts", layout.rows), lambda: (layout.address(device), layout.base(device)))
+    """Return `Layout.patches_first`, kept with the positions."""
+    return pos.remember(
+        ("run starts, patches first", layout.rows), lambda: layout.patches_first(pos.coords.device)
+    )
 
 
 def _rows(x: Tensor) -> Tensor:

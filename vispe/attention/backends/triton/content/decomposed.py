@@ -10,7 +10,7 @@ read is contiguous along them. All is stored by `slots.lay_out`: lines (rows, co
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.forward import finish, pitch_of, product, rows, weights
+from vispe.attention.backends.triton.grid.forward import finish, pitch_of, product, rows, shares, weights
 
 FEW = tl.constexpr(16)  # prefix tokens in one tile
 
@@ -131,4 +131,5 @@ def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, 
         acc, top, total = attend(
             acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, HAS_KEEP, UPCAST
         )
-    finish(OUT + b * ob + h * oh, LSE + head * pitch_of(n), acc, top, total, i, on, n, E, BE)
+    at = head * pitch_of(n)
+    finish(OUT + b * ob + h * oh, LSE + at, shares(LSE, n, BA) + at, acc, top, total, i, i, on, n, E, BE)

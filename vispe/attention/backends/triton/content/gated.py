@@ -9,13 +9,25 @@ from vispe.attention.backends.triton.grid.forward import (
     finish,
     padding,
     pitch_of,
-    plan,
     product,
     rows,
+    shares,
     sums_at,
     weigh,
 )
 from vispe.attention.backends.triton.grid.gradient import write_bias
+
+
+@triton.jit
+def plan(n, p, BN: tl.constexpr, HAS_KEEP: tl.constexpr):
+    """Return how many tiles are masked at the front, where the plain ones end, and how many are masked in all."""
+    tiles = tl.cdiv(n, BN)
+    # tiles with prefix keys stand in front, the ragged one at the end
+    front = tl.minimum(tl.cdiv(p, BN), tiles)
+    if HAS_KEEP:
+        front = tiles
+    end = tl.maximum(front, n // BN)
+    return front, end, front + tiles - end
 
 
 @triton.jit
@@ -56,7 +68,7 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
     S += h * sh
     COL += (b * heads + h) * n
     address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
-    edge = edges(EDGE + h * eh, i, p, True)
+    edge = edges(EDGE + h * eh, i < p, True)
     a = tl.load(ROW + (b * heads + h) * n + i, mask=i < n, other=0.0)
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
@@ -72,7 +84,8 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
         x, _, _, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, t * BN, kn, n, p, D, BD, BN, False, HAS_KEEP,
                                   UPCAST)  # fmt: skip
         acc, top, total = weigh(acc, top, total, x, V, t * BN, vn, n, c, E, BE, BN, False, UPCAST)
-    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * pitch_of(n), acc, top, total, i, on, n, E, BE)
+    at = (b * heads + h) * pitch_of(n)
+    finish(OUT + b * ob + h * oh, LSE + at, shares(LSE, n, BM) + at, acc, top, total, i, i, on, n, E, BE)
 
 
 @triton.jit
@@ -110,7 +123,7 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
     S += h * sh
     COL += own
     address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
-    edge = edges(EDGE + h * eh, i, p, True)
+    edge = edges(EDGE + h * eh, i < p, True)
     a = tl.load(ROW + own + i, mask=i < n, other=0.0)
     acc = tl.zeros((BM, BD), tl.float32)
     da = tl.zeros((BM,), tl.float32)
@@ -143,7 +156,7 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
     # the strip of a query is one contiguous read: its address plus the number of the key
     profile = tl.load(S + address[None, :] + j[:, None])
     if MASKED:
-        profile = tl.where(j[:, None] < p, edges(EDGE, i, p, True)[None, :], profile)
+        profile = tl.where(j[:, None] < p, edges(EDGE, i < p, True)[None, :], profile)
     across = tl.load(ROW + i, mask=i < n, other=0.0) if MASKED else tl.load(ROW + i)
     gate = g[:, None] + across[None, :]
     x = product(k, tl.trans(q), profile * gate, UPCAST)
@@ -220,7 +233,7 @@ def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DEL
     j = column * BN + tl.arange(0, BN)
     S += h * sh
     address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
-    edge = edges(EDGE + h * eh, i, p, True)
+    edge = edges(EDGE + h * eh, i < p, True)
     acc = tl.zeros((BM, BN), tl.float32)
     for sample in range(0, batch):
         # 64 bits, since samples may lie 2^31 elements apart
@@ -236,4 +249,5 @@ def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DEL
         lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
         acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST) * gate
     ends = ENDS + (h * down * across + row * across + column) * 2
-    write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, column * BN, n, p, SHARED, FIXED)
+    write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, n, (j >= p) & (j < n), j < p, i < p, column * BN < p,
+               SHARED, FIXED)  # fmt: skip

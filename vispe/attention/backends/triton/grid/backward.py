@@ -4,28 +4,36 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.forward import (
+    FEW,
+    NARROW,
     edges,
-    padding,
     pitch_of,
-    plan,
-    plan_sight,
+    place,
     product,
+    ranked,
     rows,
     scores,
+    seen,
+    sight,
     sums_at,
+    token,
 )
 
 
-@triton.jit(do_not_specialize=["n"])
-def row_sums(OUT, GRAD, DELTA, ob, oh, on, gb, gh, gn, n, heads, E: tl.constexpr, BE: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "p"])
+def row_sums(OUT, GRAD, DELTA, ob, oh, on, gb, gh, gn, n, p, heads, E: tl.constexpr, BE: tl.constexpr,
              BM: tl.constexpr):  # fmt: skip
-    """Write ``sum_e dO O`` of one tile of queries."""
+    """Write ``sum_e dO O`` of one tile of queries, the first `p` of which go to the end."""
     i = tl.program_id(0) * BM + tl.arange(0, BM)
     b = tl.program_id(2).to(tl.int64)
     h = tl.program_id(1).to(tl.int64)
     out = rows(OUT + b * ob + h * oh, i, on, n, E, BE, True).to(tl.float32)
     grad = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True).to(tl.float32)
-    tl.store(DELTA + (b * heads + h) * pitch_of(n) + i, tl.sum(out * grad, 1), mask=i < n)
+    tl.store(
+        DELTA + (b * heads + h) * pitch_of(n) + tl.where(i < p, i + n, i) - p,
+        tl.sum(out * grad, 1),
+        mask=i < n,
+    )
 
 
 @triton.jit
@@ -39,16 +47,49 @@ def grad_scores(x, do, v, lse, delta, c, BN: tl.constexpr, UPCAST: tl.constexpr)
 
 
 @triton.jit
-def step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, start, kn, vn, n, p, c, D: tl.constexpr,
-           BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr,
+def step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, start, kn, vn, m, n, c, D: tl.constexpr,
+           BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
            HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Return the sum of dS k after one more tile of keys."""
-    x, k = scores(
-        q, K, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, MASKED, HAS_BIAS, HAS_KEEP, UPCAST
-    )
-    v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
+    x, k = scores(q, K, S, address, edge, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP, UPCAST)
+    v = ranked(V, start + tl.arange(0, BN), vn, m, n, E, BE, TAIL)
     ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
     return product(ds.to(k.dtype), k, acc, UPCAST)
+
+
+@triton.jit
+def descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, first, qn, kn, vn, gn, dn, m, n, c, scale,
+              D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+              BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+              SKIP: tl.constexpr):  # fmt: skip
+    """Write dq of the queries from `first` on."""
+    LESS: tl.constexpr = BN if BN < NARROW else NARROW
+    u = first + tl.arange(0, BM)
+    q = ranked(Q, u, qn, m, n, D, BD, True)
+    do = ranked(GRAD, u, gn, m, n, E, BE, True)
+    lse, delta = sums_at(LSE, DELTA, u, n, True)
+    address = u
+    if HAS_BIAS:
+        address = tl.multiple_of(tl.load(ADDRESS + u, mask=u < n, other=0), 8)
+    edge = edges(EDGE, u >= m, HAS_BIAS)
+    acc = tl.zeros((BM, BD), tl.float32)
+    low, high, tail = sight(SIGHT, first, m, n, BM, BN, LESS, False, SKIP)
+    # narrow tiles behind the grid first, then the whole ones in a loop without masks
+    for start in range(tail, n, LESS):
+        acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, start, kn, vn, m, n, c, D, BD, E, BE,
+                     LESS, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+    for t in range(low, high):
+        acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, t * BN, kn, vn, m, n, c, D, BD, E, BE, BN,
+                     False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+    write(DQ, acc * scale, u, dn, m, n, D, BD)
+
+
+@triton.jit
+def write(X, x, u, stride, m, n, D: tl.constexpr, BD: tl.constexpr):
+    """Write rows `u`, patches first, of a matrix that is given by the row of its first patch."""
+    d = tl.arange(0, BD)
+    tl.store(X + token(u, m, n)[:, None].to(tl.int64) * stride + d[None, :], x.to(X.dtype.element_ty),
+             mask=(u[:, None] < n) & (d[None, :] < D))  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n", "p"])
@@ -57,43 +98,28 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh,
            BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
            UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries, looping over keys."""
-    pid = tl.program_id(0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = tl.cdiv(n, BM)
-    h = (pid // batch // tiles).to(tl.int64)
-    first = (pid // batch % tiles) * BM
-    i = first + tl.arange(0, BM)
-    q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
-    do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
-    row = (b * heads + h) * pitch_of(n)
-    lse, delta = sums_at(LSE + row, DELTA + row, i, n, True)
-    K += b * kb + h * kh
-    V += b * vb + h * vh
-    KEEP += b * n
-    address = i
-    if HAS_BIAS:
-        S += h * sh
-        EDGE += h * eh
-        address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
-    edge = edges(EDGE, i, p, HAS_BIAS)
-    acc = tl.zeros((BM, BD), tl.float32)
-    # tiles that need care first, the others in a loop without masks
-    front, end, masked = plan(n, p, BN, HAS_KEEP)
-    plain, tail = front, end
-    if SKIP:
-        front, end, masked, plain, tail = plan_sight(tl.load(SIGHT + 2 * h), tl.load(SIGHT + 2 * h + 1), first, n, p,
-                                                     HAS_KEEP, BM, BN)  # fmt: skip
-    for t in range(0, masked):
-        start = tl.where(t < front, t, tail + t - front) * BN
-        acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, start, kn, vn, n, p, c, D, BD, E, BE, BN,
-                     True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    for t in range(plain, end):
-        acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, t * BN, kn, vn, n, p, c, D, BD, E, BE, BN,
-                     False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    d = tl.arange(0, BD)
-    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
-             mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
+    LESS: tl.constexpr = BM if BM < FEW else FEW
+    m = n - p
+    b, h, whole, t = place(tl.program_id(0), batch, m, n, BM, LESS, True)
+    front = p.to(tl.int64)
+    Q += b * qb + h * qh + front * qn
+    K += b * kb + h * kh + front * kn
+    V += b * vb + h * vh + front * vn
+    GRAD += b * gb + h * gh + front * gn
+    DQ += b * db + h * dh + front * dn
+    KEEP += b * n + p
+    S += h * sh
+    EDGE += h * eh
+    SIGHT += 2 * h
+    LSE += (b * heads + h) * pitch_of(n)
+    DELTA += (b * heads + h) * pitch_of(n)
+    if t < whole:
+        descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, t * BM, qn, kn, vn, gn, dn, m, n, c,
+                  scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+    else:
+        first = whole * BM + (t - whole) * LESS
+        descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, first, qn, kn, vn, gn, dn, m, n, c,
+                  scale, D, BD, E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
 
 
 @triton.jit
@@ -108,73 +134,82 @@ def weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM: tl.constexpr, BN: tl.conste
 
 
 @triton.jit
-def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start, qn, gn, n, p, c, D: tl.constexpr,
+def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start, qn, gn, m, n, c, D: tl.constexpr,
             BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-            MASKED: tl.constexpr, HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+            KEYS_TAIL: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
+            UPCAST: tl.constexpr):  # fmt: skip
     """Return the sums of dS^T q and P^T dO after one more tile of queries; tiles are keys x queries."""
-    i = start + tl.arange(0, BM)
-    q = rows(Q, i, qn, n, D, BD, MASKED)
-    do = rows(GRAD, i, gn, n, E, BE, MASKED)
-    lse, delta = sums_at(LSE, DELTA, i, n, MASKED)
+    u = start + tl.arange(0, BM)
+    q = ranked(Q, u, qn, m, n, D, BD, TAIL)
+    do = ranked(GRAD, u, gn, m, n, E, BE, TAIL)
+    lse, delta = sums_at(LSE, DELTA, u, n, TAIL)
     x = tl.zeros((BN, BM), tl.float32)
     if HAS_BIAS:
-        address = tl.load(ADDRESS + i, mask=i < n, other=0) if MASKED else tl.load(ADDRESS + i)
-        address = tl.multiple_of(address, 8)
+        address = tl.load(ADDRESS + u, mask=u < n, other=0) if TAIL else tl.load(ADDRESS + u)
         # the strip of each query, read across keys
-        x = tl.load(S + address[None, :] + j[:, None]).to(tl.float32)
-        if MASKED:
-            x = tl.where(j[:, None] < p, edges(EDGE, i, p, True)[None, :], x)
+        where = S + tl.multiple_of(address, 8)[None, :] + j[:, None]
+        if KEYS_TAIL:
+            patch = j[:, None] < m
+            x = tl.where(patch, tl.load(where, mask=patch, other=0.0).to(tl.float32),
+                         edges(EDGE, u >= m, True)[None, :])  # fmt: skip
+        else:
+            x = tl.load(where).to(tl.float32)
     x = product(k, tl.trans(q), x, UPCAST)
-    if MASKED:
+    if KEYS_TAIL or HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
     return weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
 
 
+@triton.jit
+def descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, first, qn, kn, vn, gn, dn, en, m, n,
+               c, scale, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
+               BN: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
+               UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+    """Write dk and dv of the keys from `first` on."""
+    LESS: tl.constexpr = BM if BM < NARROW else NARROW
+    j = first + tl.arange(0, BN)
+    k = ranked(K, j, kn, m, n, D, BD, TAIL)
+    v = ranked(V, j, vn, m, n, E, BE, TAIL)
+    real = seen(KEEP, j, m, n, TAIL, HAS_KEEP)
+    dk = tl.zeros((BN, BD), tl.float32)
+    dv = tl.zeros((BN, BE), tl.float32)
+    low, high, tail = sight(SIGHT, first, m, n, BN, BM, LESS, True, SKIP)
+    for t in range(low, high):
+        dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, t * BM, qn, gn, m, n, c, D, BD,
+                         E, BE, BM, BN, TAIL, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+    for start in range(tail, n, LESS):
+        dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start, qn, gn, m, n, c, D, BD,
+                         E, BE, LESS, BN, TAIL, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+    write(DK, dk * scale, j, dn, m, n, D, BD)
+    write(DV, dv, j, en, m, n, E, BE)
+
+
 @triton.jit(do_not_specialize=["n", "p"])
 def grad_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb,
-            gh, gn, db, dh, dn, eb, eh_, en, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
+            gh, gn, db, dh, dn, eb, et, en, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
             E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
             HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys, looping over queries."""
-    pid = tl.program_id(0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = tl.cdiv(n, BN)
-    h = (pid // batch // tiles).to(tl.int64)
-    first = (pid // batch % tiles) * BN
-    j = first + tl.arange(0, BN)
-    k = rows(K + b * kb + h * kh, j, kn, n, D, BD, True)
-    v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
-    real = padding(KEEP + b * n, j, n, HAS_KEEP)
-    Q += b * qb + h * qh
-    GRAD += b * gb + h * gh
+    LESS: tl.constexpr = BN if BN < NARROW else NARROW
+    m = n - p
+    b, h, whole, t = place(tl.program_id(0), batch, m, n, BN, LESS, False)
+    front = p.to(tl.int64)
+    Q += b * qb + h * qh + front * qn
+    K += b * kb + h * kh + front * kn
+    V += b * vb + h * vh + front * vn
+    GRAD += b * gb + h * gh + front * gn
+    DK += b * db + h * dh + front * dn
+    DV += b * eb + h * et + front * en
+    KEEP += b * n + p
+    S += h * sh
+    EDGE += h * eh
+    SIGHT += 2 * h
     LSE += (b * heads + h) * pitch_of(n)
     DELTA += (b * heads + h) * pitch_of(n)
-    if HAS_BIAS:
-        S += h * sh
-        EDGE += h * eh
-    dk = tl.zeros((BN, BD), tl.float32)
-    dv = tl.zeros((BN, BE), tl.float32)
-    end = n // BM
-    # a tile of keys that needs care needs it for all queries
-    if HAS_KEEP:
-        end = 0
-    end = tl.where((first < p) | (first + BN > n), 0, end)
-    front, plain, tail, masked = 0, 0, end, tl.cdiv(n, BM) - end
-    if SKIP:
-        # who sees these keys lies the other way
-        front, end, masked, plain, tail = plan_sight(-tl.load(SIGHT + 2 * h + 1), -tl.load(SIGHT + 2 * h), first, n, p,
-                                                     end == 0, BN, BM)  # fmt: skip
-    for t in range(plain, end):
-        dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, t * BM, qn, gn, n, p, c, D, BD,
-                         E, BE, BM, BN, False, HAS_BIAS, UPCAST)  # fmt: skip
-    for t in range(0, masked):
-        start = tl.where(t < front, t, tail + t - front) * BM
-        dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start, qn, gn, n, p, c, D, BD,
-                         E, BE, BM, BN, True, HAS_BIAS, UPCAST)  # fmt: skip
-    d = tl.arange(0, BD)
-    e = tl.arange(0, BE)
-    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
-             mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
-    tl.store(DV + b * eb + h * eh_ + j[:, None].to(tl.int64) * en + e[None, :], dv.to(DV.dtype.element_ty),
-             mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip
+    if t < whole:
+        descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, t * BN, qn, kn, vn, gn, dn, en,
+                   m, n, c, scale, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+    else:
+        first = whole * BN + (t - whole) * LESS
+        descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, first, qn, kn, vn, gn, dn, en,
+                   m, n, c, scale, D, BD, E, BE, BM, LESS, True, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip

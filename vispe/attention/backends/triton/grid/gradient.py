@@ -9,14 +9,19 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores
-from vispe.attention.backends.triton.grid.forward import edges, pitch_of, rows, scores, sums_at
+from vispe.attention.backends.triton.grid.forward import NARROW, edges, pitch_of, ranked, scores, sums_at
 
 
 @triton.jit
-def write_bias(acc, RUNS, ENDS, BASE, UNIT, i, j, first, n, p, SHARED: tl.constexpr, FIXED: tl.constexpr):
-    """Add the gradients of a tile of scores to the runs of a head, and write those on prefix keys to ENDS (2,)."""
+def write_bias(acc, RUNS, ENDS, BASE, UNIT, i, j, n, patch, end, prefix, some, SHARED: tl.constexpr,
+               FIXED: tl.constexpr):  # fmt: skip
+    """Add the gradients of a tile of scores to the runs of a head, and write those on prefix keys to ENDS (2,).
+
+    `patch` and `end` say which keys `j` are patches and prefix tokens, `prefix` which queries `i` are the latter;
+    `some`: the tile may have prefix keys.
+    """
     # prefix keys have a gradient of their own, below
-    inside = (i[:, None] < n) & (j[None, :] < n) & (j[None, :] >= p)
+    inside = (i[:, None] < n) & patch[None, :]
     where = RUNS + tl.load(BASE + i, mask=i < n, other=0)[:, None] + j[None, :]
     if not SHARED:
         tl.store(where, acc, mask=inside)
@@ -26,11 +31,39 @@ def write_bias(acc, RUNS, ENDS, BASE, UNIT, i, j, first, n, p, SHARED: tl.conste
     else:
         tl.atomic_add(where, acc, mask=inside, sem="relaxed")
     # sums over pairs with a prefix key: queries with a place, and prefix queries
-    if first < p:
-        acc = tl.where(j[None, :] < p, acc, 0.0)
-        among = tl.sum(tl.sum(tl.where(i[:, None] < p, acc, 0.0), 1), 0)
+    if some:
+        acc = tl.where(end[None, :], acc, 0.0)
+        among = tl.sum(tl.sum(tl.where(prefix[:, None], acc, 0.0), 1), 0)
         tl.store(ENDS, tl.sum(tl.sum(acc, 1), 0) - among)
         tl.store(ENDS + 1, among)
+
+
+@triton.jit
+def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, first, start, qb, qn, kb, kn,
+              vb, vn, gb, gn, m, n, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
+              BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, KEYS_TAIL: tl.constexpr,
+              HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
+    """Add the gradients of the scores of queries from `first` on and keys from `start` on."""
+    u = first + tl.arange(0, BM)
+    j = start + tl.arange(0, BN)
+    address = tl.multiple_of(tl.load(ADDRESS + u, mask=u < n, other=0), 8)
+    edge = edges(EDGE, u >= m, True)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for sample in range(0, batch):
+        # 64 bits, since samples may lie 2^31 elements apart
+        b = sample + tl.zeros((), tl.int64)
+        q = ranked(Q + b * qb, u, qn, m, n, D, BD, TAIL)
+        x, _ = scores(q, K + b * kb, S, address, edge, KEEP + b * n, start, kn, m, n, D, BD, BN, KEYS_TAIL, True,
+                      HAS_KEEP, UPCAST)  # fmt: skip
+        v = ranked(V + b * vb, j, vn, m, n, E, BE, KEYS_TAIL)
+        do = ranked(GRAD + b * gb, u, gn, m, n, E, BE, TAIL)
+        at = b * heads * pitch_of(n)
+        lse, delta = sums_at(LSE + at, DELTA + at, u, n, TAIL)
+        # the sum over the batch stays in registers until the end
+        acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+    write_bias(
+        acc, RUNS, ENDS, BASE, UNIT, u, j, n, j < m, (j >= m) & (j < n), u >= m, start + BN > m, SHARED, FIXED
+    )
 
 
 @triton.jit(do_not_specialize=["rh", "n", "p"])
@@ -39,28 +72,40 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
               BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
               UPCAST: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
     """Add the gradients of one tile of scores to RUNS (h, length), and those on prefix keys to ENDS (h, tiles, 2)."""
+    LOW: tl.constexpr = BM if BM < NARROW else NARROW
+    LESS: tl.constexpr = BN if BN < NARROW else NARROW
+    m = n - p
+    # whole tiles, narrow ones of keys beside them, and narrow ones of queries below all keys
+    down, across = m // BM, m // BN
+    beside, below = tl.cdiv(n - across * BN, LESS), tl.cdiv(n - down * BM, LOW)
+    every = down * (across + beside) + below * tl.cdiv(n, BN)
     pid = tl.program_id(0)
-    across, down = tl.cdiv(n, BN), tl.cdiv(n, BM)
-    h = (pid // (across * down)).to(tl.int64)
-    row, column = pid // across % down, pid % across
-    i = row * BM + tl.arange(0, BM)
-    j = column * BN + tl.arange(0, BN)
+    h = (pid // every).to(tl.int64)
+    t = pid % every
+    front = p.to(tl.int64)
+    Q += h * qh + front * qn
+    K += h * kh + front * kn
+    V += h * vh + front * vn
+    GRAD += h * gh + front * gn
+    KEEP += p
     S += h * sh
     EDGE += h * eh
-    address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
-    edge = edges(EDGE, i, p, True)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for sample in range(0, batch):
-        # 64 bits, since samples may lie 2^31 elements apart
-        b = sample + tl.zeros((), tl.int64)
-        q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
-        x, _ = scores(q, K + b * kb + h * kh, S, address, edge, KEEP + b * n, column * BN, kn, n, p, D, BD, BN, True,
-                      True, HAS_KEEP, UPCAST)  # fmt: skip
-        v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
-        do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
-        at = (b * heads + h) * pitch_of(n)
-        lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
-        # the sum over the batch stays in registers until the end
-        acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
-    ends = ENDS + (h * down * across + row * across + column) * 2
-    write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, column * BN, n, p, SHARED, FIXED)
+    LSE += h * pitch_of(n)
+    DELTA += h * pitch_of(n)
+    RUNS += h * rh
+    ENDS += (h * every + t) * 2
+    if t < down * across:
+        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // across * BM,
+                  t % across * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, batch, heads, D, BD, E, BE, BM, BN, False,
+                  False, HAS_KEEP, UPCAST, SHARED, FIXED)  # fmt: skip
+    elif t < down * (across + beside):
+        t -= down * across
+        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // beside * BM,
+                  across * BN + t % beside * LESS, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, batch, heads, D, BD, E, BE,
+                  BM, LESS, False, True, HAS_KEEP, UPCAST, SHARED, FIXED)  # fmt: skip
+    else:
+        t -= down * (across + beside)
+        columns = tl.cdiv(n, BN)
+        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT,
+                  down * BM + t // columns * LOW, t % columns * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, batch,
+                  heads, D, BD, E, BE, LOW, BN, True, True, HAS_KEEP, UPCAST, SHARED, FIXED)  # fmt: skip

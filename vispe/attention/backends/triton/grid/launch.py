@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from vispe.attention.backends.triton.grid.forward import forward
+from vispe.attention.backends.triton.grid.forward import FEW, NARROW, forward
 from vispe.attention.backends.triton.tiles import Tiles, tiles
 
 LOG2E = 1.4426950408889634
@@ -26,7 +26,7 @@ def run_forward(
         k: likewise.
         v: (b, h, n, d_v).
         packed: (h or 1, length) of `strip.pack`, or None for no bias.
-        address: (n,) int32 of `Layout.address`.
+        address: (n,) int32 of `Layout.patches_first`.
         edge: (h or 1, 2) of `strip.pack`.
         keep: (b, n) bool, True for real keys.
         prefix: how many keys take their bias from `edge`.
@@ -37,16 +37,31 @@ def run_forward(
     out = tokens_first(q, v.shape[-1])
     lse = sums_of(q)
     size = choose("forward", q, v)
-    forward[(cdiv(n, size.queries) * b * h,)](
+    prefix = prefix if packed is not None else 0
+    forward[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
         q, k, v, *bias_of(packed, address, edge, q), q if sight is None else sight, mask_of(keep, q), out, lse,
-        *strides(q, k, v, out), *bias_strides(packed, edge), n, prefix if packed is not None else 0, scale * LOG2E,
+        *strides(q, k, v, out), *bias_strides(packed, edge), n, prefix, scale * LOG2E,
         b, h, **constants(q, v, size, packed, keep), SKIP=sight is not None,
     )  # fmt: skip
     return out, lse
 
 
+def tiles_of(n: int, prefix: int, size: int, of: str = "keys") -> int:
+    """Return in how many tiles of `size` tokens, and narrow ones behind them, kernels divide a grid and a prefix.
+
+    `of`: 'queries' for those of a loop over keys, which `place` says WIDE of.
+    """
+    whole, narrow = (n - prefix) // size, min(size, FEW.value if of == "queries" else NARROW.value)
+    if of == "queries" and n - whole * size > 2 * narrow:
+        whole += 1
+    return whole + cdiv(max(n - whole * size, 0), narrow)
+
+
 def sums_of(q: Tensor) -> Tensor:
-    """Return empty memory (2, b, h, n) for log2 of the sums of rows and their shares, rows as `numbers_of_rows`."""
+    """Return empty memory (2, b, h, n) for log2 of the sums of rows and their shares, rows as `numbers_of_rows`.
+
+    Kernels of a grid count patches first in the sums, and all count tokens as they stand in the shares.
+    """
     return numbers_of_rows(q, 2)
 
 

@@ -19,6 +19,7 @@ from vispe.attention.backends.triton.grid.launch import (
     numbers_of_rows,
     strides,
     tile_of,
+    tiles_of,
 )
 
 FIXED_BITS = 61  # bits of the largest sum of a bias gradient in fixed point
@@ -29,21 +30,21 @@ def run_backward(
     address: Tensor | None, edge: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
     sight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v, and the row sums of ``grad * out`` (b, h, n) for `run_bias`."""
+    """Return the gradients of q, k and v, and for `run_bias` the row sums of ``grad * out``, patches first."""
     b, h, n, _ = q.shape
-    delta = row_sums_of(out, grad)
-    dq, dk, dv = grads_like(q, v)
     prefix = prefix if packed is not None else 0
+    delta = row_sums_of(out, grad, prefix)
+    dq, dk, dv = grads_like(q, v)
     bias = (*bias_of(packed, address, edge, q), q if sight is None else sight)
     common = (q, k, v, *bias, mask_of(keep, q), grad, lse, delta)
     sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
     skip = sight is not None
     size = choose("grad_q", q, v)
-    grad_q[(cdiv(n, size.queries) * b * h,)](
+    grad_q[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
         *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep), SKIP=skip
     )
     size = choose("grad_kv", q, v)
-    grad_kv[(cdiv(n, size.keys) * b * h,)](
+    grad_kv[(tiles_of(n, prefix, size.keys) * b * h,)](
         *common,
         dk,
         dv,
@@ -55,12 +56,25 @@ def run_backward(
     return dq, dk, dv, delta
 
 
-def row_sums_of(out: Tensor, grad: Tensor) -> Tensor:
-    """Return ``sum_e grad out`` (b, h, n) float32: what the softmax takes off the gradient of every logit of a row."""
+def row_sums_of(out: Tensor, grad: Tensor, prefix: int = 0) -> Tensor:
+    """Return ``sum_e grad out`` (b, h, n) float32: what the softmax takes off the gradient of every logit of a row.
+
+    Tokens of a `prefix` go to the end.
+    """
     _, h, n, width = out.shape
     delta = numbers_of_rows(out)
     row_sums[(cdiv(n, 64), h, len(out))](
-        out, grad, delta, *strides(out, grad), n, h, E=width, BE=tile_of(width), BM=64, enable_fp_fusion=True
+        out,
+        grad,
+        delta,
+        *strides(out, grad),
+        n,
+        prefix,
+        h,
+        E=width,
+        BE=tile_of(width),
+        BM=64,
+        enable_fp_fusion=True,
     )
     return delta
 
@@ -83,7 +97,7 @@ def run_bias(
         address: where its runs start.
         edge: the bias of prefix keys.
         keep: real keys.
-        base: (n,) int32 of `Layout.base`.
+        base: (n,) int32 of `Layout.patches_first`.
         prefix: how many keys take their bias from `edge`.
         scale: factor of the logits.
         length: elements per head.
@@ -92,13 +106,16 @@ def run_bias(
     """
     b, h, n, _ = q.shape
     size = choose("grad_bias", q, v)
-    down, across = cdiv(n, size.queries), cdiv(n, size.keys)
+    down = (n - prefix) // size.queries
+    # whole tiles of queries meet whole and narrow ones of keys, narrow tiles of queries all keys
+    below = tiles_of(n, prefix, size.queries) - down
+    programs = down * tiles_of(n, prefix, size.keys) + below * cdiv(n, size.keys)
     # where each element has one writer any sum is reproducible
     fixed = deterministic and sharers > 1
     unit = unit_of(grad, v, b * sharers) if fixed else lse
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
-    ends = torch.zeros(h, down * across, 2, dtype=torch.float32, device=q.device)
-    grad_bias[(h * down * across,)](
+    ends = torch.zeros(h, programs, 2, dtype=torch.float32, device=q.device)
+    grad_bias[(h * programs,)](
         q, k, v, packed, address, edge, mask_of(keep, q), grad, lse, delta, base, runs, ends,
         unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, b, h,
         **constants(q, v, size, packed, keep), SHARED=sharers > 1, FIXED=fixed,

@@ -8,7 +8,15 @@ they mean is in `places`. Query tiles of packed sequences visit no keys but thos
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.forward import finish, padding, pitch_of, product, rows, weigh
+from vispe.attention.backends.triton.grid.forward import (
+    finish,
+    padding,
+    pitch_of,
+    product,
+    rows,
+    shares,
+    weigh,
+)
 
 EUCLIDEAN = tl.constexpr(1)
 MANHATTAN = tl.constexpr(2)
@@ -194,4 +202,5 @@ def forward_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, OU
                              start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
                              UPCAST)  # fmt: skip
         acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, True, UPCAST)
-    finish(OUT + b * ob + h * oh, LSE + (b * heads + h) * pitch_of(n), acc, top, total, i, on, n, E, BE)
+    at = (b * heads + h) * pitch_of(n)
+    finish(OUT + b * ob + h * oh, LSE + at, shares(LSE, n, BM) + at, acc, top, total, i, i, on, n, E, BE)
