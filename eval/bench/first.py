@@ -1,5 +1,7 @@
 """The first minutes on a GPU: compile, check, ceilings, the quick protocol, a sanitizer, and the time of each kernel.
 
+Then latencies with CUDA graphs, and whole models.
+
     python eval/bench/first.py --out FOLDER [--minutes 9] [--workers 14]
     TRITON_INTERPRET=1 python eval/bench/first.py --out FOLDER --dry       (every path on tiny tensors; no times)
 
@@ -24,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from latency import models, replay
 from timing import environment
-from tune import ODD, WORK, milliseconds, work
+from tune import ODD, WORK, milliseconds, strips, work
 
 from vispe import Grid
 from vispe.evaluate.speed.checks import check
@@ -33,7 +36,8 @@ from vispe.evaluate.speed.checks import check
 HERE = Path(__file__)
 KERNELS = ("forward", "grad_q", "grad_bias")  # grad_q launches that of keys and values as well
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-SECONDS = {"facts": 20, "precompile": 150, "ceilings": 30, "quick": 250, "sanitizer": 60, "kernels": 60}
+SECONDS = {"facts": 20, "precompile": 150, "ceilings": 30, "quick": 250, "sanitizer": 60, "kernels": 60,
+           "replay": 60, "models": 150}  # fmt: skip
 SIZE = 8192  # side of the matrices of the ceiling
 
 
@@ -83,12 +87,16 @@ def run(stage: str, args: argparse.Namespace, seconds: float) -> dict[str, Any]:
 
 def facts(args: argparse.Namespace) -> dict[str, Any]:
     """Versions, and what nvidia-smi says of clocks and power."""
-    said = ""
-    if shutil.which("nvidia-smi"):
-        asked = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu,ecc.mode.current"
-        command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv"]
-        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return environment("triton") | {"cuda": torch.version.cuda, "nvidia_smi": said.splitlines()}
+    return environment("triton") | {"cuda": torch.version.cuda, "nvidia_smi": clocks()}
+
+
+def clocks() -> list[str]:
+    """What nvidia-smi says of clocks, power and temperature now; nothing where it is not installed."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    asked = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,temperature.gpu"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
 def precompile(args: argparse.Namespace) -> dict[str, Any]:
@@ -106,7 +114,8 @@ def _compiled(job: tuple[str, int, str, str], dry: bool) -> str:
     try:
         grid = Grid((3, 4), 1) if dry else ODD[tokens]
         # two samples: kernels are compiled apart for a size of one
-        work(kernel, grid, 2, width, DTYPES[dtype], "cpu" if dry else "cuda")(0)
+        for stored in strips(kernel, DTYPES[dtype]):
+            work(kernel, grid, 2, width, DTYPES[dtype], "cpu" if dry else "cuda", stored)(0)
     except Exception as error:  # what does not compile is a result: the others go on
         return f"{' '.join(map(str, job))}: {type(error).__name__}: {error}"[:300]
     return ""
@@ -169,19 +178,23 @@ def tiny(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def kernels(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of each kernel on the main shapes, bfloat16 and float32 strips as they are stored."""
+    """Milliseconds of each kernel on the main shapes in bfloat16, by the dtype of the strip, and clocks at the end."""
     device = "cpu" if args.dry else "cuda"
     shapes = ((Grid((3, 4), 1), 1),) if args.dry else WORK["long"]
     found = {}
     for kernel, (grid, batch), width in product(KERNELS, shapes, (16,) if args.dry else (64, 128)):
-        run_ = work(kernel, grid, batch, width, torch.bfloat16, device)
         h, w = grid.shape
-        found[f"{kernel} {h}x{w}+{grid.prefix} b{batch} d{width}"] = round(milliseconds(run_, device), 4)
-    return found
+        for stored in strips(kernel, torch.bfloat16):
+            run_ = work(kernel, grid, batch, width, torch.bfloat16, device, stored)
+            name = (
+                f"{kernel} {h}x{w}+{grid.prefix} b{batch} d{width} strip {str(stored).removeprefix('torch.')}"
+            )
+            found[name] = round(milliseconds(run_, device), 4)
+    return found | {"clocks": clocks()}
 
 
 STAGES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    f.__name__: f for f in (facts, precompile, ceilings, quick, sanitizer, kernels)
+    f.__name__: f for f in (facts, precompile, ceilings, quick, sanitizer, kernels, replay, models)
 }
 
 

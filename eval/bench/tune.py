@@ -110,8 +110,9 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
     candidates = dict.fromkeys([now, *(tiles.Tiles(*c) for c in known[: 2 if dry else None])])
     width = 16 if dry else key["width"]
     works = [
-        work(key["kernel"], grid, batch, width, dtype, device)
+        work(key["kernel"], grid, batch, width, dtype, device, stored)
         for grid, batch in (TINY if dry else WORK)[key["tokens"]]
+        for stored in strips(key["kernel"], dtype)
     ]
     found: dict[tiles.Tiles, list[float]] = {}
     for size in candidates:
@@ -160,8 +161,14 @@ def check_tiles(key: dict[str, Any], width: int, dtype: torch.dtype, device: str
     return None
 
 
+def strips(kernel: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Return in which dtypes a kernel finds its strip: distances in half precision, tables in float32."""
+    wide = dtype == torch.float32 or kernel == "grad_bias"
+    return (torch.float32,) if wide else (torch.float16, torch.float32)
+
+
 def work(
-    kernel: str, grid: Grid, batch: int, width: int, dtype: torch.dtype, device: str
+    kernel: str, grid: Grid, batch: int, width: int, dtype: torch.dtype, device: str, stored: torch.dtype
 ) -> Callable[[int], Any]:
     """Return what is timed: the launch of one kernel (with that of its companion, for gradients of q, k and v)."""
     from vispe.attention.backends.triton.grid.launch import run_forward
@@ -176,11 +183,8 @@ def work(
 
     layout = strip.layout_of(grid.shape, grid.prefix)
     runs, ends = strip.build(random(heads, *(2 * n - 1 for n in grid.shape)), None, layout)
-    narrow = dtype != torch.float32 and kernel != "grad_bias"  # as distances and tables are stored
     scale = width**-0.5
-    packed, edge = strip.pack(
-        runs, ends, layout, scale, torch.float16 if narrow else torch.float32, lead=layout.lead
-    )
+    packed, edge = strip.pack(runs, ends, layout, scale, stored, lead=layout.lead)
     address, base = layout.patches_first(device)
     q, k, v, grad = (random(batch, grid.tokens, heads, width).to(dtype).transpose(1, 2) for _ in range(4))
     bias = (packed, address, edge)

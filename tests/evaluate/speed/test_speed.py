@@ -87,7 +87,9 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     words = ["eval/bench/first.py", "--dry", "--workers", "1", "--out", str(tmp_path)]
     program(*words, folder=tmp_path)
     found = json.loads((tmp_path / "first.json").read_text())
-    assert list(found) == ["facts", "precompile", "ceilings", "quick", "sanitizer", "kernels"]
+    assert list(found) == [
+        "facts", "precompile", "ceilings", "quick", "sanitizer", "kernels", "replay", "models",
+    ]  # fmt: skip
     assert found["precompile"]["result"] == {"kernels": 6, "failures": []}
     assert found["quick"]["result"]["failed"] == []
     # what is there is not measured again, what failed is
@@ -96,7 +98,9 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     program(*words, folder=tmp_path)
     again = json.loads((tmp_path / "first.json").read_text())
     assert again["facts"] == found["facts"]
-    assert len(again["kernels"]["result"]) == 3
+    assert len(again["kernels"]["result"]) == 6  # two strips of forward and grad_q, one of grad_bias, clocks
+    assert len(again["replay"]["result"]) == 4
+    assert len(again["models"]["result"]) == 6
 
 
 def test_every_row_of_the_table_of_tiles_is_there_once():
