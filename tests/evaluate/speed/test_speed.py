@@ -62,6 +62,8 @@ def test_the_dry_run_enters_every_path(tmp_path):
     assert rows["forward", "flex, table"]["error"] < 6e-4
     assert "viable" in rows["forward", "sdpa cudnn, no bias"]["failure"]
     assert "flash_attn.cute" in rows["forward", "flex flash, distance"]["failure"]
+    assert "flash_attn_interface" in rows["forward", "flash-attention 3, no bias"]["failure"]
+    assert rows["forward", "flex max-autotune, distance"]["error"] < 6e-4
     assert rows["forward", "sdpa, 8 extra columns"]["exact"] is False
     assert len(state["new_grid"]["seconds"]) == 2
     assert "running" not in state

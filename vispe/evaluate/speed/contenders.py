@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
@@ -21,6 +22,7 @@ from vispe.evaluate.speed.inputs import Setup
 from vispe.evaluate.speed.structured import Attend
 
 EAGER_LIMIT = 2053  # tokens
+AUTOTUNE = "max-autotune-no-cudagraphs"  # of torch.compile
 _KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -86,6 +88,9 @@ def contenders(plan: Plan, device: str) -> list[Contender]:
         Contender("flex, distance", "distance", make_flex("distance"), ("forward", "frozen", "slopes"), slow=True),
         Contender("flex, table", "table", make_flex("table"), ("forward", "frozen", "table"), slow=True),
         Contender("flex flash, distance", "distance", flex_flash, kept, slow=True, device="cuda"),
+        Contender("flex max-autotune, distance", "distance", make_flex("distance", None, AUTOTUNE), kept, slow=True,
+                  device="cuda"),
+        Contender("flash-attention 3, no bias", None, flash3, kept, device="cuda"),
         Contender("vispe by flex", "mode", ours("mode", "flex"), kept, slow=True, device="cuda"),
         Contender("vispe", "structured", structured(), STRUCTURED),
         Contender("sdpa, dense bias built", "structured", structured("sdpa"), STRUCTURED),
@@ -176,6 +181,20 @@ def columns(setup: Setup, rank: int) -> Attend:
         with sdpa_kernel(_KERNELS["flash"]):
             out = F.scaled_dot_product_attention(wide, keys, F.pad(v, (0, rank)), scale=width**-0.5)
         return out[..., :width]
+
+    return call
+
+
+def flash3(setup: Setup) -> Attend:
+    """Return the kernels of flash-attention 3 without a bias, where that package is installed."""
+    if find_spec("flash_attn_interface") is None:
+        raise BackendUnavailable("the package flash_attn_interface (flash-attention 3) is not installed.")
+    kernel = import_module("flash_attn_interface").flash_attn_func
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = kernel(*(t.transpose(1, 2) for t in (q, k, v)))
+        # some versions return the sums of rows as well
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
     return call
 

@@ -20,7 +20,9 @@ def maker(function: Callable[..., Attend]) -> Callable[..., Callable[[Setup], At
 
 
 @maker
-def make_flex(setup: Setup, kind: str, options: dict[str, Any] | None = None) -> Attend:
+def make_flex(
+    setup: Setup, kind: str, options: dict[str, Any] | None = None, mode: str | None = None
+) -> Attend:
     """Return FlexAttention.
 
     Every one is compiled by itself and in full: one compiled function for many grids would reach the limit of
@@ -30,12 +32,13 @@ def make_flex(setup: Setup, kind: str, options: dict[str, Any] | None = None) ->
         setup: inputs of a case.
         kind: 'distance' (square root per score) or 'table' (one load per score).
         options: kernel options of FlexAttention.
+        mode: of `torch.compile`, such as 'max-autotune-no-cudagraphs'.
     """
     score = _distance(setup) if kind == "distance" else _table(setup)
     compiled: Any = flex_attention
     if not setup.dry:
         torch._dynamo.reset()
-        compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+        compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False, mode=mode)
     return partial(compiled, score_mod=score, kernel_options=options)
 
 
