@@ -146,6 +146,7 @@ def test_swin_takes_another_input_size_and_its_table_comes_back_for_it(name):
     close(run(model, x), run(stock, x), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["timm_swin", "timm_sam", "torchvision_swin", "torchvision_vit"])
 def test_a_compiled_and_an_exported_model_say_the_same(name):
     model, x = build(name).float(), image(name).float()

@@ -199,6 +199,7 @@ def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
 def test_a_converted_model_is_exported_with_free_sizes_of_the_batch(name):
     model, given = build(name).float(), inputs(name)
