@@ -96,7 +96,7 @@ def learn_scheme(
     if device not in ("auto", "cpu"):
         raise OptionError(f"device is 'auto', which the Trainer chooses, or 'cpu', got {device!r}.")
     for package in ("transformers", "peft", "accelerate"):
-        require(package, "vlm", "fine-tuning to another scheme")
+        require(package, "vlm,train", "fine-tuning to another scheme")
     from peft import LoraConfig, get_peft_model
     from transformers import Trainer, TrainingArguments
 
@@ -137,7 +137,7 @@ def load_adapter(model: nn.Module, folder: Path | str) -> nn.Module:
     Raises:
         InputError: the folder has no scheme, or no adapter.
     """
-    require("peft", "vlm", "an adapter")
+    require("peft", "vlm,train", "an adapter")
     from peft import PeftModel
 
     path = Path(folder)
