@@ -8,9 +8,9 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as NAMES
 
 import vispe
-from tests.hosts.transformers.more import CLASSES, GRIDS, prompt, stock
+from tests.hosts.transformers.more import CLASSES, GRIDS, SIDES, prompt, stock
 from tests.hosts.transformers.tiny import CLASSES as FIRST
-from tests.hosts.transformers.tiny import PAD, transformers
+from tests.hosts.transformers.tiny import IMAGE, PAD, transformers
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, text_of
 from vispe.multimodal import Stream, list_schemes
@@ -112,6 +112,36 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
     assert same == torch.equal(changed, logits(stock(family), given.inputs))
     by_hand = given.inputs | {"position_ids": ids}
     torch.testing.assert_close(logits(model, by_hand), changed, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "family", [f for f in CLASSES if f not in (*GRIDS, "got_ocr2")]
+)  # which mixes neighbours
+def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
+    given, model, seen = prompt(family).inputs, stock(family), []
+    hook = (
+        text_of(model.model)
+        .layers[0]
+        .register_forward_pre_hook(
+            lambda _, args, kw: seen.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
+        )
+    )
+    placeholders = given["input_ids"][0] == IMAGE
+    pixels, side = given["pixel_values"], SIDES.get(family, 3)
+    step, changed = pixels.shape[-1] // side, []
+    logits(model, given)
+    for row in range(side):
+        for column in range(side):
+            other = pixels.clone()
+            part = (
+                (other[0, 0] if other.ndim == 5 else other[0]).unfold(-2, step, step).unfold(-2, step, step)
+            )
+            part[:, row, column] += 3 * torch.randn_like(part[:, row, column])
+            logits(model, given | {"pixel_values": other})
+            moved = (seen[-1] - seen[0])[0].norm(dim=-1)[placeholders]
+            changed.append(int(moved[: side**2].argmax()))  # of the first tile
+    hook.remove()
+    assert changed == list(range(side**2))
 
 
 @every
