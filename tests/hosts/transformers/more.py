@@ -50,6 +50,7 @@ CLASSES = {
     "deepseek_vl": "DeepseekVL",
     "got_ocr2": "GotOcr2",
     "idefics3": "Idefics3",
+    "ovis2": "Ovis2",
     "qianfan_ocr": "QianfanOCR",
     "smolvlm": "SmolVLM",
     "llava_next": "LlavaNext",
@@ -79,6 +80,7 @@ def _text(family: str) -> dict[str, Any]:
             "mlp_layer_types": ["dense", "sparse"],
         },
         "got_ocr2": {"model_type": "qwen2"},
+        "ovis2": {"model_type": "qwen2"},
         "qianfan_ocr": {"model_type": "qwen3"},
     }  # fmt: skip
     more["qwen3_5_moe"] = more["qwen3_5"] | EXPERTS | {"shared_expert_intermediate_size": 48}
@@ -112,6 +114,8 @@ def _vision(family: str) -> dict[str, Any]:
             "window_size": 4,
             "global_attn_indexes": [1],
         }
+    if family == "ovis2":
+        return VISION | {"patch_size": PATCH, "image_size": 24, "hidden_stride": 2, "vocab_size": 40}
     seen = VISION | {"patch_size": PATCH, "image_size": 12 if family in ("vipllava", "llava_next") else 24}
     kinds = {"clip_vision_model": ("vipllava", "llava_next")}
     kinds["siglip_vision_model"] = ("aya_vision", "cohere2_vision", "deepseek_vl")
@@ -133,6 +137,7 @@ def stock(family: str) -> Any:
         "cohere2_vision": {"downsample_factor": 2, "alignment_intermediate_size": 64},
         "idefics3": {"scale_factor": 2},
         "smolvlm": {"scale_factor": 2},
+        "ovis2": {"visual_indicator_token_ids": [295, 296, 297, 298, 299], "hidden_size": 64},
     }.get(family, {})
     name = CLASSES[family]
     config = getattr(transformers, f"{name}Config")(

@@ -79,6 +79,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_vl": Family("runs"),
     "got_ocr2": Family("runs"),
     "idefics3": Family("runs"),
+    "ovis2": Family("runs"),
     "pp_chart2table": Family("runs"),
     "qianfan_ocr": Family("runs"),
     "smolvlm": Family("runs"),
