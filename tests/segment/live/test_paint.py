@@ -308,8 +308,9 @@ def test_the_command_ends_with_control_c(image, tmp_path):
         str(tmp_path / "p"),
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "vispe", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "vispe", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in background jobs
+    )  # fmt: skip
     try:
         facts = json.loads(process.stdout.readline())
         assert facts["out"] == str(tmp_path / "p")
@@ -323,5 +324,6 @@ def test_the_command_ends_with_control_c(image, tmp_path):
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.wait()
     assert process.returncode == 0
     assert f"1 stroke(s) were not saved to {tmp_path / 'p'}" in said
