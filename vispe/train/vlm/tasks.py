@@ -85,29 +85,29 @@ def draw(task: str, size: Sequence[int], words: Words, generator: torch.Generato
     asked = number(len(COLOURS))
     if task == "place":
         rows, columns = size
-        told = number(4)
+        answer = number(4)
         patches = torch.zeros(rows, columns, 3)
-        patches[(rows - 1) * (told // 2), (columns - 1) * (told % 2)] = COLOURS[asked]
+        patches[(rows - 1) * (answer // 2), (columns - 1) * (answer % 2)] = COLOURS[asked]
         grids = [[1, rows, columns]]
     else:
         # the others have any colour but that
         others = (asked + 1 + torch.randint(len(COLOURS) - 1, (size[0],), generator=generator)) % len(COLOURS)
-        told = number(2)
-        others[(size[0] - 1) * told] = asked
+        answer = number(2)
+        others[(size[0] - 1) * answer] = asked
         patches = COLOURS[others].repeat_interleave(4, 0)
         grids = [[1, 2, 2]] * size[0] if task == "picture" else [[size[0], 2, 2]]
     patches = patches.reshape(-1, 3)
     patches = patches + 0.1 * torch.randn(patches.shape, generator=generator)
-    return _sample(task, asked, told, patches, torch.tensor(grids), words)
+    return _sample(task, asked, answer, patches, torch.tensor(grids), words)
 
 
-def _sample(task: str, asked: int, told: int, patches: Tensor, grids: Tensor, words: Words) -> Arranged:
+def _sample(task: str, asked: int, answer: int, patches: Tensor, grids: Tensor, words: Words) -> Arranged:
     """Return tokens and pixels: pictures between marks, question, answer."""
     kind, mark = ("video", words.video) if task == "time" else ("image", words.image)
     tokens: list[int] = []
     for grid in grids.prod(1).tolist():
         tokens += [words.start, *[mark] * grid, words.end]
-    tokens += [words.question(task), words.colour(asked), words.answer(task, told)]
+    tokens += [words.question(task), words.colour(asked), words.answer(task, answer)]
     pixels = "pixel_values_videos" if kind == "video" else "pixel_values"
     # a patch is colour by colour, frames and pixels within
     inputs = {pixels: patches.repeat_interleave(words.width // 3, 1), f"{kind}_grid_thw": grids}
