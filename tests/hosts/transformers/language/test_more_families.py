@@ -12,7 +12,7 @@ from tests.hosts.transformers.more import CLASSES, GRIDS, SIDES, prompt, stock
 from tests.hosts.transformers.tiny import CLASSES as FIRST
 from tests.hosts.transformers.tiny import IMAGE, PAD, transformers
 from vispe.errors import InputError, UnsupportedHost
-from vispe.hosts.transformers.language.families import FAMILIES, family_of, text_of
+from vispe.hosts.transformers.language.families import FAMILIES, family_of, rotary_of, text_of
 from vispe.multimodal import Stream, list_schemes
 
 every = pytest.mark.parametrize("family", CLASSES)
@@ -209,6 +209,29 @@ def test_logits_of_their_own_need_heads_that_turn_whole_in_halves(family):
 def test_tiles_are_not_named_where_the_model_says_them():
     with pytest.raises(InputError, match="tile_grids was given to a idefics3"):
         converted("idefics3", "vrope")(**prompt("idefics3").inputs, tile_grids=torch.tensor([[1, 1]]))
+
+
+def test_tiles_are_not_guessed_from_the_size_of_pictures():
+    """Of 36 tokens nobody knows whether they are one square or four."""
+    inputs = {n: v for n, v in prompt("aya_vision").inputs.items() if n != "pixel_values"}
+    seen = stock("aya_vision").model.get_image_features(prompt("aya_vision").inputs["pixel_values"])
+    encoded = {"mm_encoder_outputs": {"image": seen}}
+    with pytest.raises(InputError, match="18 placeholders of images came without pixel_values"):
+        converted("aya_vision", "vrope")(**inputs, **encoded)
+
+
+def test_rounded_frequencies_are_still_known(monkeypatch):
+    model = copy.deepcopy(stock("ernie4_5_vl_moe"))
+    kind = type(text_of(model.model).rotary_emb)
+    turned = kind.forward
+    wanted = rotary_of(text_of(model.model))
+
+    def rough(self, x, position_ids):
+        return tuple(t.bfloat16().float() for t in turned(self, x, position_ids))
+
+    monkeypatch.setattr(kind, "forward", rough)
+    assert rotary_of(text_of(model.model)) == wanted
+    assert not wanted.usual
 
 
 def test_placeholders_that_are_no_squares():

@@ -6,6 +6,7 @@ which order their frequencies stand. What no module says stands here, a line for
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +21,9 @@ Pictures = Literal["grids", "squares", "sizes", "runs", "tiles", "one_vision"]
 """What says how large a picture is: grids of the call; the configuration, all are squares of one size (`'squares'`);
 sizes of images in pixels, where they are given (`'sizes'`); tokens, of which every tile has as many (`'runs'`); or
 sizes and the tiles that images are cut into, with one small copy (`'tiles'`, and with a limit `'one_vision'`)."""
+NEAR = (
+    1e-2  # relative, for modules that multiply in bfloat16; neighbouring frequencies are 7 % apart and more
+)
 STATIC_ROPE = ("default", "linear", "yarn", "llama3")  # frequencies do not depend on the length of a call
 
 
@@ -176,12 +180,13 @@ def rotary_of(text: Any) -> Rotary:
             f"position schemes go with {', '.join(STATIC_ROPE)}."
         )
     several = getattr(rotary, "mrope_section", None) is not None
-    if rates.is_meta:  # no numbers to look at: a module of the same configuration has some
-        with torch.device("cpu"):
-            rotary = type(rotary)(text.config)
-        rates = rotary.inv_freq
-    at = torch.ones(1, 1, dtype=torch.long, device=rates.device)
-    x = torch.zeros(1, 1, 1, device=rates.device)
+    with torch.device(
+        "cpu"
+    ):  # where products of matrices are not rounded; on meta there are no numbers to look at
+        rotary = type(rotary)(text.config) if rates.is_meta else copy.deepcopy(rotary).cpu()
+    rates = rotary.inv_freq
+    at = torch.ones(1, 1, dtype=torch.long, device="cpu")
+    x = torch.zeros(1, 1, 1, device="cpu")
     made = rotary(x, at.expand(3, 1, 1) if several else at)[1].flatten()
     interleaved = torch.equal(made[::2], made[1::2])
     # the sines of one step, as the module makes them, name the frequency of each pair; cosines of slow pairs are all 1
@@ -189,13 +194,13 @@ def rotary_of(text: Any) -> Rotary:
         made[::2] if interleaved else made.chunk(2)[0],
         rates.float().sin() * rotary.attention_scaling,
     )
-    order = (found[:, None] == known).int().argmax(1)
-    if len(found) != len(rates) or not torch.equal(known[order], found):
+    order = list(range(len(rates)))
+    if len(found) == len(rates) and not torch.allclose(found, known, rtol=NEAR, atol=0):
+        order = (found[:, None] - known).abs().argmin(1).tolist()
+    permuted = sorted(order) == list(range(len(rates))) and len(found) == len(rates)
+    if not permuted or not torch.allclose(found, known[order], rtol=NEAR, atol=0):
         raise UnsupportedHost(
             f"The sines that {type(rotary).__name__} makes are not those of its frequencies `inv_freq`, pair by pair; "
             "position schemes need to know which frequency turns which channels."
         )
-    usual = torch.equal(known, found)  # several may be equal to rounding
-    return Rotary(
-        len(rates), tuple(range(len(rates)) if usual else order.tolist()), interleaved, 4 if several else 1
-    )
+    return Rotary(len(rates), tuple(order), interleaved, 4 if several else 1)

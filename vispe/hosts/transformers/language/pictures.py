@@ -149,20 +149,23 @@ def _even(model: Any, types: Tensor, mask: Tensor, given: dict[str, Any]) -> Ten
     """
     tokens, config = int((types[mask] == IMAGE).sum()), model.config
     pixels = given.get("pixel_values")
-    if pixels is None or pixels.ndim == 5:  # Idefics pads the images of a row
+    if hasattr(config, "scale_factor"):  # Idefics pads the images of a row, so pixels do not count them
         vision = config.vision_config
-        tile = (
-            int(vision.image_size) // int(vision.patch_size) // int(getattr(config, "scale_factor", 1))
-        ) ** 2
+        tile = (int(vision.image_size) // int(vision.patch_size) // int(config.scale_factor)) ** 2
+    elif pixels is None and tokens:
+        raise InputError(
+            f"{tokens} placeholders of images came without pixel_values, so nothing says how many tiles they are; give "
+            "pixel_values, or coordinates as position_ids."
+        )
     else:
-        tile = tokens / len(pixels)
+        tile = tokens / max(1, 0 if pixels is None else len(pixels))
     side = math.isqrt(int(tile))
     if side**2 != tile or tokens % max(1, int(tile)):
         raise InputError(
             f"{tokens} placeholders of images were found, which are not squares of one size, one for each tile; give "
             "as many as the processor of the model does."
         )
-    return torch.tensor([[1, side, side]] * (tokens // side**2), dtype=torch.long).reshape(-1, 3)
+    return torch.tensor([[1, side, side]] * (tokens // max(1, side**2)), dtype=torch.long).reshape(-1, 3)
 
 
 def _any_resolution(model: Any, given: dict[str, Any]) -> list[Image]:
@@ -176,8 +179,8 @@ def _any_resolution(model: Any, given: dict[str, Any]) -> list[Image]:
         cut = [int(n) == 1 for n in counts for _ in range(int(n))]
     if len(cut) != len(sizes):
         raise InputError(f"batch_num_images adds up to {len(cut)} images, but image_sizes has {len(sizes)}.")
-    ratio = given.get("vision_aspect_ratio") or getattr(config, "vision_aspect_ratio", None)
-    limit = math.inf if ratio is None else int(ratio.removeprefix("anyres_max_"))
+    aspect = given.get("vision_aspect_ratio") or getattr(config, "vision_aspect_ratio", None)
+    limit = math.inf if aspect is None else int(aspect.removeprefix("anyres_max_"))
     blocks: list[Image] = []
     for size, is_cut in zip(sizes, cut, strict=True):
         blocks.append(Image(side, side))
