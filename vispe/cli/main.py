@@ -49,6 +49,7 @@ COMMANDS: dict[str, str] = {
     "health": "Report which attention heads of a model collapse, stay local, or look at places instead of things.",
     "retrofit": "Remove positional bias from a pretrained vision transformer by distillation.",
     "retrofit evaluate": "Measure what a retrofit took and what it left: before and after, on one page.",
+    "export-positions": "Write the position scheme of a vision-language model for an engine that serves it.",
     "convert-weights": "Rename the weights of a released checkpoint to vispe's names.",
     "bench": "Measure on this machine which backend is the fastest for attention with a position bias.",
     "doctor": "Show what this installation has; with a model, which attention path its layers take and why.",

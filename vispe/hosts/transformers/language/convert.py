@@ -90,7 +90,7 @@ def convert_vlm(
     text = text_of(inner)
     rotary, heads = _check_text(text)
     pairs = rotary.pairs
-    scheme = _with_host_sections(scheme, inner, pairs)
+    scheme = with_host_sections(scheme, inner, pairs)
     with torch.device("cpu"):  # under the meta device there would be no numbers to look at
         axis_of_pair = scheme.allocation(pairs, heads)
         text_kept = keeps_text(scheme, pairs, heads)
@@ -166,7 +166,7 @@ def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
         )
 
 
-def _with_host_sections(scheme: Scheme, inner: Any, pairs: int) -> Scheme:
+def with_host_sections(scheme: Scheme, inner: Any, pairs: int) -> Scheme:
     """Return the scheme with the sections that the model was trained with, where they mean the same."""
     host = getattr(text_of(inner).rotary_emb, "mrope_section", None)
     if host is None or scheme.options().get("sections") is not None or sum(host) != pairs:

@@ -1,0 +1,189 @@
+"""Schemes in serving engines: rows of the table are coordinates, and an engine says what the model says."""
+
+import json
+
+import pytest
+import torch
+
+from tests.hosts.transformers.engine import Engine
+from tests.hosts.transformers.reference import converted
+from tests.hosts.transformers.tiny import QWEN, VIDEO, batch, make
+from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
+from vispe.hosts.transformers.serving import load_positions, serve_positions
+from vispe.multimodal import Image, Stream, Text, Video, create_scheme, list_schemes
+from vispe.multimodal.serving import Rows
+
+SMALL = (8, 8, 8)
+REFUSED = {"bilevel", "mhrope", "tad_rope"}
+ROUNDED = {"circlerope", "v2pe"}
+SCHEMES = [name for name in list_schemes() if name not in REFUSED]
+LAYERED = [
+    "ernie_vl",
+    "hope_vlm",
+    "mmrope",
+    "ppe",
+    "videorope",
+    "vrope",
+]  # no sections say which axis a pair reads
+
+
+def row(family, *items, seed=1):
+    """Inputs of one prompt, and its grids."""
+    given = batch(family, list(items), seed=seed)
+    grids = {k: given.inputs[k] for k in ("image_grid_thw", "video_grid_thw") if k in given.inputs}
+    if family == "qwen2_5_vl" and "video_grid_thw" in grids:
+        grids["second_per_grid_ts"] = given["second_per_grid_ts"]
+    return given, grids
+
+
+def embedded(model, given):
+    """The embeddings (s, width) that the language model is called with."""
+    seen = []
+    text = model.model.language_model
+    hook = text.register_forward_pre_hook(lambda m, a, k: seen.append(k["inputs_embeds"]), with_kwargs=True)
+    with torch.no_grad():
+        model(**given.inputs)
+    hook.remove()
+    return seen[0][0]
+
+
+def rounded(served, given, grids, more):
+    """The coordinates of a prompt and what follows, as the table has them."""
+    ids, delta = served.positions(given["input_ids"][0].tolist(), **grids)
+    after = torch.arange(ids.shape[1], ids.shape[1] + more) + delta
+    ids = torch.cat([ids, after.expand(len(ids), -1)], 1)
+    return {"position_ids": served.rows.values()[ids[: served.rows.scheme.axes, None]]}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("family", QWEN)
+def test_rows_have_the_coordinates_of_the_converted_model(family, name):
+    given, grids = row(family, 3, "image", 2, "video", 1, "wide", 2)
+    model = converted(family, name)
+    served = serve_positions(model, positions=512, picture=SMALL, nearest=name in ROUNDED)
+    ids, delta = served.positions(given["input_ids"][0].tolist(), **grids)
+    wanted, _ = model.model.get_rope_index(**given.without("pixel_values", "pixel_values_videos"))
+    values = served.rows.values()[ids]
+    wide = wanted[:, 0].double().expand_as(values) if len(wanted) == 1 else wanted[:, 0].double()
+    near = 1 / 128 if name in ROUNDED else 1e-9
+    torch.testing.assert_close(values, wide, rtol=0, atol=near)
+    # what an engine gives token after token is where the scheme goes on
+    coordinates = served.rows.scheme.coordinates(given.stream).decode(5)[:, 0]
+    after = served.rows.values()[
+        torch.arange(len(given["input_ids"][0]), len(given["input_ids"][0]) + 5) + delta
+    ]
+    torch.testing.assert_close(after.expand_as(coordinates), coordinates, rtol=0, atol=near)
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+@pytest.mark.parametrize("name", ["mrope", "mrope_i", "rope1d", *sorted(ROUNDED), *LAYERED])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
+    stock = make(family)
+    model = converted(family, name)
+    serve_positions(model, positions=512, picture=SMALL, nearest=name in ROUNDED).save(tmp_path)
+    served = load_positions(tmp_path)
+    engine = Engine(stock.model.language_model, stock.lm_head, chunk)
+    assert served.install(engine) == ["rotary_emb"]
+    assert (type(engine.rotary_emb).__name__ == "TableRotary") == (name in LAYERED)
+    tokens = torch.tensor([[5, 17, 101]])
+    counts = []
+    for items in ((9, "image", 3, "video", 2), (9, "image", 5), (12,), (9, "image", 3, "video", 2)):
+        given, grids = row(family, *items)
+        embeds, before = embedded(stock, given), engine.computed
+        with torch.no_grad():
+            found = engine.serve(served, given["input_ids"][0].tolist(), embeds, tokens[0].tolist(), **grids)
+            placed = rounded(served, given, grids, len(tokens[0])) if name in ROUNDED else {}
+            wanted = model(**given.with_tokens(tokens), **placed).logits[0, -4:]
+        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
+        counts.append((engine.computed - before, len(embeds) + 3))
+    # words before a picture, and the whole first prompt, were kept in pages and not computed again
+    assert counts[0][0] == counts[0][1]
+    assert all(made <= all_ - 8 for made, all_ in counts[1:])
+    assert counts[3][0] <= 3 + 4
+
+
+def test_pages_of_words_are_the_same_with_pictures_behind_them():
+    rows = Rows.reaching(create_scheme("videorope"), 64, SMALL)
+    with_picture, alone = rows.requests(
+        Stream.of([[Text(4), Image(3, 5), Text(2)], [Text(9)]], padding="right")
+    )
+    assert with_picture.ids[:, :4].tolist() == [list(range(4))] * 3
+    assert alone.ids.tolist() == [list(range(9))] * 3
+    assert alone.delta == 0
+
+
+@pytest.mark.parametrize("name", ["v2pe", "videorope", "circlerope"])
+def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
+    rows = Rows.reaching(create_scheme(name), 64, SMALL, nearest=True)
+    values = rows.values()
+    assert len(values) == rows.size == len(values.unique())
+    assert float(values.min()) == -rows.below
+    found, away = rows.numbers(values[None])
+    assert found[0].tolist() == list(range(rows.size))
+    assert away == 0
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_schemes_that_no_engine_can_go_on_with_are_refused(name):
+    with pytest.raises(UnsupportedCombination, match=r"engines|delta"):
+        serve_positions(make("qwen2_vl", kv_heads=4), name, positions=64, picture=SMALL)
+
+
+def test_refusals_say_what_to_do(tmp_path):
+    with pytest.raises(UnsupportedHost, match="number its tokens one by one"):
+        serve_positions(make("llava"), "v2pe", positions=64)
+    with pytest.raises(InputError, match=r"no config\.json"):
+        serve_positions(tmp_path, "mrope_i")
+    with pytest.raises(InputError, match="export-positions"):
+        load_positions(tmp_path)
+    with pytest.raises(UnsupportedHost, match="no vision-language model"):
+        serve_positions(torch.nn.Linear(2, 2), "mrope_i")
+    with pytest.raises(InputError, match="nearest=True"):
+        serve_positions(make("qwen2_vl"), "circlerope", positions=64, picture=SMALL)
+    served = serve_positions(make("qwen2_vl"), "videorope", positions=12, picture=SMALL)
+    with pytest.raises(InputError, match="positions=13"):
+        served.positions([5] * 13)
+    with pytest.raises(InputError, match="below=8"):
+        served.rows.requests(Stream.of([[Text(1), Image(20, 20)]]))
+    with pytest.raises(UnsupportedCombination, match="shared runs"):
+        served.rows.requests(Stream.of([[Text(2), Text(1, shared=True), Text(1, shared=True)]]))
+    with pytest.raises(InputError, match="mrope_section"):
+        served.install(torch.nn.Linear(2, 2))
+    served.save(tmp_path)
+    with pytest.raises(InputError, match="exist"):
+        served.save(tmp_path)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_a_folder_serves_as_the_model_does(family, tmp_path):
+    """Weights are not read; the scheme, the sections and the frequencies are those of the configuration."""
+    model = converted(family, "mrope_i")
+    with pytest.warns(UserWarning, match="mrope_i"):
+        model.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    loaded, direct = (serve_positions(m, positions=99, picture=SMALL) for m in (tmp_path / "model", model))
+    assert str(loaded.rows.scheme) == str(direct.rows.scheme)
+    assert torch.equal(loaded.table.cache, direct.table.cache)
+    assert torch.equal(loaded.table.axis_of_pair, model.model.language_model.vispe_axis_of_pair)
+    rates = model.model.language_model.rotary_emb.inv_freq
+    angle = torch.arange(99, dtype=torch.float32)[:, None] * rates
+    torch.testing.assert_close(
+        loaded.table.cache, torch.cat([angle.cos(), angle.sin()], 1), rtol=0, atol=1e-6
+    )
+    loaded.save(tmp_path / "out")
+    described = json.loads((tmp_path / "out" / "positions.json").read_text())
+    assert described["rows"] == 99
+    assert described["mrope_section"] == list(loaded.table.sections)
+
+
+@pytest.mark.parametrize("seconds", [None, [0.5]])
+def test_a_prompt_of_a_video_takes_its_seconds(seconds):
+    served = serve_positions(make("qwen2_5_vl"), positions=99, picture=SMALL)
+    ids = [3, *[VIDEO] * 12, 4]
+    more = {} if seconds is None else {"second_per_grid_ts": seconds}
+    found, delta = served.positions(ids, video_grid_thw=[[2, 4, 6]], **more)
+    stream = Stream.of([[Text(1), Video(2, 2, 3, seconds=None if seconds is None else 0.5), Text(1)]])
+    wanted = served.rows.scheme.coordinates(stream)
+    assert found.tolist() == wanted.ids[:, 0].long().tolist()
+    assert len(ids) + delta == int(wanted.next[0])

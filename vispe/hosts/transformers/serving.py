@@ -1,0 +1,225 @@
+"""Position schemes of vision-language models in serving engines: what is written once, and read for every request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
+from vispe.files import atomic_path, check_writable, write_json
+from vispe.hosts.transformers.language.convert import inner_of, is_vlm, with_host_sections
+from vispe.hosts.transformers.language.families import FAMILIES, family_of, rotary_of, text_of
+from vispe.hosts.transformers.language.pictures import stream_of, token_types
+from vispe.hosts.transformers.saving import record
+from vispe.multimodal import Scheme, create_scheme
+from vispe.multimodal.serving import Rows, Table, install, table_of
+from vispe.version import __version__
+
+POSITIONS, TABLE = "positions.json", "table.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class ServedPositions:
+    """Where the tokens of a model's prompts are, for an engine.
+
+    Attributes:
+        rows: how coordinates are numbered.
+        table: cosines and sines of the numbers.
+        config: of the model, which names the tokens of its pictures.
+    """
+
+    rows: Rows
+    table: Table
+    config: Any
+
+    def positions(
+        self,
+        input_ids: Sequence[int] | Tensor,
+        image_grid_thw: Any = None,
+        video_grid_thw: Any = None,
+        second_per_grid_ts: Any = None,
+    ) -> tuple[Tensor, int]:
+        """Return what an engine asks a model for, once for each request.
+
+        Args:
+            input_ids: tokens of the prompt (n,), with as many placeholders as a picture has tokens.
+            image_grid_thw: grids (m, 3) of frames, rows and columns in patches, in the order of the prompt.
+            video_grid_thw: the same of videos.
+            second_per_grid_ts: seconds from frame to frame of each video.
+
+        Returns:
+            Rows of the table (3, n) int64, and what is added to the number of a token that is generated to get its row.
+
+        Raises:
+            InputError: grids and placeholders do not agree, or a coordinate is outside of the table.
+        """
+        tokens = torch.as_tensor(input_ids, dtype=torch.long).reshape(1, -1)
+        grids = {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
+        given = {
+            name: torch.as_tensor(g, dtype=torch.long).reshape(-1, 3)
+            for name, g in grids.items()
+            if g is not None
+        }
+        seconds = {} if second_per_grid_ts is None else {"second_per_grid_ts": second_per_grid_ts}
+        types = token_types(self.config, tokens, None, (1, tokens.shape[1]))
+        everything = torch.ones_like(tokens, dtype=torch.bool)
+        model = SimpleNamespace(config=self.config)
+        stream = stream_of(
+            model, torch.zeros_like(tokens) if types is None else types, everything,
+            torch.zeros_like(tokens), given | seconds,
+        )  # fmt: skip
+        (request,) = self.rows.requests(stream)
+        return request.ids, request.delta
+
+    def install(self, model: nn.Module) -> list[str]:
+        """Give the rotary layers of a model in an engine the table; see `vispe.multimodal.serving.install`."""
+        return install(model, self.table)
+
+    def save(self, folder: str | Path, force: bool = False) -> list[Path]:
+        """Write the configuration, the numbering and the table into a folder, and return the files.
+
+        Raises:
+            InputError: a file exists and not `force`.
+        """
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        files = [folder / name for name in ("config.json", POSITIONS, TABLE)]
+        check_writable(files, force)
+        with atomic_path(files[2], force) as path:
+            save_file({"cos_sin_cache": self.table.cache, "axis_of_pair": self.table.axis_of_pair}, path)
+        with atomic_path(files[0], force) as path:
+            path.write_text(self.config.to_json_string(use_diff=False))
+        write_json(files[1], self.described(), force)
+        return files
+
+    def described(self) -> dict[str, Any]:
+        """Return what an engine needs to know, plain."""
+        rows, table = self.rows, self.table
+        return {
+            "version": __version__,
+            "model_type": self.config.model_type,
+            "scheme": {"name": rows.scheme.name, **rows.scheme.options()},
+            "positions": rows.positions,
+            "below": rows.below,
+            "parts": rows.parts,
+            "nearest": rows.nearest,
+            "rows": rows.size,
+            "megabytes_float32": round(4 * table.cache.numel() / 2**20, 1),
+            "axis_of_pair": table.axis_of_pair.tolist(),
+            "mrope_section": None if table.sections is None else list(table.sections),
+            "mrope_interleaved": table.interleaved,
+        }
+
+
+def serve_positions(
+    model: nn.Module | str | Path,
+    scheme: str | Scheme | None = None,
+    *,
+    positions: int = 32768,
+    picture: tuple[int, int, int] = (64, 64, 64),
+    nearest: bool = False,
+) -> ServedPositions:
+    """Return what an engine needs to serve a vision-language model with a position scheme.
+
+    Args:
+        model: a converted model, or the folder of one that was saved; weights are not read. A model that was not
+            converted serves its own scheme.
+        scheme: position scheme instead of the one that the model names.
+        positions: whole coordinates from 0 on that the table has; prompt and answer need to stay below.
+        picture: frames, rows and columns of the largest video, in tokens, which decide how many coordinates below 0
+            and between whole numbers the table has.
+        nearest: round coordinates of schemes that have no common fraction.
+
+    Raises:
+        UnsupportedHost: no grids say how large the pictures of the model are.
+        UnsupportedCombination: engines cannot go on as the scheme does.
+        InputError: the folder holds no configuration.
+
+    Example:
+        >>> import pytest; transformers = pytest.importorskip("transformers")
+        >>> folder = getfixture("tmp_path")
+        >>> transformers.Qwen2VLConfig().save_pretrained(folder)
+        >>> served = serve_positions(folder, "mrope_i", positions=64)
+        >>> ids = [5, 151655, 151655, 151655, 151655, 151655, 151655, 7]
+        >>> served.positions(ids, image_grid_thw=[[1, 4, 6]])
+        (tensor([[0, 1, 1, 1, 1, 1, 1, 4],
+                [0, 1, 1, 1, 2, 2, 2, 4],
+                [0, 1, 2, 3, 1, 2, 3, 4]]), -3)
+    """
+    built = model if isinstance(model, nn.Module) else _built(Path(model))
+    if not is_vlm(built):
+        raise UnsupportedHost(
+            f"{type(built).__name__} is no vision-language model of transformers; position schemes are for these."
+        )
+    inner: Any = inner_of(built)
+    config = inner.config
+    if config.model_type not in FAMILIES or family_of(config).pictures != "grids":
+        names = ", ".join(name for name, family in FAMILIES.items() if family.pictures == "grids")
+        raise UnsupportedHost(
+            f"Engines ask {config.model_type} for no positions of several axes: they number its tokens one by one. "
+            f"Models whose prompts come with grids take a scheme there: {names}."
+        )
+    text = text_of(inner)
+    entry = record.read(config)
+    odd = [name for name in ("parallel", "self_extend") if entry.get(name)]
+    if odd:
+        raise UnsupportedCombination(
+            f"The model was converted with {odd[0]}, for which an engine would need an attention of its own; convert "
+            "it without."
+        )
+    own = family_of(config).own(config)
+    chosen = create_scheme(scheme or getattr(inner, "vispe_scheme", None) or entry.get("scheme") or own)
+    rotary = rotary_of(text)
+    chosen = with_host_sections(chosen, inner, rotary.pairs)
+    with torch.device("cpu"):
+        module = type(text.rotary_emb)(text.config)
+        rates = module.inv_freq.float()[list(rotary.order)]
+        rows = Rows.reaching(chosen, positions, picture, nearest)
+        return ServedPositions(rows, table_of(rows, rates, float(module.attention_scaling)), config)
+
+
+def load_positions(folder: str | Path) -> ServedPositions:
+    """Return what `ServedPositions.save` wrote.
+
+    Raises:
+        InputError: the folder holds no positions.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    if not (folder / POSITIONS).is_file():
+        raise InputError(f"{folder} has no {POSITIONS}; write it with `vispe export-positions`.")
+    found = json.loads((folder / POSITIONS).read_text())
+    tensors = load_file(folder / TABLE)
+    scheme = create_scheme(found["scheme"])
+    rows = Rows(scheme, found["positions"], found["below"], found["parts"], found["nearest"])
+    sections = found["mrope_section"]
+    table = Table(
+        tensors["cos_sin_cache"], tensors["axis_of_pair"],
+        None if sections is None else tuple(sections), found["mrope_interleaved"],
+    )  # fmt: skip
+    return ServedPositions(rows, table, _config(folder))
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} has no config.json; give the folder of a saved model of transformers.")
+    return AutoConfig.from_pretrained(folder)
+
+
+def _built(folder: Path) -> nn.Module:
+    """Return the model of a folder without weights: its modules say how they turn queries and keys."""
+    from transformers import AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(_config(folder))

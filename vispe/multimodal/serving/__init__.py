@@ -1,0 +1,12 @@
+"""Schemes in serving engines: coordinates as rows of one table of cosines and sines, which is what engines look up.
+
+rows = Rows.reaching(create_scheme("videorope"), 32768)
+(request,) = rows.requests(Stream.of([[Text(5), Image(4, 6), Text(3)]]))  # .ids (3, 32), .delta
+table = table_of(rows, frequencies)  # .cache, .axis_of_pair, .sections
+"""
+
+from vispe.multimodal.serving.rotary import TableRotary, install
+from vispe.multimodal.serving.rows import Request, Rows
+from vispe.multimodal.serving.table import Table, table_of
+
+__all__ = ["Request", "Rows", "Table", "TableRotary", "install", "table_of"]
