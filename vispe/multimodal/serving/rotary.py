@@ -29,7 +29,7 @@ class TableRotary(nn.Module):
         ShapeError: a head has fewer channels than turn.
     """
 
-    def __init__(self, table: Table, head_size: int, layout: Literal[half, interleaved] = "half") -> None:
+    def __init__(self, table: Table, head_size: int, layout: Layout = "half") -> None:
         super().__init__()
         self.head_size, self.layout = head_size, layout
         self.rotary_dim = table.cache.shape[1]
