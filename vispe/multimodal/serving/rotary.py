@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from vispe.attention.transform.base import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import InputError, ShapeError
 from vispe.multimodal.serving.table import Table
