@@ -32,7 +32,8 @@ class TableRotary(nn.Module):
 
     def __init__(self, table: Table, head_size: int, layout: Layout = "half") -> None:
         super().__init__()
-        self.head_size, self.layout = head_size, layout
+        self.head_size = head_size
+        self.layout: Layout = layout
         self.rotary_dim = table.cache.shape[1]
         if self.rotary_dim > head_size:
             raise ShapeError(f"The table turns {self.rotary_dim} channels, but a head has {head_size}.")
