@@ -1,7 +1,9 @@
-"""Run transformers' own model and generation tests with every vision-language model converted, against stock counts.
+"""Run transformers' own tests with every model converted, against the counts of stock.
 
     pip install pytest parameterized httpx
-    python eval/transformers_contracts.py --source CHECKOUT [--families llava ...] [--schemes own vrope ...]
+    python eval/transformers_contracts.py --source CHECKOUT [--families llava vit ...] [--specs own vrope ...]
+
+Vision-language models take position schemes, `own` is the one that they were trained with; vision models encodings.
 
 The tests of models are in transformers' repository only, so `--source` names a checkout of it. The mixins that they
 share are taken from the source release of the installed version, fetched from the package index; `--source A B` lays
@@ -26,9 +28,20 @@ from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
+import checkout  # noqa: F401  (finds vispe)
+
+from vispe.hosts.transformers.language.families import FAMILIES
+
 OUT = Path(__file__).parent / "results" / "transformers_contracts.json"
-FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "llava_onevision", "internvl")
+LANGUAGE = tuple(
+    name for name in FAMILIES if name not in ("glmga", "pp_chart2table")
+)  # without tests of models
 SCHEMES = ("own", "vrope", "v2pe")
+VISION = (
+    "vit", "deit", "vit_msn", "vit_mae", "ijepa", "pixio", "beit", "dinov2", "dinov2_with_registers", "dinov3_vit",
+    "siglip", "swin", "swinv2", "sam",
+)  # fmt: skip
+ENCODINGS = ("alibi2d", "rope_mixed")
 LEFT_OUT = {
     "compile": "minutes per test; compiled steps are tested in tests/hosts/transformers",
     "export": "torch.export of a whole model with pictures is not offered",
@@ -85,30 +98,34 @@ import os, sys, warnings
 from transformers import PreTrainedModel
 
 spec, family = os.environ["VISPE_SPEC"], os.environ["VISPE_FAMILY"]
-OWN = {"qwen2_vl": "mrope(after=side)", "qwen3_vl": "mrope_i(after=side,clip=true)"}
 
 def wanted(model):
-    """The spec of a model; 'own' is what its authors trained it with."""
-    if spec != "own":
-        return spec
-    if family == "qwen2_5_vl":
-        return f"mrope(after=side,tokens_per_second={model.config.vision_config.tokens_per_second})"
-    return OWN.get(family, "rope1d")
+    """The spec of a model, None where it takes none; 'own' is what its authors trained it with."""
+    if family in FAMILIES:
+        named = getattr(model.config, "model_type", "") == family and is_vlm(model)
+        return None if not named else family_of(model.config).own(model.config) if spec == "own" else spec
+    here = type(model).__module__.endswith(f"modeling_{family}")
+    takes = tower_of(model) is not None or windows_of(model) is not None
+    return spec if here and takes else None
 
 def built(model, stock=PreTrainedModel.post_init):
     stock(model)
-    if getattr(model.config, "model_type", "") != family or not is_vlm(model):
+    chosen = wanted(model)
+    if chosen is None:
         return
     while stock_of(type(model)) is not None:
         model.__class__ = stock_of(type(model))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        vispe.convert(model, wanted(model))
+        vispe.convert(model, chosen)
 
 if spec != "stock":
     import vispe
     from vispe.hosts.transformers.classes import stock_of
     from vispe.hosts.transformers.language.convert import is_vlm
+    from vispe.hosts.transformers.language.families import FAMILIES, family_of
+    from vispe.hosts.transformers.vision.family import family_of as tower_of
+    from vispe.hosts.windows.family import family_of as windows_of
     PreTrainedModel.post_init = built
 
 def pytest_collection_modifyitems(items):
@@ -126,8 +143,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--source", type=Path, nargs="+", required=True, help="folders with tests/")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
-    parser.add_argument("--schemes", nargs="*", default=SCHEMES)
+    parser.add_argument("--families", nargs="+", choices=LANGUAGE + VISION, default=LANGUAGE + VISION)
+    parser.add_argument(
+        "--specs", nargs="*", help="schemes or encodings; those that the file is made of by default"
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     versions = {p: metadata.version(p) for p in ("transformers", "torch", "vispe")}
@@ -137,7 +156,8 @@ def main() -> None:
         folder = Path(name)
         laid_out(folder, args.source, versions["transformers"])
         for family in args.families:
-            for scheme in ("stock", *args.schemes):
+            default = SCHEMES if family in LANGUAGE else ENCODINGS
+            for scheme in ("stock", *(default if args.specs is None else args.specs)):
                 if (family, scheme) in rows:
                     continue
                 found = run(folder, family, scheme)
@@ -148,7 +168,8 @@ def main() -> None:
         for difference in kept.get("differences", []):
             difference["reason"] = reason_of(family, scheme, difference["test"])
     write(args.out, versions, rows)
-    print(table(rows))
+    for kind in (LANGUAGE, VISION):
+        print(table({key: found for key, found in rows.items() if key[0] in kind}))
     open_ = [d for r in rows.values() for d in r.get("differences", []) if not d["reason"]]
     sys.exit(f"{len(open_)} differences from stock have no reason." if open_ else 0)
 

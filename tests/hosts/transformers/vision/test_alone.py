@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import warnings
 
@@ -179,6 +180,29 @@ def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(name):
     for kind in ("eager", "sdpa"):
         model.set_attn_implementation(kind)
         close(model(**given, attention_mask=seen).last_hidden_state, wanted, 1e-6)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_weights_that_are_shown_are_those_that_made_the_output(name):
+    """Gradients reach them, as saliency maps need; dropout is in them, as in transformers."""
+    model, given = build(name), inputs(name)
+    model.set_attn_implementation("eager")
+    vispe.convert(model, "alibi2d")
+    found = model(**given, output_attentions=True)
+    for weights in found.attentions:
+        weights.retain_grad()
+    (found.last_hidden_state * cotangent(found.last_hidden_state, 3)).sum().backward()
+    assert all(weights.grad is not None and weights.grad.abs().max() > 0 for weights in found.attentions)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_forward_keeps_the_signature_of_stock(name):
+    """transformers reads it, to know which inputs a model takes and what it can return."""
+    model = build(name)
+    tower = vision_tower_of(model)
+    stock = inspect.signature(type(tower).forward)
+    vispe.convert(model, "alibi2d")
+    assert inspect.signature(type(tower).forward) == stock
 
 
 @pytest.mark.parametrize("name", EVERY)

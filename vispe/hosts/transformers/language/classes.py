@@ -30,7 +30,6 @@ from vispe.hosts.transformers.language.call import (
 )
 from vispe.hosts.transformers.language.families import Rotary, text_of
 from vispe.hosts.transformers.language.late import LATE, LateRotation
-from vispe.hosts.transformers.language.signature import like_stock
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     by_key,
@@ -41,6 +40,7 @@ from vispe.hosts.transformers.language.state import (
     valid_tokens,
 )
 from vispe.hosts.transformers.language.traced import numbered
+from vispe.hosts.transformers.signature import like_stock
 from vispe.multimodal import Scheme, tables
 
 ROTATION = "vispe_rotation"  # cosines and sines, from the language model to its layers

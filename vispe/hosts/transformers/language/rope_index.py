@@ -11,7 +11,6 @@ from torch import Tensor
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.call import Call
 from vispe.hosts.transformers.language.classes import PositionedModel
-from vispe.hosts.transformers.language.signature import like_stock
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     check_filled_here,
@@ -20,6 +19,7 @@ from vispe.hosts.transformers.language.state import (
     text_coordinates,
     valid_tokens,
 )
+from vispe.hosts.transformers.signature import like_stock
 from vispe.multimodal import Coordinates, create_scheme
 from vispe.multimodal.properties import is_whole
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from einops import rearrange
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from vispe.encodings.base import Encoding
-from vispe.encodings.branches import calls_of, weights_of
 from vispe.errors import UnsupportedCombination
 from vispe.hosts.transformers.vision.chunks import PackedContext
 from vispe.hosts.transformers.vision.family import heads_of
@@ -59,8 +59,8 @@ class PackedAttention(HostedAttention):
         if vispe_context.rope:
             q, k = sys.modules[type(self).__module__].apply_rotary_pos_emb_vision(q, k, *position_embeddings)
         chunks = vispe_context.chunks(self.vispe_layer)
-        dropout = self.attention_dropout if self.training else 0.0
-        return self.proj(chunks.attend(self, q, k, v, hidden_states, dropout))
+        dropout_p = self.attention_dropout if self.training else 0.0
+        return self.proj(chunks.attend(self, q, k, v, hidden_states, dropout_p))
 
 
 class ClipAttention(HostedAttention):
@@ -121,8 +121,8 @@ class GridAttention(HostedAttention):
             rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
             turn = functools.partial(rotate, cos=position_embeddings[0], sin=position_embeddings[1])
         q, k = self.q_proj(x), self.k_proj(x)
-        dropout = self.attention_dropout if hasattr(self, "attention_dropout") else self.dropout
-        out, weights = _attended(self, vispe_context, x, q, k, attention_mask, dropout, turn)
+        dropout_p = self.attention_dropout if hasattr(self, "attention_dropout") else self.dropout
+        out, weights = _attended(self, vispe_context, x, q, k, attention_mask, dropout_p, turn)
         return self.o_proj(out), weights
 
 
@@ -168,8 +168,13 @@ def _attended(
     q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=heads) for t in (q, k, module.v_proj(x)))
     if turn is not None:
         q, k = turn(q, k)
-    out = context.attend(module, q, k, v, x, dropout_p if module.training else 0.0)
-    weights = None if module.fused_attn else _weights(module, context, q, k, v, x)
+    dropout_p = dropout_p if module.training else 0.0
+    if module.fused_attn:
+        out, weights = context.attend(module, q, k, v, x, dropout_p), None
+    else:  # the weights that are shown are those that made the output, so that gradients reach them
+        scores = context.scores(module, (q,), (k,), v, x)
+        weights = dropout(scores.softmax(), dropout_p).to(q.dtype)
+        (out,) = scores.weigh(weights)
     return rearrange(out, "b h n d -> b n (h d)"), weights
 
 
@@ -181,11 +186,3 @@ def seen(mask: Any) -> Tensor:
             "model.set_attn_implementation('sdpa'), and vispe chooses the fastest kernel itself."
         )
     return mask[:, None, None].bool() if mask.ndim == 2 else mask
-
-
-def _weights(module: Any, context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-    """Return the attention weights (b, h, n, n) before dropout, which eager attention shows."""
-    own = () if module.pos_enc is None else module.pos_enc.parts()
-    where = ((*context.encodings, *own), context.positions, module.vispe_layer, x)
-    calls = calls_of(q, k, v, *where, attn_mask=context.mask)
-    return weights_of(calls).to(calls[0][1].dtype)

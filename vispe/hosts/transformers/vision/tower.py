@@ -16,6 +16,8 @@ from transformers.utils.output_capturing import capture_outputs
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
 from vispe.grid import Grid, Positions
+from vispe.hosts.transformers.classes import stock_of
+from vispe.hosts.transformers.signature import like_stock
 from vispe.hosts.transformers.vision.attention import (
     ClipAttention,
     GridAttention,
@@ -36,6 +38,12 @@ class HostedTower(LoadsWeights):
     """What every converted vision tower has."""
 
     vispe_attentions = attentions
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the signature of the class that is replaced; callers ask which inputs a model takes."""
+        super().__init_subclass__(**kwargs)
+        if stock_of(cls) is not None:
+            like_stock(cls, "forward")
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         return table_names(self)

@@ -1,0 +1,132 @@
+"""Measures the most that a second, coarse teacher could give vispe_micro: features of a large model beside its own.
+
+A network of the same size that was taught by another model can at best have that model's features besides its own. So
+one linear classifier per picture gets filters and vispe_micro; the same and the principal components of a block of the
+large model, one token for 14 pixels; and, as a control for what a coarser look alone gives, the same and
+vispe_micro's features averaged over 16 pixels. Pictures are synthetic tasks, by which is decided whether a network is
+worth training, and micrographs. Classes are not weighed. Finished rows are kept; `--fresh` starts again.
+
+    python eval/segment/coarse.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+import checkout  # noqa: F401  (finds vispe)
+import numpy as np
+from scipy.ndimage import uniform_filter
+from tokens import SYNTHETIC, Picture, Setting, digest, opened, pictures
+
+from vispe.files import atomic_path
+from vispe.segment.classify.pixels import PixelClassifier
+from vispe.segment.features.dense import NAME
+from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.metrics import mean_iou
+from vispe.segment.model.file import versions
+
+RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_coarse.json"
+MODEL = "vit_small_patch14_dinov2"
+SIDE = 16  # pixels that the control is averaged over, as many as a token of the trunk of vispe_micro
+OWN, TAUGHT, AVERAGED = "filters and vispe_micro", "and the large model", "and its own average"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, help="folder of the micrograph sets")
+    parser.add_argument("--weights", required=True, help="checkpoint file, or random")
+    parser.add_argument("--layer", default="8", help="block of the large model")
+    parser.add_argument("--synthetic", type=int, default=60, help="synthetic tasks")
+    parser.add_argument(
+        "--sets", nargs="*", help="sets of micrographs; all by default, none where no name follows"
+    )
+    parser.add_argument("--fresh", action="store_true", help="measure everything again")
+    options = parser.parse_args()
+    made = {
+        "model": MODEL, "layer": options.layer, "weights": digest(options.weights), "versions": versions(),
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    if RESULT.exists() and not options.fresh:
+        state = json.loads(RESULT.read_text())
+        if {key: state[key] for key in made} != made:
+            raise SystemExit(f"{RESULT} was made with other weights or versions; use --fresh.")
+        rows = state["rows"]
+    done = {(row["set"], row["image"]) for row in rows}
+    filters, micro = Features(FeatureConfig("filters")), Features(FeatureConfig("tokens", model=NAME))
+    large = Features(Setting(14, 1, options.layer, 1).config(MODEL, options.weights))
+    for name, image in pictures(options.data, options.sets, None, options.synthetic):
+        if (name, image) not in done:
+            rows.append(
+                {
+                    "set": name,
+                    "image": image,
+                    **measure(opened(options.data, name, image), filters, micro, large),
+                }
+            )
+            save(made, rows)
+            print(*rows[-1].values(), sep=" | ", flush=True)
+    save(made, rows)
+    print(json.dumps(summary(rows), indent=1))
+
+
+def measure(picture: Picture, filters: Features, micro: Features, large: Features) -> dict[str, float]:
+    """Return the mean IoU over all pixels of a picture with each set of features, taught by its strokes."""
+    valid = np.ones(picture.truth.shape, bool)
+    first, seen = (dense(features, picture.page, valid) for features in (filters, micro))
+    near = uniform_filter(seen.reshape(*valid.shape, -1), (SIDE, SIDE, 0)).reshape(seen.shape)
+    beside = {OWN: (), TAUGHT: (dense(large, picture.page, valid),), AVERAGED: (near,)}
+    return {words: score(picture, np.concatenate([first, seen, *more], 1)) for words, more in beside.items()}
+
+
+def dense(features: Features, page: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    """Return the features of all pixels (h w, f)."""
+    features.basis = None
+    if features.learns:
+        features.fit([(page, valid)])
+    return features.prepare(page, valid).gather_places(np.arange(valid.size))
+
+
+def score(picture: Picture, features: np.ndarray) -> float:
+    """Return the mean IoU of a linear classifier."""
+    drawn = picture.drawn.ravel()
+    classes = int(max(picture.truth.max(), drawn.max()))
+    fitted = PixelClassifier("logistic", classes).fit(features[drawn > 0], drawn[drawn > 0])
+    labels = fitted.probabilities(features).argmax(1).reshape(picture.truth.shape) + 1
+    return round(mean_iou(labels, picture.truth, classes), 4)
+
+
+def save(made: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Write the rows, one a line, and what they come to."""
+    state = {"what": __doc__.splitlines()[0], **made, "summary": summary(rows)}
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    with atomic_path(RESULT, force=True) as temporary:
+        temporary.write_text(f'{json.dumps(state, separators=(",", ":"))[:-1]},\n"rows":[\n{lines}\n]}}\n')
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return means of each set, and differences from filters and vispe_micro with intervals of 95 % over pictures."""
+    random = np.random.default_rng(0)
+    out: dict[str, Any] = {}
+    for name in (*dict.fromkeys(row["set"] for row in rows), "micrographs"):
+        own = [
+            row for row in rows if row["set"] == name or (name == "micrographs" and row["set"] != SYNTHETIC)
+        ]
+        if not own:
+            continue
+        out[name] = {"pictures": len(own), OWN: round(float(np.mean([row[OWN] for row in own])), 4)}
+        for words in (TAUGHT, AVERAGED):
+            gain = np.array([row[words] - row[OWN] for row in own])
+            means = gain[random.integers(0, len(gain), (4000, len(gain)))].mean(1)
+            ends = np.quantile(means, (0.025, 0.975))
+            out[name][words] = [round(float(x), 4) for x in (gain.mean(), *ends)]
+    return out
+
+
+if __name__ == "__main__":
+    main()
