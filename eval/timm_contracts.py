@@ -1,6 +1,6 @@
 """Run timm's own model tests with an encoding in every ViT, and compare every outcome with stock timm.
 
-    python eval/timm_contracts.py [--sets small wide families] [--encodings alibi2d peg ...] [--workers 1]
+    python eval/timm_contracts.py [--sets small wide families windows] [--encodings alibi2d peg ...] [--workers 1]
 
 Fetches the source release of the installed timm from the package index for its tests (or takes `--source DIR`) and
 writes eval/results/timm_contracts.json after every encoding; a run that was stopped goes on where it was, and
@@ -70,12 +70,19 @@ SETS = {
         "vit_small_patch16_dinov3",
         "vit_small_patch16_rope_mixed_224",
     ),
+    "windows": (
+        "swin_tiny_patch4_window7_224",
+        "swin_s3_tiny_224",
+        "swinv2_tiny_window8_256",
+        "samvit_base_patch16_224",
+    ),
 }
 FEW = (
     "alibi2d",
     "rope_mixed",
     "irpe",
 )  # encodings of the larger sets: a bias, a rotation, content and values
+WINDOWED = ("alibi2d", "lookhere", "rpb_cpb")
 REFUSED = {("families", "peg")}  # NaFlexVit has no place for what mixes between blocks
 LEFT_OUT = {
     "torchscript": "a converted model cannot be scripted: a script knows no positions that follow the grid",
@@ -93,11 +100,12 @@ PLUGIN = f"""
 import json, os, timm, timm.models, vispe
 models, left_out = (os.environ[name].split() for name in ("VISPE_MODELS", "VISPE_LEFT_OUT"))
 spec = os.environ.get("VISPE_SPEC")
-added = {{"depth": {DEPTH}, **({{"pos_embed": spec}} if spec else {{}})}}
+added = {{"pos_embed": spec}} if spec else {{}}
 stock = timm.create_model
 outcomes = {{}}
 def create_model(name, *args, **kwargs):
-    return stock(name, *args, **{{**added, **kwargs}})
+    short = {{"depths": (2, 2, 2, 2)}} if name.startswith("swin") else {{"depth": {DEPTH}}}
+    return stock(name, *args, **{{**short, **added, **kwargs}})
 timm.create_model = timm.models.create_model = create_model
 def pytest_collection_modifyitems(items):
     def chosen(item):
@@ -165,7 +173,7 @@ def _wanted(sets: list[str], encodings: list[str] | None) -> list[tuple[str, str
     alone = vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))
     every = [*alone, "rfs(reach=28)+rope_axial", "stretch+sincos2d"]
     for name in sets:
-        chosen = encodings or (every if name == "small" else FEW)
+        chosen = encodings or (every if name == "small" else WINDOWED if name == "windows" else FEW)
         found += [(name, spec) for spec in ("stock", *chosen) if (name, spec) not in REFUSED]
     return found
 

@@ -26,7 +26,7 @@ from tests.hosts.transformers.tiny import TEXT as COMMON_TEXT
 from vispe.multimodal import Image, Text, Video
 
 TEXT = COMMON_TEXT | {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-CLIP_START, CLIP_END = 294, 295
+CLIP_START, CLIP_END, BREAK = 294, 295, 296
 BOTH = {"image_token_id": IMAGE, "tie_word_embeddings": False}
 FRAMED = BOTH | {"video_token_id": VIDEO, "image_start_token_id": START, "image_end_token_id": END}
 FRAMED |= {"video_start_token_id": CLIP_START, "video_end_token_id": CLIP_END}
@@ -54,7 +54,10 @@ CLASSES = {
     "qianfan_ocr": "QianfanOCR",
     "smolvlm": "SmolVLM",
     "llava_next": "LlavaNext",
+    "mistral3": "Mistral3",
+    "lighton_ocr": "LightOnOcr",
 }
+PIXTRAL = ("mistral3", "lighton_ocr")
 GRIDS = tuple(CLASSES)[:9]
 SIDES = {"got_ocr2": 4, "deepseek_vl": 6}  # tokens in each direction of a tile, 3 in the others
 
@@ -82,6 +85,8 @@ def _text(family: str) -> dict[str, Any]:
         "got_ocr2": {"model_type": "qwen2"},
         "ovis2": {"model_type": "qwen2"},
         "qianfan_ocr": {"model_type": "qwen3"},
+        "mistral3": {"model_type": "mistral", "sliding_window": None},
+        "lighton_ocr": {"model_type": "qwen3"},
     }  # fmt: skip
     more["qwen3_5_moe"] = more["qwen3_5"] | EXPERTS | {"shared_expert_intermediate_size": 48}
     if family in ("aya_vision", "cohere2_vision"):
@@ -105,6 +110,14 @@ def _vision(family: str) -> dict[str, Any]:
         }
     if family == "paddleocr_vl":
         return VISION | {"patch_size": PATCH, "spatial_merge_size": 2, "image_size": 24}
+    if family in PIXTRAL:
+        rope = {"rope_type": "default", "rope_theta": 100.0}
+        return VISION | {
+            "patch_size": PATCH,
+            "image_size": 24,
+            "model_type": "pixtral",
+            "rope_parameters": rope,
+        }
     if family == "got_ocr2":
         sizes = {"hidden_size": 32, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
         return sizes | {
@@ -137,6 +150,8 @@ def stock(family: str) -> Any:
         "cohere2_vision": {"downsample_factor": 2, "alignment_intermediate_size": 64},
         "idefics3": {"scale_factor": 2},
         "smolvlm": {"scale_factor": 2},
+        "mistral3": {"spatial_merge_size": 2, "vision_feature_layer": -1},
+        "lighton_ocr": {"spatial_merge_size": 2},
         "ovis2": {"visual_indicator_token_ids": [295, 296, 297, 298, 299], "hidden_size": 64},
     }.get(family, {})
     name = CLASSES[family]
@@ -166,8 +181,10 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
     """Return words, a picture, words, another picture (of another size where there are sizes) and a word."""
     torch.manual_seed(seed)
     words = torch.randint(1, WORDS, (6,)).tolist()
-    if family in GRIDS:
+    if family in GRIDS or family == "lighton_ocr":
         pictures = [[Image(2, 3)], [Image(2, 2)]]
+    elif family == "mistral3":  # rows end in a word, which counts as one more column
+        pictures = [[Image(2, 4)], [Image(2, 3)]]
     elif family == "llava_next":  # the small copy, then two tiles whose rows end in a token
         pictures = [[Image(3, 3), Image(3, 7)], [Image(3, 3), Image(6, 4)]]
     else:
@@ -176,7 +193,11 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
     ids, segments = words[:2], [Text(2)]
     for number, blocks in enumerate(pictures):
         count = sum(t * h * w for b in blocks for t, h, w, _ in b.parts())
-        ids += [START] + [IMAGE] * count + [END] + words[2 + 2 * number : 4 + 2 * number]
+        placed = [IMAGE] * count
+        if family == "mistral3":
+            width = blocks[0].w
+            placed = [BREAK if i % width == width - 1 else IMAGE for i in range(count)]
+        ids += [START, *placed, END] + words[2 + 2 * number : 4 + 2 * number]
         segments += [Text(1), *blocks, Text(3)]
     inputs = {"input_ids": torch.tensor([ids])}
     if family in GRIDS:
@@ -185,6 +206,11 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         pixels = torch.randn(40, channels)
         inputs["pixel_values"] = pixels.reshape(40, 3, PATCH, PATCH) if family == "paddleocr_vl" else pixels
         inputs["image_grid_thw"] = torch.tensor(grids)
+    elif family in PIXTRAL:
+        inputs |= {
+            "pixel_values": torch.randn(2, 3, 16, 24),
+            "image_sizes": torch.tensor([[16, 24], [16, 16]]),
+        }
     elif family == "llava_next":
         inputs |= {
             "pixel_values": torch.randn(2, 3, 3, 12, 12),

@@ -8,12 +8,12 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as NAMES
 
 import vispe
-from tests.hosts.transformers.more import CLASSES, GRIDS, SIDES, prompt, stock
+from tests.hosts.transformers.more import BREAK, CLASSES, GRIDS, PIXTRAL, SIDES, prompt, stock
 from tests.hosts.transformers.tiny import CLASSES as FIRST
 from tests.hosts.transformers.tiny import IMAGE, PAD, transformers
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, rotary_of, text_of
-from vispe.multimodal import Stream, list_schemes
+from vispe.multimodal import Image, Stream, Text, list_schemes
 
 every = pytest.mark.parametrize("family", CLASSES)
 
@@ -117,7 +117,7 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
 @pytest.mark.parametrize(
     "family", [f for f in CLASSES if f not in (*GRIDS, "got_ocr2")]
 )  # which mixes neighbours
-def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
+def test_tokens_of_a_picture_are_its_rows_from_left_to_right(family):
     given, model, seen = prompt(family).inputs, stock(family), []
     hook = (
         text_of(model.model)
@@ -128,10 +128,11 @@ def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
     )
     placeholders = given["input_ids"][0] == IMAGE
     pixels, side = given["pixel_values"], SIDES.get(family, 3)
-    step, changed = pixels.shape[-1] // side, []
+    rows, columns = (2, 3) if family in PIXTRAL else (side, side)
+    step, changed = pixels.shape[-1] // columns, []
     logits(model, given)
-    for row in range(side):
-        for column in range(side):
+    for row in range(rows):
+        for column in range(columns):
             other = pixels.clone()
             part = (
                 (other[0, 0] if other.ndim == 5 else other[0]).unfold(-2, step, step).unfold(-2, step, step)
@@ -139,9 +140,31 @@ def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
             part[:, row, column] += 3 * torch.randn_like(part[:, row, column])
             logits(model, given | {"pixel_values": other})
             moved = (seen[-1] - seen[0])[0].norm(dim=-1)[placeholders]
-            changed.append(int(moved[: side**2].argmax()))  # of the first tile
+            changed.append(int(moved[: rows * columns].argmax()))  # of the first tile
     hook.remove()
-    assert changed == list(range(side**2))
+    assert changed == list(range(rows * columns))
+
+
+@pytest.mark.parametrize("spec", ["rope1d", "mrope_i", "vrope"])
+def test_rows_of_pixtral_without_words_between_them_are_pictures_too(spec):
+    """As transformers' own tests write them; and a picture of one row ends in a word."""
+    given = prompt("mistral3").inputs
+    keep = given["input_ids"][0] != BREAK
+    bare = given | {name: given[name][:, keep] for name in ("input_ids", "attention_mask")}
+    model = converted("mistral3", spec)
+    ids = model.model.vispe_scheme.coordinates(
+        Stream.of([[Text(3), Image(2, 3), Text(4), Image(2, 2), Text(3)]])
+    ).ids
+    by_hand = logits(model, bare | {"position_ids": ids})
+    torch.testing.assert_close(logits(model, bare), by_hand, rtol=1e-5, atol=1e-5)
+    line = {
+        "input_ids": torch.tensor([[5, IMAGE, IMAGE, IMAGE, BREAK, 6]]),
+        "pixel_values": torch.randn(1, 3, 8, 24),
+    }
+    line |= {"image_sizes": torch.tensor([[8, 24]])}
+    ids = model.model.vispe_scheme.coordinates(Stream.of([[Text(1), Image(1, 4), Text(1)]])).ids
+    by_hand = logits(model, line | {"position_ids": ids})
+    torch.testing.assert_close(logits(model, line), by_hand, rtol=1e-5, atol=1e-5)
 
 
 @every

@@ -17,10 +17,11 @@ from torch import Tensor
 from vispe.errors import UnsupportedHost
 from vispe.multimodal import Scheme, create_scheme
 
-Pictures = Literal["grids", "squares", "sizes", "runs", "tiles", "one_vision"]
+Pictures = Literal["grids", "squares", "sizes", "rows", "runs", "tiles", "one_vision"]
 """What says how large a picture is: grids of the call; the configuration, all are squares of one size (`'squares'`);
-sizes of images in pixels, where they are given (`'sizes'`); tokens, of which every tile has as many (`'runs'`); or
-sizes and the tiles that images are cut into, with one small copy (`'tiles'`, and with a limit `'one_vision'`)."""
+sizes of images in pixels, where they are given (`'sizes'`), with a word after every row of tokens that counts as one
+more column (`'rows'`); tokens, of which every tile has as many (`'runs'`); or sizes and the tiles that images are cut
+into, with one small copy (`'tiles'`, and with a limit `'one_vision'`)."""
 NEAR = (
     1e-2  # relative, for modules that multiply in bfloat16; neighbouring frequencies are 7 % apart and more
 )
@@ -76,6 +77,8 @@ FAMILIES: dict[str, Family] = {
     "ernie4_5_vl_moe": Family("grids", _ernie),
     "paddleocr_vl": Family("grids", _of("mrope")),
     "llava": Family("sizes"),
+    "lighton_ocr": Family("sizes"),
+    "mistral3": Family("rows"),
     "vipllava": Family("squares"),
     "internvl": Family("squares"),
     "aya_vision": Family("runs"),
@@ -90,9 +93,6 @@ FAMILIES: dict[str, Family] = {
     "llava_next": Family("tiles"),
     "llava_onevision": Family("one_vision"),
 }
-
-
-_BROKEN = ("mistral3", "mistral_large4", "lighton_ocr")  # Pixtral's rows end in tokens that are words
 
 
 def missing(inner: Any) -> str:
@@ -110,8 +110,6 @@ def missing(inner: Any) -> str:
         rotary_of(text)
     except UnsupportedHost as error:
         return f"{str(error)[0].lower()}{str(error)[1:]}".rstrip(".")
-    if config.model_type in _BROKEN:
-        return "the rows of its pictures end in tokens of their own, which count as words"
     return "nothing that vispe knows says where its pictures are among the tokens, and how large they are"
 
 

@@ -88,11 +88,13 @@ def stream_of(
         return Stream.from_ids(types, _even(model, types, mask, given), **common)
     if config.vision_config.model_type == "pixtral":
         _check_sizes(given)
-    side = _side(model, given)
-    if given.get("image_sizes") is not None and family.pictures == "sizes":
-        patch = model.vision_tower.patch_size
+    if given.get("image_sizes") is not None and family.pictures in ("sizes", "rows"):
+        patch = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
         sizes = [[int(n) // patch for n in size] for size in given["image_sizes"]]
-        return Stream.from_ids(types, [Image(h, w) for h, w in sizes], **common)
+        lines = family.pictures == "rows" and all(h == 1 for h, _ in sizes)
+        ended, types = _with_ends(types, mask, len(sizes), lines)
+        return Stream.from_ids(types, [Image(h, w + ended) for h, w in sizes], **common)
+    side = _side(model, given)
     if given.get("tile_grids") is not None:
         pictures = [_tiled(side, int(r), int(c)) for r, c in given["tile_grids"]]
         return Stream.from_ids(types, pictures, **common)
@@ -100,6 +102,21 @@ def stream_of(
     return Stream.from_ids(
         types, torch.tensor([[1, side, side]] * tiles, dtype=torch.long).reshape(-1, 3), **common
     )
+
+
+def _with_ends(types: Tensor, mask: Tensor, pictures: int, always: bool) -> tuple[bool, Tensor]:
+    """Return whether rows of pictures end in words, as Pixtral's do, and the types with these words among the pictures.
+
+    Args:
+        types: of every token (b, s).
+        mask: which tokens (b, s) are not padding.
+        pictures: how many there are.
+        always: whether they do for sure; else where there are more runs of placeholders than pictures.
+    """
+    placed = (types == IMAGE) & mask
+    behind = torch.nn.functional.pad(placed[:, :-1], (1, 0)) & ~placed & mask
+    ended = always or int(behind.sum()) > pictures
+    return ended, types.masked_fill(behind, IMAGE) if ended else types
 
 
 def _check_sizes(given: dict[str, Any]) -> None:
