@@ -38,6 +38,8 @@ PICTURES = {
     "grids": "grids of the call",
     "squares": "squares of the configured size",
     "sizes": "squares, or `image_sizes`",
+    "rows": "`image_sizes`; the word after a row is one more column",
+    "places": "places of patches, `image_position_ids`",
     "runs": "equal squares, counted",
     "tiles": "`image_sizes`: small copy, tiles, ends of rows",
     "one_vision": "`image_sizes`: small copy, tiles up to a limit",
@@ -61,6 +63,7 @@ def families() -> str:
             else "-"
         )
         videos = "one block for all frames" if family.pictures == "one_vision" else videos
+        videos = "frames, time in words" if family.pictures == "places" else videos
         rows.setdefault((PICTURES[family.pictures], videos, f"`{own}`"), []).append(f"`{name}`")
     heads = ("model types", "where pictures are found", "videos", "trained with")
     return _table(heads, [[", ".join(names), *key] for key, names in rows.items()])

@@ -56,7 +56,10 @@ CLASSES = {
     "llava_next": "LlavaNext",
     "mistral3": "Mistral3",
     "lighton_ocr": "LightOnOcr",
+    "gemma3": "Gemma3",
+    "gemma4": "Gemma4",
 }
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
 PIXTRAL = ("mistral3", "lighton_ocr")
 GRIDS = tuple(CLASSES)[:9]
 SIDES = {"got_ocr2": 4, "deepseek_vl": 6}  # tokens in each direction of a tile, 3 in the others
@@ -90,8 +93,20 @@ def _text(family: str) -> dict[str, Any]:
     }  # fmt: skip
     more["qwen3_5_moe"] = more["qwen3_5"] | EXPERTS | {"shared_expert_intermediate_size": 48}
     if family in ("aya_vision", "cohere2_vision"):
-        layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64}
-        return {k: v for k, v in text.items() if k != "head_dim"} | {"model_type": "cohere2"} | layers
+        return {k: v for k, v in text.items() if k != "head_dim"} | {"model_type": "cohere2"} | LAYERS
+    if family == "gemma4":  # heads of layers that see everything are wider, and a part of them turns
+        whole = {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.5}
+        ropes = {"sliding_attention": ROPE, "full_attention": whole}
+        more = {
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "per_layer_config": {1: {"head_dim": 64}},
+        }
+        more |= {"use_bidirectional_attention": "vision"}
+        return text | {"model_type": "gemma4_text", "rope_parameters": ropes} | LAYERS | more
+    if family == "gemma3":
+        ropes = {"sliding_attention": ROPE, "full_attention": ROPE | {"rope_theta": 1000.0}}
+        return text | {"model_type": "gemma3_text", "rope_parameters": ropes} | LAYERS
     plain = {} if family in GRIDS else {"model_type": "llama"}
     return text | plain | more.get(family, {})
 
@@ -110,6 +125,14 @@ def _vision(family: str) -> dict[str, Any]:
         }
     if family == "paddleocr_vl":
         return VISION | {"patch_size": PATCH, "spatial_merge_size": 2, "image_size": 24}
+    if family == "gemma4":
+        wide = {
+            "num_key_value_heads": 2,
+            "pooling_kernel_size": 2,
+            "head_dim": 16,
+            "position_embedding_size": 8,
+        }
+        return VISION | {"patch_size": PATCH} | wide
     if family in PIXTRAL:
         rope = {"rope_type": "default", "rope_theta": 100.0}
         return VISION | {
@@ -131,7 +154,7 @@ def _vision(family: str) -> dict[str, Any]:
         return VISION | {"patch_size": PATCH, "image_size": 24, "hidden_stride": 2, "vocab_size": 40}
     seen = VISION | {"patch_size": PATCH, "image_size": 12 if family in ("vipllava", "llava_next") else 24}
     kinds = {"clip_vision_model": ("vipllava", "llava_next")}
-    kinds["siglip_vision_model"] = ("aya_vision", "cohere2_vision", "deepseek_vl")
+    kinds["siglip_vision_model"] = ("aya_vision", "cohere2_vision", "deepseek_vl", "gemma3")
     kind = next((k for k, names in kinds.items() if family in names), None)
     head = {"vision_use_head": False} if kind == "siglip_vision_model" else {}
     return seen | ({} if kind is None else {"model_type": kind}) | head
@@ -150,6 +173,7 @@ def stock(family: str) -> Any:
         "cohere2_vision": {"downsample_factor": 2, "alignment_intermediate_size": 64},
         "idefics3": {"scale_factor": 2},
         "smolvlm": {"scale_factor": 2},
+        "gemma3": {"mm_tokens_per_image": 9},
         "mistral3": {"spatial_merge_size": 2, "vision_feature_layer": -1},
         "lighton_ocr": {"spatial_merge_size": 2},
         "ovis2": {"visual_indicator_token_ids": [295, 296, 297, 298, 299], "hidden_size": 64},
@@ -181,7 +205,7 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
     """Return words, a picture, words, another picture (of another size where there are sizes) and a word."""
     torch.manual_seed(seed)
     words = torch.randint(1, WORDS, (6,)).tolist()
-    if family in GRIDS or family == "lighton_ocr":
+    if family in (*GRIDS, "lighton_ocr", "gemma4"):
         pictures = [[Image(2, 3)], [Image(2, 2)]]
     elif family == "mistral3":  # rows end in a word, which counts as one more column
         pictures = [[Image(2, 4)], [Image(2, 3)]]
@@ -197,7 +221,7 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         if family == "mistral3":
             width = blocks[0].w
             placed = [BREAK if i % width == width - 1 else IMAGE for i in range(count)]
-        ids += [START, *placed, END] + words[2 + 2 * number : 4 + 2 * number]
+        ids += [START, *placed, END, *words[2 + 2 * number : 4 + 2 * number]]
         segments += [Text(1), *blocks, Text(3)]
     inputs = {"input_ids": torch.tensor([ids])}
     if family in GRIDS:
@@ -206,6 +230,12 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         pixels = torch.randn(40, channels)
         inputs["pixel_values"] = pixels.reshape(40, 3, PATCH, PATCH) if family == "paddleocr_vl" else pixels
         inputs["image_grid_thw"] = torch.tensor(grids)
+    elif family == "gemma4":  # the second picture is padded to the size of the first
+        places = [[(x, y) for y in range(4) for x in range(w)] + [(-1, -1)] * (24 - 4 * w) for w in (6, 4)]
+        inputs |= {
+            "pixel_values": torch.rand(2, 24, 3 * PATCH**2),
+            "image_position_ids": torch.tensor(places),
+        }
     elif family in PIXTRAL:
         inputs |= {
             "pixel_values": torch.randn(2, 3, 16, 24),
@@ -235,6 +265,9 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         inputs["input_ids"] = torch.tensor([[*words[:2], *clip, words[5]]])
     tokens = inputs["input_ids"]
     inputs["attention_mask"] = torch.ones_like(tokens)
+    if family in ("gemma3", "gemma4"):  # tokens of a picture see each other
+        name = "token_type_ids" if family == "gemma3" else "mm_token_type_ids"
+        inputs[name] = (tokens == IMAGE).int()
     if family in GRIDS:
         inside = (tokens == CLIP_START).cumsum(1) > (tokens == CLIP_END).cumsum(1)
         film = (tokens == VIDEO) | ((tokens == IMAGE) & inside)

@@ -181,7 +181,7 @@ def serve_positions(
     chosen = with_host_sections(chosen, inner, rotary.pairs)
     with torch.device("cpu"):
         module = type(text.rotary_emb)(text.config)
-        rates = module.inv_freq.float()[list(rotary.order)]
+        rates = rotary.rates(module).float()
         rows = Rows.reaching(chosen, positions, picture, nearest)
         return ServedPositions(rows, table_of(rows, rates, float(module.attention_scaling)), config)
 

@@ -40,6 +40,7 @@ def logits(model, inputs):
 def padded(inputs, count=3):
     """The same prompt behind padding."""
     left = {"input_ids": PAD, "attention_mask": 0, "mm_token_type_ids": 0, "moe_mm_token_type_ids": 0}
+    left["token_type_ids"] = 0
     more = {
         n: torch.cat([inputs[n].new_full((1, count), fill), inputs[n]], 1)
         for n, fill in left.items()
@@ -84,16 +85,23 @@ def test_videos_are_where_stock_has_them(family):
 def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
     given, model = prompt(family), converted(family, spec)
     seen = []
-    layer = text_of(model.model).layers[-1]
+    layer, kind = text_of(model.model).layers[-1], "full_attention" if "gemma" in family else ""
     hook = layer.register_forward_pre_hook(
-        lambda _, __, kw: seen.append(kw["vispe_rotation"]), with_kwargs=True
+        lambda _, __, kw: seen.append(kw["vispe_rotation"][kind]), with_kwargs=True
     )
     changed = logits(model, given.inputs)
     hook.remove()
     config = text_of(model.model).config
-    rope, width = config.rope_parameters, getattr(config, "head_dim", None) or config.hidden_size // 2
+    rope = config.rope_parameters.get(kind, config.rope_parameters)
+    plain = 64 if family == "gemma4" else getattr(config, "head_dim", None)
+    width = plain or config.hidden_size // 2
     turned = int(width * rope.get("partial_rotary_factor", 1.0))
     rates = rope["rope_theta"] ** (-torch.arange(0, turned, 2).double() / turned)
+    if family == "gemma4":  # all 64 channels stand in the table, the second half of the pairs does not turn
+        turned = width
+        rates = rope["rope_theta"] ** (-torch.arange(0, turned, 2).double() / turned) * (
+            torch.arange(32) < 16
+        )
     scheme = model.model.vispe_scheme
     ids = scheme.coordinates(Stream.of([given.segments])).ids
     angle = torch.stack(
@@ -128,21 +136,46 @@ def test_tokens_of_a_picture_are_its_rows_from_left_to_right(family):
     )
     placeholders = given["input_ids"][0] == IMAGE
     pixels, side = given["pixel_values"], SIDES.get(family, 3)
-    rows, columns = (2, 3) if family in PIXTRAL else (side, side)
+    rows, columns = (2, 3) if family in (*PIXTRAL, "gemma4") else (side, side)
     step, changed = pixels.shape[-1] // columns, []
     logits(model, given)
     for row in range(rows):
         for column in range(columns):
             other = pixels.clone()
-            part = (
-                (other[0, 0] if other.ndim == 5 else other[0]).unfold(-2, step, step).unfold(-2, step, step)
-            )
-            part[:, row, column] += 3 * torch.randn_like(part[:, row, column])
+            first = other[0, 0] if other.ndim == 5 else other[0]
+            if family == "gemma4":  # rows of patches, two by two of which make a token
+                part = first.view(rows, 2, columns, 2, -1)[row, :, column]
+            else:
+                part = first.unfold(-2, step, step).unfold(-2, step, step)[:, row, column]
+            part += 3 * torch.randn_like(part)
             logits(model, given | {"pixel_values": other})
             moved = (seen[-1] - seen[0])[0].norm(dim=-1)[placeholders]
             changed.append(int(moved[: rows * columns].argmax()))  # of the first tile
     hook.remove()
     assert changed == list(range(rows * columns))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_each_kind_of_layer_turns_by_its_own_frequencies(family):
+    given, model, seen = prompt(family), converted(family, "mrope_i"), []
+    for layer in text_of(model.model).layers:
+        layer.register_forward_pre_hook(
+            lambda layer, _, kw: seen.append(kw["vispe_rotation"][layer.vispe_kind]), with_kwargs=True
+        )
+    logits(model, given.inputs)
+    scheme = model.model.vispe_scheme
+    ids, rotary = scheme.coordinates(Stream.of([given.segments])).ids, text_of(stock(family).model).rotary_emb
+    for (cos, sin), kind in zip(seen, ("sliding_attention", "full_attention"), strict=True):
+        rates = getattr(rotary, f"{kind}_inv_freq").double()
+        angle = (ids[:, 0, :, None] * rates)[scheme.allocation(len(rates)), :, torch.arange(len(rates))].T
+        torch.testing.assert_close(cos[0].double(), angle.cos().repeat(1, 2), rtol=0, atol=1e-5)
+        torch.testing.assert_close(sin[0].double(), angle.sin().repeat(1, 2), rtol=0, atol=1e-5)
+
+
+def test_pictures_without_the_places_of_their_patches():
+    inputs = {n: v for n, v in prompt("gemma4").inputs.items() if n != "image_position_ids"}
+    with pytest.raises(InputError, match="pixel_values came without image_position_ids"):
+        converted("gemma4", "vrope")(**inputs)
 
 
 @pytest.mark.parametrize("spec", ["rope1d", "mrope_i", "vrope"])
@@ -181,7 +214,7 @@ def test_generation_with_a_cache_is_the_full_pass(family):
 
 @every
 def test_late_rotation_is_early_rotation(family):
-    if family.startswith(("aya", "cohere")):
+    if family.startswith(("aya", "cohere", "gemma")):
         with pytest.raises(UnsupportedHost, match="sliding window"):
             converted(family, "vrope", late_rotation=True)
         return
@@ -195,7 +228,7 @@ def test_late_rotation_is_early_rotation(family):
 @pytest.mark.parametrize("scheme", list_schemes())
 def test_every_scheme_goes_into_every_family(family, scheme):
     spec = "mhrope(sections=[0,0,1])" if scheme == "mhrope" else scheme  # the models have one key head
-    if scheme == "mhrope" and family.startswith(("aya", "cohere")):
+    if scheme == "mhrope" and family.startswith(("aya", "cohere", "gemma")):
         with pytest.raises(UnsupportedHost, match="sliding window"):
             converted(family, spec)
         return
@@ -205,6 +238,21 @@ def test_every_scheme_goes_into_every_family(family, scheme):
     other = ("vrope", "videorope", "hope_vlm", "circlerope", "mousi", "mmrope", "omnirope")
     assert not (scheme in other and torch.equal(found, before))
     assert torch.equal(found, before) or scheme != own_of(family).name
+
+
+@every
+def test_loaded_in_half_precision(family, tmp_path):
+    """The default type of numbers is then that of the model, also while it is converted."""
+    kind = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")
+    stock(family).save_pretrained(tmp_path)
+    direct = vispe.convert(kind.from_pretrained(tmp_path, dtype=torch.bfloat16), own_of(family))
+    with pytest.warns(UserWarning, match="is saved with the position scheme"):
+        direct.save_pretrained(tmp_path / "own")
+    loaded = vispe.from_pretrained(kind, tmp_path / "own", dtype=torch.bfloat16).eval()
+    inputs = prompt(family).inputs
+    given = {n: v.bfloat16() if v.is_floating_point() else v for n, v in inputs.items()}
+    wanted = logits(kind.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), given)
+    assert torch.equal(logits(loaded, given), wanted)
 
 
 @every
@@ -266,9 +314,7 @@ def test_placeholders_that_are_no_squares():
 
 
 REASONS = {
-    "gemma3": "its frequencies differ between kinds of layers",
     "mllama": "layers of their own attend to them",
-    "mistral3": "the rows of its pictures end in tokens of their own",
     "florence2": "an encoder and a decoder",
     "blip-2": "OPTForCausalLM has no rotary embedding",
     "fuyu": "nothing that vispe knows says where its pictures are",
@@ -294,7 +340,7 @@ def test_refusals_name_what_is_missing(family):
 
 
 def test_frequencies_in_an_order_of_their_own():
-    rotary = text_of(converted("ernie4_5_vl_moe", "mrope_i").model).vispe_rotary
+    rotary = text_of(converted("ernie4_5_vl_moe", "mrope_i").model).vispe_rotary[""]
     assert not rotary.usual
     assert rotary.interleaved
     assert sorted(rotary.order) == list(range(16))

@@ -6,10 +6,11 @@ position ids; that turns them into cosines and sines for its layers. Nothing abo
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from vispe.hosts.transformers.language.call import (
     given,
     place,
 )
-from vispe.hosts.transformers.language.families import Rotary, text_of
+from vispe.hosts.transformers.language.families import Rotary, family_of, text_of
 from vispe.hosts.transformers.language.late import LATE, LateRotation
 from vispe.hosts.transformers.language.state import (
     SequenceState,
@@ -43,7 +44,8 @@ from vispe.hosts.transformers.language.traced import numbered
 from vispe.hosts.transformers.signature import like_stock
 from vispe.multimodal import Scheme, tables
 
-ROTATION = "vispe_rotation"  # cosines and sines, from the language model to its layers
+ROTATION = "vispe_rotation"  # cosines and sines by kind of layer, from the language model to its layers
+PLACED = "vispe_placed"  # keys and coordinates, past a model that makes masks from ordinary ids
 
 
 class PositionedGeneration:
@@ -144,6 +146,7 @@ class PositionedModel:
 
     vispe_scheme: Scheme
     vispe_number: int
+    vispe_typed: ClassVar[bool]  # whether the class that is replaced takes the types of tokens
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of a copy, which compiled programs find by a number of its own."""
@@ -154,6 +157,7 @@ class PositionedModel:
         """Keep the signature of the class that is replaced."""
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "vispe_stock"):
+            cls.vispe_typed = "mm_token_type_ids" in inspect.signature(cls.vispe_stock.forward).parameters
             more = dict.fromkeys(("mm_token_type_ids", "tile_grids", IDS), Tensor | None)
             like_stock(cls, "forward", **more)
 
@@ -197,18 +201,16 @@ class PositionedModel:
                 torch.ones_like(before.ids[0], dtype=torch.bool) if mask is None else mask[:, :past].bool()
             )
             before.marks = plain_marks(self.vispe_scheme.axes, valid)
-        if mm_token_type_ids is not None and hasattr(self, "get_rope_index"):
+        if mm_token_type_ids is not None and type(self).vispe_typed:
             kwargs["mm_token_type_ids"] = mm_token_type_ids
+        marks = () if placed.marks is None else (placed.marks,)
+        rows = torch.cat([placed.keys[None].to(placed.ids), placed.ids, *marks])
+        if family_of(self.config).masked:  # type: ignore[attr-defined]
+            rows, kwargs[PLACED] = placed.keys, rows
         outputs = super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=attention_mask,
-            position_ids=torch.cat(
-                [
-                    placed.keys[None].to(placed.ids),
-                    placed.ids,
-                    *(() if placed.marks is None else (placed.marks,)),
-                ]
-            ),
+            position_ids=rows,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             **kwargs,
@@ -239,11 +241,10 @@ def _cache_of(outputs: Any) -> Any:
 class PositionedText:
     """The language model: it hands its layers the rotation of the scheme."""
 
-    vispe_axis_of_pair: Tensor
-    vispe_allocation: list[Any]  # the same in plain numbers
+    vispe_allocation: dict[str, list[Any]]  # the axis of each pair by kind of layer, as buffers have it
     vispe_late: bool
     vispe_axes: int
-    vispe_rotary: Rotary
+    vispe_rotary: dict[str, Rotary]
     vispe_beside: Beside | None
     vispe_extend: tuple[int, int] | None
 
@@ -265,52 +266,58 @@ class PositionedText:
             self._fill()
 
     def _fill(self) -> None:
-        """Write the allocation into its buffer."""
-        if not self.vispe_axis_of_pair.is_meta:
-            self.vispe_axis_of_pair.copy_(torch.tensor(self.vispe_allocation, device="cpu"))
+        """Write the allocation into its buffers."""
+        for kind, rotary in self.vispe_rotary.items():
+            axis_of_pair: Tensor = getattr(self, rotary.buffer)
+            if not axis_of_pair.is_meta:
+                axis_of_pair.copy_(torch.tensor(self.vispe_allocation[kind], device="cpu"))
 
     def forward(self, *args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
-        """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""
+        """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s), or keys beside them (`PLACED`)."""
+        placed = kwargs.pop(PLACED, position_ids)
         if self.vispe_late:
             hf_late.keep_on(self)
         axes = self.vispe_axes
-        keys, ids, marks = position_ids[0].long(), position_ids[1 : 1 + axes], position_ids[1 + axes :]
+        keys, ids, marks = placed[0].long(), placed[1 : 1 + axes], placed[1 + axes :]
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for kind, own in self.vispe_rotary.items():
+            turned = self._turning(own, torch.float32 if own.full else kwargs["inputs_embeds"].dtype)
+            cos, sin = turned(ids)
+            if self.vispe_late:
+                state: SequenceState | None = getattr(kwargs.get("past_key_values"), "vispe_state", None)
+                past = None if state is None else state.ids
+                every = (cos, sin) if past is None else turned(torch.cat([past, ids], 2))
+                apart = self._apart(ids, marks, state, own)
+                kwargs[LATE] = LateRotation(_with_heads(cos, sin), _with_heads(*every), *apart, own.layout)
+                still = (1, 1, 2 * own.pairs)
+                found[kind] = cos.new_ones(still), cos.new_zeros(still)  # the host turns nothing
+            else:
+                found[kind] = own.wide(cos), own.wide(sin)
+        kwargs[ROTATION] = found
+        rows = next(iter(self.vispe_rotary.values())).rows
+        return super().forward(  # type: ignore[misc]
+            *args, position_ids=keys if rows == 1 else keys.expand(rows, *keys.shape), **kwargs
+        )
+
+    def _turning(self, own: Rotary, dtype: torch.dtype) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Return what makes the cosines and sines of coordinates (axes, b, s), for layers of one kind."""
         rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
-        dtype = kwargs["inputs_embeds"].dtype
-        own = self.vispe_rotary
-        rates = rotary.inv_freq if own.usual else rotary.inv_freq[list(own.order)]
-        pairs = {"frequencies": rates, "axis_of_pair": self.vispe_axis_of_pair}
-        turned = partial(tables, **pairs, scaling=rotary.attention_scaling, dtype=dtype)
-        cos, sin = turned(ids)
-        if self.vispe_late:
-            state: SequenceState | None = getattr(kwargs.get("past_key_values"), "vispe_state", None)
-            past = None if state is None else state.ids
-            every = (cos, sin) if past is None else turned(torch.cat([past, ids], 2))
-            kwargs[LATE] = LateRotation(
-                _with_heads(cos, sin),
-                _with_heads(*every),
-                *self._apart(ids, marks, state, **pairs),
-                own.layout,
-            )
-            still = (1, 1, 2 * own.pairs)
-            kwargs[ROTATION] = cos.new_ones(still), cos.new_zeros(still)  # the host turns nothing
-        else:
-            kwargs[ROTATION] = own.wide(cos), own.wide(sin)
-        rows = keys if own.rows == 1 else keys.expand(own.rows, *keys.shape)
-        return super().forward(*args, position_ids=rows, **kwargs)  # type: ignore[misc]
+        pairs = {"frequencies": own.rates(rotary), "axis_of_pair": getattr(self, own.buffer)}
+        return partial(tables, **pairs, scaling=own.scaling(rotary), dtype=dtype)
 
     def _apart(
         self,
         ids: Tensor,
         marks: Tensor,
         state: SequenceState | None,
-        frequencies: Tensor,
-        axis_of_pair: Tensor,
+        own: Rotary,
     ) -> tuple[Tensor | None, Apart | None]:
         """Return the mask of tokens that stand side by side, and how logits are made other than by one rotation."""
         every = ids if state is None or state.ids is None else torch.cat([state.ids, ids], 2)
-        at = ids.movedim(0, -1), every.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
-        factor = self.rotary_emb.attention_scaling  # type: ignore[attr-defined]
+        rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
+        rates = rates_of(own.rates(rotary), getattr(self, own.buffer), len(ids))
+        at = ids.movedim(0, -1), every.movedim(0, -1), rates
+        factor = own.scaling(rotary)
         if self.vispe_extend is not None:
             return None, extended(*at, factor, *self.vispe_extend)
         if not len(marks):
@@ -327,6 +334,8 @@ def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 class PositionedLayer:
     """A decoder layer: it turns queries and keys by what the language model hands down."""
 
+    vispe_kind: str
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep the signature of the class that is replaced."""
         super().__init_subclass__(**kwargs)
@@ -334,5 +343,5 @@ class PositionedLayer:
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the layer with the rotation of the scheme."""
-        kwargs["position_embeddings"] = kwargs.pop(ROTATION)
+        kwargs["position_embeddings"] = kwargs.pop(ROTATION)[self.vispe_kind]
         return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]

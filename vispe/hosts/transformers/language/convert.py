@@ -25,7 +25,7 @@ from vispe.hosts.transformers.language.families import (
     Rotary,
     family_of,
     missing,
-    rotary_of,
+    rotaries_of,
     text_of,
 )
 from vispe.hosts.transformers.language.rope_index import INDEX, PositionedIndex
@@ -88,23 +88,24 @@ def convert_vlm(
             f"{missing(inner)}. Families that take one: {', '.join(FAMILIES)}."
         )
     text = text_of(inner)
-    rotary, heads = _check_text(text)
-    pairs = rotary.pairs
-    scheme = with_host_sections(scheme, inner, pairs)
+    rotaries, heads = _check_text(text)
+    first = next(iter(rotaries.values()))
+    scheme = with_host_sections(scheme, inner, first.pairs)
     with torch.device("cpu"):  # under the meta device there would be no numbers to look at
-        axis_of_pair = scheme.allocation(pairs, heads)
-        text_kept = keeps_text(scheme, pairs, heads)
+        axes = {kind: scheme.allocation(rotary.pairs, heads) for kind, rotary in rotaries.items()}
+        text_kept = all(keeps_text(scheme, rotary.pairs, heads) for rotary in rotaries.values())
     check_beside(parallel)
     if self_extend is not None:
         self_extend = _grouping(self_extend, parallel)
     for name, value in (("parallel", parallel), ("self_extend", self_extend)):
         if value is not None:
             hf_late.check_apart(text, name)
-    late_rotation = late_rotation or axis_of_pair.ndim == 2 or bool(parallel or self_extend)
+    late_rotation = late_rotation or axes[first.kind].ndim == 2 or bool(parallel or self_extend)
     if late_rotation:
         hf_late.check(text)
+        _check_one_kind(text, rotaries)
     if parallel or self_extend:
-        _check_halves(text, rotary, "parallel" if parallel else "self_extend")
+        _check_halves(text, first, "parallel" if parallel else "self_extend")
     if not text_kept:
         warnings.warn(
             f"{scheme} does not encode text as {type(model).__name__} was trained to: its text abilities change until "
@@ -120,16 +121,20 @@ def convert_vlm(
     inner.__class__ = positioned(type(inner), PositionedIndex if indexed else PositionedModel)
     inner.vispe_scheme = scheme
     numbered(inner)
-    device = text.rotary_emb.inv_freq.device
+    device = first.rates(text.rotary_emb).device
     text.__class__ = positioned(type(text), PositionedText)
-    text.vispe_late, text.vispe_axes, text.vispe_rotary = late_rotation, scheme.axes, rotary
+    text.vispe_late, text.vispe_axes, text.vispe_rotary = late_rotation, scheme.axes, rotaries
     text.vispe_beside, text.vispe_extend = parallel, self_extend
     if late_rotation:
         hf_late.switch_on(text)
-    text.vispe_allocation = axis_of_pair.tolist()
-    text.register_buffer("vispe_axis_of_pair", axis_of_pair.to(device), persistent=False)
-    for layer in text.layers:
-        layer.__class__ = positioned(type(layer), PositionedLayer)
+    text.vispe_allocation = {kind: axis.tolist() for kind, axis in axes.items()}
+    for kind, axis in axes.items():
+        text.register_buffer(rotaries[kind].buffer, axis.to(device), persistent=False)
+    kinds = text.config.layer_types if first.kind else [""] * len(text.layers)
+    for layer, kind in zip(
+        text.layers, kinds, strict=False
+    ):  # layers may be fewer than the configuration says
+        layer.__class__, layer.vispe_kind = positioned(type(layer), PositionedLayer), kind
 
 
 def _grouping(given: Any, parallel: Any) -> tuple[int, int]:
@@ -144,15 +149,24 @@ def _grouping(given: Any, parallel: Any) -> tuple[int, int]:
     return int(given[0]), int(given[1])
 
 
-def _check_text(text: Any) -> tuple[Rotary, int]:
-    """Return the rotary embedding and the key heads of a language model."""
-    rotary, layers = rotary_of(text), getattr(text, "layers", None)
+def _check_one_kind(text: Any, rotaries: dict[str, Rotary]) -> None:
+    """Raise where layers differ in their frequencies, so that no one table turns what a cache holds."""
+    if len(rotaries) > 1:
+        raise UnsupportedHost(
+            f"Rotation inside the attention turns all layers by the same frequencies; those of {type(text).__name__} "
+            f"differ between {' and '.join(rotaries)}."
+        )
+
+
+def _check_text(text: Any) -> tuple[dict[str, Rotary], int]:
+    """Return the rotary embedding by kind of layer, and the key heads of a language model."""
+    rotaries, layers = rotaries_of(text), getattr(text, "layers", None)
     if not layers:
         raise UnsupportedHost(f"The language model {type(text).__name__} has no `layers`.")
     layer = stock_of(type(layers[0])) or type(layers[0])
     if "position_embeddings" not in inspect.signature(layer.forward).parameters:
         raise UnsupportedHost(f"The decoder layer {layer.__name__} takes no `position_embeddings`.")
-    return rotary, int(text.config.num_key_value_heads)
+    return rotaries, int(text.config.num_key_value_heads)
 
 
 def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
@@ -229,10 +243,13 @@ def restore_vlm(model: nn.Module) -> None:
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
     hf_late.switch_off(text)
+    for rotary in text.vispe_rotary.values():
+        delattr(text, rotary.buffer)
+    for layer in text.layers:
+        del layer.vispe_kind
     del (
         inner.vispe_scheme,
         inner.vispe_number,
-        text.vispe_axis_of_pair,
         text.vispe_allocation,
         text.vispe_late,
         text.vispe_axes,
@@ -246,7 +263,7 @@ def describe_vlm(model: nn.Module) -> str:
     if stock_of(type(inner)) is None:
         return f"{type(model).__name__}: its own position scheme"
     text = text_of(inner)
-    axes = text.vispe_axis_of_pair
+    axes = torch.tensor(next(iter(text.vispe_allocation.values())))
     names = {-1: "-", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {-1: "-"}
     shown = " ".join(names.get(a, str(a)) for a in (axes[:, 0] if axes.ndim == 2 else axes).tolist())
     shown += " (-: not turned)" if bool((axes < 0).any()) else ""

@@ -84,6 +84,11 @@ def stream_of(
     if family.pictures == "tiles":
         _check_sizes(given)
         return Stream.from_ids(types, _any_resolution(model, given), **common)
+    if family.pictures == "places":
+        shown = _of_places(config, given)
+        return Stream.from_ids(
+            types, [Image(h, w) for h, w in shown[0]], [Video(1, h, w) for h, w in shown[1]], **common
+        )
     if family.pictures == "runs":
         return Stream.from_ids(types, _even(model, types, mask, given), **common)
     if config.vision_config.model_type == "pixtral":
@@ -183,6 +188,25 @@ def _even(model: Any, types: Tensor, mask: Tensor, given: dict[str, Any]) -> Ten
             "as many as the processor of the model does."
         )
     return torch.tensor([[1, side, side]] * (tokens // max(1, side**2)), dtype=torch.long).reshape(-1, 3)
+
+
+def _of_places(config: Any, given: dict[str, Any]) -> list[list[tuple[int, int]]]:
+    """Return rows and columns of tokens, of images and of the frames of videos, from places x, y of patches.
+
+    Raises:
+        InputError: pictures came without the places of their patches.
+    """
+    side, found = config.vision_config.pooling_kernel_size, []
+    for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+        places: Tensor | None = given.get(f"{kind}_position_ids")
+        if places is None and given.get(pixels) is not None:
+            raise InputError(
+                f"{pixels} came without {kind}_position_ids, so nothing says how large the pictures are; give what the "
+                "processor of the model does."
+            )
+        largest = [] if places is None else (places.reshape(-1, *places.shape[-2:]).amax(1) + 1).tolist()
+        found.append([(rows // side, columns // side) for columns, rows in largest])
+    return found
 
 
 def _any_resolution(model: Any, given: dict[str, Any]) -> list[Image]:
