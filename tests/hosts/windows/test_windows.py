@@ -158,6 +158,20 @@ def test_a_compiled_and_an_exported_model_say_the_same(name):
         close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x), 1e-5)
 
 
+@pytest.mark.parametrize("keep_abs", [False, True])
+@pytest.mark.parametrize(
+    "name", ["timm_swin", "timm_swin_v2", "timm_sam", *(n for n in MODELS if "torchvision" in n)]
+)
+def test_a_graph_of_fx_says_the_same(name, keep_abs):
+    """At another size too, where windows of the last stage hold a whole map and nothing is shifted."""
+    model = vispe.convert(build(name), "alibi2d", keep_abs=keep_abs)
+    graph = torch.fx.symbolic_trace(model)
+    another = None if name == "timm_sam" and keep_abs else MODELS[name][2]  # a kept table has one size
+    for size in (None, another):
+        x = image(name, size)
+        assert torch.equal(graph(x), model(x))
+
+
 def test_checkpointing_gives_the_same_gradients():
     grads = []
     for checkpoint in (False, True):
@@ -228,6 +242,8 @@ def test_timm_builds_them_with_an_encoding_and_takes_features(name):
     x = torch.randn(1, 3, 224, 224)
     wanted = model.forward_intermediates(x, intermediates_only=True)
     found = timm.create_model(name, pos_embed="alibi2d", features_only=True, **options).eval()
+    getter = {"features_only": True, "feature_cls": "getter"}
+    assert len(timm.create_model(name, pos_embed="alibi2d", **getter, **options)(x)) == len(found(x))
     weights = {
         key: value
         for key, value in model.state_dict().items()

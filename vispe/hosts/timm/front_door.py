@@ -184,7 +184,10 @@ def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             # the stock model gets its weights first: timm reads its tables when it loads them
             rest = {name: value for name, value in kwargs.items() if name != "pos_embed"}
             features = rest.pop("features_only", False)
-            model = convert(build_model_with_cfg(model_cls, *args, **rest), spec)
+            plain = (
+                {name: value for name, value in rest.items() if name != "feature_cls"} if features else rest
+            )
+            model = convert(build_model_with_cfg(model_cls, *args, **plain), spec)
             if not features:
                 return model
             rest = {**rest, "pretrained": False, "features_only": True}

@@ -106,6 +106,15 @@ def positions(
 
 
 @torch.fx.wrap
+def sited(
+    x: Tensor, shape: tuple[int, int], prefix: int, reference: tuple[int, int], encodings: Sequence[Encoding]
+) -> Positions:
+    """Return the prepared positions of tokens (b, n, d) on a grid of `shape`, for a layer that knows its grid."""
+    grid = Grid((int(shape[0]), int(shape[1])), prefix=prefix, reference=reference)
+    return prepare(encodings, PositionCache()(grid, x), batch=x.shape[0])
+
+
+@torch.fx.wrap
 def gather(pos: Positions, keep: Tensor) -> Positions:
     """Return the positions of what patch dropout kept, (b, m) patch numbers; prefix tokens always remain."""
     prefix = pos.grid.prefix if pos.grid else pos.tokens - int(pos.spatial[0].sum())
@@ -195,4 +204,14 @@ def _check_mixed(encodings: Sequence[Encoding], pos: Positions, layer: int, x: T
         )
 
 
-NODES: tuple[Callable[..., Any], ...] = (positions, gather, patches, patches_mask, add, mix, attend, scores)
+NODES: tuple[Callable[..., Any], ...] = (
+    positions,
+    sited,
+    gather,
+    patches,
+    patches_mask,
+    add,
+    mix,
+    attend,
+    scores,
+)

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.encodings.base import Encoding
 from vispe.encodings.parts.preparing import prepare
 from vispe.grid import Grid
+from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.cache import PositionCache
 from vispe.hosts.transplant.context import Context
 
@@ -70,6 +72,8 @@ class Sited(nn.Module):
         """Return the context of this layer for tokens (b, n, d) on a grid."""
         site = self.vispe_site
         parts = () if self.pos_enc is None else self.pos_enc.parts()
+        if isinstance(x, torch.fx.Proxy):  # a graph keeps no positions
+            return Context(traced.sited(x, shape, site.prefix, site.grid, parts), (), mask, False)
         pos = site.cache(Grid(shape, prefix=site.prefix, reference=site.grid), x)
         return Context(prepare(parts, pos, batch=x.shape[0]), (), mask, False)
 
@@ -86,6 +90,14 @@ def _joined(*terms: Tensor | None) -> Tensor | None:
     return sum(there[1:], there[0]) if there else None
 
 
+@torch.fx.wrap
+def decomposed_of_timm(q: Tensor, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return what timm's SAM adds to the logits (b, h, n, n) of queries (b, h, n, d_h) from its own tables."""
+    from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias as made
+
+    return made(q.flatten(0, 1), rows, columns, shape, shape).unflatten(0, q.shape[:2])
+
+
 class SamAttention(Sited):
     """Attention of timm's SAM on the map of tokens (b, h, w, d) that it is handed, a window or all."""
 
@@ -97,10 +109,7 @@ class SamAttention(Sited):
         q, k = self.q_norm(q), self.k_norm(k)
         bias = None
         if self.vispe_site.keep and self.use_rel_pos:
-            own = sys.modules[type(self).__module__].get_decomposed_rel_pos_bias
-            bias = own(q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape).unflatten(
-                0, q.shape[:2]
-            )
+            bias = decomposed_of_timm(q, self.rel_pos_h, self.rel_pos_w, shape)
         out = self.vispe_attend(tokens, (q, k, v), shape, bias, self.attn_drop.p if self.training else 0.0)
         return self.proj_drop(self.proj(out)).unflatten(1, shape)
 
@@ -244,32 +253,67 @@ def cosine(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tensor]:
     return F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1)
 
 
+Pair = tuple[int, int]
+
+
+def _laid(x: Tensor, window: Pair, shift: Pair) -> tuple[Pair, Pair]:
+    """Return how many windows a map (b, h, w, d) has, and how far it is rolled: not where one window holds it all."""
+    counts = (-(-x.shape[1] // window[0]), -(-x.shape[2] // window[1]))
+    rolled = (shift[0] if counts[0] > 1 else 0, shift[1] if counts[1] > 1 else 0)
+    return counts, rolled
+
+
+@torch.fx.wrap
+def cut(x: Tensor, window: Pair, shift: Pair) -> Tensor:
+    """Return the windows (b windows, n, d) of a map (b, h, w, d), padded to whole windows and rolled."""
+    (rows, columns), rolled = _laid(x, window, shift)
+    padded = F.pad(x, (0, 0, 0, -x.shape[2] % window[1], 0, -x.shape[1] % window[0]))
+    if sum(rolled):
+        padded = torch.roll(padded, (-rolled[0], -rolled[1]), (1, 2))
+    tokens = padded.unflatten(2, (columns, window[1])).unflatten(1, (rows, window[0])).transpose(2, 3)
+    return tokens.flatten(3, 4).flatten(0, 2)
+
+
+@torch.fx.wrap
+def together(out: Tensor, x: Tensor, window: Pair, shift: Pair) -> Tensor:
+    """Return the map like x (b, h, w, d) of windows (b windows, n, d); undoes `cut`."""
+    counts, rolled = _laid(x, window, shift)
+    out = out.unflatten(0, (x.shape[0], *counts)).unflatten(3, window).transpose(2, 3)
+    out = out.flatten(3, 4).flatten(1, 2)
+    if sum(rolled):
+        out = torch.roll(out, rolled, (1, 2))
+    return out[:, : x.shape[1], : x.shape[2]].contiguous()
+
+
+@torch.fx.wrap
+def apart(x: Tensor, window: Pair, shift: Pair, bias: Tensor | None) -> Tensor | None:
+    """Return a bias with the mask (b windows, 1, n, n) between parts of a window that are no neighbours in the map."""
+    counts, rolled = _laid(x, window, shift)
+    if not sum(rolled):
+        return bias
+    regions: list[Tensor] = []
+    for count, size, s in zip(counts, window, rolled, strict=True):
+        at = torch.arange(count * size, device=x.device)
+        regions.append((at >= count * size - size).long() + (at >= count * size - s).long() * bool(s))
+    region = regions[0][:, None] * 3 + regions[1]
+    region = region.unflatten(1, (counts[1], window[1])).unflatten(0, (counts[0], window[0])).transpose(1, 2)
+    region = region.reshape(-1, window[0] * window[1])
+    other = region[:, None] != region[:, :, None]
+    mask = torch.zeros_like(other, dtype=x.dtype).masked_fill(other, -100.0)
+    return _joined(bias, mask.repeat(x.shape[0], 1, 1)[:, None])
+
+
 class ShiftedAttention(Sited):
     """Attention of torchvision's Swin, which cuts the map (b, h, w, d) into windows itself; both versions."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the map after attention."""
-        b, h, w, _ = x.shape
-        wh, ww = self.window_size
-        # the map is padded to whole windows and rolled, unless one window holds it all
-        padded = F.pad(x, (0, 0, 0, -w % ww, 0, -h % wh))
-        rows, columns = padded.shape[1] // wh, padded.shape[2] // ww
-        sizes = zip(self.shift_size, self.window_size, padded.shape[1:3], strict=True)
-        shift = [0 if size >= whole else s for s, size, whole in sizes]
-        if sum(shift):
-            padded = torch.roll(padded, (-shift[0], -shift[1]), (1, 2))
-        tokens = padded.unflatten(2, (columns, ww)).unflatten(1, (rows, wh)).transpose(2, 3)
-        tokens = tokens.flatten(3, 4).flatten(0, 2)
-        bias = self.get_relative_position_bias() if self.vispe_site.keep else None
-        mask = _joined(bias, self.vispe_apart(rows, columns, shift, x, b) if sum(shift) else None)
+        how = (tuple(self.window_size), tuple(self.shift_size))
+        tokens = cut(x, *how)
+        mask = apart(x, *how, self.get_relative_position_bias() if self.vispe_site.keep else None)
         dropout = self.attention_dropout if self.training else 0.0
-        out = self.vispe_attend(tokens, self.vispe_projected(tokens), (wh, ww), mask, dropout)
-        out = F.dropout(self.proj(out), self.dropout, self.training)
-        out = out.unflatten(0, (b, rows, columns)).unflatten(3, (wh, ww)).transpose(2, 3)
-        out = out.flatten(3, 4).flatten(1, 2)
-        if sum(shift):
-            out = torch.roll(out, (shift[0], shift[1]), (1, 2))
-        return out[:, :h, :w].contiguous()
+        out = self.vispe_attend(tokens, self.vispe_projected(tokens), how[0], mask, dropout)
+        return together(F.dropout(self.proj(out), self.dropout, self.training), x, *how)
 
     def vispe_projected(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values (b, h, n, d_h); keys of version 2 have no bias."""
@@ -281,19 +325,6 @@ class ShiftedAttention(Sited):
             bias = torch.cat([q_bias, torch.zeros_like(k_bias), v_bias])
         q, k, v = _split(F.linear(tokens, self.qkv.weight, bias), self.num_heads)
         return *cosine(q, k, scale), v
-
-    def vispe_apart(self, rows: int, columns: int, shift: list[int], x: Tensor, batch: int) -> Tensor:
-        """Return the mask (b windows, 1, n, n) between parts of a window that are no neighbours in the map."""
-        (wh, ww), regions = self.window_size, []
-        for count, size, s in ((rows, wh, shift[0]), (columns, ww, shift[1])):
-            at = torch.arange(count * size, device=x.device)
-            regions.append((at >= count * size - size).long() + (at >= count * size - s).long() * bool(s))
-        region = regions[0][:, None] * 3 + regions[1]
-        region = (
-            region.unflatten(1, (columns, ww)).unflatten(0, (rows, wh)).transpose(1, 2).reshape(-1, wh * ww)
-        )
-        other = region[:, None] != region[:, :, None]
-        return torch.zeros_like(other, dtype=x.dtype).masked_fill(other, -100.0).repeat(batch, 1, 1)[:, None]
 
 
 class WholeAttention(Sited):
