@@ -158,16 +158,16 @@ def test_a_compiled_and_an_exported_model_say_the_same(name):
         close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), model(x), 1e-5)
 
 
-@pytest.mark.parametrize("keep_abs", [False, True])
-@pytest.mark.parametrize(
-    "name", ["timm_swin", "timm_swin_v2", "timm_sam", *(n for n in MODELS if "torchvision" in n)]
-)
+TORCHVISION = [name for name in MODELS if name.startswith("torchvision")]
+TRACED = [*((name, keep) for name in ("timm_swin", "timm_swin_v2", *TORCHVISION) for keep in (False, True))]
+
+
+@pytest.mark.parametrize(("name", "keep_abs"), [*TRACED, ("timm_sam", False)])  # stock SAM has no trace
 def test_a_graph_of_fx_says_the_same(name, keep_abs):
     """At another size too, where windows of the last stage hold a whole map and nothing is shifted."""
     model = vispe.convert(build(name), "alibi2d", keep_abs=keep_abs)
     graph = torch.fx.symbolic_trace(model)
-    another = None if name == "timm_sam" and keep_abs else MODELS[name][2]  # a kept table has one size
-    for size in (None, another):
+    for size in (None, MODELS[name][2]):
         x = image(name, size)
         assert torch.equal(graph(x), model(x))
 
