@@ -41,8 +41,9 @@ def convert(
             or its `visual`, where the image tower is meant; or a vision-language model of transformers (Qwen2-VL,
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
             model and an encoding into the vision tower; or a vision model of transformers, with or without a head
-            (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP, SAM); or timm's SAM and
-            Swin, or torchvision's ViT and Swin, where each attention layer gets an encoding of its window.
+            (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP, SigLIP 2, SAM; VideoMAE and
+            V-JEPA 2, with encodings of three axes); or timm's SAM and Swin, or torchvision's ViT and Swin, where each
+            attention layer gets an encoding of its window.
             `torch.nn.DataParallel` and timm's ``features_only`` models are looked through; wrappers that know
             parameters or code already are refused.
         spec: name and options of an encoding or a position scheme, as text, dict or finished `Encoding`; a sum

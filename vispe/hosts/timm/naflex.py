@@ -19,7 +19,7 @@ from timm.models.naflexvit import create_attention_mask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.encodings.base import Additive, Biased, Encoding, Rotary
+from vispe.encodings.base import Additive, Encoding
 from vispe.encodings.parts.preparing import prepare
 from vispe.encodings.parts.sampler import Sampler
 from vispe.errors import ShapeError
@@ -28,6 +28,7 @@ from vispe.hosts.timm.hosted import HostedTimm, hosted_class
 from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.cache import PositionCache
 from vispe.hosts.transplant.context import Context
+from vispe.hosts.transplant.packed import packed
 
 OVERRIDDEN = ("_forward_embeds", "_load_from_state_dict")
 
@@ -150,7 +151,7 @@ def located(
     else:
         valid = coord.new_ones(coord.shape[:2], dtype=torch.bool) if valid is None else valid.bool()
         sizes = _sizes(coord, valid)
-        pos = prepare(preparing, _packed(coord, valid, sizes, preparing, positions), batch=x.shape[0])
+        pos = prepare(preparing, packed(coord, valid, sizes, preparing, positions), batch=x.shape[0])
         if any(
             isinstance(e, Sampler) for e in preparing
         ):  # all that is added reads the places that were drawn
@@ -167,44 +168,6 @@ def _with_shared(x: Tensor, pos: Positions, given: Tensor, shared: Sequence[Enco
     return x
 
 
-def _packed(
-    coord: Tensor,
-    valid: Tensor,
-    sizes: list[tuple[int, int]],
-    encodings: Sequence[Encoding],
-    positions: Callable[[tuple[int, int]], Positions],
-) -> Positions:
-    """Return the positions of packed patches (b, n, 2): cells of the smallest grid that holds every sample.
-
-    Each sample has the extent of its own grid, so nothing that wraps or normalises sees the others.
-
-    Raises:
-        ShapeError: the samples have different grids, and an encoding inside attention resamples per grid.
-    """
-    shape = (max(h for h, _ in sizes), max(w for _, w in sizes))
-    whole = positions(shape)
-    grid = whole.grid
-    prefix = grid.prefix
-    if len(set(sizes)) == 1:
-        if coord.shape[1] == grid.patches and bool((coord == whole.coords[:, prefix:]).all() & valid.all()):
-            return whole
-    else:
-        inside = [e for e in encodings if isinstance(e, Biased | Rotary)]
-        fixed = dict.fromkeys(e.name for e in inside if not e.extrapolates)
-        drawn = dict.fromkeys(e.name for e in encodings if isinstance(e, Sampler))
-        if fixed or drawn:
-            does = "is resampled" if fixed else "is drawn"
-            raise ShapeError(
-                f"The batch packs samples of the grids {sorted(set(sizes))}, but {' + '.join(fixed or drawn)} {does} "
-                "for one grid at a time; pack samples of equal grids, or choose another encoding."
-            )
-    coords = coord.to(torch.float32) * valid[..., None]
-    index = (coord[..., 0] * shape[1] + coord[..., 1]).long() * valid
-    padded, spatial = F.pad(coords, (0, 0, prefix, 0)), F.pad(valid, (prefix, 0), value=False)
-    index = F.pad(index, (prefix, 0))
-    return Positions(padded, spatial, coords.new_tensor(sizes), index=index, grid=grid)
-
-
 def _with_tables(
     x: Tensor,
     coord: Tensor,
@@ -218,7 +181,7 @@ def _with_tables(
     encodings = [e for e in shared if isinstance(e, Additive)]
     for encoding in encodings:
         if encoding.reads_tokens:
-            x = encoding.embed(x, encoding.prepare(_packed(coord, valid, sizes, (), positions)))
+            x = encoding.embed(x, encoding.prepare(packed(coord, valid, sizes, (), positions)))
             continue
         for size in dict.fromkeys(sizes):
             rows = torch.tensor([i for i, s in enumerate(sizes) if s == size], device=x.device)

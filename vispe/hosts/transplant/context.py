@@ -60,7 +60,7 @@ class Context:
 
     def masked(self, mask: Tensor) -> Context:
         """Return the same context with another mask of the user, for one layer."""
-        other = Context(self.positions, self.encodings, mask, False)
+        other = Context(self.positions, self.encodings, mask, False, self.rope, self.mixed)
         other.selected = self.selected
         return other
 

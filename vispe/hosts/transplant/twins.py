@@ -17,7 +17,6 @@ TRANSFORMERS: dict[str, tuple[str, str]] = {
     "Data2VecVision": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "DepthAnything": ("vit_{size}_patch14_dinov2", "vit_small_patch14_dinov2"),
     "Owl": ("vit_{size}_patch16_clip_224", "vit_base_patch32_clip_224"),
-    "Siglip2": ("naflexvit_{size}_patch16_siglip", "naflexvit_base_patch16_siglip"),
     "VitPose": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "Yolos": ("deit_{size}_patch16_224", "deit_small_patch16_224"),
 }

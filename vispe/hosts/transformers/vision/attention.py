@@ -77,8 +77,8 @@ class ClipAttention(HostedAttention):
         if vispe_context is None:
             return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
         x = hidden_states
-        q, k = self.q_proj(x), self.k_proj(x)
-        out, weights = _attended(self, vispe_context, x, q, k, attention_mask, self.dropout)
+        qkv = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        out, weights = _attended(self, vispe_context, x, *qkv, attention_mask, self.dropout)
         return self.out_proj(out), weights
 
 
@@ -96,8 +96,8 @@ class InternAttention(HostedAttention):
         if vispe_context is None:
             return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
         x = hidden_states
-        q, k = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x))
-        out, weights = _attended(self, vispe_context, x, q, k, attention_mask, self.attention_dropout)
+        qkv = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
+        out, weights = _attended(self, vispe_context, x, *qkv, attention_mask, self.attention_dropout)
         return self.projection_dropout(self.projection_layer(out)), weights
 
 
@@ -120,10 +120,60 @@ class GridAttention(HostedAttention):
         if vispe_context.rope and position_embeddings is not None:
             rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
             turn = functools.partial(rotate, cos=position_embeddings[0], sin=position_embeddings[1])
-        q, k = self.q_proj(x), self.k_proj(x)
+        qkv = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         dropout_p = self.attention_dropout if hasattr(self, "attention_dropout") else self.dropout
-        out, weights = _attended(self, vispe_context, x, q, k, attention_mask, dropout_p, turn)
+        out, weights = _attended(self, vispe_context, x, *qkv, attention_mask, dropout_p, turn)
         return self.o_proj(out), weights
+
+
+class FilmAttention(HostedAttention):
+    """Attention of VideoMAE; the projection after it belongs to another module."""
+
+    def forward(
+        self, hidden_states: Tensor, vispe_context: Context | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        if vispe_context is None:
+            return super().forward(hidden_states, **kwargs)
+        x = hidden_states
+        qkv = self.query(x), self.key(x), self.value(x)
+        return _attended(self, vispe_context, x, *qkv, None, self.dropout_prob)
+
+
+class JepaAttention(HostedAttention):
+    """Attention of V-JEPA 2, whose own rotation has frames, rows and columns."""
+
+    def forward(
+        self, hidden_states: Tensor, position_mask: Tensor | None = None, vispe_context: Context | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        if vispe_context is None:
+            return super().forward(hidden_states, position_mask)
+        x, turn = hidden_states, None
+        if vispe_context.rope:
+            places = self.get_position_ids(x)
+            turn = lambda q, k: tuple(self.apply_rotary_embeddings(t, places) for t in (q, k))  # noqa: E731
+        qkv = self.query(x), self.key(x), self.value(x)
+        out, weights = _attended(self, vispe_context, x, *qkv, None, self.dropout_prob, turn)
+        return self.proj(out), weights
+
+
+class JepaLayer(nn.Module):
+    """The block of V-JEPA 2, which hands its context on."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_mask: Tensor | None = None,
+        vispe_context: Context | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after the block, and the weights of its attention where it is eager."""
+        if vispe_context is None:
+            return super().forward(hidden_states, position_mask, **kwargs)
+        out, weights = self.attention(self.norm1(hidden_states), position_mask, vispe_context)
+        x = self.drop_path(out) + hidden_states
+        return self.drop_path(self.mlp(self.norm2(x))) + x, weights
 
 
 class InternLayer(nn.Module):
@@ -157,6 +207,7 @@ def _attended(
     x: Tensor,
     q: Tensor,
     k: Tensor,
+    v: Tensor,
     mask: Tensor | None,
     dropout_p: float,
     turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
@@ -165,7 +216,7 @@ def _attended(
     if mask is not None:
         context = context.masked(seen(mask))
     heads, _ = heads_of(module)
-    q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=heads) for t in (q, k, module.v_proj(x)))
+    q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=heads) for t in (q, k, v))
     if turn is not None:
         q, k = turn(q, k)
     dropout_p = dropout_p if module.training else 0.0

@@ -26,6 +26,7 @@ from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
 from vispe.hosts.transformers.classes import positioned
 from vispe.hosts.transformers.vision.family import (
     FAMILIES,
+    FILMS,
     attentions,
     family_of,
     family_of_class,
@@ -99,7 +100,8 @@ class _Tower(plan.Family):
         """Raise what the encodings raise when there is something that the tower does not supply, such as poses."""
         heads, width = heads_of(layers[0][2])
         like = next(model.parameters())
-        pos = Grid((2, 4), prefix=prefix_of(model)).positions(like.device)
+        few = (2, 2, 4) if family_of(model).kind in FILMS else (2, 4)
+        pos = Grid(few, prefix=prefix_of(model)).positions(like.device)
         x = like.new_zeros(1, pos.tokens, heads * width)
         q = rearrange(x, "b n (h d) -> b h n d", h=heads)
         devices = [like.device] if like.is_cuda else []

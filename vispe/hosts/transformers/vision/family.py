@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -58,8 +59,11 @@ _VIT = _GRID | {"blocks": "layers", "tables": ("embeddings.position_embeddings",
 _DINO = _VIT | {"blocks": "encoder.layer"}
 _REGISTERS = _DINO | {"more_prefix": "num_register_tokens"}
 _DINO3 = _REGISTERS | {"blocks": "model.layer", "tables": (), "rope": True}
+_VIDEOMAE = {"kind": "film", "blocks": "encoder.layer", "attn": "attention.attention", "rope": False}
+_VIDEOMAE["tables"] = ("embeddings.position_embeddings",)
 _BEIT = _VIT | {"bare": True}
 _BEIT["tables"] = (*_VIT["tables"], "layers.*.relative_position_bias", "shared_position_bias")
+FILMS = ("film", "jepa")  # kinds whose grids have frames, rows and columns
 FAMILIES = (
     Family("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "VisionAttention"),
     Family("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionAttention"),
@@ -67,6 +71,7 @@ FAMILIES = (
     Family("qwen3_vl_moe", "Qwen3VLMoeVisionModel", "Qwen3VLMoeVisionAttention", **_QWEN3),
     Family("clip", "CLIPVisionModel", "CLIPAttention", prefix=1, **_CLIP),
     Family("siglip", "SiglipVisionModel", "SiglipAttention", **_CLIP),
+    Family("siglip2", "Siglip2VisionModel", "Siglip2Attention", **_CLIP | {"kind": "patches"}),
     Family("internvl", "InternVLVisionModel", "InternVLVisionAttention", prefix=1, **_INTERN),
     Family("vit", "ViTModel", "ViTAttention", **_VIT),
     Family("deit", "DeiTModel", "DeiTAttention", **_VIT | {"prefix": 2}),
@@ -91,6 +96,10 @@ FAMILIES = (
     ),
     Family("dinov3_vit", "DINOv3ViTModel", "DINOv3ViTAttention", **_DINO3),
     Family("dinov3_vit", "DINOv3ViTBackbone", "DINOv3ViTAttention", **_DINO3),
+    Family("videomae", "VideoMAEModel", "VideoMAESelfAttention", **_VIDEOMAE),
+    Family(
+        "vjepa2", "VJEPA2Model", "VJEPA2RopeAttention", kind="jepa", blocks="encoder.layer", attn="attention"
+    ),
 )
 
 
@@ -114,7 +123,7 @@ def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
     """Yield (block, path, module) of every attention layer of a tower."""
     family = family_of(tower)
     for i, block in enumerate(tower.get_submodule(family.blocks)):
-        yield i, f"{family.blocks}.{i}.{family.attn}", getattr(block, family.attn)
+        yield i, f"{family.blocks}.{i}.{family.attn}", block.get_submodule(family.attn)
 
 
 def prefix_of(tower: Any) -> int:
@@ -125,8 +134,11 @@ def prefix_of(tower: Any) -> int:
 
 def heads_of(attention: Any) -> tuple[int, int]:
     """Return the number of heads of an attention layer, and their width."""
-    heads = getattr(attention, "num_attention_heads", None)
-    return (attention.num_heads if heads is None else heads), attention.head_dim
+    heads, width = (getattr(attention, n, None) for n in ("num_attention_heads", "attention_head_size"))
+    return (
+        attention.num_heads if heads is None else heads,
+        attention.head_dim if width is None else width,
+    )
 
 
 def reference_of(tower: Any) -> tuple[int, ...] | None:
@@ -134,10 +146,18 @@ def reference_of(tower: Any) -> tuple[int, ...] | None:
     side = getattr(tower, "num_grid_per_side", None)
     if side is not None:
         return (side, side)
-    if family_of(tower).kind == "packed":
+    kind, config = family_of(tower).kind, tower.config
+    if kind == "packed":
         return None
-    size, patch = pair(tower.config.image_size), pair(tower.config.patch_size)
-    return (size[0] // patch[0], size[1] // patch[1])
+    if kind == "patches":
+        return (math.isqrt(config.num_patches),) * 2
+    patch = pair(config.patch_size)
+    size = pair(config.crop_size if kind == "jepa" else config.image_size)
+    side = (size[0] // patch[0], size[1] // patch[1])
+    if kind not in FILMS:
+        return side
+    frames = config.frames_per_clip if kind == "jepa" else config.num_frames
+    return (frames // config.tubelet_size, *side)
 
 
 def pair(size: Any) -> tuple[int, int]:

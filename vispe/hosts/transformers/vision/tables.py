@@ -72,8 +72,10 @@ def take_tables(tower: nn.Module) -> Kept:
         if table is None:
             continue
         holder, name = _holder(tower, path)
-        kept[path] = table, _after(holder, name)
-        if isinstance(table, nn.Embedding):
+        kept[path] = table, () if name in holder.__dict__ else _after(holder, name)
+        if name in holder.__dict__:  # a plain tensor, such as fixed sines and cosines
+            holder.__dict__[name] = table.new_zeros((1,) * table.ndim)
+        elif isinstance(table, nn.Embedding):
             setattr(holder, name, NoTable(table))
         elif isinstance(table, nn.Module):
             # not a registered None, below which torch takes every entry of a checkpoint for known
@@ -93,6 +95,9 @@ def put_tables(tower: nn.Module, kept: Kept) -> None:
     like = next(tower.parameters())
     for path, (table, after) in kept.items():
         holder, name = _holder(tower, path)
+        if isinstance(holder.__dict__.get(name), Tensor):
+            holder.__dict__[name] = table
+            continue
         if isinstance(holder, Untabled):
             holder.__class__ = stock_type(holder)
             del holder.vispe_size
@@ -114,6 +119,9 @@ def never_loaded(tower: nn.Module, kept: Kept | None) -> bool:
 def _held(tower: nn.Module, path: str) -> Any:
     """Return the table at a path; None where there is none now."""
     holder, name = _holder(tower, path)
+    plain = holder.__dict__.get(name)
+    if isinstance(plain, Tensor):
+        return None if plain.numel() == 1 else plain
     found = holder._parameters.get(name, holder._modules.get(name))
     return None if isinstance(found, NoTable) else found
 

@@ -20,10 +20,13 @@ from vispe.hosts.transformers.classes import stock_of
 from vispe.hosts.transformers.signature import like_stock
 from vispe.hosts.transformers.vision.attention import (
     ClipAttention,
+    FilmAttention,
     GridAttention,
     InternAttention,
     InternEncoder,
     InternLayer,
+    JepaAttention,
+    JepaLayer,
     PackedAttention,
 )
 from vispe.hosts.transformers.vision.chunks import PackedContext, chunks_of, prepared_alike
@@ -32,6 +35,7 @@ from vispe.hosts.transformers.vision.tables import table_names
 from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.context import Context
 from vispe.hosts.transplant.loading import LoadsWeights
+from vispe.hosts.transplant.packed import packed
 
 
 class HostedTower(LoadsWeights):
@@ -124,6 +128,76 @@ class ClipTower(GridTower):
         return super().forward(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
 
 
+class PatchesTower(HostedTower):
+    """That of SigLIP 2, which sees the patches of each image on a grid of its own, with padding behind them."""
+
+    def forward(
+        self, pixel_values: Tensor, pixel_attention_mask: Tensor, spatial_shapes: Tensor, **kwargs: Any
+    ) -> Any:
+        """Return what transformers returns, for patches (b, n, d) of images with grids (b, 2) of rows and columns."""
+        sizes = [(int(h), int(w)) for h, w in spatial_shapes.tolist()]
+        number = torch.arange(pixel_values.shape[1], device=pixel_values.device)
+        columns = spatial_shapes[:, 1:].to(number.device)
+        coord = torch.stack([number // columns, number % columns], -1)
+        valid = number < spatial_shapes.prod(1).to(number.device)[:, None]
+        state = self.vispe
+
+        def positions(size: tuple[int, int]) -> Positions:
+            return state.cache(Grid(size, reference=state.reference), pixel_values)
+
+        prepare = prepared_alike(self._vispe_all(), self.training)
+        pos = prepare(packed(coord * valid[..., None], valid, sizes, self._vispe_all(), positions))
+        context = Context(pos, self._vispe_shared(), None, False, mixed=len(set(sizes)) > 1)
+        return super().forward(
+            pixel_values, pixel_attention_mask, spatial_shapes, vispe_context=context, **kwargs
+        )
+
+
+class FilmTower(HostedTower):
+    """Towers that see videos of one size, as cells of several frames, rows and columns."""
+
+    def _vispe_films(self, frames: int, height: int, width: int, like: Tensor) -> Positions:
+        """Return the positions of the cells of a video, not yet prepared."""
+        patch, config = pair(self.config.patch_size), self.config
+        shape = (frames // config.tubelet_size, height // patch[0], width // patch[1])
+        return self.vispe.cache(Grid(shape, reference=self.vispe.reference), like)
+
+    def _vispe_of(self, pos: Positions) -> Context:
+        prepare = prepared_alike(self._vispe_all(), self.training)
+        return Context(prepare(pos), self._vispe_shared(), None, False, rope=self.vispe.keep_rope)
+
+
+class VideoMaeTower(FilmTower):
+    """That of VideoMAE, whose blocks are called here because its own forward pass hands nothing to them."""
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **kwargs: Any) -> Any:
+        """Return what transformers returns, for videos (b, t, c, height, width), of which cells may be masked."""
+        del kwargs  # as transformers does, after its decorators have read them
+        frames, _, height, width = pixel_values.shape[1:]
+        pos = self._vispe_films(frames, height, width, pixel_values)
+        if bool_masked_pos is not None:
+            visible = int((~bool_masked_pos[0]).sum())
+            pos = traced.gather(pos, bool_masked_pos.long().argsort(dim=1, stable=True)[:, :visible])
+        x = self.embeddings(pixel_values, bool_masked_pos)
+        x = self.encoder(x, vispe_context=self._vispe_of(pos)).last_hidden_state
+        made = sys.modules[type(self).__module__].BaseModelOutput
+        return made(last_hidden_state=x if self.layernorm is None else self.layernorm(x))
+
+
+class JepaTower(FilmTower):
+    """The encoder of V-JEPA 2; its predictor stays as it is."""
+
+    def forward(self, pixel_values_videos: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Return what transformers returns, for videos (b, t, c, height, width)."""
+        frames, _, height, width = pixel_values_videos.shape[1:]
+        side = self.config.tubelet_size  # a video of fewer frames is repeated that often
+        frames = frames * side if frames < side else frames
+        pos = self._vispe_films(frames, height, width, pixel_values_videos)
+        return super().forward(pixel_values_videos, *args, vispe_context=self._vispe_of(pos), **kwargs)
+
+
 class InternTower(GridTower):
     """The tower of InternVL, whose blocks are run here because its own forward pass hands nothing to them."""
 
@@ -146,6 +220,9 @@ SWAPS: dict[str, tuple[type[HostedTower], type[nn.Module], tuple[tuple[str, type
     "grid": (PlainTower, GridAttention, ()),
     "masked": (MaskedTower, GridAttention, ()),
     "intern": (InternTower, InternAttention, _INTERN),
+    "patches": (PatchesTower, ClipAttention, ()),
+    "film": (VideoMaeTower, FilmAttention, ()),
+    "jepa": (JepaTower, JepaAttention, (("encoder.layer.*", JepaLayer),)),
 }
 
 

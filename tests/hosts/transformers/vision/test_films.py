@@ -1,0 +1,283 @@
+"""VideoMAE, V-JEPA 2 and SigLIP 2: cells of videos, and patches of images with grids of their own, by hand."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import warnings
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.common import cotangent, shake
+from tests.hosts.transformers.tiny import transformers
+from tests.hosts.transformers.vision.oracle import close
+from vispe.errors import ShapeError, UnsupportedCombination
+from vispe.hosts.transformers.vision.convert import vision_tower_of
+from vispe.hosts.transformers.vision.family import attentions
+
+SLOPES = torch.tensor([[0.7, 1.9], [1.7, 2.9]], dtype=torch.float64)
+COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+FILMS = ("VideoMAEModel", "VJEPA2Model")
+HEADS = ("VideoMAEForVideoClassification", "VideoMAEForPreTraining", "VJEPA2ForVideoClassification")
+EVERY = (*FILMS, "Siglip2VisionModel")
+
+
+def build(name, attention="sdpa"):
+    """A random model in double precision; videos of 4 frames of 16 x 16, 2 x 4 x 4 cells."""
+    if name.startswith("VideoMAE"):
+        config = transformers.VideoMAEConfig(
+            image_size=16, patch_size=4, num_frames=4, tubelet_size=2, intermediate_size=48, num_labels=3,
+            decoder_num_attention_heads=2, decoder_hidden_size=32, decoder_num_hidden_layers=1,
+            decoder_intermediate_size=48, **COMMON,
+        )  # fmt: skip
+    elif name.startswith("VJEPA2"):
+        config = transformers.VJEPA2Config(
+            crop_size=16, patch_size=4, frames_per_clip=4, tubelet_size=2, mlp_ratio=1.5, num_labels=3,
+            pred_hidden_size=24, pred_num_attention_heads=2, pred_num_hidden_layers=1, pred_num_mask_tokens=2,
+            drop_path_rate=0.0, num_pooler_layers=1, **COMMON,
+        )  # fmt: skip
+    else:
+        config = transformers.Siglip2VisionConfig(
+            patch_size=4, num_patches=16, intermediate_size=48, num_channels=3, **COMMON
+        )
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(config)
+    model.set_attn_implementation(attention)
+    return shake(model).double().eval()
+
+
+def inputs(name, frames=4, height=16, width=16):
+    """Two videos; of SigLIP 2 images of 3 x 5 and 2 x 4 patches."""
+    generator = torch.Generator().manual_seed(1)
+    if name.startswith("Siglip2"):
+        shapes = torch.tensor([[3, 5], [2, 4]])
+        mask = (torch.arange(16) < shapes.prod(1)[:, None]).long()
+        pixels = torch.randn(2, 16, 48, generator=generator).double()
+        return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
+    key = "pixel_values" if name.startswith("VideoMAE") else "pixel_values_videos"
+    given = {key: torch.randn(2, frames, 3, height, width, generator=generator).double()}
+    if name.startswith("VJEPA2"):
+        given["skip_predictor"] = True
+    return given
+
+
+def far(t, h, w):
+    """Distances between all cells, by hand."""
+    cells = [(i, y, x) for i in range(t) for y in range(h) for x in range(w)]
+    rows = [[sum((a - b) ** 2 for a, b in zip(p, q, strict=True)) ** 0.5 for q in cells] for p in cells]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def by_hand(model, biases):
+    """Let every attention layer add its bias (b or 1, h, n, n) to the logits, written out."""
+    number = {id(module): i for i, (_, _, module) in enumerate(attentions(vision_tower_of(model)))}
+
+    def attend(module, query, key, value, attention_mask, scaling=None, **_):
+        logits = query @ key.mT * scaling
+        if id(module) in number:
+            logits = logits + biases[number[id(module)]]
+        if attention_mask is not None:
+            seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+            logits = logits.masked_fill(~seen, float("-inf"))
+        weights = logits.softmax(-1)
+        return (weights @ value).transpose(1, 2), weights
+
+    transformers.AttentionInterface.register("by_hand", attend)
+    masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    transformers.AttentionMaskInterface.register("by_hand", masks["sdpa"])
+    model.set_attn_implementation("by_hand")
+    return model
+
+
+def bare(model):
+    """A stock model without its table and its own rotation."""
+    tower = vision_tower_of(model)
+    if hasattr(tower, "embeddings") and hasattr(tower.embeddings, "position_embeddings"):
+        tower.embeddings.position_embeddings = torch.zeros_like(tower.embeddings.position_embeddings)
+    elif hasattr(tower, "embeddings"):
+        tower.embeddings.position_embedding.weight.data.zero_()
+    else:
+        for block in tower.encoder.layer:
+            block.attention.apply_rotary_embeddings = lambda qk, _: qk
+    return model
+
+
+def biases(name, slopes, given):
+    """-slope * distance of all tokens that are there."""
+    if not name.startswith("Siglip2"):
+        pixels = next(v for k, v in given.items() if k.startswith("pixel_values"))
+        distance = far(pixels.shape[1] // 2, pixels.shape[3] // 4, pixels.shape[4] // 4)[None]
+    else:
+        distance = torch.zeros(2, 16, 16, dtype=torch.float64)
+        for i, (h, w) in enumerate(given["spatial_shapes"].tolist()):
+            distance[i, : h * w, : h * w] = far(1, h, w)
+    return [-distance[:, None] * s[:, None, None] for s in slopes]
+
+
+def spec_of(name, slopes=True):
+    word = "alibi2d" if name.startswith("Siglip2") else "alibi3d"
+    return f"{word}(slopes=learned,normalize=none,wrap=false)" if slopes else word
+
+
+def set_slopes(model, slopes):
+    with torch.no_grad():
+        for i, _, attn in attentions(vision_tower_of(model)):
+            attn.pos_enc.slope.copy_(slopes[i])
+
+
+@pytest.mark.parametrize("mode", ["plain", "checkpoint"])
+@pytest.mark.parametrize("name", EVERY)
+def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mode):
+    ours, stock = vispe.convert(build(name), spec_of(name)), bare(build(name))
+    own = SLOPES.clone().requires_grad_()
+    set_slopes(ours, SLOPES)
+    if mode == "checkpoint":
+        ours.train()
+        ours.gradient_checkpointing_enable()
+    sizes = [{}] if name != "VJEPA2Model" else [{}, {"frames": 6, "height": 12, "width": 20}, {}]
+    for size in sizes:  # another size, and the first again
+        given = inputs(name, **size)
+        found = ours(**given).last_hidden_state
+        wanted = by_hand(stock, biases(name, own, given))(**given).last_hidden_state
+        if name.startswith("Siglip2"):  # what stands in padding is not read
+            there = given["pixel_attention_mask"].bool()
+            found, wanted = found[there], wanted[there]
+        close(found, wanted, 1e-6)
+        towards = cotangent(found, 3)
+        names, parameters = zip(
+            *((n, p) for n, p in stock.named_parameters() if "table" not in n), strict=True
+        )
+        grads = torch.autograd.grad(
+            (wanted * towards).sum(), (own, *parameters), retain_graph=True, allow_unused=True
+        )
+        ours.zero_grad()
+        (found * towards).sum().backward()
+        layers = [attn for _, _, attn in attentions(vision_tower_of(ours))]
+        close(torch.stack([attn.pos_enc.slope.grad for attn in layers]), grads[0], 1e-6)
+        mine = dict(ours.named_parameters())
+        for n, g in zip(names, grads[1:], strict=True):
+            if g is not None and n in mine and "position_embedding" not in n:
+                close(mine[n].grad, g, 1e-6)
+
+
+@pytest.mark.parametrize("name", [*EVERY, *HEADS])
+def test_a_model_is_converted_copied_and_restored_bit_by_bit(name):
+    model, given = build(name), inputs(name)
+    if name.endswith("PreTraining"):
+        given["bool_masked_pos"] = torch.arange(32).remainder(2).bool().expand(2, -1)
+    given.pop("skip_predictor", None)
+
+    def said(m):
+        torch.manual_seed(0)
+        out = m(**given)
+        return out.last_hidden_state if "last_hidden_state" in out else out.logits
+
+    before, keys, signature = said(model), list(model.state_dict()), inspect.signature(type(model).forward)
+    vispe.convert(model, spec_of(name, False))
+    converted = said(model)
+    assert not torch.equal(converted, before)
+    assert inspect.signature(type(model).forward) == signature
+    assert torch.equal(said(copy.deepcopy(model)), converted)
+    assert torch.equal(said(pickle.loads(pickle.dumps(model))), converted)
+    vispe.restore(model)
+    assert list(model.state_dict()) == keys
+    assert torch.equal(said(model), before)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_kept_tables_and_rotations_are_those_of_stock(name):
+    own = {"keep_rope": True} if name == "VJEPA2Model" else {"keep_abs": True}
+    model, given = build(name), inputs(name)
+    before = model(**given).last_hidden_state
+    vispe.convert(model, spec_of(name), **own)
+    set_slopes(model, torch.zeros(2, 2))
+    close(model(**given).last_hidden_state, before, 1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
+    model, given = build(name).float(), inputs(name)
+    given = {k: v.float() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in given.items()}
+    vispe.convert(model, spec_of(name))
+    set_slopes(model, SLOPES.float())
+    with warnings.catch_warnings(action="ignore"):
+        model.save_pretrained(tmp_path)
+    auto = getattr(transformers, name) if name.startswith("Siglip2") else transformers.AutoModel
+    found = vispe.from_pretrained(auto, tmp_path).eval()
+    assert torch.equal(found(**given).last_hidden_state, model(**given).last_hidden_state)
+    stock = build(name).float()
+    model.load_state_dict(stock.state_dict())  # strictly; the encoding keeps its values
+    assert torch.equal(attentions_of(model)[0].pos_enc.slope.data, SLOPES[0].float())
+
+
+def attentions_of(model):
+    return [attn for _, _, attn in attentions(vision_tower_of(model))]
+
+
+def test_masked_cells_are_where_they_were():
+    """Of what VideoMAE leaves out, the rest keeps its frame, row and column."""
+    ours, stock = (
+        vispe.convert(build("VideoMAEModel"), spec_of("VideoMAEModel")),
+        bare(build("VideoMAEModel")),
+    )
+    set_slopes(ours, SLOPES)
+    given = inputs("VideoMAEModel")
+    order = torch.stack([torch.randperm(32, generator=torch.Generator().manual_seed(s)) for s in (0, 1)])
+    given["bool_masked_pos"] = order < 19
+    kept = torch.stack([(~m).nonzero()[:, 0] for m in given["bool_masked_pos"]])
+    whole = far(2, 4, 4)
+    distance = torch.stack([whole[k][:, k] for k in kept])
+    by_hand(stock, [-distance[:, None] * s[:, None, None] for s in SLOPES])
+    close(ours(**given).last_hidden_state, stock(**given).last_hidden_state, 1e-6)
+
+
+def test_the_predictor_of_v_jepa_stays_as_it_is():
+    model = vispe.convert(build("VJEPA2Model"), "alibi3d")
+    given = inputs("VJEPA2Model") | {"skip_predictor": False}
+    out = model(**given)
+    stock = build("VJEPA2Model")
+    cells = torch.arange(32).expand(2, -1)
+    wanted = stock.predictor(
+        encoder_hidden_states=out.last_hidden_state, context_mask=[cells], target_mask=[cells]
+    )
+    close(out.predictor_output.last_hidden_state, wanted.last_hidden_state, 1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_eager_attention_shows_the_weights_that_made_the_output(name):
+    model, given = vispe.convert(build(name, "eager"), spec_of(name, False)), inputs(name)
+    out = model(**given, output_attentions=True)
+    assert len(out.attentions) == 2
+    close(out.attentions[0].sum(-1), torch.ones(out.attentions[0].shape[:3]).double(), 1e-12)
+    for weights in out.attentions:
+        weights.retain_grad()
+    out.last_hidden_state.square().sum().backward()
+    assert all(weights.grad.abs().max() > 0 for weights in out.attentions)
+    fused = vispe.convert(build(name), spec_of(name, False))(**given).last_hidden_state
+    there = given.get("pixel_attention_mask", torch.ones(fused.shape[:2])).bool()
+    close(out.last_hidden_state[there], fused[there], 1e-6)
+
+
+@pytest.mark.parametrize("name", FILMS)
+def test_a_compiled_model_says_the_same(name):
+    model, given = vispe.convert(build(name), spec_of(name)), inputs(name)
+    compiled = torch.compile(model, backend="aot_eager")
+    close(compiled(**given).last_hidden_state, model(**given).last_hidden_state, 1e-12)
+
+
+@pytest.mark.parametrize("spec", ["lookhere", "alibi2d"])
+def test_encodings_of_two_axes_do_not_go_into_videos(spec):
+    model = build("VideoMAEModel")
+    before = model(**inputs("VideoMAEModel")).last_hidden_state
+    with pytest.raises((UnsupportedCombination, ShapeError)):
+        vispe.convert(model, spec)
+    assert torch.equal(model(**inputs("VideoMAEModel")).last_hidden_state, before)
+
+
+def test_one_grid_at_a_time_is_said_of_tables():
+    model = vispe.convert(build("Siglip2VisionModel"), "rpb")
+    with pytest.raises(ShapeError, match="one grid at a time"):
+        model(**inputs("Siglip2VisionModel"))
