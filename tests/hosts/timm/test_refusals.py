@@ -54,7 +54,6 @@ def _name(cls: type) -> str:
             "davit_tiny",
             "DaVit cannot take an encoding of vispe: it alternates windowed attention with attention between",
         ),
-        ("coatnet_0_224", "mixes convolutions with attention that has relative position tables of its own"),
         ("resnet18", "ResNet cannot take an encoding of vispe: it is a convolutional network"),
         ("pit_ti_224", "grids that shrink from stage to stage"),
         ("swinv2_cr_tiny_224", "attends inside windows"),

@@ -33,7 +33,6 @@ REASONS: dict[str, str] = {
     "Nest": _WINDOWS,
     "TinyVit": _WINDOWS,
     "EfficientVitMsra": _WINDOWS,
-    "MaxxVit": "mixes convolutions with attention that has relative position tables of its own, on grids that shrink",
     "CoaT": _STAGES,
     "PoolingVisionTransformer": _STAGES,
     "Visformer": _STAGES,

@@ -194,6 +194,46 @@ class HubSwinAttention(Sited):
         return self.o_proj(out.transpose(1, 2).flatten(2)), weights.to(out.dtype)
 
 
+class PartitionAttention(Sited):
+    """Attention of timm's MaxViT in windows, or grids, of a map (b, h, w, d); tokens of a grid are its neighbours."""
+
+    def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
+        """Return the map after attention."""
+        qkv, heads = self.qkv(x).flatten(1, 2), self.num_heads
+        if self.head_first:
+            q, k, v = qkv.unflatten(-1, (heads, -1)).transpose(1, 2).chunk(3, dim=3)
+        else:
+            q, k, v = _split(qkv, heads)
+        out = self.vispe_mixed(x.flatten(1, 2), (q, k, v), (x.shape[1], x.shape[2]), shared_rel_pos)
+        return self.proj_drop(self.proj(out.unflatten(1, (x.shape[1], x.shape[2]))))
+
+    def vispe_mixed(
+        self,
+        tokens: Tensor,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        shape: tuple[int, int],
+        shared: Tensor | None,
+    ) -> Tensor:
+        """Return the tokens (b, n, d) after attention, with the host's own bias where it counts."""
+        own = self.rel_pos.get_bias() if self.vispe_site.keep and self.rel_pos is not None else shared
+        return self.vispe_attend(tokens, qkv, shape, own, self.attn_drop.p if self.training else 0.0)
+
+
+class MapAttention(PartitionAttention):
+    """The same of maps (b, d, h, w), in MaxViT and CoAtNet."""
+
+    def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
+        """Return the map after attention."""
+        shape, qkv = (x.shape[2], x.shape[3]), self.qkv(x).flatten(2)
+        if self.head_first:
+            q, k, v = qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2)
+        else:
+            q, k, v = qkv.unflatten(1, (3, self.num_heads, -1)).unbind(1)
+        q, k, v = q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
+        out = self.vispe_mixed(x.flatten(2).transpose(1, 2), (q, k, v), shape, shared_rel_pos)
+        return self.proj_drop(self.proj(out.transpose(1, 2).unflatten(2, shape)))
+
+
 class SwinAttention(Sited):
     """Attention of timm's Swin inside windows."""
 

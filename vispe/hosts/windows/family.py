@@ -29,6 +29,8 @@ from vispe.hosts.transplant.loading import LoadsWeights
 from vispe.hosts.windows.attention import (
     HubSamAttention,
     HubSwinAttention,
+    MapAttention,
+    PartitionAttention,
     SamAttention,
     ShiftedAttention,
     Site,
@@ -46,6 +48,7 @@ MODELS: dict[str, str] = {
     "transformers.models.vitdet.modeling_vitdet.VitDetModel": "embeddings.position_embeddings",
     "transformers.models.vitdet.modeling_vitdet.VitDetBackbone": "embeddings.position_embeddings",
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "pos_embed",
+    "timm.models.maxxvit.MaxxVit": "",
     "timm.models.swin_transformer.SwinTransformer": "",
     "timm.models.swin_transformer_v2.SwinTransformerV2": "",
     "torchvision.models.vision_transformer.VisionTransformer": "encoder.pos_embedding",
@@ -57,6 +60,8 @@ SITES: dict[str, type[Sited]] = {
     "transformers.models.swin.modeling_swin.SwinAttention": HubSwinAttention,
     "transformers.models.vitdet.modeling_vitdet.VitDetAttention": VitDetAttention,
     "timm.models.vision_transformer_sam.Attention": SamAttention,
+    "timm.models.maxxvit.AttentionCl": PartitionAttention,
+    "timm.models.maxxvit.Attention2d": MapAttention,
     "timm.models.swin_transformer.WindowAttention": SwinAttention,
     "timm.models.swin_transformer_v2.WindowAttention": SwinV2Attention,
     "torch.nn.modules.activation.MultiheadAttention": WholeAttention,
@@ -72,8 +77,11 @@ RELATIVE = (
     "relative_position_bias_table",
     "relative_position_bias.relative_position_bias_table",
     "cpb_mlp",
+    "rel_pos",
 )
+_NETWORK = [f"rel_pos.mlp.fc{n}.{name}" for n in (1, 2) for name in ("weight", "bias")]
 _STATE = (*RELATIVE[:4], "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
+_STATE = (*_STATE, "rel_pos.relative_position_bias_table", *_NETWORK)
 
 
 def stock_type(module: nn.Module) -> type[Any]:
@@ -162,7 +170,13 @@ class _Windows(plan.Family):
             if not _has(holder, name):
                 continue
             kept[path] = (getattr(holder, name), getattr(holder, "window_size", None))
-            if name == "cpb_mlp":
+            if name == "rel_pos":
+                holder.vispe_window = tuple(holder.rel_pos.window_size)
+                kept[path] = (holder.rel_pos, holder.vispe_window)
+                holder.vispe_after = list(holder._modules)[list(holder._modules).index(name) + 1 :]
+                del holder._modules[name]
+                holder.__dict__[name] = None
+            elif name == "cpb_mlp":
                 # the name keeps its place; no registered None, below which torch takes every entry for known
                 holder._modules[name] = nn.Sequential()
             elif ".vitdet." in known(type(model)) and name == "position_embeddings":
@@ -182,6 +196,9 @@ class _Windows(plan.Family):
             if path not in kept:
                 continue
             table, window = kept[path]
+            if name == "rel_pos":
+                self.put_bias(model, holder, table.to(like.device, like.dtype), window)
+                continue
             if isinstance(table, nn.Module):
                 holder._modules[name] = table.to(like.device, like.dtype)
                 continue
@@ -195,6 +212,17 @@ class _Windows(plan.Family):
             if name == "relative_position_bias_table" and now != window:  # timm resamples it
                 holder.window_size = window
                 holder.set_window_size(now)
+
+    def put_bias(self, model: Any, attention: Any, bias: Any, window: tuple[int, int]) -> None:
+        """Bring the bias of a layer of MaxViT back, at the window that the layer has now."""
+        del attention.__dict__["rel_pos"], attention.vispe_window
+        attention.rel_pos = bias
+        for name in attention.__dict__.pop("vispe_after"):  # the order of a state dict is that of before
+            attention._modules[name] = attention._modules.pop(name)
+        block: Any = next(b for b in model.modules() if attention in b._modules.values())
+        now = tuple(getattr(block, "partition_size", window))
+        if now != window:
+            bias.set_window_size(now)
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
         for term in terms:
@@ -260,7 +288,8 @@ def _heads(attention: Any) -> tuple[int, int]:
     heads = getattr(attention, "num_heads", None) or attention.num_attention_heads
     if hasattr(attention, "q_proj"):
         return heads, attention.q_proj.out_features
-    return heads, attention.qkv.out_features // 3
+    wide = attention.qkv.out_channels if isinstance(attention.qkv, nn.Conv2d) else attention.qkv.out_features
+    return heads, wide // 3
 
 
 def _prefix(model: nn.Module) -> int:
@@ -269,13 +298,18 @@ def _prefix(model: nn.Module) -> int:
 
 def _grid(model: Any, attention: Any) -> tuple[int, int]:
     """Return the grid that an attention layer was built for."""
-    window = getattr(getattr(attention, "relative_position_bias", attention), "window_size", None)
+    biased: Any = (
+        getattr(attention, "relative_position_bias", getattr(attention, "rel_pos", None)) or attention
+    )
+    window = getattr(biased, "window_size", getattr(attention, "vispe_window", None))
     if window is not None:
         return (int(window[0]), int(window[1]))
     if isinstance(attention, nn.MultiheadAttention):
         side = model.image_size // model.patch_size
         return (side, side)
     block: Any = next(b for b in model.modules() if attention in b._modules.values())
+    if hasattr(block, "partition_size"):
+        return (int(block.partition_size[0]), int(block.partition_size[1]))
     if block.window_size:
         return (block.window_size, block.window_size)
     patches = model.patch_embed if hasattr(model, "patch_embed") else model.embeddings
@@ -299,6 +333,8 @@ def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 def _has(holder: nn.Module, name: str) -> bool:
     """Whether there is a table in a place."""
+    if name == "rel_pos":
+        return holder._modules.get(name) is not None
     if name == "cpb_mlp":
         return len(holder._modules.get(name) or ()) > 0
     return holder._parameters.get(name) is not None

@@ -1,0 +1,117 @@
+"""timm's MaxViT and CoAtNet: attention in windows, in grids and on whole maps, written out."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+
+import vispe
+from tests.hosts.common import cotangent, dense, shake
+from tests.hosts.windows.test_windows import close
+from vispe.hosts.windows.family import attentions
+
+MODELS = {
+    "maxvit": {"model_name": "test_maxvit"},
+    "maxvit_heads_last": {"model_name": "test_maxvit", "transformer_head_first": False},
+    "maxvit_network": {"model_name": "test_maxvit", "transformer_rel_pos_type": "mlp"},
+    "coatnet": {"model_name": "test_coatnet"},
+    "coatnet_heads_last": {"model_name": "test_coatnet", "transformer_head_first": False},
+}
+every = pytest.mark.parametrize("name", MODELS)
+SPEC = "alibi2d(slopes=learned,normalize=none,wrap=false)"
+
+
+def build(name, **options):
+    """A random model in double precision; windows and grids of 4 x 4, whole maps of 8 x 8 and 4 x 4."""
+    torch.manual_seed(0)
+    return shake(timm.create_model(**MODELS[name], img_size=128, num_classes=3, **options)).double().eval()
+
+
+def image(size=128):
+    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1)).double()
+
+
+def slopes_of(model):
+    """A slope for every head of every layer."""
+    generator = torch.Generator().manual_seed(2)
+    return [torch.rand(m.num_heads, generator=generator).double() for _, _, m in attentions(model)]
+
+
+def by_hand(model, slopes):
+    """Let every layer add -slope * distance, in place of its own bias."""
+    for (_, _, attn), slope in zip(attentions(model), slopes, strict=True):
+        far = dense(*attn.rel_pos.window_size, 0, wrap=False, normalize=False).double()
+        attn.rel_pos.get_bias = lambda far=far, slope=slope: -slope[:, None, None] * far
+    return model
+
+
+@every
+def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
+    ours, stock = vispe.convert(build(name), SPEC), build(name)
+    own = [s.requires_grad_() for s in slopes_of(stock)]
+    by_hand(stock, own)
+    layers = [m for _, _, m in attentions(ours)]
+    with torch.no_grad():
+        for attn, slope in zip(layers, own, strict=True):
+            attn.pos_enc.slope.copy_(slope)
+    x = image()
+    found, wanted = ours(x), stock(x)
+    close(found, wanted, 1e-6)
+    towards = cotangent(found, 3)
+    grads = torch.autograd.grad((wanted * towards).sum(), own)
+    (found * towards).sum().backward()
+    for attn, grad in zip(layers, grads, strict=True):
+        close(attn.pos_enc.slope.grad, grad, 1e-5)
+
+
+@every
+def test_a_model_is_converted_restored_and_loaded_bit_by_bit(name):
+    model, x = build(name), image()
+    before, state = model(x), {k: v.clone() for k, v in model.state_dict().items()}
+    vispe.convert(model, SPEC)
+    assert not torch.equal(model(x), before)
+    model.load_state_dict(state)  # strictly; the bias of the stock model has no place
+    converted = model(x)
+    again = vispe.convert(build(name), SPEC)
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(again(x), converted)
+    vispe.restore(model)
+    assert list(model.state_dict()) == list(state)
+    assert torch.equal(model(x), before)
+
+
+@every
+def test_a_kept_bias_is_that_of_stock(name):
+    model, x = build(name), image()
+    before = model(x)
+    vispe.convert(model, SPEC, keep_abs=True)
+    with torch.no_grad():
+        for _, _, attn in attentions(model):
+            attn.pos_enc.slope.zero_()
+    close(model(x), before, 1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of timm's own resampling
+@pytest.mark.parametrize("name", ["maxvit", "maxvit_network"])
+def test_another_input_size_and_the_bias_comes_back_for_it(name):
+    model, stock, x = vispe.convert(build(name), "alibi2d"), build(name), image(192)
+    for m in (model, stock):
+        m.set_input_size((192, 192))
+    assert model(x).isfinite().all()
+    vispe.restore(model)
+    assert torch.equal(model(x), stock(x))
+
+
+@every
+def test_a_graph_of_fx_says_the_same(name):
+    model, x = vispe.convert(build(name), "alibi2d"), image()
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
+
+
+def test_timm_builds_it_with_an_encoding():
+    model = timm.create_model("test_maxvit", pos_embed="gaussian2d", img_size=128, num_classes=3)
+    assert model.vispe.spec == [{"name": "gaussian2d"}]
+    assert "of each window: (4, 4)" in vispe.describe(model)
+    maps = timm.create_model("test_maxvit", pos_embed="gaussian2d", img_size=128, features_only=True)
+    assert len(maps(image().float())) == 5
