@@ -26,20 +26,16 @@ from vispe.hosts.transplant import plan
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.fitting import moved
 from vispe.hosts.transplant.loading import LoadsWeights
-from vispe.hosts.windows.attention import (
-    HubSamAttention,
-    HubSwinAttention,
+from vispe.hosts.windows.attention import Site, Sited
+from vispe.hosts.windows.timm import (
     MapAttention,
     PartitionAttention,
     SamAttention,
-    ShiftedAttention,
-    Site,
-    Sited,
     SwinAttention,
     SwinV2Attention,
-    VitDetAttention,
-    WholeAttention,
 )
+from vispe.hosts.windows.torchvision import ShiftedAttention, WholeAttention
+from vispe.hosts.windows.transformers import HubSamAttention, HubSwinAttention, VitDetAttention
 
 # class of a model: path of its absolute table, if it may have one
 MODELS: dict[str, str] = {

@@ -1,0 +1,104 @@
+"""torchvision's attention: Swin, which cuts its map into windows itself, and ViT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor
+from torch.nn import functional as F
+
+from vispe.hosts.windows.attention import Sited, cosine, joined, split
+
+Pair = tuple[int, int]
+
+
+def laid(x: Tensor, window: Pair, shift: Pair) -> tuple[Pair, Pair]:
+    """Return how many windows a map (b, h, w, d) has, and how far it is rolled: not where one window holds it all."""
+    counts = (-(-x.shape[1] // window[0]), -(-x.shape[2] // window[1]))
+    rolled = (shift[0] if counts[0] > 1 else 0, shift[1] if counts[1] > 1 else 0)
+    return counts, rolled
+
+
+@torch.fx.wrap
+def cut(x: Tensor, window: Pair, shift: Pair) -> Tensor:
+    """Return the windows (b windows, n, d) of a map (b, h, w, d), padded to whole windows and rolled."""
+    (rows, columns), rolled = laid(x, window, shift)
+    padded = F.pad(x, (0, 0, 0, -x.shape[2] % window[1], 0, -x.shape[1] % window[0]))
+    if sum(rolled):
+        padded = torch.roll(padded, (-rolled[0], -rolled[1]), (1, 2))
+    tokens = padded.unflatten(2, (columns, window[1])).unflatten(1, (rows, window[0])).transpose(2, 3)
+    return tokens.flatten(3, 4).flatten(0, 2)
+
+
+@torch.fx.wrap
+def together(out: Tensor, x: Tensor, window: Pair, shift: Pair) -> Tensor:
+    """Return the map like x (b, h, w, d) of windows (b windows, n, d); undoes `cut`."""
+    counts, rolled = laid(x, window, shift)
+    out = out.unflatten(0, (x.shape[0], *counts)).unflatten(3, window).transpose(2, 3)
+    out = out.flatten(3, 4).flatten(1, 2)
+    if sum(rolled):
+        out = torch.roll(out, rolled, (1, 2))
+    return out[:, : x.shape[1], : x.shape[2]].contiguous()
+
+
+@torch.fx.wrap
+def apart(x: Tensor, window: Pair, shift: Pair, bias: Tensor | None) -> Tensor | None:
+    """Return a bias with the mask (b windows, 1, n, n) between parts of a window that are no neighbours in the map."""
+    counts, rolled = laid(x, window, shift)
+    if not sum(rolled):
+        return bias
+    regions: list[Tensor] = []
+    for count, size, s in zip(counts, window, rolled, strict=True):
+        at = torch.arange(count * size, device=x.device)
+        regions.append((at >= count * size - size).long() + (at >= count * size - s).long() * bool(s))
+    region = regions[0][:, None] * 3 + regions[1]
+    region = region.unflatten(1, (counts[1], window[1])).unflatten(0, (counts[0], window[0])).transpose(1, 2)
+    region = region.reshape(-1, window[0] * window[1])
+    other = region[:, None] != region[:, :, None]
+    mask = torch.zeros_like(other, dtype=x.dtype).masked_fill(other, -100.0)
+    return joined(bias, mask.repeat(x.shape[0], 1, 1)[:, None])
+
+
+class ShiftedAttention(Sited):
+    """Attention of torchvision's Swin, which cuts the map (b, h, w, d) into windows itself; both versions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the map after attention."""
+        how = (tuple(self.window_size), tuple(self.shift_size))
+        tokens = cut(x, *how)
+        mask = apart(x, *how, self.get_relative_position_bias() if self.vispe_site.keep else None)
+        dropout = self.attention_dropout if self.training else 0.0
+        out = self.vispe_attend(tokens, self.vispe_projected(tokens), how[0], mask, dropout)
+        return together(F.dropout(self.proj(out), self.dropout, self.training), x, *how)
+
+    def vispe_projected(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (b, h, n, d_h); keys of version 2 have no bias."""
+        scale, bias = getattr(self, "logit_scale", None), self.qkv.bias
+        if scale is None:
+            return split(self.qkv(tokens), self.num_heads)
+        if bias is not None:
+            q_bias, k_bias, v_bias = bias.chunk(3)
+            bias = torch.cat([q_bias, torch.zeros_like(k_bias), v_bias])
+        q, k, v = split(F.linear(tokens, self.qkv.weight, bias), self.num_heads)
+        return *cosine(q, k, scale), v
+
+
+class WholeAttention(Sited):
+    """torch's attention in torchvision's ViT, on the one grid that the model was built for."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = True, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (b, n, d) after attention, and its weights where they are asked for, as in torch."""
+        del key, value, kwargs  # the block hands its tokens on three times
+        qkv = split(F.linear(query, self.in_proj_weight, self.in_proj_bias), self.num_heads)
+        context = self.vispe_context(query, self.vispe_site.grid, None)
+        scores = context.scores(self, qkv[:1], qkv[1:2], qkv[2], query) if need_weights else None
+        if scores is None:
+            out = context.attend(self, *qkv, query, self.dropout if self.training else 0.0)
+            return self.out_proj(out.transpose(1, 2).flatten(2)), None
+        weights = F.dropout(scores.softmax(), self.dropout, self.training)
+        (out,) = scores.weigh(weights)
+        return self.out_proj(out.transpose(1, 2).flatten(2)), weights.mean(1).to(out.dtype)

@@ -1,0 +1,92 @@
+"""transformers' attention in windows: SAM, ViTDet and Swin."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from vispe.hosts.windows.attention import Sited, joined, split
+
+
+class HubSamAttention(Sited):
+    """Attention of transformers' SAM; eager attention returns its weights (b h, n, n)."""
+
+    @property
+    def fused_attn(self) -> bool:
+        """Whether any backend may compute attention."""
+        return "Sdpa" in type(self).__name__
+
+    def forward(
+        self, hidden_states: Tensor, output_attentions: bool | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the map (b, h, w, d) after attention, and its weights where it is eager."""
+        del output_attentions
+        shape = (hidden_states.shape[1], hidden_states.shape[2])
+        tokens = hidden_states.flatten(1, 2)
+        q, k, v = split(self.qkv(tokens), self.num_attention_heads)
+        bias = None
+        if self.vispe_site.keep and self.use_rel_pos:
+            bias = self.get_decomposed_rel_pos(q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape)
+            bias = bias.flatten(3, 4).flatten(1, 2).unflatten(0, q.shape[:2])
+        if self.fused_attn:
+            return self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0)).unflatten(1, shape), None
+        scores = self.vispe_context(tokens, shape, bias).scores(self, (q,), (k,), v, tokens)
+        weights = scores.softmax()
+        (out,) = scores.weigh(F.dropout(weights, self.dropout, self.training))
+        out = self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape)
+        return out, weights.flatten(0, 1).to(out.dtype)
+
+
+class VitDetAttention(Sited):
+    """Attention of transformers' ViTDet, on windows or the whole map."""
+
+    def forward(self, hidden_state: Tensor, output_attentions: bool = False) -> tuple[Tensor, ...]:
+        """Return the map (b, h, w, d) after attention, and the weights (b, h, n, n) where they are asked for."""
+        shape = (hidden_state.shape[1], hidden_state.shape[2])
+        tokens = hidden_state.flatten(1, 2)
+        q, k, v = split(self.qkv(tokens), self.num_heads)
+        bias = None
+        if self.vispe_site.keep and self.use_relative_position_embeddings:
+            add = sys.modules[type(self).__module__].add_decomposed_relative_positions
+            nothing = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2], q.shape[2])
+            bias = add(nothing, q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape)
+            bias = bias.unflatten(0, q.shape[:2])
+        if not output_attentions:
+            return (self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0)).unflatten(1, shape),)
+        scores = self.vispe_context(tokens, shape, bias).scores(self, (q,), (k,), v, tokens)
+        weights = scores.softmax()
+        (out,) = scores.weigh(weights)
+        return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights.to(out.dtype)
+
+
+class HubSwinAttention(Sited):
+    """Attention of transformers' Swin inside windows, which are square."""
+
+    @property
+    def fused_attn(self) -> bool:
+        """Whether any backend may compute attention, or only plain products, as 'eager' asks."""
+        return self.config._attn_implementation != "eager"
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return windows of tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        del kwargs
+        x, heads = hidden_states, self.num_attention_heads
+        q, k, v = (
+            p(x).unflatten(-1, (heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if attention_mask is not None:
+            attention_mask = attention_mask.repeat(x.shape[0] // attention_mask.shape[0], 1, 1)[:, None]
+        mask = joined(self.relative_position_bias() if self.vispe_site.keep else None, attention_mask)
+        side, dropout = math.isqrt(x.shape[1]), self.attention_dropout if self.training else 0.0
+        if self.fused_attn:
+            return self.o_proj(self.vispe_attend(x, (q, k, v), (side, side), mask, dropout)), None
+        scores = self.vispe_context(x, (side, side), mask).scores(self, (q,), (k,), v, x)
+        weights = F.dropout(scores.softmax(), dropout)
+        (out,) = scores.weigh(weights)
+        return self.o_proj(out.transpose(1, 2).flatten(2)), weights.to(out.dtype)
