@@ -124,7 +124,7 @@ def test_the_table_is_printed(capsys):
 
 FAMILIES = [
     "beit_base_patch16_224", "swinv2_cr_tiny_224", "vit_relpos_small_patch16_224",
-    "hiera_tiny_224", "mvitv2_tiny", "cait_xxs24_224", "resnet18", "maxvit_tiny_tf_224",
+    "hiera_tiny_224", "mvitv2_tiny", "cait_xxs24_224", "resnet18",
     "vit_srelpos_small_patch16_224", "convnext_atto", "pvt_v2_b0", "davit_tiny",
 ]  # fmt: skip
 

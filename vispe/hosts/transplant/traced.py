@@ -107,10 +107,10 @@ def positions(
 
 @torch.fx.wrap
 def sited(
-    x: Tensor, shape: tuple[int, int], prefix: int, reference: tuple[int, int], encodings: Sequence[Encoding]
+    x: Tensor, shape: tuple[int, ...], prefix: int, reference: tuple[int, ...], encodings: Sequence[Encoding]
 ) -> Positions:
     """Return the prepared positions of tokens (b, n, d) on a grid of `shape`, for a layer that knows its grid."""
-    grid = Grid((int(shape[0]), int(shape[1])), prefix=prefix, reference=reference)
+    grid = Grid(tuple(int(n) for n in shape), prefix=prefix, reference=reference)
     return prepare(encodings, PositionCache()(grid, x), batch=x.shape[0])
 
 

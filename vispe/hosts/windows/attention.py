@@ -34,7 +34,7 @@ class Site:
         cache: positions of the last grids.
     """
 
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     prefix: int
     keep: bool
     cache: PositionCache = field(default_factory=PositionCache)
@@ -58,7 +58,7 @@ class Sited(nn.Module):
         self,
         x: Tensor,
         qkv: tuple[Tensor, Tensor, Tensor],
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         mask: Tensor | None,
         dropout_p: float,
     ) -> Tensor:
@@ -66,7 +66,7 @@ class Sited(nn.Module):
         out = self.vispe_context(x, shape, mask).attend(self, *qkv, x, dropout_p)
         return out.transpose(1, 2).flatten(2)
 
-    def vispe_context(self, x: Tensor, shape: tuple[int, int], mask: Tensor | None) -> Context:
+    def vispe_context(self, x: Tensor, shape: tuple[int, ...], mask: Tensor | None) -> Context:
         """Return the context of this layer for tokens (b, n, d) on a grid."""
         site = self.vispe_site
         parts = () if self.pos_enc is None else self.pos_enc.parts()

@@ -1,4 +1,4 @@
-"""Models whose attention layers have grids of their own: SAM, Swin, and torchvision's ViT.
+"""Models whose attention layers have grids of their own: SAM, Swin, MaxViT, torchvision's ViT, MONAI's networks.
 
 Where things are is said by structure: the classes of models, with their absolute tables, and those of attention
 layers. Every attention layer gets encodings of its own, for its heads and its window. The steps of a conversion are in
@@ -27,6 +27,7 @@ from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.fitting import moved
 from vispe.hosts.transplant.loading import LoadsWeights
 from vispe.hosts.windows.attention import Site, Sited
+from vispe.hosts.windows.monai import VolumeAttention, VolumeBlock, VolumeWindowAttention
 from vispe.hosts.windows.timm import (
     MapAttention,
     PartitionAttention,
@@ -47,6 +48,11 @@ MODELS: dict[str, str] = {
     "timm.models.maxxvit.MaxxVit": "",
     "timm.models.swin_transformer.SwinTransformer": "",
     "timm.models.swin_transformer_v2.SwinTransformerV2": "",
+    "monai.networks.nets.vit.ViT": "patch_embedding.position_embeddings",
+    "monai.networks.nets.vitautoenc.ViTAutoEnc": "patch_embedding.position_embeddings",
+    "monai.networks.nets.unetr.UNETR": "vit.patch_embedding.position_embeddings",
+    "monai.networks.nets.swin_unetr.SwinTransformer": "",
+    "monai.networks.nets.swin_unetr.SwinUNETR": "",
     "torchvision.models.vision_transformer.VisionTransformer": "encoder.pos_embedding",
     "torchvision.models.swin_transformer.SwinTransformer": "",
     "transformers.models.sam.modeling_sam.SamVisionEncoder": "pos_embed",
@@ -60,12 +66,16 @@ SITES: dict[str, type[Sited]] = {
     "timm.models.maxxvit.Attention2d": MapAttention,
     "timm.models.swin_transformer.WindowAttention": SwinAttention,
     "timm.models.swin_transformer_v2.WindowAttention": SwinV2Attention,
+    "monai.networks.blocks.selfattention.SABlock": VolumeAttention,
+    "monai.networks.nets.swin_unetr.WindowAttention": VolumeWindowAttention,
     "torch.nn.modules.activation.MultiheadAttention": WholeAttention,
     "torchvision.models.swin_transformer.ShiftedWindowAttention": ShiftedAttention,
     "torchvision.models.swin_transformer.ShiftedWindowAttentionV2": ShiftedAttention,
     "transformers.models.sam.modeling_sam.SamVisionAttention": HubSamAttention,
     "transformers.models.sam.modeling_sam.SamVisionSdpaAttention": HubSamAttention,
 }
+# class of another part: what stands in front of it
+PARTS: dict[str, type[nn.Module]] = {"monai.networks.nets.swin_unetr.SwinTransformerBlock": VolumeBlock}
 # relative tables on an attention layer: parameters, and a small network
 RELATIVE = (
     "rel_pos_h",
@@ -145,6 +155,9 @@ class _Windows(plan.Family):
     def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any]]]:
         for _, path, module in attentions(model):
             yield path, module, positioned(stock_type(module), SITES[_name(module)])
+        for path, module in model.named_modules():
+            if _name(module) in PARTS:
+                yield path, module, positioned(stock_type(module), PARTS[_name(module)])
 
     def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:
         return self.facts_at(model, layers[0][2], {"depth": len(layers)})
@@ -178,7 +191,9 @@ class _Windows(plan.Family):
             elif ".vitdet." in known(type(model)) and name == "position_embeddings":
                 holder.vispe_size = holder._parameters.pop(name).shape
                 holder.__class__ = positioned(type(holder), Untabled)
-            elif not (known(type(model)).startswith("timm.") or name == "position_embeddings"):
+            elif known(type(model)).startswith("monai.") or not (
+                known(type(model)).startswith("timm.") or name == "position_embeddings"
+            ):
                 # other libraries add it, or initialise it, whatever it is
                 table = holder._parameters.pop(name).detach()
                 holder.register_buffer(name, table.new_zeros([1] * table.ndim), persistent=False)
@@ -260,6 +275,7 @@ class _Windows(plan.Family):
     def leave(self, model: Any) -> None:
         for _, _, module in attentions(model):
             del module.vispe_site
+            module.__dict__.pop("vispe_shape", None)
         if isinstance(patches := getattr(model, "patch_embed", None), AnySize):
             patches.__class__ = stock_type(patches)
 
@@ -282,24 +298,49 @@ def _heads(attention: Any) -> tuple[int, int]:
     if isinstance(attention, nn.MultiheadAttention):
         return attention.num_heads, attention.embed_dim
     heads = getattr(attention, "num_heads", None) or attention.num_attention_heads
+    if hasattr(attention, "dim_head"):
+        return heads, heads * attention.dim_head
     if hasattr(attention, "q_proj"):
         return heads, attention.q_proj.out_features
-    wide = attention.qkv.out_channels if isinstance(attention.qkv, nn.Conv2d) else attention.qkv.out_features
-    return heads, wide // 3
+    return heads, attention.qkv.out_features // 3
 
 
 def _prefix(model: nn.Module) -> int:
-    return int(hasattr(model, "class_token"))
+    return int(hasattr(model, "class_token") or hasattr(model, "cls_token"))
 
 
-def _grid(model: Any, attention: Any) -> tuple[int, int]:
+def _of_monai(model: Any) -> tuple[int, ...]:
+    """Return the grid of patches of MONAI's ViT, which keeps their number only.
+
+    Raises:
+        UnsupportedHost: its sides are not equal, so that the number does not say them.
+    """
+    if hasattr(model, "feat_size"):
+        return tuple(int(n) for n in model.feat_size)
+    patches = model.patch_embedding
+    if isinstance(patches.patch_embeddings, nn.Sequential):
+        axes = sum(name.startswith("p") for name in patches.patch_embeddings[0].axes_lengths)
+    else:
+        axes = len(patches.patch_embeddings.kernel_size)
+    side = round(float(patches.n_patches) ** (1 / axes))
+    if side**axes != patches.n_patches:
+        raise UnsupportedHost(
+            f"MONAI's {type(model).__name__} keeps that it has {patches.n_patches} patches, not on which grid of "
+            f"{axes} axes, which is no cube; UNETR keeps it."
+        )
+    return (side,) * axes
+
+
+def _grid(model: Any, attention: Any) -> tuple[int, ...]:
     """Return the grid that an attention layer was built for."""
+    if isinstance(attention, VolumeAttention) or _name(attention).endswith(".SABlock"):
+        return _of_monai(model)
     biased: Any = (
         getattr(attention, "relative_position_bias", getattr(attention, "rel_pos", None)) or attention
     )
     window = getattr(biased, "window_size", getattr(attention, "vispe_window", None))
     if window is not None:
-        return (int(window[0]), int(window[1]))
+        return tuple(int(n) for n in window)
     if isinstance(attention, nn.MultiheadAttention):
         side = model.image_size // model.patch_size
         return (side, side)

@@ -1,0 +1,77 @@
+"""MONAI's attention: ViT (and UNETR) on all patches of a volume, Swin (and SwinUNETR) in windows of one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.errors import ShapeError, UnsupportedCombination
+from vispe.hosts.windows.attention import Sited, joined, split
+
+
+class VolumeAttention(Sited):
+    """Attention of MONAI's ViT on the one grid that it was built for, an image or a volume."""
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        """Return the tokens (b, n, d) after attention."""
+        if attn_mask is not None or self.causal or self.rel_positional_embedding is not None:
+            raise UnsupportedCombination(
+                "MONAI's attention was called with a mask, or built to be causal or with a relative embedding; an "
+                "encoding of vispe goes into one that sees all patches."
+            )
+        if self.use_combined_linear:
+            q, k, v = split(self.qkv(x), self.num_heads)
+        else:
+            q, k, v = (
+                part(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                for part in (self.to_q, self.to_k, self.to_v)
+            )
+        dropout = self.drop_weights.p if self.training else 0.0
+        if self.save_attn:  # the weights that are kept are those that made the output
+            scores = self.vispe_context(x, self.vispe_site.grid, None).scores(self, (q,), (k,), v, x)
+            weights = scores.softmax()
+            self.att_mat = weights.detach()
+            (out,) = scores.weigh(F.dropout(weights, dropout))
+            out = out.transpose(1, 2).flatten(2)
+        else:
+            out = self.vispe_attend(x, (q, k, v), self.vispe_site.grid, None, dropout)
+        return self.drop_output(self.out_proj(out))
+
+
+class VolumeWindowAttention(Sited):
+    """Attention of MONAI's Swin inside windows of two or three axes, which shrink where a map is smaller."""
+
+    vispe_shape: tuple[int, ...] | None = None
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Return windows of tokens (b, n, d) after attention, under the mask (windows, n, n) of shifted windows."""
+        tokens, shape = x.shape[1], self.vispe_shape or tuple(self.window_size)
+        if math.prod(shape) != tokens:
+            raise ShapeError(
+                f"Windows of {tokens} tokens came to an attention layer for windows of {tuple(shape)}; call the model "
+                "from one thread at a time."
+            )
+        bias = self.vispe_own(tokens) if self.vispe_site.keep else None
+        if mask is not None:
+            mask = mask.repeat(x.shape[0] // mask.shape[0], 1, 1)[:, None]
+        dropout = self.attn_drop.p if self.training else 0.0
+        out = self.vispe_attend(x, split(self.qkv(x), self.num_heads), shape, joined(bias, mask), dropout)
+        return self.proj_drop(self.proj(out))
+
+    def vispe_own(self, tokens: int) -> Tensor:
+        """Return the bias of the host (1, h, n, n)."""
+        index = self.relative_position_index[:tokens, :tokens]
+        return self.relative_position_bias_table[index].permute(2, 0, 1)[None]
+
+
+class VolumeBlock(nn.Module):
+    """A block of MONAI's Swin, which says how large the windows of its map are."""
+
+    def forward_part1(self, x: Tensor, mask_matrix: Any) -> Tensor:
+        """Return the map (b, ..., d) after attention in windows, no longer than the map along any axis."""
+        sides = zip(x.shape[1:-1], self.window_size, strict=True)
+        self.attn.vispe_shape = tuple(min(n, w) for n, w in sides)
+        return super().forward_part1(x, mask_matrix)
