@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
+from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
 
 import vispe
 from tests.hosts.common import cotangent, dense, shake
 from tests.hosts.windows.test_windows import close
+from vispe.errors import UnsupportedHost
 from vispe.hosts.windows.family import attentions
 
 MODELS = {
+    "maxvit_of_tensorflow": {"model_name": "test_maxvit", "transformer_rel_pos_type": "bias_tf"},
     "maxvit": {"model_name": "test_maxvit"},
     "maxvit_heads_last": {"model_name": "test_maxvit", "transformer_head_first": False},
     "maxvit_network": {"model_name": "test_maxvit", "transformer_rel_pos_type": "mlp"},
@@ -93,14 +96,16 @@ def test_a_kept_bias_is_that_of_stock(name):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of timm's own resampling
-@pytest.mark.parametrize("name", ["maxvit", "maxvit_network"])
+@every
 def test_another_input_size_and_the_bias_comes_back_for_it(name):
     model, stock, x = vispe.convert(build(name), "alibi2d"), build(name), image(192)
     for m in (model, stock):
         m.set_input_size((192, 192))
     assert model(x).isfinite().all()
+    assert ("(12, 12)" if "coatnet" in name else "(6, 6)") in vispe.describe(model)
     vispe.restore(model)
     assert torch.equal(model(x), stock(x))
+    assert list(model.state_dict()) == list(stock.state_dict())
 
 
 @every
@@ -115,3 +120,29 @@ def test_timm_builds_it_with_an_encoding():
     assert "of each window: (4, 4)" in vispe.describe(model)
     maps = timm.create_model("test_maxvit", pos_embed="gaussian2d", img_size=128, features_only=True)
     assert len(maps(image().float())) == 5
+
+
+def small(block, **attention):
+    """Two stages of one kind of block, of a class that no registered model of timm has."""
+    cfg = MaxxVitCfg(
+        embed_dim=(16, 32), depths=(1, 1), block_type=(block,) * 2, stem_width=8,
+        transformer_cfg=MaxxVitTransformerCfg(dim_head=8, window_size=(4, 4), **attention),
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return MaxxVit(cfg, img_size=64, num_classes=3).double().eval()
+
+
+@pytest.mark.parametrize("block", ["M", "PM", "T"])
+def test_layers_without_a_bias_know_their_grid(block):
+    model, x = small(block, rel_pos_type=""), image(64)
+    before = model(x)
+    vispe.convert(model, SPEC)
+    assert (model(x) - before).abs().max() > 1e-6
+    assert ("(16, 16), (8, 8)" if block == "T" else "(4, 4)") in vispe.describe(model)
+    vispe.restore(model)
+    assert torch.equal(model(x), before)
+
+
+def test_a_model_without_attention_is_refused():
+    with pytest.raises(UnsupportedHost, match="no attention"):
+        vispe.convert(small("C"), SPEC)

@@ -30,6 +30,7 @@ from vispe.hosts.windows.attention import Site, Sited
 from vispe.hosts.windows.monai import VolumeAttention, VolumeBlock, VolumeWindowAttention
 from vispe.hosts.windows.timm import (
     MapAttention,
+    NoBias,
     PartitionAttention,
     SamAttention,
     SwinAttention,
@@ -180,11 +181,7 @@ class _Windows(plan.Family):
                 continue
             kept[path] = (getattr(holder, name), getattr(holder, "window_size", None))
             if name == "rel_pos":
-                holder.vispe_window = tuple(holder.rel_pos.window_size)
-                kept[path] = (holder.rel_pos, holder.vispe_window)
-                holder.vispe_after = list(holder._modules)[list(holder._modules).index(name) + 1 :]
-                del holder._modules[name]
-                holder.__dict__[name] = None
+                holder.rel_pos = NoBias(holder.rel_pos.window_size)
             elif name == "cpb_mlp":
                 # the name keeps its place; no registered None, below which torch takes every entry for known
                 holder._modules[name] = nn.Sequential()
@@ -208,7 +205,8 @@ class _Windows(plan.Family):
                 continue
             table, window = kept[path]
             if name == "rel_pos":
-                self.put_bias(model, holder, table.to(like.device, like.dtype), window)
+                now, holder.rel_pos = holder.rel_pos.window_size, table.to(like.device, like.dtype)
+                table.set_window_size(now)  # timm resamples it
                 continue
             if isinstance(table, nn.Module):
                 holder._modules[name] = table.to(like.device, like.dtype)
@@ -224,17 +222,6 @@ class _Windows(plan.Family):
                 holder.window_size = window
                 holder.set_window_size(now)
 
-    def put_bias(self, model: Any, attention: Any, bias: Any, window: tuple[int, int]) -> None:
-        """Bring the bias of a layer of MaxViT back, at the window that the layer has now."""
-        del attention.__dict__["rel_pos"], attention.vispe_window
-        attention.rel_pos = bias
-        for name in attention.__dict__.pop("vispe_after"):  # the order of a state dict is that of before
-            attention._modules[name] = attention._modules.pop(name)
-        block: Any = next(b for b in model.modules() if attention in b._modules.values())
-        now = tuple(getattr(block, "partition_size", window))
-        if now != window:
-            bias.set_window_size(now)
-
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
         for term in terms:
             cls = encoding_class(term["name"])
@@ -248,6 +235,10 @@ class _Windows(plan.Family):
             raise UnsupportedHost(
                 f"This {stock.__name__} was built with use_rope=True, a rotation that vispe cannot take out of it; "
                 "build it without."
+            )
+        if not any(True for _ in attentions(model)):
+            raise UnsupportedHost(
+                f"This {stock.__name__} is made of convolutions and has no attention that an encoding could enter."
             )
         if not isinstance(getattr(model, "patch_drop", nn.Identity()), nn.Identity):
             raise UnsupportedHost(
@@ -338,7 +329,7 @@ def _grid(model: Any, attention: Any) -> tuple[int, ...]:
     biased: Any = (
         getattr(attention, "relative_position_bias", getattr(attention, "rel_pos", None)) or attention
     )
-    window = getattr(biased, "window_size", getattr(attention, "vispe_window", None))
+    window = getattr(biased, "window_size", None)
     if window is not None:
         return tuple(int(n) for n in window)
     if isinstance(attention, nn.MultiheadAttention):
@@ -347,6 +338,10 @@ def _grid(model: Any, attention: Any) -> tuple[int, ...]:
     block: Any = next(b for b in model.modules() if attention in b._modules.values())
     if hasattr(block, "partition_size"):
         return (int(block.partition_size[0]), int(block.partition_size[1]))
+    if hasattr(model, "stages"):  # a whole map of CoAtNet: the stem and every stage so far halved it
+        stage = next(i for i, s in enumerate(model.stages, 1) if any(attention is m for m in s.modules()))
+        sides = [size // model.stem.stride for size in model.img_size]
+        return (-(-sides[0] // 2**stage), -(-sides[1] // 2**stage))
     if block.window_size:
         return (block.window_size, block.window_size)
     patches = model.patch_embed if hasattr(model, "patch_embed") else model.embeddings
@@ -371,7 +366,7 @@ def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 def _has(holder: nn.Module, name: str) -> bool:
     """Whether there is a table in a place."""
     if name == "rel_pos":
-        return holder._modules.get(name) is not None
+        return not isinstance(holder._modules.get(name), NoBias | None)
     if name == "cpb_mlp":
         return len(holder._modules.get(name) or ()) > 0
     return holder._parameters.get(name) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.fx
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.hosts.windows.attention import Sited, cosine, joined, split
@@ -32,6 +32,22 @@ class SamAttention(Sited):
             bias = decomposed_of_timm(q, self.rel_pos_h, self.rel_pos_w, shape)
         out = self.vispe_attend(tokens, (q, k, v), shape, bias, self.attn_drop.p if self.training else 0.0)
         return self.proj_drop(self.proj(out)).unflatten(1, shape)
+
+
+class NoBias(nn.Module):
+    """Stands where the relative bias of a layer of MaxViT was taken out, and remembers the window that it is to fit.
+
+    Args:
+        window_size: rows and columns.
+    """
+
+    def __init__(self, window_size: tuple[int, int]) -> None:
+        super().__init__()
+        self.window_size = tuple(window_size)
+
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """Change the window, see timm."""
+        self.window_size = tuple(window_size)
 
 
 class PartitionAttention(Sited):
