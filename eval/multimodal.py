@@ -11,6 +11,7 @@ from pathlib import Path
 
 import checkout  # noqa: F401  (finds vispe)
 
+from vispe.hosts.transformers.language.families import FAMILIES
 from vispe.multimodal import Image, Parallel, Stream, Text, list_schemes
 from vispe.multimodal.properties import SchemeProperties, properties
 
@@ -24,6 +25,7 @@ VARIANTS = {  # rows after that of their scheme
     "videorope": ["videorope(after=max)"],
 }
 DRAWN = ("mrope_i", "mrope_i(spatial_reset=true)", "videorope", "circlerope", "vrope", "v2pe(stride=4)")
+COUNT = re.compile(r"\[\d+ model types\]\(")
 SEGMENTS = ("bilevel", "mrope_i", "rope1d")  # drawn with sentences, and with text that names a cell and a box
 NAMING = "text:5. text:7. image:4x6 text:3 text:4@1,4 text:3 text:4@2,0,3,1 text:5"
 COST = ("scheme", "text exact", "whole numbers", "decode-safe", "an image costs", "a video costs",
@@ -37,10 +39,11 @@ PLACE = ("scheme", "moves with the text before", "text after an image", "text af
 PICTURES = {
     "grids": "grids of the call",
     "squares": "squares of the configured size",
-    "sizes": "squares, or `image_sizes`",
-    "rows": "`image_sizes`; the word after a row is one more column",
-    "places": "places of patches, `image_position_ids`",
+    "sizes": "`image_sizes`, ends of rows; else squares",
     "runs": "equal squares, counted",
+    "places": "places of patches",
+    "patches": "`target_sizes`; slices are pictures",
+    "regions": "`image_grids`: small copy, whole, ends of rows",
     "tiles": "`image_sizes`: small copy, tiles, ends of rows",
     "one_vision": "`image_sizes`: small copy, tiles up to a limit",
 }
@@ -50,14 +53,12 @@ def families() -> str:
     """Return the table of families; it needs transformers."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from vispe.hosts.transformers.language.families import FAMILIES
-
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():
         own = str(family.own(CONFIG_MAPPING[name]()))
         videos = (
             "frames, time in words"
-            if family.frames_apart
+            if family.frames_apart or family.pictures in ("places", "patches", "regions")
             else "one block"
             if family.pictures == "grids"
             else "-"
@@ -92,7 +93,7 @@ def updated(page: str) -> str:
             raise ValueError(
                 f"docs/how-to/models/multimodal.md has {count} places for the table {name}; it needs one."
             )
-    return page
+    return COUNT.sub(f"[{len(FAMILIES)} model types](", page)
 
 
 def picture() -> None:

@@ -105,6 +105,15 @@ class MRoPE(Rule):
         return tokens, c + max(counted) + 1
 
 
+class TMRoPEInterleaved(MRoPE):
+    """tmrope_i: times of frames are not rounded down."""
+
+    def time(self, frame, seconds):
+        if self.tokens_per_second is None or seconds is None:
+            return frame * self.stride
+        return frame * Fraction(self.tokens_per_second) * Fraction(seconds)
+
+
 class PPE(MRoPE):
     """ppe: each coordinate of mrope k times."""
 
@@ -298,6 +307,8 @@ RULES = {
     "mousi": Shared,
     "mrope": MRoPE,
     "mrope_i": MRoPE,
+    "tmrope": MRoPE,
+    "tmrope_i": TMRoPEInterleaved,
     "omnirope": MRoPE,
     "ppe": PPE,
     "rope1d": Line,

@@ -184,6 +184,8 @@ OPTIONS = {
     "mrope": mrope_options(),
     "ernie_vl": mrope_options(),
     "mrope_i": mrope_options(),
+    "tmrope": mrope_options(),
+    "tmrope_i": mrope_options(),
     "mhrope": mrope_options(),
     "mmrope": st.builds(lambda o, s: {**o, "scale": s}, mrope_options(), st.tuples(halves, halves, halves)),
 }

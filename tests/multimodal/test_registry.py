@@ -29,7 +29,17 @@ def test_all_schemes_are_there():
         "circlerope group_pe hope_vlm ilrope mhrope mmrope mousi mrope mrope_i omnirope ppe rope1d rope_dhr"
     )
     assert sorted(NAMES) == NAMES
-    assert set(NAMES) >= {*wanted.split(), "bilevel", "ernie_vl", "tad_rope", "v2pe", "videorope", "vrope"}
+    assert set(NAMES) >= {
+        *wanted.split(),
+        "bilevel",
+        "ernie_vl",
+        "tad_rope",
+        "tmrope",
+        "tmrope_i",
+        "v2pe",
+        "videorope",
+        "vrope",
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -135,6 +145,7 @@ def test_every_option_has_an_effect():
         "train_length": 2,
     }
     rows = [[Text(3), Image(3, 4, (3, 2), "last"), Text(1), Video(9, 2, 2, 0.5), Text(2, group=0), Text(3)]]
+    rows[0] += [Video(4, 1, 1), Text(1)]  # of which nobody knows the seconds
     grouped = Stream.of([[Text(3), Text(2, group=1)]])
 
     def seen(scheme, stream):
@@ -148,6 +159,7 @@ def test_every_option_has_an_effect():
         ("mmrope", "sections"),
         ("mrope_i", "clip"),  # with sections that do not fit only: the next test
         ("ilrope", "clip"),
+        ("tmrope_i", "clip"),
     }  # one value only
     for name in NAMES:
         plain = create_scheme(name)

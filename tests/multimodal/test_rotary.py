@@ -290,6 +290,8 @@ ALLOCATIONS = {
     "omnirope": "tttthhhhhhwwwwww",
     "ernie_vl": "hwhwhwhwhwhwtttt",
     "ilrope": "thwthwthwthwthwt",
+    "tmrope": "tttthhhhhhwwwwww",
+    "tmrope_i": "thwthwthwthwthwt",
     "mmrope": "tthwhwhwtthwhwhw",
     "videorope": "hwhwhwhwhwhwtttt",
     "videorope(sections=[6,7,3])": "hwhwhwhwhwtttttt",

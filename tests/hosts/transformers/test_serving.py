@@ -15,7 +15,7 @@ from vispe.multimodal.serving import Rows
 
 SMALL = (8, 8, 8)
 REFUSED = {"bilevel", "mhrope", "tad_rope"}
-ROUNDED = {"circlerope", "v2pe"}
+ROUNDED = {"circlerope", "tmrope_i", "v2pe"}
 SCHEMES = [name for name in list_schemes() if name not in REFUSED]
 LAYERED = [
     "ernie_vl",

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
 from vispe.files import atomic_path, check_writable, write_json
 from vispe.hosts.transformers.language.convert import inner_of, is_vlm, with_host_sections
-from vispe.hosts.transformers.language.families import FAMILIES, family_of, rotary_of, text_of
+from vispe.hosts.transformers.language.families import FAMILIES, family_of, text_of
 from vispe.hosts.transformers.language.pictures import stream_of, token_types
+from vispe.hosts.transformers.language.rotary import rotaries_of
 from vispe.hosts.transformers.saving import record
 from vispe.multimodal import Scheme, create_scheme
 from vispe.multimodal.serving import Rows, Table, install, table_of
@@ -177,13 +178,14 @@ def serve_positions(
         )
     own = family_of(config).own(config)
     chosen = create_scheme(scheme or getattr(inner, "vispe_scheme", None) or entry.get("scheme") or own)
-    rotary = rotary_of(text)
-    chosen = with_host_sections(chosen, inner, rotary.pairs)
+    rotaries = rotaries_of(text)
+    (rotary,) = rotaries.values()  # models whose prompts come with grids have layers of one kind
+    chosen = with_host_sections(chosen, inner, rotaries)
     with torch.device("cpu"):
-        module = type(text.rotary_emb)(text.config)
-        rates = rotary.rates(module).float()
+        held = SimpleNamespace(rotary_emb=type(text.rotary_emb)(text.config))
+        rates = rotary.rates(held).float()
         rows = Rows.reaching(chosen, positions, picture, nearest)
-        return ServedPositions(rows, table_of(rows, rates, float(module.attention_scaling)), config)
+        return ServedPositions(rows, table_of(rows, rates, rotary.scaling(held)), config)
 
 
 def load_positions(folder: str | Path) -> ServedPositions:

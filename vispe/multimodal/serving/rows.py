@@ -59,7 +59,6 @@ class Rows:
 
     Example:
         >>> from vispe.multimodal import Image, Stream, Text, create_scheme
-        >>> from vispe.multimodal import Text, create_scheme
         >>> rows = Rows(create_scheme("videorope"), positions=16, below=2)
         >>> (found,) = rows.requests(Stream.of([[Text(1), Image(3, 5), Text(2)]]))
         >>> found.ids[2].tolist()
@@ -112,7 +111,10 @@ class Rows:
         sizes = {(max(1, height - h), max(1, width - w)) for h in (0, 1) for w in (0, 1)}
         sizes |= {(min(h, height), min(w, width)) for h, w in ((1, 1), (3, 5), (7, 11), (13, 17))}
         stills = [Image(h, w) for h, w in sorted(sizes)]
-        clips = [Video(max(1, frames - less), height, width) for less in (0, 1)]
+        # without a clock, and with one that is no fraction of few parts where a scheme keeps fractions of seconds
+        clips = [
+            Video(max(1, frames - less), height, width, seconds=s) for less in (0, 1) for s in (None, 0.7391)
+        ]
         found = [
             scheme.coordinates(
                 Stream.of([[Text(start), one, Text(1)] if start else [one, Text(1)]])

@@ -41,7 +41,7 @@ from vispe.hosts.transformers.language.state import (
 from vispe.multimodal import Coordinates, Stream
 
 PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
-GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "tile_grids")
+GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "tile_grids")
 TABLE, SPAN, OFFSET = "vispe_table", "vispe_span", "vispe_offset"  # a prompt by key, while generating
 
 

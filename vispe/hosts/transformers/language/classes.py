@@ -29,8 +29,9 @@ from vispe.hosts.transformers.language.call import (
     given,
     place,
 )
-from vispe.hosts.transformers.language.families import Rotary, family_of, text_of
+from vispe.hosts.transformers.language.families import family_of, text_of
 from vispe.hosts.transformers.language.late import LATE, LateRotation
+from vispe.hosts.transformers.language.rotary import Rotary
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     by_key,
@@ -44,8 +45,13 @@ from vispe.hosts.transformers.language.traced import numbered
 from vispe.hosts.transformers.signature import like_stock
 from vispe.multimodal import Scheme, tables
 
-ROTATION = "vispe_rotation"  # cosines and sines by kind of layer, from the language model to its layers
-PLACED = "vispe_placed"  # keys and coordinates, past a model that makes masks from ordinary ids
+ROTATION = "vispe_rotation"  # cosines and sines, from the language model to its layers
+PLACED = "vispe_placed"  # keys and coordinates, past a model that makes masks of its position ids
+
+
+def buffer_of(kind: str) -> str:
+    """Return the name of the buffer that has the axis of each pair in layers of a kind."""
+    return f"vispe_axis_of_pair_{kind}" if kind else "vispe_axis_of_pair"
 
 
 class PositionedGeneration:
@@ -146,7 +152,7 @@ class PositionedModel:
 
     vispe_scheme: Scheme
     vispe_number: int
-    vispe_typed: ClassVar[bool]  # whether the class that is replaced takes the types of tokens
+    vispe_typed: ClassVar[bool] = False  # whether the model of before takes mm_token_type_ids
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of a copy, which compiled programs find by a number of its own."""
@@ -157,9 +163,10 @@ class PositionedModel:
         """Keep the signature of the class that is replaced."""
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "vispe_stock"):
-            cls.vispe_typed = "mm_token_type_ids" in inspect.signature(cls.vispe_stock.forward).parameters
             more = dict.fromkeys(("mm_token_type_ids", "tile_grids", IDS), Tensor | None)
             like_stock(cls, "forward", **more)
+            stock = inspect.signature(cls.vispe_stock.forward).parameters  # type: ignore[attr-defined]
+            cls.vispe_typed = "mm_token_type_ids" in stock
 
     def forward(
         self,
@@ -201,16 +208,16 @@ class PositionedModel:
                 torch.ones_like(before.ids[0], dtype=torch.bool) if mask is None else mask[:, :past].bool()
             )
             before.marks = plain_marks(self.vispe_scheme.axes, valid)
-        if mm_token_type_ids is not None and type(self).vispe_typed:
+        if mm_token_type_ids is not None and self.vispe_typed:
             kwargs["mm_token_type_ids"] = mm_token_type_ids
         marks = () if placed.marks is None else (placed.marks,)
-        rows = torch.cat([placed.keys[None].to(placed.ids), placed.ids, *marks])
-        if family_of(self.config).masked:  # type: ignore[attr-defined]
-            rows, kwargs[PLACED] = placed.keys, rows
+        ids = torch.cat([placed.keys[None].to(placed.ids), placed.ids, *marks])
+        if family_of(self.config).masks:  # type: ignore[attr-defined]
+            kwargs[PLACED], ids = ids, placed.keys
         outputs = super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=attention_mask,
-            position_ids=rows,
+            position_ids=ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             **kwargs,
@@ -241,10 +248,10 @@ def _cache_of(outputs: Any) -> Any:
 class PositionedText:
     """The language model: it hands its layers the rotation of the scheme."""
 
-    vispe_allocation: dict[str, list[Any]]  # the axis of each pair by kind of layer, as buffers have it
+    vispe_allocation: dict[str, list[Any]]  # of each kind of layers, what its buffer has, in plain numbers
     vispe_late: bool
     vispe_axes: int
-    vispe_rotary: dict[str, Rotary]
+    vispe_rotary: dict[str, Rotary]  # of each kind of layers
     vispe_beside: Beside | None
     vispe_extend: tuple[int, int] | None
 
@@ -266,58 +273,72 @@ class PositionedText:
             self._fill()
 
     def _fill(self) -> None:
-        """Write the allocation into its buffers."""
-        for kind, rotary in self.vispe_rotary.items():
-            axis_of_pair: Tensor = getattr(self, rotary.buffer)
-            if not axis_of_pair.is_meta:
-                axis_of_pair.copy_(torch.tensor(self.vispe_allocation[kind], device="cpu"))
+        """Write the allocations into their buffers."""
+        for kind, axes in self.vispe_allocation.items():
+            buffer: Tensor = getattr(self, buffer_of(kind))
+            if not buffer.is_meta:
+                buffer.copy_(torch.tensor(axes, device="cpu"))
 
     def forward(self, *args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
-        """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s), or keys beside them (`PLACED`)."""
-        placed = kwargs.pop(PLACED, position_ids)
+        """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""
         if self.vispe_late:
             hf_late.keep_on(self)
+        position_ids = kwargs.pop(PLACED, position_ids)
         axes = self.vispe_axes
-        keys, ids, marks = placed[0].long(), placed[1 : 1 + axes], placed[1 + axes :]
-        found: dict[str, tuple[Tensor, Tensor]] = {}
-        for kind, own in self.vispe_rotary.items():
-            turned = self._turning(own, torch.float32 if own.full else kwargs["inputs_embeds"].dtype)
-            cos, sin = turned(ids)
-            if self.vispe_late:
-                state: SequenceState | None = getattr(kwargs.get("past_key_values"), "vispe_state", None)
-                past = None if state is None else state.ids
-                every = (cos, sin) if past is None else turned(torch.cat([past, ids], 2))
-                apart = self._apart(ids, marks, state, own)
-                kwargs[LATE] = LateRotation(_with_heads(cos, sin), _with_heads(*every), *apart, own.layout)
-                still = (1, 1, 2 * own.pairs)
-                found[kind] = cos.new_ones(still), cos.new_zeros(still)  # the host turns nothing
-            else:
-                found[kind] = own.wide(cos), own.wide(sin)
-        kwargs[ROTATION] = found
+        keys, ids, marks = position_ids[0].long(), position_ids[1 : 1 + axes], position_ids[1 + axes :]
+        state: SequenceState | None = getattr(kwargs.get("past_key_values"), "vispe_state", None)
+        dtype = kwargs["inputs_embeds"].dtype
+        made = {kind: self._turned(kind, ids, marks, state, dtype) for kind in self.vispe_rotary}
+        rotation, late = ({kind: both[n] for kind, both in made.items()} for n in (0, 1))
+        kwargs[ROTATION] = rotation.get("", rotation)
+        if self.vispe_late:
+            kwargs[LATE] = late.get("", late)
         rows = next(iter(self.vispe_rotary.values())).rows
-        return super().forward(  # type: ignore[misc]
-            *args, position_ids=keys if rows == 1 else keys.expand(rows, *keys.shape), **kwargs
-        )
+        host = keys if rows == 1 else keys.expand(rows, *keys.shape)
+        return super().forward(*args, position_ids=host, **kwargs)  # type: ignore[misc]
 
-    def _turning(self, own: Rotary, dtype: torch.dtype) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """Return what makes the cosines and sines of coordinates (axes, b, s), for layers of one kind."""
-        rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
-        pairs = {"frequencies": own.rates(rotary), "axis_of_pair": getattr(self, own.buffer)}
-        return partial(tables, **pairs, scaling=own.scaling(rotary), dtype=dtype)
+    def _maybe_slice_kv_shared_inputs(
+        self,
+        hidden_states: Tensor,
+        per_layer_inputs: Any,
+        position_embeddings: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Take some tokens for layers that share keys (Gemma 4): with them, their part of the scheme's rotation."""
+        given = hidden_states, per_layer_inputs, kwargs.get(ROTATION, position_embeddings), *args
+        return super()._maybe_slice_kv_shared_inputs(*given, **kwargs)  # type: ignore[misc]
+
+    def _turned(
+        self, kind: str, ids: Tensor, marks: Tensor, state: SequenceState | None, dtype: torch.dtype
+    ) -> tuple[tuple[Tensor, Tensor], LateRotation | None]:
+        """Return what layers of a kind turn by, and what their attention does; in its place where that turns."""
+        own = self.vispe_rotary[kind]
+        pairs = {"frequencies": own.rates(self), "axis_of_pair": getattr(self, buffer_of(kind))}
+        factor, dtype = own.scaling(self), torch.float32 if own.full else dtype
+        turned = partial(tables, **pairs, scaling=factor, dtype=dtype)
+        cos, sin = turned(ids)
+        if not self.vispe_late:
+            return (own.wide(cos), own.wide(sin)), None
+        past = None if state is None else state.ids
+        every = (cos, sin) if past is None else turned(torch.cat([past, ids], 2))
+        apart = self._apart(ids, marks, state, factor, **pairs)
+        late = LateRotation(_with_heads(cos, sin), _with_heads(*every), *apart, own.layout)
+        still = (1, 1, 2 * own.pairs)
+        return (cos.new_ones(still), cos.new_zeros(still)), late  # the host turns nothing
 
     def _apart(
         self,
         ids: Tensor,
         marks: Tensor,
         state: SequenceState | None,
-        own: Rotary,
+        factor: float,
+        frequencies: Tensor,
+        axis_of_pair: Tensor,
     ) -> tuple[Tensor | None, Apart | None]:
         """Return the mask of tokens that stand side by side, and how logits are made other than by one rotation."""
         every = ids if state is None or state.ids is None else torch.cat([state.ids, ids], 2)
-        rotary: Any = self.rotary_emb  # type: ignore[attr-defined]
-        rates = rates_of(own.rates(rotary), getattr(self, own.buffer), len(ids))
-        at = ids.movedim(0, -1), every.movedim(0, -1), rates
-        factor = own.scaling(rotary)
+        at = ids.movedim(0, -1), every.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
         if self.vispe_extend is not None:
             return None, extended(*at, factor, *self.vispe_extend)
         if not len(marks):
@@ -343,5 +364,12 @@ class PositionedLayer:
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the layer with the rotation of the scheme."""
-        kwargs["position_embeddings"] = kwargs.pop(ROTATION)[self.vispe_kind]
+        rotation, late = kwargs.pop(ROTATION), kwargs.get(LATE)
+        if isinstance(rotation, dict):
+            given, rotation = kwargs["position_embeddings"], rotation[self.vispe_kind]
+            # layers that share keys may be given some tokens only, and with them the rotation of these
+            rotation = given if given[0].shape[1] < rotation[0].shape[1] else rotation
+        kwargs["position_embeddings"] = rotation
+        if isinstance(late, dict):
+            kwargs[LATE] = late[self.vispe_kind]
         return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]

@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vispe.attention.turned.grouped import check_grouping
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
@@ -19,18 +19,23 @@ from vispe.hosts.transformers.language.classes import (
     PositionedLayer,
     PositionedModel,
     PositionedText,
+    buffer_of,
 )
 from vispe.hosts.transformers.language.families import (
     FAMILIES,
-    Rotary,
     family_of,
     missing,
-    rotaries_of,
     text_of,
 )
-from vispe.hosts.transformers.language.rope_index import INDEX, PositionedIndex
+from vispe.hosts.transformers.language.rope_index import (
+    INDEX,
+    PositionedIndex,
+    PositionedIndexGeneration,
+)
+from vispe.hosts.transformers.language.rotary import Rotary, kinds_of, rotaries_of
 from vispe.hosts.transformers.language.traced import numbered
 from vispe.multimodal import Scheme, create_scheme
+from vispe.multimodal.allocation import ZERO
 from vispe.multimodal.properties import keeps_text
 
 GENERATION = (
@@ -89,23 +94,23 @@ def convert_vlm(
         )
     text = text_of(inner)
     rotaries, heads = _check_text(text)
-    first = next(iter(rotaries.values()))
-    scheme = with_host_sections(scheme, inner, first.pairs)
+    scheme = with_host_sections(scheme, inner, rotaries)
     with torch.device("cpu"):  # under the meta device there would be no numbers to look at
-        axes = {kind: scheme.allocation(rotary.pairs, heads) for kind, rotary in rotaries.items()}
-        text_kept = all(keeps_text(scheme, rotary.pairs, heads) for rotary in rotaries.values())
+        allocated = {kind: _allocated(scheme, rotary, heads[kind]) for kind, rotary in rotaries.items()}
+        text_kept = all(keeps_text(scheme, rotary.turning, heads[kind]) for kind, rotary in rotaries.items())
     check_beside(parallel)
     if self_extend is not None:
         self_extend = _grouping(self_extend, parallel)
     for name, value in (("parallel", parallel), ("self_extend", self_extend)):
         if value is not None:
             hf_late.check_apart(text, name)
-    late_rotation = late_rotation or axes[first.kind].ndim == 2 or bool(parallel or self_extend)
+    by_head = any(axes.ndim == 2 for axes in allocated.values())
+    late_rotation = late_rotation or by_head or bool(parallel or self_extend)
     if late_rotation:
         hf_late.check(text)
-        _check_one_kind(text, rotaries)
     if parallel or self_extend:
-        _check_halves(text, first, "parallel" if parallel else "self_extend")
+        for rotary in rotaries.values():
+            _check_halves(text, rotary, "parallel" if parallel else "self_extend")
     if not text_kept:
         warnings.warn(
             f"{scheme} does not encode text as {type(model).__name__} was trained to: its text abilities change until "
@@ -116,25 +121,37 @@ def convert_vlm(
     if stock_of(type(inner)) is not None:
         restore_vlm(model)
     if model is not inner:
-        model.__class__ = positioned(type(model), PositionedGeneration)
+        answers = hasattr(model, "get_rope_index")
+        model.__class__ = positioned(
+            type(model), PositionedIndexGeneration if answers else PositionedGeneration
+        )
     indexed = hasattr(inner, "get_rope_index")
     inner.__class__ = positioned(type(inner), PositionedIndex if indexed else PositionedModel)
     inner.vispe_scheme = scheme
     numbered(inner)
-    device = first.rates(text.rotary_emb).device
     text.__class__ = positioned(type(text), PositionedText)
     text.vispe_late, text.vispe_axes, text.vispe_rotary = late_rotation, scheme.axes, rotaries
     text.vispe_beside, text.vispe_extend = parallel, self_extend
     if late_rotation:
         hf_late.switch_on(text)
-    text.vispe_allocation = {kind: axis.tolist() for kind, axis in axes.items()}
-    for kind, axis in axes.items():
-        text.register_buffer(rotaries[kind].buffer, axis.to(device), persistent=False)
-    kinds = text.config.layer_types if first.kind else [""] * len(text.layers)
-    for layer, kind in zip(
-        text.layers, kinds, strict=False
-    ):  # layers may be fewer than the configuration says
-        layer.__class__, layer.vispe_kind = positioned(type(layer), PositionedLayer), kind
+    text.vispe_allocation = {kind: axes.tolist() for kind, axes in allocated.items()}
+    for kind, axes in allocated.items():
+        device = rotaries[kind].rates(text).device
+        text.register_buffer(buffer_of(kind), axes.to(device), persistent=False)
+    for layer, kind in zip(text.layers, kinds_of(text), strict=True):
+        layer.__class__ = positioned(type(layer), PositionedLayer)
+        layer.vispe_kind = kind
+
+
+def _allocated(scheme: Scheme, rotary: Rotary, heads: int) -> Tensor:
+    """Return the axis of each pair; those that the model does not turn have none."""
+    axes = scheme.allocation(rotary.turning, heads)
+    if not rotary.still:
+        return axes
+    turning = [n for n in range(rotary.pairs) if n not in rotary.still]
+    every = axes.new_full((*axes.shape[:-1], rotary.pairs), ZERO)
+    every[..., turning] = axes
+    return every
 
 
 def _grouping(given: Any, parallel: Any) -> tuple[int, int]:
@@ -149,24 +166,19 @@ def _grouping(given: Any, parallel: Any) -> tuple[int, int]:
     return int(given[0]), int(given[1])
 
 
-def _check_one_kind(text: Any, rotaries: dict[str, Rotary]) -> None:
-    """Raise where layers differ in their frequencies, so that no one table turns what a cache holds."""
-    if len(rotaries) > 1:
-        raise UnsupportedHost(
-            f"Rotation inside the attention turns all layers by the same frequencies; those of {type(text).__name__} "
-            f"differ between {' and '.join(rotaries)}."
-        )
-
-
-def _check_text(text: Any) -> tuple[dict[str, Rotary], int]:
-    """Return the rotary embedding by kind of layer, and the key heads of a language model."""
+def _check_text(text: Any) -> tuple[dict[str, Rotary], dict[str, int]]:
+    """Return the rotary embeddings, one for each kind of layers, and the key heads of a language model."""
     rotaries, layers = rotaries_of(text), getattr(text, "layers", None)
     if not layers:
         raise UnsupportedHost(f"The language model {type(text).__name__} has no `layers`.")
     layer = stock_of(type(layers[0])) or type(layers[0])
     if "position_embeddings" not in inspect.signature(layer.forward).parameters:
         raise UnsupportedHost(f"The decoder layer {layer.__name__} takes no `position_embeddings`.")
-    return rotaries, int(text.config.num_key_value_heads)
+    configs = dict.fromkeys(rotaries, text.config)
+    if "" not in rotaries and hasattr(text.config, "per_layer_config"):
+        kinds = kinds_of(text)
+        configs = {kind: text.config.per_layer_config[kinds.index(kind)] for kind in rotaries}
+    return rotaries, {kind: int(config.num_key_value_heads) for kind, config in configs.items()}
 
 
 def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
@@ -180,13 +192,14 @@ def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
         )
 
 
-def with_host_sections(scheme: Scheme, inner: Any, pairs: int) -> Scheme:
+def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
     """Return the scheme with the sections that the model was trained with, where they mean the same."""
     host = getattr(text_of(inner).rotary_emb, "mrope_section", None)
+    pairs = next(iter(rotaries.values())).pairs
     if host is None or scheme.options().get("sections") is not None or sum(host) != pairs:
         return scheme
     own = family_of(inner.config).own(inner.config)
-    if scheme.name != own.name:
+    if scheme.name != own.name or "sections" not in own.options():
         return scheme
     return create_scheme(scheme, sections=own.options().get("sections") or tuple(host))
 
@@ -243,10 +256,10 @@ def restore_vlm(model: nn.Module) -> None:
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
     hf_late.switch_off(text)
-    for rotary in text.vispe_rotary.values():
-        delattr(text, rotary.buffer)
     for layer in text.layers:
         del layer.vispe_kind
+    for kind in text.vispe_rotary:
+        delattr(text, buffer_of(kind))
     del (
         inner.vispe_scheme,
         inner.vispe_number,
@@ -263,16 +276,24 @@ def describe_vlm(model: nn.Module) -> str:
     if stock_of(type(inner)) is None:
         return f"{type(model).__name__}: its own position scheme"
     text = text_of(inner)
-    axes = torch.tensor(next(iter(text.vispe_allocation.values())))
-    names = {-1: "-", 0: "t", 1: "h", 2: "w"} if inner.vispe_scheme.axes == 3 else {-1: "-"}
-    shown = " ".join(names.get(a, str(a)) for a in (axes[:, 0] if axes.ndim == 2 else axes).tolist())
-    shown += " (-: not turned)" if bool((axes < 0).any()) else ""
-    unit = "key head" if axes.ndim == 2 else "pair of channels, from the highest frequency"
+    lines = [_allocation(inner.vispe_scheme, kind, axes) for kind, axes in text.vispe_allocation.items()]
     where = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
     return (
         f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
-        f"  axis of each {unit}: {shown}\n  turns {where}{_shown(text)}"
+        f"{''.join(lines)}  turns {where}{_shown(text)}"
     )
+
+
+def _allocation(scheme: Scheme, kind: str, axes: list[Any]) -> str:
+    """Return which axis turns what in the layers of a kind, as a line."""
+    by_head = isinstance(axes[0], list)
+    names = {-1: "-", 0: "t", 1: "h", 2: "w"} if scheme.axes == 3 else {-1: "-"}
+    each = [row[0] for row in axes] if by_head else axes
+    shown = " ".join(names.get(a, str(a)) for a in each)
+    still = any(a < 0 for row in (axes if by_head else [axes]) for a in row)
+    shown += " (-: not turned)" if still else ""
+    unit = "key head" if by_head else "pair of channels, from the highest frequency"
+    return f"  axis of each {unit}{f' in layers of {kind}' if kind else ''}: {shown}\n"
 
 
 def _shown(text: Any) -> str:

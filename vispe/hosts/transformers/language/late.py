@@ -119,6 +119,11 @@ def check(text: Any) -> None:
         raise UnsupportedHost(
             "Rotation inside the attention needs all keys, but layers of this model keep a sliding window."
         )
+    if getattr(text.config, "qk_rope_head_dim", None):
+        raise UnsupportedHost(
+            "Rotation inside the attention needs heads that begin with the channels that turn; here these come last, "
+            "and the cache holds them apart (multi-head latent attention)."
+        )
 
 
 def switch_off(text: Any) -> None:

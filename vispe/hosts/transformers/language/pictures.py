@@ -20,8 +20,8 @@ def token_types(
     config: Any, input_ids: Tensor | None, given: Tensor | None, shape: tuple[int, int]
 ) -> Tensor | None:
     """Return the type of every token (b, s), 0 text, 1 image, 2 video; None where it cannot be known."""
-    if input_ids is None:
-        return given
+    if input_ids is None:  # Molmo's types count the tokens around pictures, too
+        return None if family_of(config).pictures == "regions" else given
     if tuple(input_ids.shape) != shape:
         raise InputError(f"input_ids has the shape {tuple(input_ids.shape)}, but the tokens are {shape}.")
     types = torch.zeros_like(input_ids)
@@ -72,7 +72,7 @@ def stream_of(
             given.get("image_grid_thw"),
             clips,
             merge=config.vision_config.spatial_merge_size,
-            seconds=given.get("second_per_grid_ts"),
+            seconds=_seconds(given),
             frames_apart=family.frames_apart,
             **common,
         )
@@ -85,20 +85,26 @@ def stream_of(
         _check_sizes(given)
         return Stream.from_ids(types, _any_resolution(model, given), **common)
     if family.pictures == "places":
-        shown = _of_places(config, given)
-        return Stream.from_ids(
-            types, [Image(h, w) for h, w in shown[0]], [Video(1, h, w) for h, w in shown[1]], **common
-        )
+        pictures, frames = (_pooled(config, given.get(f"{n}_position_ids")) for n in ("image", "video"))
+        clips = [Video(1, h, w) for h, w in frames]
+        return Stream.from_ids(types, [Image(h, w) for h, w in pictures], clips, **common)
+    if family.pictures == "patches":
+        pictures, frames = (_merged(config, given.get(f"target_sizes{n}"), given) for n in ("", "_videos"))
+        clips = [Video(1, h, w) for h, w in frames]
+        return Stream.from_ids(types, [Image(h, w) for h, w in pictures], clips, **common)
+    if family.pictures == "regions":
+        types, *regions = _regions(types, mask, documents, given)
+        return Stream.from_ids(types, *regions, **common)
     if family.pictures == "runs":
         return Stream.from_ids(types, _even(model, types, mask, given), **common)
     if config.vision_config.model_type == "pixtral":
         _check_sizes(given)
-    if given.get("image_sizes") is not None and family.pictures in ("sizes", "rows"):
-        patch = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
-        sizes = [[int(n) // patch for n in size] for size in given["image_sizes"]]
-        lines = family.pictures == "rows" and all(h == 1 for h, _ in sizes)
-        ended, types = _with_ends(types, mask, len(sizes), lines)
-        return Stream.from_ids(types, [Image(h, w + ended) for h, w in sizes], **common)
+    if family.pictures == "sizes" and (
+        given.get("image_sizes") is not None or hasattr(config, "spatial_merge_size")
+    ):
+        sizes = _sizes(model, given.get("image_sizes"), types[mask])
+        types, sizes = _with_ends(types, mask, documents, IMAGE, sizes, [0] * len(sizes))
+        return Stream.from_ids(types, [Image(h, w) for h, w in sizes], **common)
     side = _side(model, given)
     if given.get("tile_grids") is not None:
         pictures = [_tiled(side, int(r), int(c)) for r, c in given["tile_grids"]]
@@ -109,19 +115,19 @@ def stream_of(
     )
 
 
-def _with_ends(types: Tensor, mask: Tensor, pictures: int, always: bool) -> tuple[bool, Tensor]:
-    """Return whether rows of pictures end in words, as Pixtral's do, and the types with these words among the pictures.
+def _seconds(given: dict[str, Any]) -> Any:
+    """Return the seconds from frame to frame of each video, where the call says them.
 
-    Args:
-        types: of every token (b, s).
-        mask: which tokens (b, s) are not padding.
-        pictures: how many there are.
-        always: whether they do for sure; else where there are more runs of placeholders than pictures.
+    Raises:
+        InputError: audio is woven into the videos, which no stream describes.
     """
-    placed = (types == IMAGE) & mask
-    behind = torch.nn.functional.pad(placed[:, :-1], (1, 0)) & ~placed & mask
-    ended = always or int(behind.sum()) > pictures
-    return ended, types.masked_fill(behind, IMAGE) if ended else types
+    if given.get("use_audio_in_video") and given.get("video_grid_thw") is not None:
+        raise InputError(
+            "use_audio_in_video weaves the audio of a video into its frames, and a stream describes audio as text and "
+            "frames as one block; give audio and videos apart, or restore the model."
+        )
+    named = (given.get(name) for name in ("second_per_grid_ts", "video_second_per_grid"))
+    return next((seconds for seconds in named if seconds is not None), None)
 
 
 def _check_sizes(given: dict[str, Any]) -> None:
@@ -133,6 +139,79 @@ def _check_sizes(given: dict[str, Any]) -> None:
             "image_sizes. If this came from generate(), only the model inside was converted: call vispe.convert with "
             "the whole model, head included."
         )
+
+
+def _sizes(model: Any, pixels: Any, kinds: Tensor) -> list[tuple[int, int]]:
+    """Return rows and columns of the tokens of images whose height and width in pixels are given."""
+    if pixels is None and bool((kinds == IMAGE).any()):
+        raise InputError(
+            f"{int((kinds == IMAGE).sum())} placeholders of images came without image_sizes, which say how many rows "
+            "and columns they are; give image_sizes, or coordinates as position_ids."
+        )
+    tower = getattr(model, "vision_tower", None) or model.vision_encoder
+    patch = tower.patch_size * getattr(model.config, "spatial_merge_size", 1)
+    return [(int(h) // patch, int(w) // patch) for h, w in (() if pixels is None else pixels)]
+
+
+def _with_ends(
+    types: Tensor, mask: Tensor, documents: Tensor, kind: int, sizes: list[tuple[int, int]], views: list[int]
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Return types in which the tokens that end rows of pictures belong to these, and sizes that count them.
+
+    Pixtral's processor writes [IMG_BREAK] after every row of placeholders and [IMG_END] after the last, Molmo's writes
+    <im_col>. No configuration names them, but then a token that is no placeholder follows every row. Others write no
+    such tokens. All pictures of a view are alike; one of one row is as those of more rows are.
+    """
+    kinds, sample = types[mask], torch.arange(len(types), device=types.device)[:, None].expand_as(types)[mask]
+    widths = torch.tensor([w for h, w in sizes for _ in range(h)], dtype=torch.long, device=types.device)
+    places = (kinds == kind).nonzero()[:, 0]
+    if not len(widths) or int(widths.sum()) != len(places):
+        return types, sizes  # what does not fit is named where blocks are made
+    last = places[widths.cumsum(0) - 1]
+    after = (last + 1).clamp(max=len(kinds) - 1)
+    about = torch.stack([sample, documents[mask]])
+    broken = (after > last) & (kinds[after] == 0) & (about[:, after] == about[:, last]).all(0)
+    found = [bool(part.all()) for part in broken.split([h for h, _ in sizes])]
+    rows = [(view, e) for view, e, (h, _) in zip(views, found, sizes, strict=True) if h > 1]
+    alike = [[e for v, e in rows if v == view] or [e for _, e in rows] for view in views]
+    ended = [e and all(others) for e, others in zip(found, alike, strict=True)]
+    of_row = torch.tensor(
+        [e for e, (h, _) in zip(ended, sizes, strict=True) for _ in range(h)], device=types.device
+    )
+    marked = kinds.index_fill(0, after[of_row], kind)
+    wider = [(h, w + e) for e, (h, w) in zip(ended, sizes, strict=True)]
+    return types.masked_scatter(mask, marked), wider
+
+
+def _regions(
+    types: Tensor, mask: Tensor, documents: Tensor, given: dict[str, Any]
+) -> tuple[Tensor, list[Image], list[Video]]:
+    """Return types and pictures of Molmo 2, which has one token for images and frames, and either in a call.
+
+    An image is a small copy and, behind it, the whole; a video is its frames, with words between.
+    """
+    clips = given.get("video_grids")
+    kind = IMAGE if clips is None else VIDEO
+    types = torch.where(types > 0, kind, types)
+    if clips is not None:
+        sizes = [(int(h), int(w)) for t, h, w in clips for _ in range(int(t))]
+        views = [0] * len(sizes)
+    else:
+        grids = given.get("image_grids")
+        four = [] if grids is None else torch.as_tensor(grids).tolist()
+        sizes = [(h, w) for grid in four for h, w in (grid[:2], grid[2:]) if h * w]
+        views = [n for grid in four for n in (0, 1) if grid[2 * n] * grid[2 * n + 1]]
+    types, sizes = _with_ends(types, mask, documents, kind, sizes, views)
+    if clips is not None:
+        return types, [], [Video(1, h, w) for h, w in sizes]
+    return types, [Image(h, w) for h, w in sizes], []
+
+
+def _merged(config: Any, patches: Any, given: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return rows and columns of the tokens of MiniCPM-V's images or frames, of which patches (n, 2) are given."""
+    mode = given.get("downsample_mode") or config.downsample_mode
+    down, across = (n**config.merger_times * (1 if mode == "4x" else 2) for n in config.merge_kernel_size)
+    return [] if patches is None else [(int(h) // down, int(w) // across) for h, w in patches]
 
 
 def _tiled(side: int, rows: int, cols: int) -> Image:
@@ -190,23 +269,12 @@ def _even(model: Any, types: Tensor, mask: Tensor, given: dict[str, Any]) -> Ten
     return torch.tensor([[1, side, side]] * (tokens // max(1, side**2)), dtype=torch.long).reshape(-1, 3)
 
 
-def _of_places(config: Any, given: dict[str, Any]) -> list[list[tuple[int, int]]]:
-    """Return rows and columns of tokens, of images and of the frames of videos, from places x, y of patches.
-
-    Raises:
-        InputError: pictures came without the places of their patches.
-    """
-    side, found = config.vision_config.pooling_kernel_size, []
-    for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
-        places: Tensor | None = given.get(f"{kind}_position_ids")
-        if places is None and given.get(pixels) is not None:
-            raise InputError(
-                f"{pixels} came without {kind}_position_ids, so nothing says how large the pictures are; give what the "
-                "processor of the model does."
-            )
-        largest = [] if places is None else (places.reshape(-1, *places.shape[-2:]).amax(1) + 1).tolist()
-        found.append([(rows // side, columns // side) for columns, rows in largest])
-    return found
+def _pooled(config: Any, places: Tensor | None) -> list[tuple[int, int]]:
+    """Return rows and columns of the tokens of images, whose patches (n, patches, 2) have column and row, or -1."""
+    if places is None:
+        return []
+    ends = (places.amax(1) + 1) // config.vision_config.pooling_kernel_size
+    return [(int(h), int(w)) for w, h in ends.tolist()]
 
 
 def _any_resolution(model: Any, given: dict[str, Any]) -> list[Image]:

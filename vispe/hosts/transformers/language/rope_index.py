@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.call import Call
-from vispe.hosts.transformers.language.classes import PositionedModel
+from vispe.hosts.transformers.language.classes import PositionedGeneration, PositionedModel
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     check_filled_here,
@@ -24,6 +24,19 @@ from vispe.multimodal import Coordinates, create_scheme
 from vispe.multimodal.properties import is_whole
 
 INDEX = ("get_rope_index", "compute_3d_position_ids")
+
+
+class PositionedIndexGeneration(PositionedGeneration):
+    """The model with a head that answers for the ids of its model itself (Qwen-Omni)."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep the signature of the class that is replaced."""
+        super().__init_subclass__(**kwargs)
+        like_stock(cls, "get_rope_index")
+
+    def get_rope_index(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Return what the model inside does."""
+        return self.model.get_rope_index(*args, **kwargs)  # type: ignore[attr-defined]
 
 
 class PositionedIndex(PositionedModel):
@@ -42,6 +55,8 @@ class PositionedIndex(PositionedModel):
         video_grid_thw: Tensor | None = None,
         attention_mask: Tensor | None = None,
         second_per_grid_ts: Any = None,
+        second_per_grids: Any = None,
+        use_audio_in_video: bool = False,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
         """Return the coordinates of a batch, to be given as `position_ids`, and the delta of each row.
@@ -53,6 +68,8 @@ class PositionedIndex(PositionedModel):
             video_grid_thw: the same of videos.
             attention_mask: (b, s), 0 where there is padding.
             second_per_grid_ts: seconds from frame to frame of each video.
+            second_per_grids: the same, as Qwen-Omni calls it.
+            use_audio_in_video: refused where there are videos.
 
         Returns:
             ids (axes, b, s), 0 where there is padding, and what is added to the number of a token to get its position
@@ -68,8 +85,10 @@ class PositionedIndex(PositionedModel):
                 "samples one by one, and put them together."
             )
         mask = None if attention_mask is None else attention_mask.bool()
-        grids = {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
-        coordinates = self._indexed(input_ids, mask, {**grids, "second_per_grid_ts": second_per_grid_ts})
+        grids: dict[str, Any] = {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
+        seconds = second_per_grids if second_per_grid_ts is None else second_per_grid_ts
+        grids |= {"second_per_grid_ts": seconds, "use_audio_in_video": use_audio_in_video}
+        coordinates = self._indexed(input_ids, mask, grids)
         kind = input_ids.dtype if _whole(str(self.vispe_scheme)) else torch.float64
         return coordinates.ids.to(kind), coordinates.delta().to(kind)
 
@@ -83,6 +102,9 @@ class PositionedIndex(PositionedModel):
         past_key_values: Any = None,
         mm_token_type_ids: Tensor | None = None,
         second_per_grid_ts: Any = None,
+        video_second_per_grid: Any = None,
+        use_audio_in_video: bool | None = None,
+        **_: Any,
     ) -> Tensor | None:
         """Return the coordinates (axes, b, s) that a call with these arguments would use; None for a prompt of text.
 
@@ -99,6 +121,8 @@ class PositionedIndex(PositionedModel):
                 video_grid_thw=video_grid_thw,
                 attention_mask=attention_mask,
                 second_per_grid_ts=second_per_grid_ts,
+                second_per_grids=video_second_per_grid,
+                use_audio_in_video=bool(use_audio_in_video),
             )[0]
         tokens = inputs_embeds if input_ids is None else input_ids
         keys = next_keys(tokens.shape[1], past_key_values, state, attention_mask)  # type: ignore[union-attr]

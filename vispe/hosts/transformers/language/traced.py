@@ -23,8 +23,15 @@ READ = (
     "image_grid_thw",
     "video_grid_thw",
     "second_per_grid_ts",
+    "video_second_per_grid",
     "tile_grids",
     "image_sizes",
+    "image_position_ids",
+    "video_position_ids",
+    "image_grids",
+    "video_grids",
+    "target_sizes",
+    "target_sizes_videos",
     "batch_num_images",
 )
 _MODELS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -43,9 +50,9 @@ def traceable(model: Any, kwargs: dict[str, Any]) -> bool:
     if not torch.compiler.is_compiling() or exporting() or model.training:
         return False
     given = [v for name, v in kwargs.items() if name in READ or name == "mm_encoder_outputs"]
-    return (
-        all(v is None or isinstance(v, Tensor) for v in given) and kwargs.get("vision_aspect_ratio") is None
-    )
+    said = ("vision_aspect_ratio", "downsample_mode", "use_audio_in_video")
+    words = any(kwargs.get(name) is not None for name in said)
+    return all(v is None or isinstance(v, Tensor) for v in given) and not words
 
 
 def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, Any]) -> Coordinates:

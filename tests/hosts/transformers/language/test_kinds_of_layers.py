@@ -1,0 +1,206 @@
+"""Layers with frequencies of their own kind (Gemma): a scheme changes coordinates, each kind keeps its frequencies."""
+
+import copy
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.transformers.language.test_more_families import converted, logits
+from tests.hosts.transformers.more import CLASSES, KINDS, prompt, stock, text_part, vision_part
+from tests.hosts.transformers.tiny import IMAGE, VIDEO, transformers
+from vispe.errors import InputError, UnsupportedHost
+from vispe.hosts.transformers.language.convert import describe_vlm
+from vispe.hosts.transformers.language.families import text_of
+from vispe.multimodal import Stream, Text, Video, create_scheme
+
+kinds = pytest.mark.parametrize("family", KINDS)
+
+
+def turned_by(model, inputs):
+    """Return what each layer turns its queries and keys by."""
+    seen, hooks = {}, []
+    for number, layer in enumerate(text_of(model.model).layers):
+
+        def keep(_, args, kwargs, number=number):
+            seen[number] = kwargs["position_embeddings"]
+
+        hooks.append(layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True))
+    found = logits(model, inputs)
+    for hook in hooks:
+        hook.remove()
+    return found, seen
+
+
+def rates_of(config, kind, pairs):
+    """Return the frequencies of a kind of layers (pairs,), float64, by hand."""
+    rope = config.rope_parameters[kind]
+    rates = rope["rope_theta"] ** (-torch.arange(0, 2 * pairs, 2).double() / (2 * pairs))
+    rates[int(pairs * rope.get("partial_rotary_factor", 1.0)) :] = 0
+    return rates
+
+
+@kinds
+@pytest.mark.parametrize("spec", ["vrope", "mrope_i", "v2pe", "videorope"])
+def test_every_kind_of_layers_has_its_own_angles(family, spec):
+    given, model = prompt(family), converted(family, spec)
+    changed, seen = turned_by(model, given.inputs)
+    config, scheme = text_of(model.model).config, model.model.vispe_scheme
+    ids = scheme.coordinates(Stream.of([given.segments])).ids
+    for number, kind in enumerate(config.layer_types):
+        pairs = seen[number][0].shape[-1] // 2
+        assert pairs == (32 if family == "gemma4" and kind == "full_attention" else 16)
+        rates = rates_of(config, kind, pairs)
+        turning = int((rates > 0).sum())
+        axes = scheme.allocation(turning).tolist() + [0] * (pairs - turning)
+        angle = torch.stack([ids[axis, 0] * rate for axis, rate in zip(axes, rates, strict=True)], -1)
+        angle = torch.cat([angle, angle], -1)
+        for found, wanted in zip(seen[number], (angle.cos(), angle.sin()), strict=True):
+            torch.testing.assert_close(found[0].double(), wanted, rtol=0, atol=1e-5)
+    assert not torch.allclose(changed, logits(stock(family), given.inputs), atol=1e-4)
+
+
+@kinds
+def test_pictures_see_themselves_whole_as_before(family):
+    """Gemma's pictures attend both ways; the masks for that are made of ordinary ids."""
+    inputs = dict(prompt(family).inputs)
+    types = (inputs["input_ids"] == IMAGE).long()
+    if family == "gemma3":
+        inputs["token_type_ids"] = types
+    if family == "gemma4":
+        inputs["mm_token_type_ids"] = types
+    for given in (inputs, {n: v for n, v in inputs.items() if n != "attention_mask"}):
+        wanted = logits(stock(family), given)
+        assert torch.equal(logits(converted(family, "rope1d"), given), wanted)
+        said = (
+            m.generate(**given, max_new_tokens=4, do_sample=False)
+            for m in (converted(family, "rope1d"), stock(family))
+        )
+        assert torch.equal(*said)
+    one_way = logits(stock(family), prompt(family).inputs)
+    assert torch.equal(one_way, wanted) == (family == "gemma3n")
+
+
+@kinds
+def test_a_window_that_is_shorter_than_the_prompt(family):
+    model, inputs = copy.deepcopy(stock(family)), prompt(family).inputs
+    text_of(model.model).config.sliding_window = 5
+    for layer in text_of(model.model).layers:
+        if layer.self_attn.sliding_window is not None:
+            layer.self_attn.sliding_window = 5
+    before = logits(model, inputs), model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    assert not torch.allclose(before[0], logits(stock(family), inputs), atol=1e-4)
+    vispe.convert(model, "rope1d")
+    assert torch.equal(logits(model, inputs), before[0])
+    assert torch.equal(model.generate(**inputs, max_new_tokens=8, do_sample=False), before[1])
+    vispe.convert(model, "vrope")
+    said = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    longer = (
+        inputs | {n: torch.ones_like(said[:, :-1]) for n in ("attention_mask",)} | {"input_ids": said[:, :-1]}
+    )
+    assert torch.equal(logits(model, longer)[:, -8:].argmax(-1), said[:, -8:])
+
+
+@kinds
+def test_described_restored_and_emptied(family):
+    inputs, model = prompt(family).inputs, converted(family, "mrope_i")
+    assert "in layers of full_attention: " in describe_vlm(model)
+    assert "in layers of sliding_attention: t h w t h w" in describe_vlm(model)
+    text = text_of(model.model)
+    wanted = {n: b.clone() for n, b in text.named_buffers() if n.startswith("vispe_axis")}
+    assert set(wanted) == {f"vispe_axis_of_pair_{kind}_attention" for kind in ("full", "sliding")}
+    for name in wanted:
+        getattr(text, name).fill_(7)
+    model.to("cpu", torch.float32)
+    assert all(torch.equal(getattr(text, n), b) for n, b in wanted.items())
+    model = vispe.restore(converted(family, "mrope_i"))
+    assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
+    assert not any(n.startswith("vispe") for layer in text_of(model.model).layers for n in vars(layer))
+
+
+@kinds
+def test_on_meta_and_filled_later(family):
+    wanted = converted(family, "vrope")
+    with torch.device("meta"):
+        model = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")(stock(family).config)
+    model = vispe.convert(model.eval(), "vrope").to_empty(device="cpu")
+    model.init_weights()
+    model.load_state_dict(wanted.state_dict())
+    assert torch.equal(logits(model, prompt(family).inputs), logits(wanted, prompt(family).inputs))
+
+
+@kinds
+def test_gradients_with_checkpointing_are_those_without(family):
+    inputs = prompt(family).inputs
+    if family == "gemma3":
+        inputs = inputs | {"token_type_ids": (inputs["input_ids"] == IMAGE).long()}
+    if family == "gemma4":
+        inputs = inputs | {"mm_token_type_ids": (inputs["input_ids"] == IMAGE).long()}
+    found = []
+    for saving in (False, True):
+        model = converted(family, "vrope").train()
+        if saving:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(1)
+        out = model(**inputs, use_cache=False).logits
+        (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
+        found.append([w.grad for w in text_of(model.model).layers.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True) if a is not None)
+    assert sum(g is not None and bool(g.abs().sum() > 0) for g in found[0]) > 10
+
+
+def test_layers_share_keys_and_key_heads_of_their_own():
+    """Gemma 4: the last layers reuse keys of earlier ones; full attention may have other key heads."""
+    torch.manual_seed(0)
+    kinds = ["sliding_attention", "full_attention"] * 3
+    part = text_part("gemma4") | {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "layer_types": kinds}
+    part |= {"attention_k_eq_v": True, "num_key_value_heads": 2, "num_global_key_value_heads": 1}
+    more = {
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+        "audio_token_id": 299,
+        "tie_word_embeddings": False,
+    }
+    config = transformers.Gemma4Config(text_config=part, vision_config=vision_part("gemma4"), **more)
+    made = transformers.Gemma4ForConditionalGeneration(config)
+    model, inputs = made.eval(), prompt("gemma4").inputs
+    before = logits(model, inputs), model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    vispe.convert(model, "rope1d")
+    assert torch.equal(logits(model, inputs), before[0])
+    assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), before[1])
+    vispe.convert(model, "vrope")
+    assert not torch.allclose(logits(model, inputs), before[0], atol=1e-4)
+    said = model.generate(
+        **inputs, max_new_tokens=4, do_sample=False
+    )  # takes the last token only where it can
+    longer = inputs | {"input_ids": said[:, :-1], "attention_mask": torch.ones_like(said[:, :-1])}
+    assert torch.equal(logits(model, longer)[:, -4:].argmax(-1), said[:, -4:])
+
+
+def test_frames_of_gemma_4_are_pictures_with_words_between():
+    inputs = dict(prompt("gemma4").inputs)
+    inputs.pop("pixel_values"), inputs.pop("image_position_ids")
+    places = torch.tensor([[[x, y] for y in range(4) for x in range(6)]] * 2)
+    ids = [5, 6, 292, *[291] * 6, 293, 7, 292, *[291] * 6, 293, 8]
+    inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+    inputs |= {"pixel_values_videos": torch.rand(2, 24, 48), "video_position_ids": places}
+    inputs["num_frames_per_video"] = torch.tensor([2])
+    assert torch.equal(logits(converted("gemma4", "rope1d"), inputs), logits(stock("gemma4"), inputs))
+    segments = [Text(3), Video(1, 2, 3), Text(3), Video(1, 2, 3), Text(2)]
+    where = create_scheme("mrope_i").coordinates(Stream.of([segments])).ids
+    model = converted("gemma4", "mrope_i")
+    by_hand = logits(model, inputs | {"position_ids": where})
+    torch.testing.assert_close(logits(model, inputs), by_hand, rtol=1e-5, atol=1e-5)
+
+
+@kinds
+def test_windows_refuse_what_needs_all_keys(family):
+    for option in ({"late_rotation": True}, {"self_extend": (2, 4)}, {"parallel": "pine"}):
+        with pytest.raises(UnsupportedHost, match=r"sliding window"):
+            converted(family, "mrope_i", **option)
+
+
+def test_images_whose_sizes_are_missing_are_named():
+    inputs = prompt("gemma4").inputs | {"image_position_ids": None}
+    with pytest.raises(InputError, match="more than the image grids account for"):
+        converted("gemma4", "vrope")(**inputs)
