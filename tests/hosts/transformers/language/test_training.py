@@ -125,3 +125,17 @@ def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
         results.append((out.loss.detach(), grads))
     assert any("q_proj" in n for n in results[0][1])
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_is_computed_again_where_checkpointing_is_on(family, reentrant):
+    """A layer is checkpointed only where the outermost of its forwards is that of the checkpoint."""
+    model = vispe.convert(copy_of(family), "vrope").train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    layers, runs = model.model.language_model.layers, []
+    for number, layer in enumerate(layers):
+        layer.self_attn.register_forward_pre_hook(lambda *_, number=number: runs.append(number))
+    given = batch(family, [3, "image", 4])
+    model(**given.inputs, use_cache=False).logits.sum().backward()
+    assert sorted(runs) == sorted([*range(len(layers))] * 2)

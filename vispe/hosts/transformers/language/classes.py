@@ -358,9 +358,9 @@ class PositionedLayer:
     vispe_kind: str
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the signature of the class that is replaced."""
-        super().__init_subclass__(**kwargs)
+        """Keep the signature of the class that is replaced; checkpointing goes around all of it, so it comes last."""
         like_stock(cls, "forward")
+        super().__init_subclass__(**kwargs)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the layer with the rotation of the scheme."""
