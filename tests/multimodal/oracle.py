@@ -263,6 +263,29 @@ class Shared(Rule):
         return [(c + f * h + y,) for f, y, _ in cells(t, h, w)], c + t * h
 
 
+class Rings(Rule):
+    """pype: peel the frame, one ring after the other."""
+
+    axes = 1
+
+    def block(self, t, h, w, seconds, c, draw):
+        tokens = []
+        for _ in range(t):
+            left, ring, found = {(y, x) for _, y, x in cells(1, h, w)}, 0, {}
+            while left:
+                last = self.rings is not None and ring == self.rings - 1
+                inner = {
+                    (y, x)
+                    for y, x in left
+                    if {(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)} <= left and not last
+                }
+                found |= dict.fromkeys(left - inner, ring)
+                left, ring = inner, ring + 1
+            tokens += [(c + found[y, x],) for _, y, x in cells(1, h, w)]
+            c += ring
+        return tokens, c
+
+
 class Groups(Line):
     """group_pe: as rope1d, with a start for each group after the first."""
 
@@ -311,6 +334,7 @@ RULES = {
     "tmrope_i": TMRoPEInterleaved,
     "omnirope": MRoPE,
     "ppe": PPE,
+    "pype": Rings,
     "rope1d": Line,
     "rope_dhr": Tiles,
     "tad_rope": Twice,

@@ -27,11 +27,13 @@ grouped = st.builds(Text, st.integers(1, 6), st.just(False), st.integers(0, 2))
 with_thumbnail = st.builds(
     Image, side, side, st.tuples(st.integers(1, 3), st.integers(1, 3)), st.sampled_from(["first", "last"])
 )
+with_middle = st.builds(Image, st.integers(1, 9), st.integers(1, 9))  # up to five rings
 EVERY = (texts, plain_images, tiled, videos)
 sentences = st.builds(Text, st.integers(1, 6), boundary=st.booleans())
 PIECES = {  # what schemes that do not take everything take
     "bilevel": (texts, sentences, plain_images, tiled, videos),
     "group_pe": (texts, grouped, plain_images, tiled, videos),
+    "pype": (texts, with_middle, tiled, videos),
     "rope_dhr": (texts, plain_images, with_thumbnail, videos),
 }
 
@@ -168,6 +170,7 @@ OPTIONS = {
     "mousi": st.fixed_dictionaries({"share": st.sampled_from(["all", "row"])}),
     "omnirope": mrope_options().map(without_reset),
     "ppe": st.builds(lambda o, k: {**o, "k": k}, mrope_options(), st.integers(1, 3)),
+    "pype": st.fixed_dictionaries({"rings": st.one_of(st.none(), st.integers(1, 4))}),
     "rope_dhr": st.fixed_dictionaries(
         {
             "tile_order": st.sampled_from(["row_major", "column_major"]),

@@ -1,6 +1,7 @@
 """Properties of schemes are found from coordinates, and the page of the guide says what was found."""
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_schemes_know_whether_they_keep_text(found, name):
         ("mousi", "h", "t h", 112),
         ("mousi(share=all)", "1", "t", 1),
         ("rope_dhr", "h w", "t h w", 256),
+        ("pype", "ceil(min(h, w) / 2)", "t ceil(min(h, w) / 2)", 56),
         ("videorope", "1", "2 t - 1", 7),
         ("tad_rope", "h w + 1", "t h w + t", 1799),
     ],
@@ -79,7 +81,7 @@ def test_schemes_know_whether_they_keep_text(found, name):
 def test_costs(spec, image, video, tiles):
     p = seen(spec)
     assert (p.image, p.video, p.tiles_cost) == (image, video, tiles)
-    at = {"t": 1, "h": 24, "w": 36, "max": max, "__builtins__": {}}
+    at = {"t": 1, "h": 24, "w": 36, "max": max, "min": min, "ceil": math.ceil, "__builtins__": {}}
     spelled = image.replace("h w", "h * w")
     assert p.image_cost == eval(spelled, at)
     assert p.grows == (eval(spelled, at | {"h": 48, "w": 72}) > p.image_cost)

@@ -25,9 +25,7 @@ STREAM = Stream.of([[Text(3), Image(2, 3, (1, 2), "last"), Text(1), Video(3, 1, 
 
 
 def test_all_schemes_are_there():
-    wanted = (
-        "circlerope group_pe hope_vlm ilrope mhrope mmrope mousi mrope mrope_i omnirope ppe rope1d rope_dhr"
-    )
+    wanted = "circlerope group_pe hope_vlm ilrope mhrope mmrope mousi mrope mrope_i omnirope ppe pype rope1d rope_dhr"
     assert sorted(NAMES) == NAMES
     assert set(NAMES) >= {
         *wanted.split(),
@@ -82,6 +80,7 @@ def test_options_cannot_be_changed_later(name):
         "ppe(k=2)",
         "vrope(stride=3.0)",
         "mousi(share=all)",
+        "pype(rings=1)",
         "rope_dhr(sampling=corner)",
     ],
 )
@@ -139,6 +138,7 @@ def test_every_option_has_an_effect():
         "phi": 5.0,
         "k": 2,
         "bands": "interleaved",
+        "rings": 1,
         "axes_in_turn": True,
         "clip": True,
         "rotate": "intra",
@@ -211,6 +211,7 @@ WRONG = {
     ),
     "bilevel(rotate=inter,sections=[4,4,4])": (OptionError, r"rotate='inter' leaves nothing to share; say"),
     "bilevel(train_length=0)": (OptionError, "train_length needs a whole number above 0, got train_length=0"),
+    "pype(rings=0)": (OptionError, "pype: rings needs a whole number above 0, got rings=0"),
     "mmrope(sections=[4,4,4])": (OptionError, "fixed pattern of axes; leave sections out"),
     "mmrope(scale=[1,2])": (
         OptionError,

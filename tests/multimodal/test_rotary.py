@@ -83,7 +83,7 @@ def test_bit_equal_to_the_tables_of_language_models(family, scaling, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "spec", ["mrope", "mrope_i", "mmrope", "videorope", "vrope", "ppe", "circlerope", "v2pe"]
+    "spec", ["mrope", "mrope_i", "mmrope", "videorope", "vrope", "ppe", "circlerope", "v2pe", "pype"]
 )
 def test_text_alone_is_encoded_as_in_a_text_model(spec, dtype):
     module, scheme = rotary_of("qwen2", "default"), create_scheme(spec)
@@ -302,6 +302,7 @@ ALLOCATIONS = {
     "rope_dhr": "t" * 16,
     "mousi": "t" * 16,
     "group_pe": "t" * 16,
+    "pype": "t" * 16,
     "vrope": "thwx" * 4,
     "ppe(k=1)": "tttthhhhhhwwwwww",
     "ppe(k=2)": "tthhwwwxxxyyyzzz",  # t_1 t_2 h_1 h_2 w_1 w_2 are coordinates 0 to 5

@@ -15,6 +15,7 @@ from vispe.hosts.transplant.plan import converted_parts, in_words, put_in, take_
 from vispe.hosts.transplant.words import read
 from vispe.hosts.windows import family as windows
 from vispe.hosts.wrappers import unknown, unwrapped
+from vispe.multimodal.layers import LayerSchemes
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -67,6 +68,12 @@ def convert(
         UnknownEncoding, OptionError: the spec is not right.
         InputError: there is no spec, and the configuration of the model names none.
     """
+    if isinstance(spec, LayerSchemes):
+        raise UnsupportedHost(
+            f"Position schemes of layers ({spec}) were to go into a {type(model).__name__}, but a converted model "
+            "has one scheme for all layers; give that of one of them, or turn queries and keys of each layer by "
+            "vispe.multimodal.rotation in a model of your own."
+        )
     given, model = model, unwrapped(model)
     if spec is None:
         _convert_named(model, {**options, "keep_abs": keep_abs, "keep_rope": keep_rope})

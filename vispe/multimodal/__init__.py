@@ -5,8 +5,9 @@ coordinates = create_scheme("mrope_i").coordinates(stream)  # .ids (3, 1, 32), .
 """
 
 from vispe.multimodal import schemes as schemes
+from vispe.multimodal.layers import LayerSchemes, alternating, pyramid
 from vispe.multimodal.registry import create_scheme, list_schemes, register_scheme, scheme_class
-from vispe.multimodal.rotary import angles, rotation, tables, to_half, to_interleaved
+from vispe.multimodal.rotary import angles, on_axis, rotation, tables, to_half, to_interleaved
 from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
 from vispe.multimodal.schemes.tiles import media_ids
 from vispe.multimodal.schemes.v2pe import v2pe_stride_for
@@ -21,6 +22,7 @@ __all__ = [
     "Blocks",
     "Coordinates",
     "Image",
+    "LayerSchemes",
     "Merged",
     "Parallel",
     "Scheme",
@@ -29,12 +31,15 @@ __all__ = [
     "Text",
     "Video",
     "VisualTokens",
+    "alternating",
     "angles",
     "create_scheme",
     "group_mask",
     "list_schemes",
     "media_ids",
     "merge_tokens",
+    "on_axis",
+    "pyramid",
     "register_scheme",
     "rotation",
     "scheme_class",

@@ -66,6 +66,10 @@ def create_scheme(spec: str | Mapping[str, Any] | Scheme, **options: Any) -> Sch
         if len(terms) != 1:
             raise OptionError(f"Position schemes cannot be added up; {spec!r} names {len(terms)}.")
         name, given = terms[0]
+    elif not isinstance(cast("object", spec), Mapping):
+        raise OptionError(
+            f"A position scheme is a name, a name with options, a dict with its name, or a Scheme; got {spec!r}."
+        )
     else:
         given = dict(spec)
         name = str(given.pop("name", ""))

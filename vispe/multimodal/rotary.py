@@ -7,9 +7,9 @@ from torch import Tensor
 
 from vispe.attention.transform.base import Layout
 from vispe.attention.transform.pairs import PairRotation
-from vispe.errors import ShapeError
-from vispe.multimodal.allocation import ZERO
-from vispe.multimodal.streams.typed import unfolded
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.multimodal.allocation import ZERO, T
+from vispe.multimodal.streams.typed import listed, unfolded
 
 
 def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
@@ -75,6 +75,56 @@ def rotation(
     return (
         PairRotation(cos, sin, layout) if cos.ndim == 4 else PairRotation(cos[:, None], sin[:, None], layout)
     )
+
+
+def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int = T) -> Tensor:
+    """Return `scaled` for the pairs of channels that one axis turns, and `frequencies` for all others (pairs,).
+
+    With YaRN's frequencies on the axis of time that is YaRN-V of VideoRoPE++, for videos longer than in training:
+    rows and columns stay as they were learnt. It needs a scheme whose time has low frequencies: under `mrope`, whose
+    time has the highest, YaRN leaves most or all of them alone. Text is turned by the pairs of time as well, so it
+    changes where a schedule changes them. Not compared with the authors' code; in particular whether they multiply
+    cosines and sines, as YaRN does (`vispe.grid.frequencies.yarn_mscale`, argument `scaling` of `tables`), is open.
+
+    Args:
+        frequencies: radians per step (pairs,).
+        scaled: those of a schedule of `vispe.grid.frequencies` (pairs,), for all pairs.
+        axis_of_pair: (pairs,), of a scheme's `allocation`.
+        axis: the axis whose pairs are scaled; by default 0, which is time in schemes of three axes.
+
+    Raises:
+        ShapeError: there are not as many frequencies as pairs.
+        UnsupportedCombination: each head has an axis of its own; frequencies are those of all heads.
+        OptionError: the axis turns no pair.
+
+    Example:
+        >>> import torch
+        >>> from vispe.grid.frequencies import inverse_frequencies, yarn
+        >>> from vispe.multimodal import create_scheme
+        >>> plain, longer = inverse_frequencies(128, 1e6), yarn(128, 1e6, scale=4.0, length=32768)
+        >>> axis = create_scheme("videorope").allocation(64)
+        >>> mixed = on_axis(plain, longer, axis)
+        >>> torch.equal(mixed[:48], plain[:48]), torch.equal(mixed[48:], longer[48:])
+        (True, True)
+    """
+    if axis_of_pair.ndim == 2:
+        raise UnsupportedCombination(
+            "Each head has an axis of its own, but frequencies are those of all heads; take a scheme whose allocation "
+            "is (pairs,), such as mrope_i or videorope."
+        )
+    for name, given in (("frequencies", frequencies), ("scaled", scaled)):
+        if given.shape != axis_of_pair.shape:
+            raise ShapeError(
+                f"The allocation names {len(axis_of_pair)} pairs of channels; {name} has the shape "
+                f"{tuple(given.shape)}."
+            )
+    own = axis_of_pair.to(frequencies.device) == axis
+    if axis < 0 or not bool(own.any()):
+        raise OptionError(
+            f"Axis {axis} turns no pair of channels in this allocation; its axes are "
+            f"{sorted({n for n in listed(axis_of_pair) if n >= 0})}."
+        )
+    return torch.where(own, scaled.to(frequencies), frequencies)
 
 
 def to_interleaved(x: Tensor, dim: int = -1) -> Tensor:

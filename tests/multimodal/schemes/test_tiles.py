@@ -85,6 +85,29 @@ def test_positions_painted_back_make_one_picture(h, w, tiles, place):
         assert (along[0], along[-1]) == (0, side - 1)
 
 
+@pytest.mark.parametrize(
+    ("h", "w", "tiles"), [(4, 6, (2, 3)), (3, 5, (4, 2)), (5, 5, (3, 3)), (24, 24, (2, 1))]
+)
+def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w, tiles):
+    """ID-Align, with the thumbnail first: found by looking at every token of the thumbnail, in whole numbers."""
+    ids = image_ids(Image(h, w, tiles, "first"))[0]
+    assert ids[0].tolist() == list(range(h * w))
+    (down, across), part = tiles, 0
+    for row in range(down):
+        for column in range(across):
+            part += 1
+            for number, found in enumerate(ids[part].tolist()):
+                # middles in units of half a token of the full picture, in which thumbnail tokens are 2 * tiles wide
+                y, x = 2 * (row * h + number // w) + 1, 2 * (column * w + number % w) + 1
+                under = [
+                    k
+                    for k in range(h * w)
+                    if 2 * down * (k // w) <= y < 2 * down * (k // w + 1)
+                    and 2 * across * (k % w) <= x < 2 * across * (k % w + 1)
+                ]
+                assert under == [found]
+
+
 def test_without_tiles_everything_stands_in_line():
     stream = Stream.of(
         [[Text(2), Image(3, 4), Text(1), Video(2, 2, 3)], [Image(2, 2), Text(4)]], padding="left"

@@ -29,7 +29,8 @@ class CircleRoPE(Scheme):
     to the same point: with ``alpha=1`` patches coincide. Frames of a video are circles behind each other. Text goes on
     one step after the largest coordinate, which is a fraction as a rule; coordinates of patches may be negative.
 
-    The paper has every other layer use plain MRoPE; that is the choice of who rotates the layers.
+    The paper has every other layer use plain MRoPE: ``vispe.multimodal.alternating(['circlerope', 'mrope'], layers)``
+    says which layer takes which; models that `vispe.convert` converts have one scheme for all layers.
 
     Args:
         sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all.

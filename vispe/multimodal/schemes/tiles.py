@@ -29,6 +29,11 @@ class RoPEDHR(Scheme):
     column ``floor((i + (d + 1/2) / w) w / X)``. Images without tiles and videos are counted as by `rope1d`. Tokens that
     share a position differ by features and causal order only.
 
+    The rule of ID-Align (arXiv 2505.21465) is the same: tokens of high resolution have the position of the thumbnail's
+    token at their place; its thumbnail comes first, ``Image(..., thumbnail='first')``. Its form for LLaVA-NeXT, where
+    one grid of any size with a token at the end of each row takes the place of the tiles, is not here, and how its
+    authors round was not compared.
+
     Args:
         tile_order: how tiles follow one another: ``'row_major'``, as they are cut, or ``'column_major'``, as the
             reference takes them to be.
