@@ -4,12 +4,14 @@ One linear classifier per picture from its own scribbles on 48 components of the
 stride of the patches, the looks along each axis, the blocks that are joined, and how far the picture is enlarged before
 the model sees it (probabilities are averaged back to its own pixels). Classes are not weighed by their frequency. The
 pictures are the micrographs of a folder, and synthetic tasks of `models.micro.tasks`, by formula, from seeds that no
-training used. The setting that is named is chosen by synthetic tasks alone: the cheapest one that is not clearly worse
-than the best (the paired interval of 95 % holds 0). Finished rows are kept: a second call goes on where the first one
-stopped; `--fresh` starts again. Pictures whose maps need more than `--memory` GiB are named as left out, and looks that
-are no whole pixels apart (two of a stride of 7) are passed over.
+training used. The setting that is named is chosen by synthetic tasks alone, among those that do not enlarge: the
+cheapest one that is not clearly worse than the best (the paired interval of 95 % holds 0). Finished rows are kept: a
+second call goes on where the first one stopped; `--fresh` starts again. Pictures whose maps need more than `--memory`
+GiB are named as left out, and looks that are no whole pixels apart (two of a stride of 7) are passed over. `--times`
+measures all settings of the file in one run, in seconds of processor time, beside filters with vispe_micro.
 
     python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors
+    python eval/segment/tokens.py ../shared/data/microscopy --weights dinov2_vits14.safetensors --times
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from vispe.files import atomic_path
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.segment.classify.pixels import PixelClassifier
-from vispe.segment.features.features import FeatureConfig
+from vispe.segment.features.dense import NAME
+from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.features.kept import KeptFeatures
 from vispe.segment.metrics import mean_iou
 from vispe.segment.model.file import versions
@@ -69,6 +72,15 @@ class Setting:
         )  # fmt: skip
 
 
+def parsed(name: str) -> Setting:
+    """Return the setting of a name."""
+    stride, shifts, layers, scale = (
+        part.removeprefix(word)  # layers are joined by commas without blanks
+        for part, word in zip(name.split(", "), ("stride ", "shifts ", "layers ", "x"), strict=True)
+    )
+    return Setting(int(stride), int(shifts), layers, float(scale))
+
+
 @dataclass(frozen=True)
 class Picture:
     """A page (h, w, c) with classes from 1: `drawn` (h, w), 0 where nothing is drawn, and `truth` (h, w)."""
@@ -93,14 +105,20 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=3, help="GiB that the maps of a picture may take")
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
+    parser.add_argument("--times", action="store_true", help="measure what the settings of the file cost")
     options = parser.parse_args()
     made = {"model": options.model, "weights": digest(options.weights), "versions": versions()}
     rows: list[dict[str, Any]] = []
+    times: dict[str, float] = {}
     if options.result.exists() and not options.fresh:
         state = json.loads(options.result.read_text())
         if {key: state[key] for key in made} != made:
             raise SystemExit(f"{options.result} was made with other weights or versions; use --fresh.")
-        rows = state["rows"]
+        rows, times = state["rows"], state["summary"].get("seconds_per_megapixel", {})
+    if options.times:
+        settings = list(map(parsed, dict.fromkeys(row["setting"] for row in rows)))
+        save(options.result, made, rows, timed(settings, options.model, options.weights))
+        return
     done = {(row["setting"], row["set"], row["image"]) for row in rows}
     axes = options.strides, options.shifts, options.layers, options.scales
     wanted = list(pictures(options.data, options.sets, options.most, options.synthetic))
@@ -113,10 +131,10 @@ def main() -> None:
         for name, image in left:
             row = {"setting": str(setting), "set": name, "image": image}
             rows.append(row | measure(opened(options.data, name, image), features, setting, options.memory))
-            save(options.result, made, rows)
+            save(options.result, made, rows, times)
             print(*rows[-1].values(), sep=" | ", flush=True)
-    save(options.result, made, rows)
-    print(json.dumps(summary(rows), indent=1))
+    save(options.result, made, rows, times)
+    print(json.dumps(summary(rows, times), indent=1))
 
 
 def digest(weights: str) -> str:
@@ -178,9 +196,6 @@ def measure(picture: Picture, features: KeptFeatures, setting: Setting, memory: 
     valid = np.ones(page.shape[:2], bool)
     features.basis = None
     features.keep(page)
-    start = time.perf_counter()
-    features.prepare(page, valid)
-    seconds = time.perf_counter() - start
     features.fit([(page, valid)])
     # scribbles name pixels of the picture: each is the one of the enlarged page in its middle
     y, x = np.nonzero(picture.drawn)
@@ -193,10 +208,26 @@ def measure(picture: Picture, features: KeptFeatures, setting: Setting, memory: 
     prob = predict_page(page, valid, features, fitted, Post(prior="uniform"), lambda share: None).prob
     prob = interpolate(torch.from_numpy(np.ascontiguousarray(prob))[None], (height, width), mode="area")[0]
     labels = prob.argmax(0).numpy() + 1
-    return {
-        "miou": round(mean_iou(labels, picture.truth, classes), 4),
-        "seconds_per_megapixel": round(1e6 * seconds / (height * width), 2),
-    }
+    return {"miou": round(mean_iou(labels, picture.truth, classes), 4)}
+
+
+def timed(settings: Sequence[Setting], model: str, weights: str) -> dict[str, float]:
+    """Return the processor time of each setting's maps of a synthetic task, in seconds per megapixel of the picture."""
+    page = drawn_task(0).page
+    several = {str(setting): (setting.config(model, weights), setting.scale) for setting in settings}
+    several["filters and vispe_micro"] = (FeatureConfig("both", model=NAME), 1)
+    found = {}
+    for name, (config, scale) in several.items():
+        features, seen = Features(config), enlarged(page, scale)
+        valid, spent = np.ones(seen.shape[:2], bool), []
+        features.fit([(seen, valid)])
+        for _ in range(2):
+            start = time.process_time()
+            features.prepare(seen, valid).gather_places(np.arange(seen.shape[0] * seen.shape[1]))
+            spent.append(time.process_time() - start)
+        found[name] = round(1e6 * min(spent) / page[..., 0].size, 1)
+        print(name, found[name], sep=" | ", flush=True)
+    return found
 
 
 def enlarged(page: np.ndarray, scale: float) -> np.ndarray:
@@ -209,15 +240,15 @@ def enlarged(page: np.ndarray, scale: float) -> np.ndarray:
     return np.ascontiguousarray(grown[0].permute(1, 2, 0).numpy())
 
 
-def save(path: Path, made: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+def save(path: Path, made: dict[str, Any], rows: Sequence[dict[str, Any]], times: dict[str, float]) -> None:
     """Write the rows, one a line, and what they come to."""
-    state = {"what": __doc__.splitlines()[0], **made, "summary": summary(rows)}
+    state = {"what": __doc__.splitlines()[0], **made, "summary": summary(rows, times)}
     lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
     with atomic_path(path, force=True) as temporary:
         temporary.write_text(f'{json.dumps(state, separators=(",", ":"))[:-1]},\n"rows":[\n{lines}\n]}}\n')
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: Sequence[dict[str, Any]], times: dict[str, float]) -> dict[str, Any]:
     """Average each setting on synthetic tasks and on micrographs, and name the one that synthetic tasks choose."""
     table: dict[str, dict[str, Any]] = {}
     score: dict[str, dict[str, float]] = {}
@@ -229,22 +260,21 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             table[setting][name] = _mean([row["miou"] for row in own if row["set"] == name])
         if micrographs := [row["miou"] for row in own if row["set"] != SYNTHETIC]:
             table[setting]["micrographs"] = _mean(micrographs)
-        if own:
-            table[setting]["seconds_per_megapixel"] = _mean([row["seconds_per_megapixel"] for row in own])
-    return {"chosen": chosen(score, table), "settings": table}
+    alike = {name: own for name, own in score.items() if parsed(name).scale == 1}
+    return {"chosen": chosen(alike, times), "seconds_per_megapixel": times, "settings": table}
 
 
-def chosen(score: dict[str, dict[str, float]], table: dict[str, dict[str, Any]]) -> str | None:
-    """Return the cheapest setting that is not clearly worse than the best; None until all have the same tasks."""
+def chosen(score: dict[str, dict[str, float]], times: dict[str, float]) -> str | None:
+    """Return the cheapest setting that is not clearly worse than the best; None until tasks and times are complete."""
     tasks = set().union(*score.values())
-    if not tasks or any(set(own) != tasks for own in score.values()):
+    if not tasks or any(set(own) != tasks for own in score.values()) or not set(score) <= set(times):
         return None
     names = sorted(tasks)
     values = {setting: np.array([own[name] for name in names]) for setting, own in score.items()}
     best = max(values, key=lambda setting: values[setting].mean())
     draws = np.random.default_rng(0).integers(0, len(names), (4000, len(names)))
     near = [s for s, v in values.items() if np.quantile((values[best] - v)[draws].mean(1), 0.025) <= 0]
-    return min(near, key=lambda setting: table[setting]["seconds_per_megapixel"])
+    return min(near, key=lambda setting: times[setting])
 
 
 def _mean(values: Sequence[float]) -> float:

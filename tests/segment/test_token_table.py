@@ -51,13 +51,19 @@ def test_every_setting_is_a_row_and_none_is_measured_twice(data, monkeypatch, ca
         for layers in ("last", "1,5")
         for scale in ("1", "1.5")
     ]
-    assert all(0 < row["miou"] <= 1 and row["seconds_per_megapixel"] > 0 for row in found["rows"])
+    assert all(0 < row["miou"] <= 1 for row in found["rows"])
     capsys.readouterr()
     assert run(monkeypatch, data, *words)["rows"] == found["rows"]
     assert "steel | a" not in capsys.readouterr().out
     more = run(monkeypatch, data, "--strides", "4", "--shifts", "2", "--memory", "1e-4")["rows"]
     assert more[: len(found["rows"])] == found["rows"]
     assert all(row["left_out"].startswith("maps of") for row in more[len(found["rows"]) :])
+    timed = run(monkeypatch, data, "--times")
+    assert timed["rows"] == found["rows"] + more[len(found["rows"]) :]
+    seconds = timed["summary"]["seconds_per_megapixel"]
+    assert [*seconds] == [*(row["setting"] for row in timed["rows"]), "filters and vispe_micro"]
+    assert min(seconds.values()) > 0
+    assert run(monkeypatch, data, *words)["summary"]["seconds_per_megapixel"] == seconds
     with pytest.raises(SystemExit, match="other weights or versions"):
         run(monkeypatch, data, "--weights", "other", *words)
 
@@ -71,12 +77,15 @@ def test_a_default_is_chosen_by_synthetic_tasks_alone():
     }
     by_task = {name: dict(zip("abc", values, strict=True)) for name, values in score.items()}
     seconds = {"cheap": 1, "good": 5, "dear": 50, "poor": 0.5}
-    table = {
-        name: {"seconds_per_megapixel": value, "micrographs": 1 / value} for name, value in seconds.items()
-    }
     # `cheap` ties on a task, so three of them cannot tell it from the best; `poor` is clearly worse
-    assert tokens.chosen(by_task, table) == "cheap"
+    assert tokens.chosen(by_task, seconds) == "cheap"
     by_task["cheap"]["c"] = 0.6
-    assert tokens.chosen(by_task, table) == "good"
+    assert tokens.chosen(by_task, seconds) == "good"
+    assert tokens.chosen(by_task, {"good": 5}) is None
     by_task["dear"].pop("a")
-    assert tokens.chosen(by_task, table) is None
+    assert tokens.chosen(by_task, seconds) is None
+
+
+def test_settings_are_read_from_their_names():
+    setting = tokens.Setting(7, 1, "5,8,11", 3.5)
+    assert tokens.parsed(str(setting)) == setting

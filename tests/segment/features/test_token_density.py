@@ -28,7 +28,7 @@ def without_attention(model):
 
 def test_at_the_patch_nothing_changes():
     image = torch.rand(1, 3, 48, 80)
-    plain = TokenModel(NAME, weights="random")
+    plain = TokenModel(NAME, weights="random", shifts=1)
     same = TokenModel(NAME, weights="random", stride=16, shifts=1, layers=(-1,))
     assert plain.fingerprint() == same.fingerprint()
     assert torch.equal(plain(image), same(image))
@@ -39,6 +39,18 @@ def test_at_the_patch_nothing_changes():
         assert first.offset == second.offset
         for a, b in zip(first.maps, second.maps, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_two_looks_along_each_axis_where_nothing_is_said():
+    """What synthetic tasks chose; pictures are looked at once for tokens an odd number of pixels apart, or of many maps."""
+    two, given = (TokenModel(NAME, weights="random", shifts=shifts) for shifts in (None, 2))
+    for a, b in zip(*(token_maps(model, page(50, 70), None).maps for model in (two, given)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (two.shifts, two.pitch) == (2, 8)
+    assert TokenModel(NAME, weights="random", stride=1).shifts == 1
+    assert TokenModel("test_resnet", weights="random").shifts == 1
+    assert Features(FeatureConfig("tokens", model=NAME, weights="random")).config.token_shifts == 2
+    assert Features(FeatureConfig("tokens", model="vispe_micro")).config.token_shifts is None
 
 
 @pytest.mark.parametrize("pos_embed", [None, "none", BIASED, "rope_axial"])
@@ -155,7 +167,7 @@ def test_blocks_are_joined_each_with_the_final_norm():
 
 def test_a_page_is_cut_by_the_tokens_that_it_gives(monkeypatch):
     monkeypatch.setattr(tokens, "MAX_TOKENS", 36)
-    plain, fine = (TokenModel(NAME, weights="random", stride=s) for s in (None, 4))
+    plain, fine = (TokenModel(NAME, weights="random", stride=s, shifts=1) for s in (None, 4))
     grey = page(96, 96)
     assert [r.shape for r in token_maps(plain, grey, None).regions] == [(96, 96)]
     found = token_maps(fine, grey, None)
@@ -173,7 +185,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence():
         FeatureConfig("both", model="vispe_micro", token_shifts=2)
     with pytest.raises(OptionError, match=r"layers=\(3,\) has no effect on vispe_micro"):
         FeatureConfig("tokens", model="vispe_micro", layers=(3,))
-    for wrong in ({"token_stride": 0}, {"token_shifts": 0}, {"token_shifts": None}, {"token_stride": True}):
+    for wrong in ({"token_stride": 0}, {"token_shifts": 0}, {"token_shifts": 1.5}, {"token_stride": True}):
         with pytest.raises(OptionError, match="must be a whole number from 1 on"):
             FeatureConfig("tokens", model=NAME, **wrong)
     for layers in ((), (3, 3)):

@@ -15,7 +15,7 @@ NAME = "test_vit"  # timm's tiny model for tests: patch 16, one class token
 
 @pytest.fixture(scope="module")
 def model():
-    return TokenModel(NAME, weights="random")
+    return TokenModel(NAME, weights="random", shifts=1)
 
 
 def page(height, width, channels=1, seed=0):

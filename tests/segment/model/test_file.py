@@ -69,7 +69,9 @@ def test_the_same_training_gives_the_same_bytes(kind, tmp_path):
 def test_the_token_basis_comes_back(tmp_path):
     rng = np.random.default_rng(0)
     basis = TokenBasis.fit([rng.random((6, 7, 20)).astype(np.float32)], 8, 0)
-    config = FeatureConfig("tokens", model="test_vit", weights="random", fingerprint="ab", tile=64)
+    config = FeatureConfig(
+        "tokens", model="test_vit", weights="random", fingerprint="ab", tile=64, token_shifts=1
+    )
     path = save_model(tmp_path / "m.vispe", made(classifier_of("logistic"), basis, features=config))
     loaded = load_model(path)
     assert loaded.features == config
@@ -77,8 +79,8 @@ def test_the_token_basis_comes_back(tmp_path):
         np.testing.assert_array_equal(loaded.basis.tensors()[name], value)
 
 
-def test_options_of_tokens_come_back_and_are_left_out_at_their_defaults(tmp_path):
-    plain = FeatureConfig("tokens", model="test_vit", weights="random")
+def test_options_of_tokens_come_back(tmp_path):
+    plain = FeatureConfig("tokens", model="test_vit", weights="random", token_shifts=1)
     dense = replace(plain, token_stride=8, token_shifts=2, layers=(1, -1))
     for name, config in (("plain", plain), ("dense", dense)):
         path = save_model(tmp_path / name, made(classifier_of("logistic"), features=config))
@@ -86,8 +88,12 @@ def test_options_of_tokens_come_back_and_are_left_out_at_their_defaults(tmp_path
         with zipfile.ZipFile(path) as archive:
             entries = json.loads(archive.read("card.json"))["features"]
         found = {key: entries[key] for key in ("token_stride", "token_shifts", "layers") if key in entries}
-        # files without such options are those of before, byte for byte
-        assert found == ({} if name == "plain" else {"token_stride": 8, "token_shifts": 2, "layers": [1, -1]})
+        asked = {"token_stride": 8, "token_shifts": 2, "layers": [1, -1]}
+        assert found == ({"token_shifts": 1} if name == "plain" else asked)
+    # files of before had one look, and did not say so
+    (tmp_path / "old").write_bytes((tmp_path / "plain").read_bytes())
+    rewritten(tmp_path / "old", card={"features": {k: v for k, v in entries.items() if k not in asked}})
+    assert load_model(tmp_path / "old").features == plain
     for wrong in ({"layers": ["a"]}, {"token_stride": 0}, {"token_shifts": 1.5}):
         (tmp_path / "wrong").write_bytes((tmp_path / "dense").read_bytes())
         rewritten(tmp_path / "wrong", card={"features": {**entries, **wrong}})

@@ -28,7 +28,7 @@ def segment(
     pos_embed: str | None = None,
     weights: str | None = None,
     token_stride: int | None = None,
-    token_shifts: int = 1,
+    token_shifts: int | None = None,
     layers: list[int] | None = None,
     classes: list[str] | None = None,
     legend: str | None = None,
@@ -106,7 +106,8 @@ def segment(
             default the patch. Finer textures are told apart, but tokens grow with (patch/stride)^2, and attention with
             the square of that: half the patch is 4 times the tokens and up to 16 times the time.
         token_shifts: look this many times along each axis, moved by a part of the stride each time, and put the tokens
-            between each other; a divisor of the stride. K costs K^2 passes and no memory for attention.
+            between each other; a divisor of the stride. K costs K^2 passes and no memory for attention. Default 2 for
+            a ViT with an even stride, else 1.
         layers: blocks of the timm model whose outputs are joined, from 0, such as 5,8,11; negative numbers count from
             the end; default the last.
         classes: names of the classes 1, 2, ..., separated by commas.
@@ -175,7 +176,7 @@ def segment(
             "classes": classes,
             "legend": legend,
             "token_stride": token_stride,
-            "token_shifts": token_shifts if token_shifts != 1 else None,
+            "token_shifts": token_shifts,
             "layers": layers,
         },
     )

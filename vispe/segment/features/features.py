@@ -23,8 +23,8 @@ KINDS = ("filters", "tokens", "both")
 BLOCK = 512
 """Side of the pieces that filters are computed in, in pixels, where no tile size is given."""
 
-OF_TOKENS = {"token_stride": None, "token_shifts": 1, "layers": None}
-"""Options of tokens, with their defaults."""
+OF_TOKENS = ("token_stride", "token_shifts", "layers")
+"""Options of tokens; None is the default."""
 
 _LEAST = 64  # tiles are not halved below this, in pixels
 
@@ -45,7 +45,8 @@ class FeatureConfig:
         filters_3d: filters of the volume too, for Z stacks.
         token_stride: pixels between the tokens of a timm model, a divisor of its patch; the patch if None. There are
             (patch / stride)^2 times as many tokens, and attention costs the square of that.
-        token_shifts: looks along each axis, each moved by a part of the stride; costs its square in passes.
+        token_shifts: looks along each axis, each moved by a part of the stride; costs its square in passes. None is 2
+            for a model of timm or open_clip with one map and an even stride, else 1.
         layers: blocks whose outputs are joined, negative from the end; the last if None.
     """
 
@@ -59,7 +60,7 @@ class FeatureConfig:
     components: int = 32
     filters_3d: bool = False
     token_stride: int | None = None
-    token_shifts: int = 1
+    token_shifts: int | None = None
     layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -87,9 +88,9 @@ class FeatureConfig:
             raise OptionError(f"tile={self.tile} px is too small; use 16 or more, or leave it out.")
 
     def of_tokens(self) -> dict[str, Any]:
-        """Return those of `token_stride`, `token_shifts` and `layers` that are not at their defaults."""
+        """Return those of `token_stride`, `token_shifts` and `layers` that were given."""
         found = {name: getattr(self, name) for name in OF_TOKENS}
-        return {name: value for name, value in found.items() if value != OF_TOKENS[name]}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _check_tokens(self) -> None:
         """Raise OptionError for options of tokens that no model could have."""
@@ -100,9 +101,7 @@ class FeatureConfig:
             )
         for name in ("token_stride", "token_shifts"):
             value = getattr(self, name)
-            if value != OF_TOKENS[name] and (
-                not isinstance(value, int) or isinstance(value, bool) or value < 1
-            ):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise OptionError(
                     f"{name}={value!r} must be a whole number from 1 on; leave it out for the default."
                 )
@@ -143,7 +142,8 @@ class Features:
                     f"the weights of {config.model} are not those of the training (sha256 {found[:12]}, expected "
                     f"{config.fingerprint[:12]}); give the same checkpoint with --weights."
                 )
-            config = replace(config, fingerprint=found)
+            shifts = self._model.shifts if isinstance(self._model, TokenModel) else None
+            config = replace(config, fingerprint=found, token_shifts=shifts)
         self.config = config
 
     @property

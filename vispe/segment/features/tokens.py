@@ -50,7 +50,8 @@ class TokenModel:
         device: torch device.
         half: run in bfloat16 (a way out of memory trouble; tokens are float32 anyway).
         stride: pixels between tokens of one look, a divisor of the patch; the patch by default.
-        shifts: looks along each axis, a divisor of the stride.
+        shifts: looks along each axis, a divisor of the stride; by default 2 where tokens of one map lie an even number
+            of pixels apart, else 1.
         layers: blocks whose outputs are joined, negative from the end, each with the final norm; the last by default.
 
     Raises:
@@ -71,7 +72,7 @@ class TokenModel:
         device: str = "cpu",
         half: bool = False,
         stride: int | None = None,
-        shifts: int = 1,
+        shifts: int | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
         self.device, self.half = torch.device(device), half
@@ -87,8 +88,11 @@ class TokenModel:
                 f"{name} has maps of several sizes, so token_stride={stride} has no meaning for it; leave it out, or "
                 "take a plain ViT."
             )
-        self.stride, self.shifts = stride or self.patch, shifts
-        if self.stride % shifts:
+        self.stride = stride or self.patch
+        # what synthetic tasks chose, see docs/explanation/micro.md
+        several = self._features.patch == self.patch and self.stride % 2 == 0
+        self.shifts = (2 if several else 1) if shifts is None else shifts
+        if self.stride % self.shifts:
             raise OptionError(
                 f"token_shifts={shifts} does not divide the {self.stride} px between tokens; choose a divisor of it."
             )

@@ -170,7 +170,10 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
     if kind == TextClassifier.kind:
         features, classifier = TextConfig(**card["features"]), TextClassifier.from_tensors(tensors)
     else:
-        features = FeatureConfig(**{**card["features"], "sigmas": tuple(card["features"]["sigmas"])})
+        named = {**card["features"], "sigmas": tuple(card["features"]["sigmas"])}
+        if named.get("model") not in (None, NAME):
+            named = {"token_shifts": 1, **named}  # files of before this option have none
+        features = FeatureConfig(**named)
     fitted = {"seed": card["seed"], "estimator": estimator, "state": tensors}
     if kind in METHODS:
         classifier = PixelClusters(card["n_classes"], kind, **fitted)
