@@ -18,7 +18,7 @@ from vispe.errors import UnsupportedHost
 from vispe.hosts.timm.family import FAMILIES
 from vispe.hosts.timm.refusals import REASONS, refusal
 from vispe.hosts.transplant.twins import ELSEWHERE, TRANSFORMERS
-from vispe.hosts.windows.family import known
+from vispe.hosts.windows.known import known
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
 from tests.hosts.common import dense, shake
-from vispe.hosts.windows.family import attentions
+from vispe.hosts.windows.known import attentions
 
 _SWIN = {
     "patch_size": 4,
@@ -44,6 +44,12 @@ def _sam_of_transformers(attention: str = "sdpa") -> nn.Module:
 def _of_transformers(name: str) -> nn.Module:
     import transformers
 
+    if name == "Sam3":
+        config = transformers.Sam3ViTConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, image_size=48,
+            pretrain_image_size=32, patch_size=8, window_size=4, global_attn_indexes=[1],
+        )  # fmt: skip
+        return transformers.Sam3ViTModel(config)
     if name == "Swin":
         config = transformers.SwinConfig(
             image_size=64, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4,
@@ -81,6 +87,7 @@ MODELS = {
     "hub_swin": (lambda: _of_transformers("Swin"), 64, (40, 72)),
     "hub_vitdet": (lambda: _of_transformers("VitDet"), 48, (40, 72)),
     "hub_sam": (_sam_of_transformers, 48, (40, 72)),
+    "hub_sam3": (lambda: _of_transformers("Sam3"), 48, (40, 72)),
 }
 
 
@@ -128,6 +135,15 @@ def by_hand(model: nn.Module, slopes: list[Tensor]) -> nn.Module:
                 return attn.out_proj(_attention(qkv, attn.num_heads, bias(4, 4, 1))), None
 
             attn.forward = whole
+        elif hasattr(attn, "q_proj"):
+
+            def turned(hidden_states, position_embeddings, attn=attn, bias=bias):
+                x = hidden_states.flatten(1, 2)
+                qkv = torch.cat([attn.q_proj(x), attn.k_proj(x), attn.v_proj(x)], -1)
+                out = _attention(qkv, len(bias(1, 1)), bias(*hidden_states.shape[1:3]))
+                return attn.o_proj(out).reshape(hidden_states.shape), None
+
+            attn.forward = turned
         else:
 
             def window(x=None, hidden_states=None, output_attentions=None, attn=attn, bias=bias):

@@ -11,7 +11,7 @@ import vispe
 from tests.hosts.common import cotangent, dense, shake
 from tests.hosts.windows.test_windows import close
 from vispe.errors import UnsupportedHost
-from vispe.hosts.windows.family import attentions
+from vispe.hosts.windows.known import attentions
 
 MODELS = {
     "maxvit_of_tensorflow": {"model_name": "test_maxvit", "transformer_rel_pos_type": "bias_tf"},

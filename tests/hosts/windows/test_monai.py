@@ -11,7 +11,7 @@ import vispe
 from tests.hosts.common import cotangent, shake
 from tests.hosts.windows.test_windows import close
 from vispe.errors import ShapeError, UnsupportedCombination, UnsupportedHost
-from vispe.hosts.windows.family import attentions
+from vispe.hosts.windows.known import attentions
 
 nets = pytest.importorskip("monai.networks.nets", reason="MONAI is not installed")
 swin = pytest.importorskip("monai.networks.nets.swin_unetr", reason="MONAI is not installed")

@@ -175,7 +175,7 @@ def _refusing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def build_model_with_cfg(model_cls: Any, *args: Any, **kwargs: Any) -> nn.Module:
         from vispe.hosts.timm.family import FAMILIES
         from vispe.hosts.timm.refusals import refusal
-        from vispe.hosts.windows.family import known
+        from vispe.hosts.windows.known import known
 
         spec = kwargs.get("pos_embed")
         if spec is not None and isinstance(model_cls, type) and known(model_cls):

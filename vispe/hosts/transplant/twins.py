@@ -16,13 +16,16 @@ TRANSFORMERS: dict[str, tuple[str, str]] = {
     "DPT": ("vit_{size}_patch16_384", "vit_base_patch16_384"),
     "Data2VecVision": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "DepthAnything": ("vit_{size}_patch14_dinov2", "vit_small_patch14_dinov2"),
+    "EdgeTam": ("samvit_{size}_patch16", "samvit_base_patch16"),
+    "Hiera": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "Owl": ("vit_{size}_patch16_clip_224", "vit_base_patch32_clip_224"),
+    "Sam2": ("samvit_{size}_patch16", "samvit_base_patch16"),  # whose encoder is Hiera
     "VitPose": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "Yolos": ("deit_{size}_patch16_224", "deit_small_patch16_224"),
 }
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "DinoVisionTransformer": ("vit_{size}_patch14_dinov2", "vit_base_patch14_dinov2"),
-    "ImageEncoderViT": ("vit_{size}_patch16_224", "vit_base_patch16_224"),  # of segment-anything
+    "ImageEncoderViT": ("samvit_{size}_patch16", "samvit_base_patch16"),  # of segment-anything
     "MaskedAutoencoderViT": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
 }
 

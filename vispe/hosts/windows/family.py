@@ -20,63 +20,29 @@ from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
-from vispe.hosts.transformers.classes import positioned, stock_of
+from vispe.hosts.transformers.classes import positioned
 from vispe.hosts.transformers.vision.tables import Untabled
 from vispe.hosts.transplant import plan
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.fitting import moved
 from vispe.hosts.transplant.loading import LoadsWeights
-from vispe.hosts.windows.attention import Site, Sited
-from vispe.hosts.windows.monai import VolumeAttention, VolumeBlock, VolumeWindowAttention
-from vispe.hosts.windows.timm import (
-    MapAttention,
-    NoBias,
-    PartitionAttention,
-    SamAttention,
-    SwinAttention,
-    SwinV2Attention,
+from vispe.hosts.windows.attention import Site
+from vispe.hosts.windows.known import (
+    LIKE_SAM,
+    MODELS,
+    PARTS,
+    SITES,
+    attentions,
+    grid_of,
+    heads_of,
+    known,
+    name_of,
+    prefix_of,
+    stock_type,
 )
-from vispe.hosts.windows.torchvision import ShiftedAttention, WholeAttention
-from vispe.hosts.windows.transformers import HubSamAttention, HubSwinAttention, VitDetAttention
+from vispe.hosts.windows.timm import NoBias
+from vispe.hosts.windows.transformers import NoRotary
 
-# class of a model: path of its absolute table, if it may have one
-MODELS: dict[str, str] = {
-    "transformers.models.swin.modeling_swin.SwinModel": "embeddings.position_embeddings",
-    "transformers.models.swin.modeling_swin.SwinBackbone": "embeddings.position_embeddings",
-    "transformers.models.vitdet.modeling_vitdet.VitDetModel": "embeddings.position_embeddings",
-    "transformers.models.vitdet.modeling_vitdet.VitDetBackbone": "embeddings.position_embeddings",
-    "timm.models.vision_transformer_sam.VisionTransformerSAM": "pos_embed",
-    "timm.models.maxxvit.MaxxVit": "",
-    "timm.models.swin_transformer.SwinTransformer": "",
-    "timm.models.swin_transformer_v2.SwinTransformerV2": "",
-    "monai.networks.nets.vit.ViT": "patch_embedding.position_embeddings",
-    "monai.networks.nets.vitautoenc.ViTAutoEnc": "patch_embedding.position_embeddings",
-    "monai.networks.nets.unetr.UNETR": "vit.patch_embedding.position_embeddings",
-    "monai.networks.nets.swin_unetr.SwinTransformer": "",
-    "monai.networks.nets.swin_unetr.SwinUNETR": "",
-    "torchvision.models.vision_transformer.VisionTransformer": "encoder.pos_embedding",
-    "torchvision.models.swin_transformer.SwinTransformer": "",
-    "transformers.models.sam.modeling_sam.SamVisionEncoder": "pos_embed",
-}
-# class of an attention layer: what stands in front of it
-SITES: dict[str, type[Sited]] = {
-    "transformers.models.swin.modeling_swin.SwinAttention": HubSwinAttention,
-    "transformers.models.vitdet.modeling_vitdet.VitDetAttention": VitDetAttention,
-    "timm.models.vision_transformer_sam.Attention": SamAttention,
-    "timm.models.maxxvit.AttentionCl": PartitionAttention,
-    "timm.models.maxxvit.Attention2d": MapAttention,
-    "timm.models.swin_transformer.WindowAttention": SwinAttention,
-    "timm.models.swin_transformer_v2.WindowAttention": SwinV2Attention,
-    "monai.networks.blocks.selfattention.SABlock": VolumeAttention,
-    "monai.networks.nets.swin_unetr.WindowAttention": VolumeWindowAttention,
-    "torch.nn.modules.activation.MultiheadAttention": WholeAttention,
-    "torchvision.models.swin_transformer.ShiftedWindowAttention": ShiftedAttention,
-    "torchvision.models.swin_transformer.ShiftedWindowAttentionV2": ShiftedAttention,
-    "transformers.models.sam.modeling_sam.SamVisionAttention": HubSamAttention,
-    "transformers.models.sam.modeling_sam.SamVisionSdpaAttention": HubSamAttention,
-}
-# class of another part: what stands in front of it
-PARTS: dict[str, type[nn.Module]] = {"monai.networks.nets.swin_unetr.SwinTransformerBlock": VolumeBlock}
 # relative tables on an attention layer: parameters, and a small network
 RELATIVE = (
     "rel_pos_h",
@@ -86,26 +52,11 @@ RELATIVE = (
     "cpb_mlp",
     "rel_pos",
 )
+# models whose table is read again in every call, and may be zeros then
+_UNTABLED = ("transformers.models.vitdet.", "transformers.models.sam3.")
 _NETWORK = [f"rel_pos.mlp.fc{n}.{name}" for n in (1, 2) for name in ("weight", "bias")]
 _STATE = (*RELATIVE[:4], "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
 _STATE = (*_STATE, "rel_pos.relative_position_bias_table", *_NETWORK)
-
-
-def stock_type(module: nn.Module) -> type[Any]:
-    """Return the class that a module has in its library, whether it is swapped or not."""
-    return stock_of(type(module)) or type(module)
-
-
-def known(cls: type[Any]) -> str | None:
-    """Return which entry of `MODELS` a class is, or derives from."""
-    names = (f"{c.__module__}.{c.__qualname__}" for c in cls.__mro__)
-    return next((n for n in names if n in MODELS), None)
-
-
-def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
-    """Yield (number, path, module) of every attention layer."""
-    found = ((path, m) for path, m in model.named_modules() if _name(m) in SITES)
-    yield from ((i, path, m) for i, (path, m) in enumerate(found))
 
 
 class HostedWindows(LoadsWeights):
@@ -131,7 +82,7 @@ class HostedWindows(LoadsWeights):
 
 
 class AnySize(nn.Module):
-    """The patches of transformers' SAM in images of any size, once its absolute table is out."""
+    """The patches of transformers' SAM, and of its copies, in images of any size, once its absolute table is out."""
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """Return the map (b, h, w, d) of images (b, c, height, width)."""
@@ -155,21 +106,21 @@ class _Windows(plan.Family):
 
     def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any]]]:
         for _, path, module in attentions(model):
-            yield path, module, positioned(stock_type(module), SITES[_name(module)])
+            yield path, module, positioned(stock_type(module), SITES[name_of(module)])
         for path, module in model.named_modules():
-            if _name(module) in PARTS:
-                yield path, module, positioned(stock_type(module), PARTS[_name(module)])
+            if name_of(module) in PARTS:
+                yield path, module, positioned(stock_type(module), PARTS[name_of(module)])
 
     def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:
         return self.facts_at(model, layers[0][2], {"depth": len(layers)})
 
     def facts_at(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
-        heads, dim = _heads(attention)
-        return {"dim": dim, "num_heads": heads, "depth": facts["depth"], "grid": _grid(model, attention)}
+        heads, dim = heads_of(attention)
+        return {"dim": dim, "num_heads": heads, "depth": facts["depth"], "grid": grid_of(model, attention)}
 
     def where(self, model: Any) -> str:
-        grids = dict.fromkeys(_grid(model, m) for _, _, m in attentions(model))
-        return f"of each window: {', '.join(map(str, grids))}, {_prefix(model)} prefix tokens"
+        grids = dict.fromkeys(grid_of(model, m) for _, _, m in attentions(model))
+        return f"of each window: {', '.join(map(str, grids))}, {prefix_of(model)} prefix tokens"
 
     def has_table(self, model: Any) -> bool:
         return any(_has(holder, name) for _, holder, name in _tables(model))
@@ -185,7 +136,7 @@ class _Windows(plan.Family):
             elif name == "cpb_mlp":
                 # the name keeps its place; no registered None, below which torch takes every entry for known
                 holder._modules[name] = nn.Sequential()
-            elif ".vitdet." in known(type(model)) and name == "position_embeddings":
+            elif known(type(model)).startswith(_UNTABLED) and name == "position_embeddings":
                 holder.vispe_size = holder._parameters.pop(name).shape
                 holder.__class__ = positioned(type(holder), Untabled)
             elif known(type(model)).startswith("monai.") or not (
@@ -222,6 +173,20 @@ class _Windows(plan.Family):
                 holder.window_size = window
                 holder.set_window_size(now)
 
+    def has_rope(self, model: Any) -> bool:
+        return any(not isinstance(m.rotary_emb, NoRotary) for m in _turning(model))
+
+    def take_rope(self, model: Any) -> tuple[nn.ModuleList, torch.dtype]:
+        taken = nn.ModuleList(layer.rotary_emb for layer in _turning(model))
+        for layer in _turning(model):
+            layer.rotary_emb = NoRotary()
+        return taken, next(model.parameters()).dtype
+
+    def put_rope(self, model: Any, kept: tuple[nn.ModuleList, torch.dtype]) -> None:
+        like = next(model.parameters())
+        for layer, rotary in zip(_turning(model), kept[0], strict=True):
+            layer.rotary_emb = rotary.to(like.device)
+
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
         for term in terms:
             cls = encoding_class(term["name"])
@@ -247,9 +212,9 @@ class _Windows(plan.Family):
 
     def check_parts(self, model: Any, parts: Sequence[Encoding], layers: plan.Layers) -> None:
         """Raise what the encodings raise when there is something that the model does not supply, such as poses."""
-        heads, dim = _heads(layers[0][2])
+        heads, dim = heads_of(layers[0][2])
         like = next(model.parameters())
-        grid = Grid(_grid(model, layers[0][2]), prefix=_prefix(model))
+        grid = Grid(grid_of(model, layers[0][2]), prefix=prefix_of(model))
         with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
             pos = prepare(parts, grid.positions(like.device))
             x = like.new_zeros(1, pos.tokens, dim)
@@ -258,9 +223,9 @@ class _Windows(plan.Family):
 
     def finish(self, model: Any, old: HostState | None) -> None:
         for _, _, module in attentions(model):
-            module.vispe_site = Site(_grid(model, module), _prefix(model), model.vispe.keep_abs)
+            module.vispe_site = Site(grid_of(model, module), prefix_of(model), model.vispe.keep_abs)
         patches = getattr(model, "patch_embed", None)
-        if ".sam." in known(type(model)) and not _has(model, "pos_embed"):
+        if known(type(model)) in LIKE_SAM and not _has(model, "pos_embed"):
             patches.__class__ = positioned(stock_type(patches), AnySize)
 
     def leave(self, model: Any) -> None:
@@ -279,76 +244,9 @@ def family_of(model: nn.Module) -> plan.Family | None:
     return WINDOWS if known(type(model)) else None
 
 
-def _name(module: nn.Module) -> str:
-    cls = stock_type(module)
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _heads(attention: Any) -> tuple[int, int]:
-    """Return the number of heads and the width of all together."""
-    if isinstance(attention, nn.MultiheadAttention):
-        return attention.num_heads, attention.embed_dim
-    heads = getattr(attention, "num_heads", None) or attention.num_attention_heads
-    if hasattr(attention, "dim_head"):
-        return heads, heads * attention.dim_head
-    if hasattr(attention, "q_proj"):
-        return heads, attention.q_proj.out_features
-    return heads, attention.qkv.out_features // 3
-
-
-def _prefix(model: nn.Module) -> int:
-    return int(hasattr(model, "class_token") or hasattr(model, "cls_token"))
-
-
-def _of_monai(model: Any) -> tuple[int, ...]:
-    """Return the grid of patches of MONAI's ViT, which keeps their number only.
-
-    Raises:
-        UnsupportedHost: its sides are not equal, so that the number does not say them.
-    """
-    if hasattr(model, "feat_size"):
-        return tuple(int(n) for n in model.feat_size)
-    patches = model.patch_embedding
-    if isinstance(patches.patch_embeddings, nn.Sequential):
-        axes = sum(name.startswith("p") for name in patches.patch_embeddings[0].axes_lengths)
-    else:
-        axes = len(patches.patch_embeddings.kernel_size)
-    side = round(float(patches.n_patches) ** (1 / axes))
-    if side**axes != patches.n_patches:
-        raise UnsupportedHost(
-            f"MONAI's {type(model).__name__} keeps that it has {patches.n_patches} patches, not on which grid of "
-            f"{axes} axes, which is no cube; UNETR keeps it."
-        )
-    return (side,) * axes
-
-
-def _grid(model: Any, attention: Any) -> tuple[int, ...]:
-    """Return the grid that an attention layer was built for."""
-    if isinstance(attention, VolumeAttention) or _name(attention).endswith(".SABlock"):
-        return _of_monai(model)
-    biased: Any = (
-        getattr(attention, "relative_position_bias", getattr(attention, "rel_pos", None)) or attention
-    )
-    window = getattr(biased, "window_size", None)
-    if window is not None:
-        return tuple(int(n) for n in window)
-    if isinstance(attention, nn.MultiheadAttention):
-        side = model.image_size // model.patch_size
-        return (side, side)
-    block: Any = next(b for b in model.modules() if attention in b._modules.values())
-    if hasattr(block, "partition_size"):
-        return (int(block.partition_size[0]), int(block.partition_size[1]))
-    if hasattr(model, "stages"):  # a whole map of CoAtNet: the stem and every stage so far halved it
-        stage = next(i for i, s in enumerate(model.stages, 1) if any(attention is m for m in s.modules()))
-        sides = [size // model.stem.stride for size in model.img_size]
-        return (-(-sides[0] // 2**stage), -(-sides[1] // 2**stage))
-    if block.window_size:
-        return (block.window_size, block.window_size)
-    patches = model.patch_embed if hasattr(model, "patch_embed") else model.embeddings
-    grid = getattr(patches, "grid_size", None)
-    if grid is None:
-        grid = [size // patch for size, patch in zip(patches.image_size, patches.patch_size, strict=True)]
-    return (int(grid[0]), int(grid[1]))
+def _turning(model: nn.Module) -> list[Any]:
+    """Return the layers that have a rotary embedding of their own."""
+    return [m for m in model.modules() if "rotary_emb" in m._modules]
 
 
 def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

@@ -1,4 +1,4 @@
-"""transformers' attention in windows: SAM, ViTDet and Swin."""
+"""transformers' attention in windows: SAM and its copies, SAM 3, ViTDet and Swin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.hosts.windows.attention import Sited, joined, split
@@ -39,6 +39,45 @@ class HubSamAttention(Sited):
         (out,) = scores.weigh(F.dropout(weights, self.dropout, self.training))
         out = self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape)
         return out, weights.flatten(0, 1).to(out.dtype)
+
+
+class NoRotary(nn.Module):
+    """Stands where the rotary embedding of a layer of SAM 3 was, and turns nothing."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> None:
+        """Return None."""
+
+
+class HubSam3Attention(Sited):
+    """Attention of the ViT of transformers' SAM 3, on windows or the whole map."""
+
+    @property
+    def fused_attn(self) -> bool:
+        """Whether any backend may compute attention, or only plain products, as 'eager' asks."""
+        return self.config._attn_implementation != "eager"
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the map (b, h, w, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        del kwargs
+        shape, tokens = (hidden_states.shape[1], hidden_states.shape[2]), hidden_states.flatten(1, 2)
+        q, k, v = (
+            p(tokens).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if position_embeddings is not None:
+            turn = sys.modules[type(self).__module__].apply_rotary_pos_emb_2d
+            q, k = turn(q, k, *position_embeddings)
+        dropout = self.attention_dropout if self.training else 0.0
+        if self.fused_attn:
+            return self.o_proj(self.vispe_attend(tokens, (q, k, v), shape, None, dropout)).unflatten(
+                1, shape
+            ), None
+        scores = self.vispe_context(tokens, shape, None).scores(self, (q,), (k,), v, tokens)
+        weights = F.dropout(scores.softmax(), dropout)
+        (out,) = scores.weigh(weights)
+        return self.o_proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights.to(out.dtype)
 
 
 class VitDetAttention(Sited):

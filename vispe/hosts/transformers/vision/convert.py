@@ -44,7 +44,16 @@ from vispe.hosts.transplant.words import Wanted, read
 from vispe.hosts.windows import family as windows
 
 # where towers are kept
-_INSIDE = ("model", "visual", "vision_tower", "vision_model", "vision_encoder", "timm_model", "_backbone")
+_INSIDE = (
+    "model",
+    "visual",
+    "vision_tower",
+    "vision_model",
+    "vision_encoder",
+    "timm_model",
+    "_backbone",
+    "backbone",
+)
 
 
 class _Tower(plan.Family):

@@ -1,0 +1,121 @@
+"""Encoders that are copies of SAM's, and that of SAM 3, which turns queries and keys."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.common import shake
+from tests.hosts.windows.common import build, image, run
+from tests.hosts.windows.test_windows import close
+from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.hosts.windows.known import LIKE_SAM
+
+transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
+SHAPE = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 8,
+    "window_size": 4, "global_attn_indexes": [1], "output_channels": 16, "mlp_dim": 48,
+}  # fmt: skip
+MORE = {
+    "deepseek_ocr2": {"downsample_channels": [24, 32]},
+    "unlimited_ocr": {"downsample_channels": [24, 32]},
+    "pp_formulanet": {
+        "post_conv_in_channels": 16,
+        "post_conv_mid_channels": 24,
+        "post_conv_out_channels": 32,
+    },
+}
+
+
+def encoder(name):
+    """A random encoder in double precision, by the full name of its class."""
+    module, _, kind = name.rpartition(".")
+    found = getattr(pytest.importorskip(module, reason="this transformers does not have it"), kind)
+    torch.manual_seed(0)
+    config = found.config_class(**SHAPE, **MORE.get(module.split(".")[2], {}))
+    return shake(found(config)).double().eval()
+
+
+@pytest.mark.parametrize("name", sorted(LIKE_SAM))
+def test_copies_of_sams_encoder_take_what_sam_takes(name):
+    stock, x = encoder(name), image("hub_sam")
+    model, before = copy.deepcopy(stock), run(stock, x)
+    vispe.convert(model, "none+learn")
+    close(run(model, x), before)  # some round their softmax to float32
+    vispe.convert(model, "decomposed")
+    model.load_state_dict(stock.state_dict())  # a stock checkpoint brings the tables of the encoding
+    with torch.no_grad():
+        stock.pos_embed.zero_()
+    close(run(model, x), run(stock, x))
+    assert run(model, image("hub_sam", (40, 72))).isfinite().all()
+    vispe.restore(model)
+    assert torch.equal(run(model, x), before)
+
+
+def test_a_whole_model_takes_it_in_its_encoder():
+    config = transformers.SamHQConfig(
+        vision_config={**SHAPE, "image_size": 64, "num_pos_feats": 8},
+        prompt_encoder_config={"hidden_size": 16, "image_size": 64, "patch_size": 8},
+        mask_decoder_config={
+            "hidden_size": 16, "mlp_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "iou_head_hidden_dim": 16, "vit_dim": 32,
+        },
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = shake(transformers.SamHQModel(config)).eval()
+    given = {"pixel_values": torch.randn(1, 3, 64, 64), "input_points": torch.tensor([[[[10.0, 20.0]]]])}
+    before = model(**given).pred_masks
+    vispe.convert(model, "alibi2d(slopes=learned)")
+    assert (model(**given).pred_masks - before).abs().max() > 1e-3
+    vispe.restore(model)
+    assert torch.equal(model(**given).pred_masks, before)
+
+
+def test_sam2_is_refused_and_names_a_twin():
+    with torch.device("meta"):
+        model = transformers.Sam2VisionModel(transformers.Sam2VisionConfig())
+    for one in (model, model.backbone):
+        with pytest.raises(
+            UnsupportedHost, match=r"create_model\('samvit_base_patch16', pos_embed='alibi2d'\)"
+        ):
+            vispe.convert(one, "alibi2d")
+
+
+def test_the_rotation_of_sam3_stays_or_goes():
+    model, x = build("hub_sam3"), image("hub_sam3")
+    before = run(model, x)
+    vispe.convert(model, "alibi2d+learn+rope")
+    both = run(model, x)
+    assert (both - before).abs().max() > 1e-3
+    assert "own rotary embedding: in use" in vispe.describe(model)
+    with pytest.raises(UnsupportedCombination, match="two rotary encodings"):
+        vispe.convert(model, "rope_axial+rope")
+    vispe.convert(model, "alibi2d+learn")
+    assert (run(model, x) - both).abs().max() > 1e-3
+    assert "own rotary embedding: taken out" in vispe.describe(model)
+    vispe.convert(model, "alibi2d+learn+rope")  # it comes back
+    assert torch.equal(run(model, x), both)
+    vispe.restore(model)
+    assert torch.equal(run(model, x), before)
+
+
+def test_sam3_is_saved_and_loaded_and_shows_its_weights(tmp_path):
+    model, x = build("hub_sam3").float(), image("hub_sam3").float()
+    vispe.convert(model, "alibi2d(slopes=learned)")
+    with warnings.catch_warnings(action="ignore"):
+        model.save_pretrained(tmp_path)
+    again = vispe.from_pretrained(transformers.Sam3ViTModel, tmp_path).eval()
+    close(run(again, x), run(model, x), 1e-6)
+    whole = transformers.Sam3VisionModel(
+        transformers.Sam3VisionConfig(
+            backbone_config=model.config.to_dict(), fpn_hidden_size=16, num_pos_feats=8
+        )
+    ).eval()
+    vispe.convert(whole, "alibi2d")
+    assert "Sam3ViTModel" in vispe.describe(whole)
+    again.set_attn_implementation("eager")
+    out = again(x, output_attentions=True)
+    close(out.last_hidden_state, run(model, x), 1e-5)
+    close(out.attentions[1].sum(-1), torch.ones(out.attentions[1].shape[:-1]), 1e-5)
