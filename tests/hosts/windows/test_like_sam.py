@@ -8,7 +8,7 @@ import torch
 
 import vispe
 from tests.hosts.common import shake
-from tests.hosts.windows.common import build, image, run
+from tests.hosts.windows.common import _sam_of_transformers, build, image, run
 from tests.hosts.windows.test_windows import close
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.windows.known import LIKE_SAM
@@ -119,3 +119,34 @@ def test_sam3_is_saved_and_loaded_and_shows_its_weights(tmp_path):
     out = again(x, output_attentions=True)
     close(out.last_hidden_state, run(model, x), 1e-5)
     close(out.attentions[1].sum(-1), torch.ones(out.attentions[1].shape[:-1]), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sam", "sam3", "swin", "vitdet"])
+def test_weights_that_are_shown_are_those_that_made_the_output(kind):
+    model, x = build(f"hub_{kind}").train(), image(f"hub_{kind}")
+    if kind == "sam":
+        torch.manual_seed(0)
+        model = shake(_sam_of_transformers("eager")).double().train()
+    elif kind != "vitdet":
+        model.set_attn_implementation("eager")
+    vispe.convert(model, "alibi2d(slopes=learned)")
+    out = model(x, output_attentions=True)
+    assert len(out.attentions) > 1
+    for weights in out.attentions:
+        weights.retain_grad()
+    out.last_hidden_state.square().sum().backward()
+    assert all(weights.grad.abs().max() > 0 for weights in out.attentions)
+
+
+def test_the_backbone_of_swin_takes_an_encoding():
+    config = transformers.SwinConfig(
+        image_size=64, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4,
+        use_absolute_embeddings=True, out_features=["stage1", "stage2"],
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, x = shake(transformers.SwinBackbone(config)).eval(), torch.randn(1, 3, 64, 64)
+    before = model(x).feature_maps
+    vispe.convert(model, "alibi2d(slopes=learned)")
+    assert all((a - b).abs().max() > 1e-3 for a, b in zip(model(x).feature_maps, before, strict=True))
+    vispe.restore(model)
+    assert all(torch.equal(a, b) for a, b in zip(model(x).feature_maps, before, strict=True))

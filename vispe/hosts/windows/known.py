@@ -29,7 +29,6 @@ from vispe.hosts.windows.transformers import (
 # class of a model: path of its absolute table, if it may have one
 MODELS: dict[str, str] = {
     "transformers.models.swin.modeling_swin.SwinModel": "embeddings.position_embeddings",
-    "transformers.models.swin.modeling_swin.SwinBackbone": "embeddings.position_embeddings",
     "transformers.models.vitdet.modeling_vitdet.VitDetModel": "embeddings.position_embeddings",
     "transformers.models.vitdet.modeling_vitdet.VitDetBackbone": "embeddings.position_embeddings",
     "timm.models.vision_transformer_sam.VisionTransformerSAM": "pos_embed",

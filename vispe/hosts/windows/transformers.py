@@ -35,10 +35,12 @@ class HubSamAttention(Sited):
         if self.fused_attn:
             return self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0)).unflatten(1, shape), None
         scores = self.vispe_context(tokens, shape, bias).scores(self, (q,), (k,), v, tokens)
-        weights = scores.softmax()
-        (out,) = scores.weigh(F.dropout(weights, self.dropout, self.training))
-        out = self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape)
-        return out, weights.flatten(0, 1).to(out.dtype)
+        shown = (
+            scores.softmax().to(q.dtype).flatten(0, 1)
+        )  # the weights that are shown are those that make the output
+        weights = F.dropout(shown.unflatten(0, q.shape[:2]), self.dropout, self.training)
+        (out,) = scores.weigh(weights)
+        return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), shown
 
 
 class NoRotary(nn.Module):
@@ -75,9 +77,9 @@ class HubSam3Attention(Sited):
                 1, shape
             ), None
         scores = self.vispe_context(tokens, shape, None).scores(self, (q,), (k,), v, tokens)
-        weights = F.dropout(scores.softmax(), dropout)
+        weights = F.dropout(scores.softmax().to(q.dtype), dropout)
         (out,) = scores.weigh(weights)
-        return self.o_proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights.to(out.dtype)
+        return self.o_proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights
 
 
 class VitDetAttention(Sited):
@@ -97,9 +99,9 @@ class VitDetAttention(Sited):
         if not output_attentions:
             return (self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0)).unflatten(1, shape),)
         scores = self.vispe_context(tokens, shape, bias).scores(self, (q,), (k,), v, tokens)
-        weights = scores.softmax()
+        weights = scores.softmax().to(q.dtype)
         (out,) = scores.weigh(weights)
-        return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights.to(out.dtype)
+        return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights
 
 
 class HubSwinAttention(Sited):
@@ -126,6 +128,6 @@ class HubSwinAttention(Sited):
         if self.fused_attn:
             return self.o_proj(self.vispe_attend(x, (q, k, v), (side, side), mask, dropout)), None
         scores = self.vispe_context(x, (side, side), mask).scores(self, (q,), (k,), v, x)
-        weights = F.dropout(scores.softmax(), dropout)
+        weights = F.dropout(scores.softmax().to(q.dtype), dropout)
         (out,) = scores.weigh(weights)
-        return self.o_proj(out.transpose(1, 2).flatten(2)), weights.to(out.dtype)
+        return self.o_proj(out.transpose(1, 2).flatten(2)), weights

@@ -223,6 +223,27 @@ def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed", "irpe", "fire"])
+@pytest.mark.parametrize("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
+def test_weights_of_an_encoding_are_initialised_with_the_model(name, spec):
+    """Built without memory, given some, and initialised, as large models are."""
+    stock = build(name).float()
+    with torch.device("meta"):
+        model = vispe.convert(type(stock)(stock.config), spec)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.fill_(float("nan"))
+    model.init_weights()
+    tower, fresh = vision_tower_of(model), vision_tower_of(vispe.convert(stock, spec))
+    for (path, tensor), (_, wanted) in zip(tower.named_buffers(), fresh.named_buffers(), strict=True):
+        torch.testing.assert_close(tensor, wanted, rtol=0, atol=0, msg=path)
+    for (path, tensor), (_, other) in zip(tower.named_parameters(), fresh.named_parameters(), strict=True):
+        assert tensor.isfinite().all(), path
+        assert (tensor.abs().max() == 0) == (other.abs().max() == 0) or "pos_enc" not in path, path
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
 def test_a_converted_model_is_exported_with_free_sizes_of_the_batch(name):

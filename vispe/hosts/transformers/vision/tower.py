@@ -15,6 +15,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
+from vispe.encodings.base import Encoding
 from vispe.grid import Grid, Positions
 from vispe.hosts.transformers.classes import stock_of
 from vispe.hosts.transformers.signature import like_stock
@@ -31,7 +32,7 @@ from vispe.hosts.transformers.vision.attention import (
 )
 from vispe.hosts.transformers.vision.chunks import PackedContext, chunks_of, prepared_alike
 from vispe.hosts.transformers.vision.family import attentions, family_of, pair, prefix_of
-from vispe.hosts.transformers.vision.tables import table_names
+from vispe.hosts.transformers.vision.tables import NoTable, table_names
 from vispe.hosts.transplant import traced
 from vispe.hosts.transplant.context import Context
 from vispe.hosts.transplant.loading import LoadsWeights
@@ -51,6 +52,20 @@ class HostedTower(LoadsWeights):
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         return table_names(self)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise a module; with the tower, which comes last, its encodings and what stands for its tables."""
+        super()._init_weights(module)  # type: ignore[misc]
+        for part in self.modules() if module is self else ():
+            if isinstance(part, NoTable):
+                part.zero.zero_()
+            elif isinstance(part, Encoding) and not any(map(_loaded, part.parameters())):
+                part.reset_parameters()
+
+
+def _loaded(parameter: Tensor) -> bool:
+    """Whether transformers has filled a parameter from a checkpoint."""
+    return getattr(parameter, "_is_hf_initialized", False)
 
 
 class PackedTower(HostedTower):
