@@ -19,7 +19,7 @@ HOSTS: dict[str, str] = {
     "packed": "timm NaFlexVit, packed patches of several grids",
     "open_clip": "open_clip image towers",
     "towers": "vision models of transformers: ViT, DeiT, BEiT, DINOv2, DINOv3 and their like",
-    "windows": "SAM and Swin of timm, torchvision's ViT and Swin, transformers' SAM, ViTDet and Swin",
+    "windows": "SAM, Swin and MaxViT of timm, torchvision's ViT and Swin, transformers' SAM, ViTDet and Swin, MONAI",
     "attention": "vispe.Attention in blocks of your own",
     "other": "timm Beit, relative-position ViTs and all other families",
 }
