@@ -72,7 +72,7 @@ def unknown(model: nn.Module) -> str:
         return f"{text} {refusal(cls)}"
     return (
         f"{text} It knows timm's VisionTransformer, VisionTransformerDistilled, Eva and NaFlexVit, image towers of "
-        "open_clip, models of transformers, SAM and Swin of timm, and torchvision's ViT and Swin. "
+        "open_clip, models of transformers, SAM, Swin and MaxViT of timm, torchvision's ViT and Swin, and MONAI. "
         f"{advice(model) or 'Give it the vision tower, or use vispe.Attention in your own blocks.'}"
     )
 
