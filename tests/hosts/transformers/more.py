@@ -6,6 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 from tests.hosts.transformers.tiny import (
@@ -78,7 +79,9 @@ CLASSES = {
     "qwen2_5_omni_thinker": "Qwen2_5OmniThinker",
     "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinker",
 }
-if transformers.__version__ < "5.20":  # no Molmo 2 yet, and no model inside of Omni's thinkers
+if Version(transformers.__version__) < Version(
+    "5.20"
+):  # no Molmo 2 yet, and no model inside of Omni's thinkers
     LACKING = ("molmo2", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
     CLASSES = {family: name for family, name in CLASSES.items() if family not in LACKING}
 else:
