@@ -112,6 +112,18 @@ REASONS = (  # family, scheme and test (patterns), and why the outcome is not th
         "heads of 9 channels cannot turn in two axes, and are refused",
     ),
     (
+        "omni",
+        "",
+        "test_get_rope_index_video_with_audio",
+        "audio that is woven into the frames of a video is refused: a stream describes frames as one block",
+    ),
+    (
+        "omni",
+        "",
+        "",
+        "the tester draws words at random, the token of videos among them; a placeholder without a video is refused",
+    ),
+    (
         "",
         "rope_mixed",
         "test_can_init_all_missing_weights",
