@@ -124,8 +124,11 @@ class Rows:
         ]
         values = torch.cat(found)
         below = max(0, -int(values.min().floor()))
-        for parts in range(1, MOST_PARTS + 1):
-            if float((values * parts - (values * parts).round()).abs().max()) <= NEAR * parts:
+        fractions = (values - values.floor()).unique()
+        # on a grid there are as many apart as parts, and one just below the next whole number
+        apart = 1 + int((fractions.diff() > 2 * NEAR).sum())
+        for parts in range(1, MOST_PARTS + 1) if apart <= MOST_PARTS + 1 else ():
+            if float((fractions * parts - (fractions * parts).round()).abs().max()) <= NEAR * parts:
                 return cls(scheme, positions, below, parts)
         if not nearest:
             raise InputError(

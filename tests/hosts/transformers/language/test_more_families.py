@@ -226,6 +226,20 @@ def test_restored_and_saved(family, tmp_path):
     assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
 
 
+def test_sections_that_end_before_the_last_axis():
+    """As in the configuration that transformers tests GLM-4.5V with: columns turn nothing."""
+    config = copy.deepcopy(stock("glm4v_moe").config)
+    config.text_config.rope_parameters["mrope_section"] = [5, 3]
+    torch.manual_seed(1)
+    model = type(stock("glm4v_moe"))(config).eval()
+    inputs = prompt("glm4v_moe").inputs
+    wanted = logits(model, inputs)
+    model.model.rope_deltas = None
+    vispe.convert(model, own_of("glm4v_moe"))
+    assert model.model.vispe_scheme.options()["sections"] == (5, 3, 0)
+    assert torch.equal(logits(model, inputs), wanted)
+
+
 @pytest.mark.parametrize("family", ["glm4v", "qwen3_5"])
 def test_logits_of_their_own_need_heads_that_turn_whole_in_halves(family):
     with pytest.raises(

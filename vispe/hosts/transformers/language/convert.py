@@ -201,7 +201,9 @@ def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) 
     own = family_of(inner.config).own(inner.config)
     if scheme.name != own.name or "sections" not in own.options():
         return scheme
-    return create_scheme(scheme, sections=own.options().get("sections") or tuple(host))
+    # a configuration may end before the last axis, which then turns nothing
+    padded = (*host, *[0] * (3 - len(host)))
+    return create_scheme(scheme, sections=own.options().get("sections") or padded)
 
 
 def _refuse_tables(scheme: Scheme, name: str) -> None:
