@@ -124,10 +124,10 @@ class Rows:
         ]
         values = torch.cat(found)
         below = max(0, -int(values.min().floor()))
-        fractions = (values - values.floor()).unique()
-        # on a grid there are as many apart as parts, and one just below the next whole number
-        apart = 1 + int((fractions.diff() > 2 * NEAR).sum())
-        for parts in range(1, MOST_PARTS + 1) if apart <= MOST_PARTS + 1 else ():
+        ordered = (values - values.floor()).sort().values
+        # equal fractions differ by rounding; on a grid there are as many as parts, and one just below a whole number
+        fractions = torch.cat([ordered[:1], ordered[1:][ordered.diff() > 2 * NEAR]])
+        for parts in range(1, MOST_PARTS + 1) if len(fractions) <= MOST_PARTS + 1 else ():
             if float((fractions * parts - (fractions * parts).round()).abs().max()) <= NEAR * parts:
                 return cls(scheme, positions, below, parts)
         if not nearest:
