@@ -10,7 +10,8 @@ read is contiguous along them. All is stored by `slots.lay_out`: lines (rows, co
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.forward import finish, pitch_of, product, rows, shares, weights
+from vispe.attention.backends.triton.grid.forward import finish, shares, weights
+from vispe.attention.backends.triton.grid.parts import pitch_of, product, rows
 
 FEW = tl.constexpr(16)  # prefix tokens in one tile
 

@@ -11,8 +11,8 @@ from vispe.attention.backends.triton.content.decomposed import (
     prefix_biases,
     tokens_at,
 )
-from vispe.attention.backends.triton.grid.backward import grad_scores
-from vispe.attention.backends.triton.grid.forward import pitch_of, product, rows, sums_at
+from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
+from vispe.attention.backends.triton.grid.parts import pitch_of, product, rows, sums_at, write
 
 
 @triton.jit
@@ -97,9 +97,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
         ends += tl.sum(ds, 1)
     if HAS_OWN:
         put_ends(GRAD_OWN, ends * scale, slot, i < n, (high + wide) * ls, ls)
-    d = tl.arange(0, BD)
-    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
-             mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
+    write(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
 
 
 @triton.jit
@@ -119,12 +117,7 @@ def step_kv(dk, dv, k, v, real, Q, GRAD, LSE, DELTA, i, bias, qn, gn, n, c, D: t
     x = product(k, tl.trans(q), bias, UPCAST)
     if HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
-    # weights again from logits
-    weight = tl.exp2(x * c - tl.load(LSE + i)[None, :])
-    dv = product(weight.to(do.dtype), do, dv, UPCAST)
-    dp = product(v, tl.trans(do), tl.zeros((BA, BS), tl.float32), UPCAST)
-    ds = weight * (dp - tl.load(DELTA + i)[None, :])
-    return product(ds.to(q.dtype), q, dk, UPCAST), dv, ds
+    return weigh_kv(dk, dv, x, q, v, do, tl.load(LSE + i), tl.load(DELTA + i), c, BS, BA, UPCAST)
 
 
 @triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
@@ -177,9 +170,5 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
         ends += tl.sum(ds, 1)
     if HAS_OWN:
         put_ends(GRAD_OWN, ends * scale, slot, j < n, (high + wide) * ls, ls)
-    d = tl.arange(0, BD)
-    e = tl.arange(0, BE)
-    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
-             mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
-    tl.store(DV + b * eb + h * et + j[:, None].to(tl.int64) * en + e[None, :], dv.to(DV.dtype.element_ty),
-             mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip
+    write(DK + b * db + h * dh, dk * scale, j, j < n, dn, D, BD)
+    write(DV + b * eb + h * et, dv, j, j < n, en, E, BE)

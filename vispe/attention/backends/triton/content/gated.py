@@ -3,19 +3,19 @@
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.backward import grad_scores
-from vispe.attention.backends.triton.grid.forward import (
+from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
+from vispe.attention.backends.triton.grid.forward import finish, shares, weigh
+from vispe.attention.backends.triton.grid.gradient import write_bias
+from vispe.attention.backends.triton.grid.parts import (
     edges,
-    finish,
     padding,
     pitch_of,
     product,
+    program,
     rows,
-    shares,
     sums_at,
-    weigh,
+    write,
 )
-from vispe.attention.backends.triton.grid.gradient import write_bias
 
 
 @triton.jit
@@ -55,12 +55,8 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
                   BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
                   UPCAST: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries."""
-    pid = tl.program_id(0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = tl.cdiv(n, BM)
-    h = (pid // batch // tiles).to(tl.int64)
-    i = (pid // batch % tiles) * BM + tl.arange(0, BM)
+    b, h, tile = program(batch, n, BM)
+    i = tile * BM + tl.arange(0, BM)
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
@@ -106,12 +102,8 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
                  E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
                  UPCAST: tl.constexpr):  # fmt: skip
     """Write dq and the gradient of the row gates of one tile of queries, looping over keys."""
-    pid = tl.program_id(0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = tl.cdiv(n, BM)
-    h = (pid // batch // tiles).to(tl.int64)
-    i = (pid // batch % tiles) * BM + tl.arange(0, BM)
+    b, h, tile = program(batch, n, BM)
+    i = tile * BM + tl.arange(0, BM)
     own = (b * heads + h) * n
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
@@ -136,9 +128,7 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
     for t in range(front, end):
         acc, da = gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, t * BN, kn, vn, n, p,
                                c, D, BD, E, BE, BN, False, HAS_KEEP, UPCAST)  # fmt: skip
-    d = tl.arange(0, BD)
-    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
-             mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
+    write(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
     tl.store(DROW + own + i, da * scale, mask=i < n)
 
 
@@ -162,12 +152,8 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
     x = product(k, tl.trans(q), profile * gate, UPCAST)
     if MASKED:
         x = tl.where(real[:, None], x, float("-inf"))
-    # weights again from logits, keys x queries, so that no tile is transposed
-    weight = tl.exp2(x * c - lse[None, :])
-    dv = product(weight.to(do.dtype), do, dv, UPCAST)
-    dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32), UPCAST)
-    ds = weight * (dp - delta[None, :])
-    return product(ds.to(q.dtype), q, dk, UPCAST), dv, dc + tl.sum(ds * profile, 1)
+    dk, dv, ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
+    return dk, dv, dc + tl.sum(ds * profile, 1)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
@@ -176,12 +162,8 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
                   BN: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Write dk, dv and the gradient of the column gates of one tile of keys, looping over queries."""
-    pid = tl.program_id(0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = tl.cdiv(n, BN)
-    h = (pid // batch // tiles).to(tl.int64)
-    first = (pid // batch % tiles) * BN
+    b, h, tile = program(batch, n, BN)
+    first = tile * BN
     j = first + tl.arange(0, BN)
     own = (b * heads + h) * n
     k = rows(K + b * kb + h * kh, j, kn, n, D, BD, True)
@@ -209,12 +191,8 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
     for t in range(plain, tl.cdiv(n, BM)):
         dk, dv, dc = gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, t * BM,
                                    qn, gn, n, p, c, D, BD, E, BE, BM, BN, True, UPCAST)  # fmt: skip
-    d = tl.arange(0, BD)
-    e = tl.arange(0, BE)
-    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :], (dk * scale).to(DK.dtype.element_ty),
-             mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
-    tl.store(DV + b * eb + h * et + j[:, None].to(tl.int64) * en + e[None, :], dv.to(DV.dtype.element_ty),
-             mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip
+    write(DK + b * db + h * dh, dk * scale, j, j < n, dn, D, BD)
+    write(DV + b * eb + h * et, dv, j, j < n, en, E, BE)
     tl.store(DCOL + own + j, dc * scale, mask=j < n)
 
 

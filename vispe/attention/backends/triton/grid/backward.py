@@ -3,20 +3,25 @@
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.forward import (
+from vispe.attention.backends.triton.grid.forward import scores
+from vispe.attention.backends.triton.grid.parts import (
     FEW,
     NARROW,
+    bias_of,
     edges,
+    of_head,
     pitch_of,
     place,
     product,
     ranked,
     rows,
-    scores,
+    run_of,
     seen,
     sight,
     sums_at,
+    sums_of,
     token,
+    write,
 )
 
 
@@ -68,10 +73,7 @@ def descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, firs
     q = ranked(Q, u, qn, m, n, D, BD, True)
     do = ranked(GRAD, u, gn, m, n, E, BE, True)
     lse, delta = sums_at(LSE, DELTA, u, n, True)
-    address = u
-    if HAS_BIAS:
-        address = tl.multiple_of(tl.load(ADDRESS + u, mask=u < n, other=0), 8)
-    edge = edges(EDGE, u >= m, HAS_BIAS)
+    address, edge = run_of(ADDRESS, EDGE, u, m, n, HAS_BIAS)
     acc = tl.zeros((BM, BD), tl.float32)
     low, high, tail = sight(SIGHT, first, m, n, BM, BN, LESS, False, SKIP)
     # narrow tiles behind the grid first, then the whole ones in a loop without masks
@@ -81,15 +83,7 @@ def descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, firs
     for t in range(low, high):
         acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, t * BN, kn, vn, m, n, c, D, BD, E, BE, BN,
                      False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    write(DQ, acc * scale, u, dn, m, n, D, BD)
-
-
-@triton.jit
-def write(X, x, u, stride, m, n, D: tl.constexpr, BD: tl.constexpr):
-    """Write rows `u`, patches first, of a matrix that is given by the row of its first patch."""
-    d = tl.arange(0, BD)
-    tl.store(X + token(u, m, n)[:, None].to(tl.int64) * stride + d[None, :], x.to(X.dtype.element_ty),
-             mask=(u[:, None] < n) & (d[None, :] < D))  # fmt: skip
+    write(DQ, acc * scale, token(u, m, n), u < n, dn, D, BD)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
@@ -101,18 +95,14 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh,
     LESS: tl.constexpr = BM if BM < FEW else FEW
     m = n - p
     b, h, whole, t = place(tl.program_id(0), batch, m, n, BM, LESS, True)
-    front = p.to(tl.int64)
-    Q += b * qb + h * qh + front * qn
-    K += b * kb + h * kh + front * kn
-    V += b * vb + h * vh + front * vn
-    GRAD += b * gb + h * gh + front * gn
-    DQ += b * db + h * dh + front * dn
+    Q = of_head(Q, b, h, qb, qh, qn, p)
+    K = of_head(K, b, h, kb, kh, kn, p)
+    V = of_head(V, b, h, vb, vh, vn, p)
+    GRAD = of_head(GRAD, b, h, gb, gh, gn, p)
+    DQ = of_head(DQ, b, h, db, dh, dn, p)
     KEEP += b * n + p
-    S += h * sh
-    EDGE += h * eh
-    SIGHT += 2 * h
-    LSE += (b * heads + h) * pitch_of(n)
-    DELTA += (b * heads + h) * pitch_of(n)
+    S, EDGE, SIGHT = bias_of(S, EDGE, SIGHT, h, sh, eh)
+    LSE, DELTA = sums_of(LSE, DELTA, b * heads + h, n)
     if t < whole:
         descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, t * BM, qn, kn, vn, gn, dn, m, n, c,
                   scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
@@ -124,13 +114,13 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh,
 
 @triton.jit
 def weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM: tl.constexpr, BN: tl.constexpr, UPCAST: tl.constexpr):
-    """Return the sums of dS^T q and P^T dO after one more tile of logits / scale (keys x queries)."""
+    """Return the sums of dS^T q and P^T dO after one more tile of logits / scale (keys x queries), and dS^T."""
     # weights again from logits, keys x queries, so that no tile is transposed
     weight = tl.exp2(x * c - lse[None, :])
     dv = product(weight.to(do.dtype), do, dv, UPCAST)
     dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32), UPCAST)
     ds = weight * (dp - delta[None, :])
-    return product(ds.to(q.dtype), q, dk, UPCAST), dv
+    return product(ds.to(q.dtype), q, dk, UPCAST), dv, ds
 
 
 @triton.jit
@@ -157,7 +147,8 @@ def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start,
     x = product(k, tl.trans(q), x, UPCAST)
     if KEYS_TAIL or HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
-    return weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
+    dk, dv, _ = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
+    return dk, dv
 
 
 @triton.jit
@@ -180,8 +171,8 @@ def descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV,
     for start in range(tail, n, LESS):
         dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start, qn, gn, m, n, c, D, BD,
                          E, BE, LESS, BN, TAIL, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    write(DK, dk * scale, j, dn, m, n, D, BD)
-    write(DV, dv, j, en, m, n, E, BE)
+    write(DK, dk * scale, token(j, m, n), j < n, dn, D, BD)
+    write(DV, dv, token(j, m, n), j < n, en, E, BE)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
@@ -193,19 +184,15 @@ def grad_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, qb
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
     m = n - p
     b, h, whole, t = place(tl.program_id(0), batch, m, n, BN, LESS, False)
-    front = p.to(tl.int64)
-    Q += b * qb + h * qh + front * qn
-    K += b * kb + h * kh + front * kn
-    V += b * vb + h * vh + front * vn
-    GRAD += b * gb + h * gh + front * gn
-    DK += b * db + h * dh + front * dn
-    DV += b * eb + h * et + front * en
+    Q = of_head(Q, b, h, qb, qh, qn, p)
+    K = of_head(K, b, h, kb, kh, kn, p)
+    V = of_head(V, b, h, vb, vh, vn, p)
+    GRAD = of_head(GRAD, b, h, gb, gh, gn, p)
+    DK = of_head(DK, b, h, db, dh, dn, p)
+    DV = of_head(DV, b, h, eb, et, en, p)
     KEEP += b * n + p
-    S += h * sh
-    EDGE += h * eh
-    SIGHT += 2 * h
-    LSE += (b * heads + h) * pitch_of(n)
-    DELTA += (b * heads + h) * pitch_of(n)
+    S, EDGE, SIGHT = bias_of(S, EDGE, SIGHT, h, sh, eh)
+    LSE, DELTA = sums_of(LSE, DELTA, b * heads + h, n)
     if t < whole:
         descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, t * BN, qn, kn, vn, gn, dn, en,
                    m, n, c, scale, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip

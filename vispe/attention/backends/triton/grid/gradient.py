@@ -9,7 +9,17 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores
-from vispe.attention.backends.triton.grid.forward import NARROW, edges, pitch_of, ranked, scores, sums_at
+from vispe.attention.backends.triton.grid.forward import scores
+from vispe.attention.backends.triton.grid.parts import (
+    NARROW,
+    bias_of,
+    of_head,
+    pitch_of,
+    ranked,
+    run_of,
+    sums_at,
+    sums_of,
+)
 
 
 @triton.jit
@@ -46,8 +56,7 @@ def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
     """Add the gradients of the scores of queries from `first` on and keys from `start` on."""
     u = first + tl.arange(0, BM)
     j = start + tl.arange(0, BN)
-    address = tl.multiple_of(tl.load(ADDRESS + u, mask=u < n, other=0), 8)
-    edge = edges(EDGE, u >= m, True)
+    address, edge = run_of(ADDRESS, EDGE, u, m, n, True)
     acc = tl.zeros((BM, BN), tl.float32)
     for sample in range(0, batch):
         # 64 bits, since samples may lie 2^31 elements apart
@@ -82,16 +91,13 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
     pid = tl.program_id(0)
     h = (pid // every).to(tl.int64)
     t = pid % every
-    front = p.to(tl.int64)
-    Q += h * qh + front * qn
-    K += h * kh + front * kn
-    V += h * vh + front * vn
-    GRAD += h * gh + front * gn
+    Q = of_head(Q, 0, h, qb, qh, qn, p)
+    K = of_head(K, 0, h, kb, kh, kn, p)
+    V = of_head(V, 0, h, vb, vh, vn, p)
+    GRAD = of_head(GRAD, 0, h, gb, gh, gn, p)
     KEEP += p
-    S += h * sh
-    EDGE += h * eh
-    LSE += h * pitch_of(n)
-    DELTA += h * pitch_of(n)
+    S, EDGE, _ = bias_of(S, EDGE, EDGE, h, sh, eh)
+    LSE, DELTA = sums_of(LSE, DELTA, h, n)
     RUNS += h * rh
     ENDS += (h * every + t) * 2
     if t < down * across:

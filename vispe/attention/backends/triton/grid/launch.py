@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from vispe.attention.backends.triton.grid.forward import FEW, NARROW, forward
+from vispe.attention.backends.triton.grid.forward import forward
+from vispe.attention.backends.triton.grid.parts import FEW, NARROW
 from vispe.attention.backends.triton.tiles import Tiles, tiles
 
 LOG2E = 1.4426950408889634

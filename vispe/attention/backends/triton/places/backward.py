@@ -4,7 +4,15 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
-from vispe.attention.backends.triton.grid.forward import padding, pitch_of, product, rows, sums_at
+from vispe.attention.backends.triton.grid.parts import (
+    padding,
+    pitch_of,
+    product,
+    program,
+    rows,
+    sums_at,
+    write,
+)
 from vispe.attention.backends.triton.places.forward import (
     cells,
     distance,
@@ -16,6 +24,18 @@ from vispe.attention.backends.triton.places.forward import (
 )
 
 
+@triton.jit
+def step_q(acc, steep, x, k, gap, V, do, lse, delta, start, vn, n, c, E: tl.constexpr, BE: tl.constexpr,
+           BN: tl.constexpr, MASKED: tl.constexpr, LEARNED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Return the sums of dS k and, where slopes are learned, of dS distance after one more tile of logits / scale."""
+    v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
+    ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+    if LEARNED:
+        # the bias is -slope * distance, so its slope has the sum of dS distance
+        steep += tl.sum(ds * gap, 1)
+    return product(ds.to(k.dtype), k, acc, UPCAST), steep
+
+
 @triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
 def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DQ, STEEP, qb, qh, qn,
                   kb, kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, th, cb, pb, wb, n, c, scale, batch, heads,
@@ -24,12 +44,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
                   WRAP: tl.constexpr, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
                   LEARNED: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries and its part of the gradient of the slope, STEEP (b, h, tiles)."""
-    pid = tl.program_id(0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = tl.cdiv(n, BM)
-    h = (pid // batch // tiles).to(tl.int64)
-    tile = pid // batch % tiles
+    b, h, tile = program(batch, n, BM)
     i = tile * BM + tl.arange(0, BM)
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
@@ -53,27 +68,17 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
         x, k, gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
                            start, kn, n, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
                            UPCAST)  # fmt: skip
-        v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, False)
-        ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
-        acc = product(ds.to(k.dtype), k, acc, UPCAST)
-        if LEARNED:
-            # the bias is -slope * distance, so its slope has the sum of dS distance
-            steep += tl.sum(ds * gap, 1)
+        acc, steep = step_q(acc, steep, x, k, gap, V, do, lse, delta, start, vn, n, c, E, BE, BN, False, LEARNED,
+                            UPCAST)  # fmt: skip
     for start in range(plain, high, BN):
         x, k, gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
                            start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
                            UPCAST)  # fmt: skip
-        v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, True)
-        ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
-        acc = product(ds.to(k.dtype), k, acc, UPCAST)
-        if LEARNED:
-            # the bias is -slope * distance, so its slope has the sum of dS distance
-            steep += tl.sum(ds * gap, 1)
-    d = tl.arange(0, BD)
-    tl.store(DQ + b * db + h * dh + i[:, None].to(tl.int64) * dn + d[None, :], (acc * scale).to(DQ.dtype.element_ty),
-             mask=(i[:, None] < n) & (d[None, :] < D))  # fmt: skip
+        acc, steep = step_q(acc, steep, x, k, gap, V, do, lse, delta, start, vn, n, c, E, BE, BN, True, LEARNED,
+                            UPCAST)  # fmt: skip
+    write(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
     if LEARNED:
-        tl.store(STEEP + (b * heads + h) * tiles + tile, -tl.sum(steep * si, 0))
+        tl.store(STEEP + (b * heads + h) * tl.cdiv(n, BM) + tile, -tl.sum(steep * si, 0))
 
 
 @triton.jit
@@ -97,7 +102,8 @@ def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last,
     x = product(k, tl.trans(q), x, UPCAST)
     if MASKED and PACKED:
         x = tl.where((i[None, :] >= first[:, None]) & (i[None, :] < last[:, None]), x, float("-inf"))
-    return weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
+    dk, dv, _ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
+    return dk, dv
 
 
 @triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
@@ -108,12 +114,8 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
                    WRAP: tl.constexpr, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr,
                    UPCAST: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys, looping over queries; those of keys that do not exist are 0."""
-    pid = tl.program_id(0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = tl.cdiv(n, BN)
-    h = (pid // batch // tiles).to(tl.int64)
-    j = (pid // batch % tiles) * BN + tl.arange(0, BN)
+    b, h, tile = program(batch, n, BN)
+    j = tile * BN + tl.arange(0, BN)
     k = rows(K + b * kb + h * kh, j, kn, n, D, BD, True)
     v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
     Q += b * qb + h * qh
@@ -141,14 +143,8 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
                          WRAP, PACKED, UPCAST)  # fmt: skip
     # padded keys were read as they are; nothing of that may leave
     real = padding(KEEP + b * n, j, n, HAS_KEEP)[:, None]
-    d = tl.arange(0, BD)
-    e = tl.arange(0, BE)
-    tl.store(DK + b * db + h * dh + j[:, None].to(tl.int64) * dn + d[None, :],
-             tl.where(real, dk * scale, 0.0).to(DK.dtype.element_ty),
-             mask=(j[:, None] < n) & (d[None, :] < D))  # fmt: skip
-    tl.store(DV + b * eb + h * eh_ + j[:, None].to(tl.int64) * en + e[None, :],
-             tl.where(real, dv, 0.0).to(DV.dtype.element_ty),
-             mask=(j[:, None] < n) & (e[None, :] < E))  # fmt: skip
+    write(DK + b * db + h * dh, tl.where(real, dk * scale, 0.0), j, j < n, dn, D, BD)
+    write(DV + b * eb + h * eh_, tl.where(real, dv, 0.0), j, j < n, en, E, BE)
 
 
 @triton.jit(do_not_specialize=["n", "th", "cb", "pb"])

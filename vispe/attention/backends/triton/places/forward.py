@@ -8,15 +8,8 @@ they mean is in `places`. Query tiles of packed sequences visit no keys but thos
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.forward import (
-    finish,
-    padding,
-    pitch_of,
-    product,
-    rows,
-    shares,
-    weigh,
-)
+from vispe.attention.backends.triton.grid.forward import finish, shares, weigh
+from vispe.attention.backends.triton.grid.parts import padding, pitch_of, product, program, rows
 
 EUCLIDEAN = tl.constexpr(1)
 MANHATTAN = tl.constexpr(2)
@@ -170,12 +163,8 @@ def forward_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, OU
                    METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr, PACKED: tl.constexpr,
                    HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries."""
-    pid = tl.program_id(0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = tl.cdiv(n, BM)
-    h = (pid // batch // tiles).to(tl.int64)
-    i = (pid // batch % tiles) * BM + tl.arange(0, BM)
+    b, h, tile = program(batch, n, BM)
+    i = tile * BM + tl.arange(0, BM)
     q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
