@@ -144,8 +144,8 @@ class Call:
         keep = self.key_padding_mask
         return x if keep is None else x.masked_fill(~keep[:, None, :, None], 0.0)
 
-    def transformed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v after the transform, grouped keys and values repeated for their query heads."""
+    def transformed(self, repeated: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k, v after the transform, grouped keys and values `repeated` for their query heads, or not."""
         q, k, v = self.q, self.real(self.k), self.real(self.v)
         if self.transform is not None:
             q, k, v = self.transform.inputs(q, k, v)
@@ -153,7 +153,7 @@ class Call:
         if self.whole:
             q = q.masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0.0)
         groups = q.shape[1] // k.shape[1]
-        if groups > 1:
+        if repeated and groups > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         return q, k, v
 

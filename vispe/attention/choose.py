@@ -80,7 +80,8 @@ def attention(
         cu_seqlens: (s + 1,) integer ends of sequences packed along n, starting with 0; needs b = 1.
         scale: factor of the logits, ``d ** -0.5`` by default.
         dropout_p: dropout of the attention weights.
-        enable_gqa: repeat key and value heads for groups of query heads.
+        enable_gqa: heads of keys and values may be fewer, each serving as many query heads in a row. Fused kernels of
+            one full grid read them as they are; other backends repeat them.
         backend: 'auto' takes what `use_backend` or the environment variable VISPE_BACKEND names, else the fastest that
             serves the call; a named one is obeyed or refused.
         deterministic: True takes an SDPA kernel with a reproducible backward pass on CUDA (CPU kernels all are).

@@ -50,8 +50,10 @@ def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size
     constants = {
         "D": width, "BD": power, "E": width, "BE": power, "BM": size.queries, "BN": size.keys,
         "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "UPCAST": False, "SHARED": True, "FIXED": False, "SKIP": False,
-        "GATHER": False, "METRIC": 0, "AXES": 2, "WRAP": False, "PACKED": False, "LEARNED": False, **(modes or {}),
-    }  # fmt: skip
+        "GATHER": False, "METRIC": 0, "AXES": 2, "WRAP": False, "PACKED": False, "LEARNED": False, "groups": 1,
+    } | (modes or {})  # fmt: skip
+    if constants["groups"] > 1:  # any number of them, with the same code
+        del constants["groups"]
     signature, attrs, chosen = {}, {}, {}
     for place, argument in enumerate(kernel.arg_names):
         if argument in constants:

@@ -41,7 +41,9 @@ def reports(fresh_kernels):
     made = {case: report(*case, torch.bfloat16) for case in [*PER_SCORE, ("grad_bias", 90, 64)]}
     # loops over what a bias shows are the same loops
     hiding = [case for case in PER_SCORE if case[1] == 90]
-    return made | {(*case, "hides"): report(*case, torch.bfloat16, modes={"SKIP": True}) for case in hiding}
+    made |= {(*case, "hides"): report(*case, torch.bfloat16, modes={"SKIP": True}) for case in hiding}
+    # so are those of query heads that share keys
+    return made | {(*case, "groups"): report(*case, torch.bfloat16, modes={"groups": 2}) for case in hiding}
 
 
 @pytest.mark.slow

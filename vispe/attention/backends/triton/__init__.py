@@ -61,10 +61,12 @@ def run(call: Call) -> Tensor:
     """Return attention (b, h, n, d_v) in `Call.dtype`; the memory beside the output is linear in n."""
     from vispe.attention.backends.triton.grid.op import table_attention
 
-    q, k, v = (_rows(t.to(call.dtype)) for t in call.transformed())
-    if reads_content(call.bias):
+    content_read, scattered = reads_content(call.bias), _scattered(call)
+    # kernels of grids read the one head of keys that a group of query heads has
+    q, k, v = (_rows(t.to(call.dtype)) for t in call.transformed(repeated=content_read or scattered))
+    if content_read:
         return content.run(call, q, k, v)
-    if _scattered(call):
+    if scattered:
         return call.finish(placed_attention(call, q, k, v))
     keep = call.key_padding_mask
     if call.bias is None or call.bias.pos is None:

@@ -84,7 +84,7 @@ def decomposed_attention_grad(
     slots = Slots((gh, gw), prefix, width, high)
     b, h, n, _ = q.shape
     delta = row_sums_of(out, grad)
-    dq, dk, dv = grads_like(q, v)
+    dq, dk, dv = grads_like(q, k, v)
     read_q, read_k = _like(by_query, lse), _like(by_key, lse)
     size = choose("grad_q", q, v)
     made = _constants(q, v, size, size.queries, size.keys, slots, by_query, by_key, keep)
@@ -107,8 +107,8 @@ def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, by_query: Tensor | None,
     by_key: Tensor | None, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    del grad, k, out, rest
-    return *grads_like(q, v), _like(by_query, lse), _like(by_key, lse)
+    del grad, out, rest
+    return *grads_like(q, k, v), _like(by_query, lse), _like(by_key, lse)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

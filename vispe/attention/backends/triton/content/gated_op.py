@@ -86,7 +86,7 @@ def gated_attention_grad(
     grad, lse = shared(grad, lse), apart(lse)
     b, h, n, _ = q.shape
     delta, drow, dcol = row_sums_of(out, grad), lse.new_empty(lse.shape[1:]), lse.new_empty(lse.shape[1:])
-    dq, dk, dv = grads_like(q, v)
+    dq, dk, dv = grads_like(q, k, v)
     size = choose("grad_q", q, v)
     made = _constants(q, v, size, keep)
     common = (q, k, v, packed, address, edge, row, col, mask_of(keep, q), grad, lse, delta)
@@ -122,8 +122,8 @@ def _(
     address: Tensor, edge: Tensor, base: Tensor, keep: Tensor | None, prefix: int, scale: float, length: int,
     sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    del grad, k, out, address, edge, base, keep, prefix, scale, sharers, deterministic
-    made = *grads_like(q, v), lse.new_empty(lse.shape[1:]), lse.new_empty(lse.shape[1:])
+    del grad, out, address, edge, base, keep, prefix, scale, sharers, deterministic
+    made = *grads_like(q, k, v), lse.new_empty(lse.shape[1:]), lse.new_empty(lse.shape[1:])
     if not length:
         return *made, lse.new_empty(0), lse.new_empty(0)
     return *made, lse.new_empty(packed.shape[0], length), lse.new_empty(packed.shape[0], 2)

@@ -88,16 +88,16 @@ def descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, firs
 
 @triton.jit(do_not_specialize=["n", "p"])
 def grad_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb, gh, gn,
-           db, dh, dn, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
-           BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
-           UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+           db, dh, dn, sh, eh, n, p, c, scale, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr,
+           E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
+           HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries, looping over keys."""
     LESS: tl.constexpr = BM if BM < FEW else FEW
     m = n - p
     b, h, whole, t = place(tl.program_id(0), batch, m, n, BM, LESS, True)
     Q = of_head(Q, b, h, qb, qh, qn, p)
-    K = of_head(K, b, h, kb, kh, kn, p)
-    V = of_head(V, b, h, vb, vh, vn, p)
+    K = of_head(K, b, h // groups, kb, kh, kn, p)
+    V = of_head(V, b, h // groups, vb, vh, vn, p)
     GRAD = of_head(GRAD, b, h, gb, gh, gn, p)
     DQ = of_head(DQ, b, h, db, dh, dn, p)
     KEEP += b * n + p
@@ -152,11 +152,11 @@ def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start,
 
 
 @triton.jit
-def descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, first, qn, kn, vn, gn, dn, en, m, n,
-               c, scale, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-               BN: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
+def descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, first, qh, qn, kn, vn, gh, gn, dn, en,
+               sh, eh, m, n, c, scale, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+               BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
                UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
-    """Write dk and dv of the keys from `first` on."""
+    """Write dk and dv of the keys from `first` on; pointers to queries lead to the first of their `groups` heads."""
     LESS: tl.constexpr = BM if BM < NARROW else NARROW
     j = first + tl.arange(0, BN)
     k = ranked(K, j, kn, m, n, D, BD, TAIL)
@@ -164,39 +164,48 @@ def descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV,
     real = seen(KEEP, j, m, n, TAIL, HAS_KEEP)
     dk = tl.zeros((BN, BD), tl.float32)
     dv = tl.zeros((BN, BE), tl.float32)
-    low, high, tail = sight(SIGHT, first, m, n, BN, BM, LESS, True, SKIP)
-    for t in range(low, high):
-        dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, t * BM, qn, gn, m, n, c, D, BD,
-                         E, BE, BM, BN, TAIL, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
-    for start in range(tail, n, LESS):
-        dk, dv = step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start, qn, gn, m, n, c, D, BD,
-                         E, BE, LESS, BN, TAIL, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+    # one head of queries after the other, so that the sums have one order
+    for group in range(0, groups):
+        # 64 bits, since heads may lie 2^31 elements apart
+        h = group + tl.zeros((), tl.int64)
+        q, do = Q + h * qh, GRAD + h * gh
+        s, edge, seen_by = bias_of(S, EDGE, SIGHT, h, sh, eh)
+        lse, delta = sums_of(LSE, DELTA, h, n)
+        low, high, tail = sight(seen_by, first, m, n, BN, BM, LESS, True, SKIP)
+        for t in range(low, high):
+            dk, dv = step_kv(dk, dv, k, v, j, real, q, do, lse, delta, s, ADDRESS, edge, t * BM, qn, gn, m, n, c, D,
+                             BD, E, BE, BM, BN, TAIL, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+        for start in range(tail, n, LESS):
+            dk, dv = step_kv(dk, dv, k, v, j, real, q, do, lse, delta, s, ADDRESS, edge, start, qn, gn, m, n, c, D, BD,
+                             E, BE, LESS, BN, TAIL, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
     write(DK, dk * scale, token(j, m, n), j < n, dn, D, BD)
     write(DV, dv, token(j, m, n), j < n, en, E, BE)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
 def grad_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb,
-            gh, gn, db, dh, dn, eb, et, en, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
-            E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
-            HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
-    """Write dk and dv of one tile of keys, looping over queries."""
+            gh, gn, db, dh, dn, eb, et, en, sh, eh, n, p, c, scale, batch, heads, groups, D: tl.constexpr,
+            BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+            HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+    """Write dk and dv of one tile of keys of a head, looping over the queries of all heads that it serves."""
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
     m = n - p
     b, h, whole, t = place(tl.program_id(0), batch, m, n, BN, LESS, False)
-    Q = of_head(Q, b, h, qb, qh, qn, p)
+    Q = of_head(Q, b, h * groups, qb, qh, qn, p)
     K = of_head(K, b, h, kb, kh, kn, p)
     V = of_head(V, b, h, vb, vh, vn, p)
-    GRAD = of_head(GRAD, b, h, gb, gh, gn, p)
+    GRAD = of_head(GRAD, b, h * groups, gb, gh, gn, p)
     DK = of_head(DK, b, h, db, dh, dn, p)
     DV = of_head(DV, b, h, eb, et, en, p)
     KEEP += b * n + p
-    S, EDGE, SIGHT = bias_of(S, EDGE, SIGHT, h, sh, eh)
-    LSE, DELTA = sums_of(LSE, DELTA, b * heads + h, n)
+    S, EDGE, SIGHT = bias_of(S, EDGE, SIGHT, h * groups, sh, eh)
+    LSE, DELTA = sums_of(LSE, DELTA, b * heads + h * groups, n)
     if t < whole:
-        descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, t * BN, qn, kn, vn, gn, dn, en,
-                   m, n, c, scale, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+        descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, t * BN, qh, qn, kn, vn, gh, gn, dn,
+                   en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, UPCAST,
+                   SKIP)  # fmt: skip
     else:
         first = whole * BN + (t - whole) * LESS
-        descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, first, qn, kn, vn, gn, dn, en,
-                   m, n, c, scale, D, BD, E, BE, BM, LESS, True, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+        descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, first, qh, qn, kn, vn, gh, gn, dn,
+                   en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, LESS, True, HAS_BIAS, HAS_KEEP, UPCAST,
+                   SKIP)  # fmt: skip

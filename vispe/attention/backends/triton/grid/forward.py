@@ -135,16 +135,19 @@ def attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, first, qn, k
 
 @triton.jit(do_not_specialize=["n", "p"])
 def forward(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, sh, eh, n,
-            p, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-            BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+            p, c, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+            BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
             SKIP: tl.constexpr):  # fmt: skip
-    """Write the output and log2 of the row sums for one tile of queries; neighbours share the tile of the bias."""
+    """Write the output and log2 of the row sums for one tile of queries; neighbours share the tile of the bias.
+
+    `groups` query heads in a row share a head of keys and values.
+    """
     LESS: tl.constexpr = BM if BM < FEW else FEW
     m = n - p
     b, h, whole, t = place(tl.program_id(0), batch, m, n, BM, LESS, True)
     Q = of_head(Q, b, h, qb, qh, qn, p)
-    K = of_head(K, b, h, kb, kh, kn, p)
-    V = of_head(V, b, h, vb, vh, vn, p)
+    K = of_head(K, b, h // groups, kb, kh, kn, p)
+    V = of_head(V, b, h // groups, vb, vh, vn, p)
     OUT = of_head(OUT, b, h, ob, oh, on, p)
     KEEP += b * n + p
     S, EDGE, SIGHT = bias_of(S, EDGE, SIGHT, h, sh, eh)

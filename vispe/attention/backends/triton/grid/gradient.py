@@ -77,9 +77,9 @@ def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
 
 @triton.jit(do_not_specialize=["rh", "n", "p"])
 def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh, qn, kb, kh, kn, vb, vh,
-              vn, gb, gh, gn, sh, eh, rh, n, p, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
-              BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
-              UPCAST: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
+              vn, gb, gh, gn, sh, eh, rh, n, p, c, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr,
+              E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
+              HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
     """Add the gradients of one tile of scores to RUNS (h, length), and those on prefix keys to ENDS (h, tiles, 2)."""
     LOW: tl.constexpr = BM if BM < NARROW else NARROW
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
@@ -92,8 +92,8 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
     h = (pid // every).to(tl.int64)
     t = pid % every
     Q = of_head(Q, 0, h, qb, qh, qn, p)
-    K = of_head(K, 0, h, kb, kh, kn, p)
-    V = of_head(V, 0, h, vb, vh, vn, p)
+    K = of_head(K, 0, h // groups, kb, kh, kn, p)
+    V = of_head(V, 0, h // groups, vb, vh, vn, p)
     GRAD = of_head(GRAD, 0, h, gb, gh, gn, p)
     KEEP += p
     S, EDGE, _ = bias_of(S, EDGE, EDGE, h, sh, eh)

@@ -24,8 +24,8 @@ def run_forward(
 
     Args:
         q: (b, h, n, d), last stride 1; float16, bfloat16 or float32.
-        k: likewise.
-        v: (b, h, n, d_v).
+        k: (b, h_kv, n, d), likewise; h is a multiple of h_kv, and each head serves as many query heads in a row.
+        v: (b, h_kv, n, d_v).
         packed: (h or 1, length) of `strip.pack`, or None for no bias.
         address: (n,) int32 of `Layout.patches_first`.
         edge: (h or 1, 2) of `strip.pack`.
@@ -42,7 +42,7 @@ def run_forward(
     forward[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
         q, k, v, *bias_of(packed, address, edge, q), q if sight is None else sight, mask_of(keep, q), out, lse,
         *strides(q, k, v, out), *bias_strides(packed, edge), n, prefix, scale * LOG2E,
-        b, h, **constants(q, v, size, packed, keep), SKIP=sight is not None,
+        b, h, h // k.shape[1], **constants(q, v, size, packed, keep), SKIP=sight is not None,
     )  # fmt: skip
     return out, lse
 
@@ -97,10 +97,9 @@ def tokens_first(q: Tensor, width: int) -> Tensor:
     return torch.empty(b, n, h, width, dtype=q.dtype, device=q.device).transpose(1, 2)
 
 
-def grads_like(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def grads_like(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return empty memory for the gradients of queries, keys and values."""
-    width = q.shape[-1]
-    return tokens_first(q, width), tokens_first(q, width), tokens_first(q, v.shape[-1])
+    return tokens_first(q, q.shape[-1]), tokens_first(k, k.shape[-1]), tokens_first(v, v.shape[-1])
 
 
 def fake_output(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor, Tensor]:

@@ -34,17 +34,17 @@ def run_backward(
     b, h, n, _ = q.shape
     prefix = prefix if packed is not None else 0
     delta = row_sums_of(out, grad, prefix)
-    dq, dk, dv = grads_like(q, v)
+    dq, dk, dv = grads_like(q, k, v)
     bias = (*bias_of(packed, address, edge, q), q if sight is None else sight)
     common = (q, k, v, *bias, mask_of(keep, q), grad, lse, delta)
-    sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
+    sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h, h // k.shape[1])
     skip = sight is not None
     size = choose("grad_q", q, v)
     grad_q[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
         *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep), SKIP=skip
     )
     size = choose("grad_kv", q, v)
-    grad_kv[(tiles_of(n, prefix, size.keys) * b * h,)](
+    grad_kv[(tiles_of(n, prefix, size.keys) * b * k.shape[1],)](
         *common,
         dk,
         dv,
@@ -118,7 +118,7 @@ def run_bias(
     grad_bias[(h * programs,)](
         q, k, v, packed, address, edge, mask_of(keep, q), grad, lse, delta, base, runs, ends,
         unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, b, h,
-        **constants(q, v, size, packed, keep), SHARED=sharers > 1, FIXED=fixed,
+        h // k.shape[1], **constants(q, v, size, packed, keep), SHARED=sharers > 1, FIXED=fixed,
     )  # fmt: skip
     return sums_over_heads(packed, runs, ends, unit if fixed else None)
 

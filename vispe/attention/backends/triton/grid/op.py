@@ -57,8 +57,8 @@ def _(
     address: Tensor | None, edge: Tensor | None, base: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
     length: int, sharers: int, deterministic: bool, sight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    del grad, k, out, address, edge, base, keep, prefix, scale, sharers, deterministic, sight
-    made = grads_like(q, v)
+    del grad, out, address, edge, base, keep, prefix, scale, sharers, deterministic, sight
+    made = grads_like(q, k, v)
     if not length or packed is None:
         return *made, lse.new_empty(0), lse.new_empty(0)
     return *made, lse.new_empty(packed.shape[0], length), lse.new_empty(packed.shape[0], 2)

@@ -118,7 +118,7 @@ def run_backward(
     delta = row_sums_of(out, grad)
     size = size_of("grad_q", q, v, more)
     known = more.constants(q, v, size)
-    dq, dk, dv = grads_like(q, v)
+    dq, dk, dv = grads_like(q, k, v)
     tiles = cdiv(n, size.queries)
     steep = torch.empty(b, h, tiles if learned else 0, dtype=torch.float32, device=q.device)
     tensors = q, k, v, *more.read(q), grad, lse, delta

@@ -51,9 +51,9 @@ def _(
     segment: Tensor | None, keep: Tensor | None, metric: int, scale: float, deterministic: bool, learns_table: bool,
     learns_slopes: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    del grad, k, out, cells, places, period, segment, keep, metric, scale, deterministic
+    del grad, out, cells, places, period, segment, keep, metric, scale, deterministic
     return (
-        *grads_like(q, v),
+        *grads_like(q, k, v),
         lse.new_empty(0) if table is None or not learns_table else torch.empty_like(table),
         lse.new_empty(0) if slopes is None or not learns_slopes else torch.empty_like(slopes),
     )  # fmt: skip
