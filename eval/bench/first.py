@@ -114,7 +114,7 @@ def _compiled(job: tuple[str, int, str, str], dry: bool) -> str:
     try:
         grid = Grid((3, 4), 1) if dry else ODD[tokens]
         # two samples: kernels are compiled apart for a size of one
-        for stored in strips(kernel, DTYPES[dtype]):
+        for stored in strips(kernel, dtype):
             work(kernel, grid, 2, width, DTYPES[dtype], "cpu" if dry else "cuda", stored)(0)
     except Exception as error:  # what does not compile is a result: the others go on
         return f"{' '.join(map(str, job))}: {type(error).__name__}: {error}"[:300]
@@ -184,11 +184,9 @@ def kernels(args: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for kernel, (grid, batch), width in product(KERNELS, shapes, (16,) if args.dry else (64, 128)):
         h, w = grid.shape
-        for stored in strips(kernel, torch.bfloat16):
+        for stored in strips(kernel, "bfloat16"):
             run_ = work(kernel, grid, batch, width, torch.bfloat16, device, stored)
-            name = (
-                f"{kernel} {h}x{w}+{grid.prefix} b{batch} d{width} strip {str(stored).removeprefix('torch.')}"
-            )
+            name = f"{kernel} {h}x{w}+{grid.prefix} b{batch} d{width} strip {stored}"
             found[name] = round(milliseconds(run_, device), 4)
     return found | {"clocks": clocks()}
 

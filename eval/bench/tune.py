@@ -27,7 +27,7 @@ from timing import version
 
 from vispe import Grid
 from vispe.attention.backends.triton import tiles
-from vispe.attention.bias import strip
+from vispe.attention.bias import narrow, strip
 from vispe.evaluate.speed.checks import LIMITS, check
 from vispe.evaluate.speed.measure import timed, warm
 
@@ -60,6 +60,7 @@ WORK = {  # grid, prefix, samples; with 12 heads
 }
 ODD = {"short": Grid((9, 11), 5), "long": Grid((23, 29), 5)}  # where candidates are checked
 TINY = {"short": ((Grid((3, 4), 1), 1),), "long": ((Grid((3, 4), 1), 1),)}
+KINDS = {"float16": "distance", "float32": "table"}  # that have such a strip in half precision
 MARGIN = 0.98
 
 
@@ -88,8 +89,10 @@ def main() -> int:
     gpu = "the interpreter" if args.dry else torch.cuda.get_device_name()
     origin = f"{gpu}, triton {version('triton')}"
     rows = json.loads((args.out if args.out.exists() else tiles.FILE).read_text())
-    for dtype, width, tokens, kernel in product(args.dtypes, args.widths, args.tokens, args.kernels):
-        key = {"sm": 80 if older else 90, "width": width, "dtype": dtype, "tokens": tokens, "kernel": kernel}
+    order = product(args.dtypes, args.widths, args.tokens, args.kernels)
+    for dtype, width, tokens, kernel, strip_ in ((*o, s) for o in order for s in strips(o[3], o[0])):
+        key = {"sm": 80 if older else 90, "width": width, "dtype": dtype, "strip": strip_, "tokens": tokens,
+               "kernel": kernel}  # fmt: skip
         (row,) = (r for r in rows if key.items() <= r.items())
         if row["from"] == origin and not args.fresh:
             continue
@@ -110,9 +113,8 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
     candidates = dict.fromkeys([now, *(tiles.Tiles(*c) for c in known[: 2 if dry else None])])
     width = 16 if dry else key["width"]
     works = [
-        work(key["kernel"], grid, batch, width, dtype, device, stored)
+        work(key["kernel"], grid, batch, width, dtype, device, key["strip"])
         for grid, batch in (TINY if dry else WORK)[key["tokens"]]
-        for stored in strips(key["kernel"], dtype)
     ]
     found: dict[tiles.Tiles, list[float]] = {}
     for size in candidates:
@@ -139,7 +141,7 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
 @contextmanager
 def trying(key: dict[str, Any], size: tiles.Tiles, dtype: torch.dtype, older: bool) -> Iterator[None]:
     """Let one kernel run with other tiles."""
-    entries = tiles.table_for(dtype, older)[key["kernel"], key["tokens"]]
+    entries = tiles.table_for(dtype, older)[key["kernel"], key["tokens"], key["strip"]]
     before = entries[key["width"]]
     entries[key["width"]] = size
     try:
@@ -153,7 +155,8 @@ def check_tiles(key: dict[str, Any], width: int, dtype: torch.dtype, device: str
     grid = Grid((3, 4), 1) if device == "cpu" else ODD[key["tokens"]]
     limits = LIMITS[DTYPES[key["dtype"]]]
     slack = 2 if device == "cpu" else 1  # the interpreter cuts bfloat16 where a GPU rounds
-    for kind in ("distance", "table"):
+    kinds = ("distance", "table") if key["dtype"] == "float32" else (KINDS[key["strip"]],)
+    for kind in kinds:
         errors = check(grid, width, dtype, kind, device, "triton")["errors"]
         for name, error in errors.items():
             if not error <= slack * limits[name != "out"]:
@@ -161,14 +164,13 @@ def check_tiles(key: dict[str, Any], width: int, dtype: torch.dtype, device: str
     return None
 
 
-def strips(kernel: str, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return in which dtypes a kernel finds its strip: distances in half precision, tables in float32."""
-    wide = dtype == torch.float32 or kernel == "grad_bias"
-    return (torch.float32,) if wide else (torch.float16, torch.float32)
+def strips(kernel: str, dtype: str) -> tuple[str, ...]:
+    """Return in which dtypes a kernel finds its strip: distances in half precision, tables in float32 and a copy."""
+    return ("float32",) if dtype == "float32" or kernel == "grad_bias" else ("float16", "float32")
 
 
 def work(
-    kernel: str, grid: Grid, batch: int, width: int, dtype: torch.dtype, device: str, stored: torch.dtype
+    kernel: str, grid: Grid, batch: int, width: int, dtype: torch.dtype, device: str, stored: str
 ) -> Callable[[int], Any]:
     """Return what is timed: the launch of one kernel (with that of its companion, for gradients of q, k and v)."""
     from vispe.attention.backends.triton.grid.launch import run_forward
@@ -184,14 +186,19 @@ def work(
     layout = strip.layout_of(grid.shape, grid.prefix)
     runs, ends = strip.build(random(heads, *(2 * n - 1 for n in grid.shape)), None, layout)
     scale = width**-0.5
-    packed, edge = strip.pack(runs, ends, layout, scale, stored, lead=layout.lead)
+    copy = None
+    if stored == "float32" and dtype != torch.float32:
+        packed, edge, copy = narrow.pack_both(runs, ends, layout, scale, dtype, lead=layout.lead)
+    else:
+        packed, edge = strip.pack(runs, ends, layout, scale, getattr(torch, stored), lead=layout.lead)
     address, base = layout.patches_first(device)
     q, k, v, grad = (random(batch, grid.tokens, heads, width).to(dtype).transpose(1, 2) for _ in range(4))
     bias = (packed, address, edge)
-    out, lse = run_forward(q, k, v, *bias, None, layout.selected, scale)
+    end = None, layout.selected, scale, None, copy
+    out, lse = run_forward(q, k, v, *bias, *end)
     if kernel == "forward":
-        return lambda _: run_forward(q, k, v, *bias, None, layout.selected, scale)
-    given = (grad, q, k, v, out, lse, *bias, None, layout.selected, scale)
+        return lambda _: run_forward(q, k, v, *bias, *end)
+    given = (grad, q, k, v, out, lse, *bias, *end)
     if kernel != "grad_bias":
         return lambda _: run_backward(*given)
     delta = run_backward(*given)[3]

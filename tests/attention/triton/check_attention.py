@@ -9,7 +9,8 @@ from tests.attention import oracle
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
-from vispe.attention.bias.strip import Layout, fits_half
+from vispe.attention.bias.narrow import fits_half
+from vispe.attention.bias.strip import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

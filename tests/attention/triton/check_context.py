@@ -31,7 +31,9 @@ def small():
     """Return tiles of 32 own tokens and 16 others, so that small grids have many of them."""
     turned = {"forward": (32, 16), "grad_q": (32, 16), "grad_kv": (16, 32), "grad_bias": (32, 16)}
     return {
-        (name, "short"): dict.fromkeys((64, 128), sizes.Tiles(*size, 4, 1)) for name, size in turned.items()
+        (name, "short", strip): dict.fromkeys((64, 128), sizes.Tiles(*size, 4, 1))
+        for name, size in turned.items()
+        for strip in ("float16", "float32")
     }
 
 

@@ -26,8 +26,8 @@ KERNELS = {
     "decomposed_grad_kv": decomposed_grad_kv,
 }  # fmt: skip
 HALF = ("Q", "K", "V", "OUT", "GRAD", "DQ", "DK", "DV")
-POINTERS = {"S": "*fp16", "ADDRESS": "*i32", "SIGHT": "*i32", "BASE": "*i32", "KEEP": "*i1", "UNIT": "*fp64",
-            "CELL": "*i32", "SEGMENT": "*i32"}  # fmt: skip
+POINTERS = {"S": "*fp16", "COPY": "*fp16", "ADDRESS": "*i32", "SIGHT": "*i32", "BASE": "*i32", "KEEP": "*i1",
+            "UNIT": "*fp64", "CELL": "*i32", "SEGMENT": "*i32"}  # fmt: skip
 SINGLE = ("EDGE", "LSE", "DELTA", "RUNS", "ENDS", "TABLE", "PLACE", "PERIOD", "SLOPE", "STEEP", "DTABLE", "OWN",
           "OTHER", "GRAD_OWN")  # fmt: skip
 FLOATS = {"c", "scale"}
@@ -40,7 +40,8 @@ def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size
                    modes=None):  # fmt: skip
     """Return what Triton made of one kernel, as for contiguous tensors with `width` columns.
 
-    `wide`: the bias of half-precision inputs is stored in float32. `modes`: what kernels of coords are compiled for.
+    `wide`: the bias of half-precision inputs is stored in float32 (with a copy in float16 where `modes` has HAS_COPY).
+    `modes`: what else kernels are compiled for.
     """
     kernel = KERNELS[name]
     of = "grad_bias" if name == "grad_table" else name.removesuffix("_coords")
@@ -49,8 +50,9 @@ def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size
     power = triton.next_power_of_2(width)
     constants = {
         "D": width, "BD": power, "E": width, "BE": power, "BM": size.queries, "BN": size.keys,
-        "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "UPCAST": False, "SHARED": True, "FIXED": False, "SKIP": False,
-        "GATHER": False, "METRIC": 0, "AXES": 2, "WRAP": False, "PACKED": False, "LEARNED": False, "groups": 1,
+        "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "HAS_COPY": False, "UPCAST": False, "SHARED": True, "FIXED": False,
+        "SKIP": False, "GATHER": False, "METRIC": 0, "AXES": 2, "WRAP": False, "PACKED": False, "LEARNED": False,
+        "groups": 1,
     } | (modes or {})  # fmt: skip
     if constants["groups"] > 1:  # any number of them, with the same code
         del constants["groups"]

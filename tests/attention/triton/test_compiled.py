@@ -42,8 +42,10 @@ def reports(fresh_kernels):
     # loops over what a bias shows are the same loops
     hiding = [case for case in PER_SCORE if case[1] == 90]
     made |= {(*case, "hides"): report(*case, torch.bfloat16, modes={"SKIP": True}) for case in hiding}
-    # so are those of query heads that share keys
-    return made | {(*case, "groups"): report(*case, torch.bfloat16, modes={"groups": 2}) for case in hiding}
+    # so are those of query heads that share keys, and of tables that are read from a copy
+    made |= {(*case, "groups"): report(*case, torch.bfloat16, modes={"groups": 2}) for case in hiding}
+    copied = {"wide": True, "modes": {"HAS_COPY": True}}
+    return made | {(*case, "copy"): report(*case, torch.bfloat16, **copied) for case in hiding}
 
 
 @pytest.mark.slow

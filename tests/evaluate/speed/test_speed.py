@@ -107,8 +107,11 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
 
 def test_every_row_of_the_table_of_tiles_is_there_once():
     rows = json.loads(tiles.FILE.read_text())
-    keys = {(r["sm"], r["width"], r["dtype"], r["tokens"], r["kernel"]) for r in rows}
-    assert len(keys) == len(rows) == 2 * 2 * 2 * 2 * 4
+    keys = {(r["sm"], r["width"], r["dtype"], r["strip"], r["tokens"], r["kernel"]) for r in rows}
+    assert (
+        len(keys) == len(rows) == 2 * 2 * 2 * (4 + 4 + 3)
+    )  # float32; half precision with float32 and float16 strips
+    assert {r["strip"] for r in rows if r["dtype"] == "float32" or r["kernel"] == "grad_bias"} == {"float32"}
     assert tiles.tiles("forward", 64, 4096, torch.bfloat16)[:4] == (128, 128, 8, 2)
     assert tiles.tiles("forward", 65, 4096, torch.bfloat16)[:4] == (128, 64, 8, 2)
     assert tiles.tiles("grad_kv", 64, 512, torch.float16)[:4] == (64, 64, 4, 2)

@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Bias
-from vispe.attention.bias.distance import DistanceBias
-from vispe.attention.precision import exporting
-from vispe.grid import Grid
-
 WORD = 8  # elements in one 16-byte load of half precision
-HALF_RANGE = 65000.0  # of float16, with room for what distances are rounded
-LARGEST_SCALE = 2.0**11  # of the logits, up to which the least steps of float16 are below 2^-14
 TAIL = 256  # elements behind the last row that a tile may read without using them
 
 
@@ -132,37 +125,6 @@ def layout_of(shape: tuple[int, ...], prefix: int) -> Layout:
     return strip if strip.copies * strip.copy_length < rows.copy_length else rows
 
 
-def fits_half(bias: Bias, grid: Grid, scale: float) -> bool:
-    """Return whether float16 holds what `pack` makes of a bias with an error that attention does not feel.
-
-    Stored is (bias - largest) / scale, with a relative error of 2^-11. So logits are off by 2^-11 of how far a bias
-    lies below the largest, whatever the scale, and that is nothing only where such keys hardly count: for distances
-    with slopes of 0 or more, where each token is its own nearest key. The range must hold the farthest key, and below
-    2^-14 the error is 2^-25 scales. Plain numbers decide, so slopes and tables that are tensors never fit.
-    """
-    if not isinstance(bias, DistanceBias) or isinstance(bias.slopes, Tensor) or exporting():
-        return False
-    if not 0 < scale <= LARGEST_SCALE or min(bias.slopes) < 0:
-        return False
-    return max(bias.slopes) * _farthest(bias, grid) <= HALF_RANGE * scale
-
-
-def _farthest(bias: DistanceBias, grid: Grid) -> float:
-    """Return a bound of the distances on a grid: lengths along the axes are summed."""
-    spacing = bias.spacing or grid.spacing or (1.0,) * grid.axes
-    if bias.normalize == "max":
-        return 1.0
-    squared = bias.metric == "squared"
-    sides = [(n - 1) * s for n, s in zip(grid.shape, spacing, strict=True)]
-    bound = sum(side * side if squared else side for side in sides)
-    if bias.normalize == "none":
-        return bound
-    # the longest axis alone is less than the largest distance on the reference grid
-    reference = bias.reference or grid.reference or grid.shape
-    least = max((n // 2 if bias.wrap else n - 1) * s for n, s in zip(reference, spacing, strict=True))
-    return bound / (least * least if squared else least) if least else bound
-
-
 def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
     """Return the runs (h, `Layout.length`) and the numbers (h, 2) of prefix keys, differentiable.
 
@@ -208,13 +170,17 @@ def pack(
     top = torch.maximum(runs.amax(1), edge.amax(1))[:, None]
     top = torch.where(top.isfinite(), top, 0.0) if shift else torch.zeros_like(top)
     runs, edge = (runs - top) / scale, (edge - top) / scale
+    return aligned(runs.to(dtype), layout, lead), edge.contiguous()
+
+
+def aligned(runs: Tensor, layout: Layout, lead: int) -> Tensor:
+    """Return runs (h, `Layout.length`) in copies that start 1, 2, ... elements later: every run has an aligned one."""
     step = _common(layout.pitch)
-    # copies that start 1, 2, ... elements later, so that every run has an aligned one
     shifted = [
-        F.pad(runs.to(dtype), (lead + copy * step, layout.copy_length - layout.length - lead - copy * step))
+        F.pad(runs, (lead + copy * step, layout.copy_length - layout.length - lead - copy * step))
         for copy in range(layout.copies)
     ]
-    return torch.cat(shifted, 1), edge.contiguous()
+    return torch.cat(shifted, 1)
 
 
 def _windows(table: Tensor, shape: tuple[int, ...], first: int) -> Tensor:

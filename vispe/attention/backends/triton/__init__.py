@@ -18,9 +18,10 @@ from vispe.attention.backends.triton.device import no_device as _no_device
 from vispe.attention.backends.triton.places.places import not_placed, placed_attention
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.lower import not_a_table, table_of
-from vispe.attention.bias.strip import Layout, build, fits_half, layout_of, pack, sight_of
+from vispe.attention.bias.narrow import fits_half, pack_both
+from vispe.attention.bias.strip import Layout, build, layout_of, pack, sight_of
 from vispe.attention.call import Call
-from vispe.attention.precision import no_autocast
+from vispe.attention.precision import exporting, no_autocast
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -76,26 +77,13 @@ def run(call: Call) -> Tensor:
     grid = call.bias.pos.grid
     layout = layout_of(*((q.shape[2],), 0) if grid is None else (grid.shape, grid.prefix))
     address, base = _places(call.bias.pos, layout)
-    packed, edge, runs, ends, sight = _bias(call, layout)
+    (packed, edge, copy, sight), runs, ends = _bias(call, layout)
     steady = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
     sharers = 1 if layout.rows else layout.shape[0]
     out, _ = table_attention(
-        q,
-        k,
-        v,
-        packed,
-        address,
-        edge,
-        base,
-        keep,
-        runs,
-        ends,
-        layout.selected,
-        call.factor,
-        sharers,
-        steady,
-        sight,
-    )
+        q, k, v, packed, address, edge, base, keep, runs, ends, layout.selected, call.factor, sharers, steady, sight,
+        copy,
+    )  # fmt: skip
     return call.finish(out)
 
 
@@ -104,13 +92,18 @@ def _scattered(call: Call) -> bool:
     return call.cu_seqlens is not None or (call.bias is not None and not_a_table(call.bias) is not None)
 
 
-def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the packed bias, what it was made from where that has a gradient, and the sight of one that hides keys."""
+_Packed = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # runs, numbers of prefix keys, copy, sight
+
+
+def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | None]:
+    """Return the packed bias, and what it was made from where that has a gradient."""
     bias, heads = call.bias, call.q.shape[1]
     if bias is None or bias.pos is None or bias.pos.grid is None:
         raise ShapeError("A bias without positions was given to the kernels; bind it to positions.")
-    narrow = call.dtype != torch.float32 and fits_half(bias, bias.pos.grid, call.factor)
+    half = call.dtype != torch.float32
+    narrow = half and fits_half(bias, bias.pos.grid, call.factor)
     stored = torch.float16 if narrow else torch.float32
+    both = half and not narrow and not exporting()
 
     def made() -> tuple[Tensor, Tensor, Tensor | None]:
         with no_autocast(call.q.device):
@@ -124,19 +117,18 @@ def _bias(call: Call, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None, Te
             sight = sight_of(table, heads) if bias.hides and not layout.rows else None
             return *build(table, edge, layout), sight
 
+    def packed(runs: Tensor, ends: Tensor, sight: Tensor | None) -> _Packed:
+        if both:
+            return *pack_both(runs, ends, layout, call.factor, call.dtype, lead=layout.lead), sight
+        return *pack(runs, ends, layout, call.factor, stored, lead=layout.lead), None, sight
+
     if bias.key is not None:
-        key = ("packed bias", bias.key, call.factor, stored, layout.rows)
-
-        def kept() -> tuple[Tensor, Tensor, Tensor | None]:
-            runs, ends, sight = made()
-            return *pack(runs, ends, layout, call.factor, stored, lead=layout.lead), sight
-
-        packed, edge, sight = bias.pos.remember(key, kept)
-        return packed, edge, None, None, sight
+        of = call.dtype if both else stored
+        key = ("packed bias", bias.key, call.factor, of, layout.rows)
+        return bias.pos.remember(key, lambda: packed(*made())), None, None
     runs, ends, sight = made()
-    packed, edge = pack(runs, ends, layout, call.factor, stored, lead=layout.lead)
     graded = torch.is_grad_enabled() and (runs.requires_grad or ends.requires_grad)
-    return packed, edge, runs if graded else None, ends if graded else None, sight
+    return packed(runs, ends, sight), runs if graded else None, ends if graded else None
 
 
 def _places(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:

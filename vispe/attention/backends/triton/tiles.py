@@ -1,8 +1,9 @@
 """How large the tiles of each kernel are: a table in `tiles.json`, nothing is tuned at run time.
 
 Each row of the file says for which compute capability (80: below 9.0, 90: from there on), widest head, dtype ('half'
-or 'float32'), number of tokens ('short': up to `SHORT`) and kernel it is, and where it comes from: 'compiled code'
-(chosen by instructions per score and spills, without a GPU) or the GPU that `eval/bench/tune.py` measured it on.
+or 'float32'), strip ('float16': that of distances, or none; 'float32': that of tables, beside which half precision has
+a copy), number of tokens ('short': up to `SHORT`) and kernel it is, and where it comes from: 'compiled code' (chosen
+by instructions per score and spills, without a GPU) or the GPU that `eval/bench/tune.py` measured it on.
 """
 
 from __future__ import annotations
@@ -35,9 +36,19 @@ class Tiles(NamedTuple):
 
 Row = TypedDict(
     "Row",
-    {"sm": int, "width": int, "dtype": str, "tokens": str, "kernel": str, "tiles": list[int], "from": str},
+    {
+        "sm": int,
+        "width": int,
+        "dtype": str,
+        "strip": str,
+        "tokens": str,
+        "kernel": str,
+        "tiles": list[int],
+        "from": str,
+    },
 )
-Table = dict[tuple[str, str], dict[int, Tiles]]  # (kernel, 'short' or 'long') -> widest head -> tiles
+Key = tuple[str, str, str]  # kernel, 'short' or 'long', 'float16' or 'float32'
+Table = dict[Key, dict[int, Tiles]]  # by the widest head
 FILE = Path(__file__).with_name("tiles.json")
 SHORT = 512  # tokens up to which tiles of 64 waste less than they lose
 
@@ -47,7 +58,9 @@ def read(sm: int, dtype: str) -> Table:
     table: Table = {}
     for row in cast("list[Row]", json.loads(FILE.read_text())):
         if (row["sm"], row["dtype"]) == (sm, dtype):
-            table.setdefault((row["kernel"], row["tokens"]), {})[row["width"]] = Tiles(*row["tiles"])
+            table.setdefault((row["kernel"], row["tokens"], row["strip"]), {})[row["width"]] = Tiles(
+                *row["tiles"]
+            )
     return table
 
 
@@ -62,7 +75,14 @@ def table_for(dtype: torch.dtype, older: bool = False) -> Table:
     return _HALF_OLDER if older else _HALF
 
 
-def tiles(kernel: str, width: int, tokens: int, dtype: torch.dtype, older: bool = False) -> Tiles:
+def tiles(
+    kernel: str,
+    width: int,
+    tokens: int,
+    dtype: torch.dtype,
+    older: bool = False,
+    strip: torch.dtype = torch.float16,
+) -> Tiles:
     """Return the tiles of a kernel for heads of `width` columns and `tokens` tokens.
 
     Args:
@@ -71,6 +91,10 @@ def tiles(kernel: str, width: int, tokens: int, dtype: torch.dtype, older: bool 
         tokens: how many there are.
         dtype: of q.
         older: the GPU has a compute capability below 9.0.
+        strip: dtype of the strip; that of q where q is float32, and float32 for 'grad_bias'.
     """
     bucket = "short" if tokens <= SHORT else "long"
-    return table_for(dtype, older)[kernel, bucket][64 if width <= 64 else 128]
+    wide = torch.float32 in (dtype, strip) or kernel == "grad_bias"
+    return table_for(dtype, older)[kernel, bucket, "float32" if wide else "float16"][
+        64 if width <= 64 else 128
+    ]

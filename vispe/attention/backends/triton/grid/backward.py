@@ -8,6 +8,7 @@ from vispe.attention.backends.triton.grid.parts import (
     FEW,
     NARROW,
     bias_of,
+    copied,
     edges,
     of_head,
     pitch_of,
@@ -87,10 +88,11 @@ def descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, firs
 
 
 @triton.jit(do_not_specialize=["n", "p"])
-def grad_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb, gh, gn,
-           db, dh, dn, sh, eh, n, p, c, scale, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr,
-           E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
-           HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+def grad_q(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb,
+           gh, gn, db, dh, dn, sh, eh, n, p, c, scale, batch, heads, groups, D: tl.constexpr,
+           BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+           HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+           SKIP: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries, looping over keys."""
     LESS: tl.constexpr = BM if BM < FEW else FEW
     m = n - p
@@ -103,7 +105,14 @@ def grad_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh,
     KEEP += b * n + p
     S, EDGE, SIGHT = bias_of(S, EDGE, SIGHT, h, sh, eh)
     LSE, DELTA = sums_of(LSE, DELTA, b * heads + h, n)
-    if t < whole:
+    half = False
+    if HAS_COPY:
+        COPY += h * sh
+        half = (t < whole) & copied(EDGE, eh, 1)
+    if half:
+        descend_q(Q, K, V, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, t * BM, qn, kn, vn, gn, dn, m, n, c,
+                  scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+    elif t < whole:
         descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, t * BM, qn, kn, vn, gn, dn, m, n, c,
                   scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
     else:
@@ -183,10 +192,11 @@ def descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV,
 
 
 @triton.jit(do_not_specialize=["n", "p"])
-def grad_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb,
-            gh, gn, db, dh, dn, eb, et, en, sh, eh, n, p, c, scale, batch, heads, groups, D: tl.constexpr,
+def grad_kv(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb, kh, kn, vb, vh, vn,
+            gb, gh, gn, db, dh, dn, eb, et, en, sh, eh, n, p, c, scale, batch, heads, groups, D: tl.constexpr,
             BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-            HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+            HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+            SKIP: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys of a head, looping over the queries of all heads that it serves."""
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
     m = n - p
@@ -200,7 +210,15 @@ def grad_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, qb
     KEEP += b * n + p
     S, EDGE, SIGHT = bias_of(S, EDGE, SIGHT, h * groups, sh, eh)
     LSE, DELTA = sums_of(LSE, DELTA, b * heads + h * groups, n)
-    if t < whole:
+    half = False
+    if HAS_COPY:
+        COPY += h * groups * sh
+        half = (t < whole) & copied(EDGE, eh, groups)
+    if half:
+        descend_kv(Q, K, V, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, t * BN, qh, qn, kn, vn, gh, gn,
+                   dn, en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, UPCAST,
+                   SKIP)  # fmt: skip
+    elif t < whole:
         descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, t * BN, qh, qn, kn, vn, gh, gn, dn,
                    en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, UPCAST,
                    SKIP)  # fmt: skip

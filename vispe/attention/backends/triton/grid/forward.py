@@ -11,6 +11,7 @@ from vispe.attention.backends.triton.grid.parts import (
     FEW,
     NARROW,
     bias_of,
+    copied,
     of_head,
     pitch_of,
     place,
@@ -134,10 +135,10 @@ def attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, first, qn, k
 
 
 @triton.jit(do_not_specialize=["n", "p"])
-def forward(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, sh, eh, n,
-            p, c, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
-            BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
-            SKIP: tl.constexpr):  # fmt: skip
+def forward(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, sh,
+            eh, n, p, c, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
+            BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr,
+            HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries; neighbours share the tile of the bias.
 
     `groups` query heads in a row share a head of keys and values.
@@ -155,7 +156,15 @@ def forward(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, kb, kh
     at = (b * heads + h) * pitch_of(n)
     SHARE = LSE + (tl.cast(batch, tl.int64) * heads * pitch_of(n) + at + p)
     LSE += at
-    if t < whole:
+    # whole tiles read the copy in half the space, where it holds the same numbers
+    half = False
+    if HAS_COPY:
+        COPY += h * sh
+        half = (t < whole) & copied(EDGE, eh, 1)
+    if half:
+        attend(Q, K, V, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, t * BM, qn, kn, vn, on, m, n, c, D, BD, E,
+               BE, BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+    elif t < whole:
         attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, t * BM, qn, kn, vn, on, m, n, c, D, BD, E, BE,
                BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
     else:

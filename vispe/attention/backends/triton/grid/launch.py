@@ -18,7 +18,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton read it whe
 
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, packed: Tensor | None, address: Tensor | None, edge: Tensor | None,
-    keep: Tensor | None, prefix: int, scale: float, sight: Tensor | None = None,
+    keep: Tensor | None, prefix: int, scale: float, sight: Tensor | None = None, copy: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output (b, h, n, d_v), tokens before heads in memory, and the sums of rows of `sums_of`.
 
@@ -33,16 +33,17 @@ def run_forward(
         prefix: how many keys take their bias from `edge`.
         scale: factor of the logits, positive.
         sight: (h, 2) int32 of `strip.sight_of`, for a bias that hides keys.
+        copy: of `narrow.pack_both`, like `packed` but float16; `edge` is then (h or 1, 3).
     """
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = sums_of(q)
-    size = choose("forward", q, v)
+    size = choose("forward", q, v, packed)
     prefix = prefix if packed is not None else 0
     forward[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
-        q, k, v, *bias_of(packed, address, edge, q), q if sight is None else sight, mask_of(keep, q), out, lse,
+        q, k, v, *bias_of(packed, copy, address, edge, sight, q), mask_of(keep, q), out, lse,
         *strides(q, k, v, out), *bias_strides(packed, edge), n, prefix, scale * LOG2E,
-        b, h, h // k.shape[1], **constants(q, v, size, packed, keep), SKIP=sight is not None,
+        b, h, h // k.shape[1], **constants(q, v, size, packed, keep), HAS_COPY=copy is not None, SKIP=sight is not None,
     )  # fmt: skip
     return out, lse
 
@@ -118,9 +119,10 @@ def tile_of(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
-def choose(kernel: str, q: Tensor, v: Tensor) -> Tiles:
-    """Return the tiles of a kernel for these tensors."""
-    return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], q.dtype, is_older(q))
+def choose(kernel: str, q: Tensor, v: Tensor, packed: Tensor | None = None) -> Tiles:
+    """Return the tiles of a kernel for these tensors; `packed` is the strip that it reads, if any."""
+    strip = torch.float16 if packed is None else packed.dtype
+    return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], q.dtype, is_older(q), strip)
 
 
 def is_older(q: Tensor) -> bool:
@@ -136,12 +138,11 @@ def strides(*tensors: Tensor) -> tuple[int, ...]:
 
 
 def bias_of(
-    packed: Tensor | None, address: Tensor | None, edge: Tensor | None, q: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    packed: Tensor | None, copy: Tensor | None, address: Tensor | None, edge: Tensor | None, sight: Tensor | None,
+    q: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the bias operands; any tensor stands in for those that are not read."""
-    if packed is None or address is None or edge is None:
-        return q, q, q
-    return packed, address, edge
+    return tuple(q if given is None else given for given in (packed, copy, address, edge, sight))
 
 
 def bias_strides(packed: Tensor | None, edge: Tensor | None) -> tuple[int, int]:

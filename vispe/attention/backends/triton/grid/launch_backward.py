@@ -28,22 +28,22 @@ FIXED_BITS = 61  # bits of the largest sum of a bias gradient in fixed point
 def run_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
     address: Tensor | None, edge: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
-    sight: Tensor | None = None,
+    sight: Tensor | None = None, copy: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of q, k and v, and for `run_bias` the row sums of ``grad * out``, patches first."""
     b, h, n, _ = q.shape
     prefix = prefix if packed is not None else 0
     delta = row_sums_of(out, grad, prefix)
     dq, dk, dv = grads_like(q, k, v)
-    bias = (*bias_of(packed, address, edge, q), q if sight is None else sight)
+    bias = bias_of(packed, copy, address, edge, sight, q)
     common = (q, k, v, *bias, mask_of(keep, q), grad, lse, delta)
     sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h, h // k.shape[1])
-    skip = sight is not None
-    size = choose("grad_q", q, v)
+    modes = {"HAS_COPY": copy is not None, "SKIP": sight is not None}
+    size = choose("grad_q", q, v, packed)
     grad_q[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
-        *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep), SKIP=skip
+        *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep), **modes
     )
-    size = choose("grad_kv", q, v)
+    size = choose("grad_kv", q, v, packed)
     grad_kv[(tiles_of(n, prefix, size.keys) * b * k.shape[1],)](
         *common,
         dk,
@@ -51,7 +51,7 @@ def run_backward(
         *strides(q, k, v, grad, dk, dv),
         *sizes,
         **constants(q, v, size, packed, keep),
-        SKIP=skip,
+        **modes,
     )
     return dq, dk, dv, delta
 
@@ -105,7 +105,7 @@ def run_bias(
         deterministic: sum in fixed point where queries share.
     """
     b, h, n, _ = q.shape
-    size = choose("grad_bias", q, v)
+    size = choose("grad_bias", q, v, packed)
     down = (n - prefix) // size.queries
     # whole tiles of queries meet whole and narrow ones of keys, narrow tiles of queries all keys
     below = tiles_of(n, prefix, size.queries) - down

@@ -124,6 +124,15 @@ def bias_of(S, EDGE, SIGHT, h, sh, eh):
 
 
 @triton.jit
+def copied(EDGE, eh, groups):
+    """Whether the copies in float16 of the runs of so many heads hold their numbers, as `narrow.pack` says in EDGE."""
+    fits = tl.load(EDGE + 2) != 0.0
+    for group in range(1, groups):
+        fits = fits & (tl.load(EDGE + group * eh + 2) != 0.0)
+    return fits
+
+
+@triton.jit
 def run_of(ADDRESS, EDGE, u, m, n, HAS_BIAS: tl.constexpr):
     """Return where the runs of queries `u` start, and their biases on prefix keys."""
     address = u
