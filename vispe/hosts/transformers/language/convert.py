@@ -203,7 +203,12 @@ def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) 
         return scheme
     # a configuration may end before the last axis, which then turns nothing
     padded = (*host, *[0] * (3 - len(host)))
-    return create_scheme(scheme, sections=own.options().get("sections") or padded)
+    sections = own.options().get("sections") or padded
+    # axes in turn end with the pairs, and the host takes what it finds
+    over = any(axis + 3 * (sections[axis] - 1) >= pairs for axis in (1, 2))
+    return create_scheme(
+        scheme, sections=sections, **({"clip": True} if over and "clip" in own.options() else {})
+    )
 
 
 def _refuse_tables(scheme: Scheme, name: str) -> None:
