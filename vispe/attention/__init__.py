@@ -13,6 +13,7 @@ from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.values import ValueTerm
+from vispe.attention.bias.windows import WindowMask
 from vispe.attention.choose import Explanation, attention, explain
 from vispe.attention.preference import use_backend
 from vispe.attention.transform.affine import Affine
@@ -43,6 +44,7 @@ __all__ = [
     "TableBias",
     "Transform",
     "ValueTerm",
+    "WindowMask",
     "attention",
     "explain",
     "use_backend",

@@ -15,9 +15,10 @@ from vispe.attention.backends import triton as fused
 from vispe.attention.backends.triton.device import KernelsFailed, say_once
 from vispe.attention.bias import kept as learned
 from vispe.attention.bias.base import Bias
-from vispe.attention.bias.dense import LowRankBias
+from vispe.attention.bias.dense import LowRankBias, SumBias
 from vispe.attention.bias.distance import DistanceBias
 from vispe.attention.bias.values import ValueTerm
+from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
 from vispe.attention.preference import Backend, Selected, selected
 from vispe.attention.transform.base import Transform
@@ -55,7 +56,7 @@ def attention(
     bias: Bias | None = None,
     transform: Transform | None = None,
     value_term: ValueTerm | None = None,
-    attn_mask: Tensor | None = None,
+    attn_mask: Tensor | WindowMask | None = None,
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
     cu_seqlens: Tensor | None = None,
@@ -74,7 +75,8 @@ def attention(
         bias: what an encoding's `bias()` returned.
         transform: what an encoding's `transform()` returned; applied to q, k, v and the output.
         value_term: relative values, added to the output.
-        attn_mask: bool (True = attend) or additive float, broadcastable to (b, h, n, m).
+        attn_mask: bool (True = attend) or additive float, broadcastable to (b, h, n, m); or that of shifted windows
+            as a `WindowMask`, which fused kernels take as it is.
         key_padding_mask: bool (b, m), True = a real key. What padded keys and values hold is never read, NaN included.
         is_causal: key j is visible to query i when j <= i.
         cu_seqlens: (s + 1,) integer ends of sequences packed along n, starting with 0; needs b = 1.
@@ -104,6 +106,8 @@ def attention(
         torch.Size([1, 2, 6, 8])
     """
     named = selected(backend)
+    if isinstance(attn_mask, WindowMask):
+        bias, attn_mask = _in_windows(bias, attn_mask, q, named)
     nothing = transform is value_term is attn_mask is key_padding_mask is cu_seqlens is None
     alone = nothing and not is_causal and dropout_p == 0.0 and named.backend == "auto"
     if alone and bias is not None:
@@ -136,13 +140,26 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
         >>> explain(q, q, q).backend
         'sdpa'
     """
-    named, call = selected(backend), Call(q, k, v, **arguments)
+    named = selected(backend)
+    if isinstance(arguments.get("attn_mask"), WindowMask):
+        bias, mask = _in_windows(arguments.get("bias"), arguments["attn_mask"], q, named)
+        arguments |= {"bias": bias, "attn_mask": mask}
+    call = Call(q, k, v, **arguments)
     name, reason = _choose(call, named)
     if name == "sdpa" and strip_gradient.taken(call):
         reason = "blocks of a mask, which is too large to keep or gets a gradient"
     refused = {other: refuses(call) for other, (refuses, _) in BACKENDS.items() if other != name}
     other_why = "not faster here, or less exact" if named.backend == "auto" else "not the one that is named"
     return Explanation(name, reason, {other: why or other_why for other, why in refused.items()})
+
+
+def _in_windows(
+    bias: Bias | None, mask: WindowMask, q: Tensor, named: Selected
+) -> tuple[Bias | None, Tensor | None]:
+    """Return bias and attn_mask of shifted windows: kernels read what the mask says, other backends the mask."""
+    if not q.is_cuda and named.backend != "triton":
+        return bias, mask.added()
+    return mask if bias is None else SumBias([bias, mask]), None
 
 
 def _run(call: Call, named: Selected) -> tuple[str, Tensor]:

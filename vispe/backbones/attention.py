@@ -97,13 +97,19 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 @torch.no_grad()
-def watch(model: nn.Module, images: Tensor, on_layer: Callable[[Seen], None]) -> None:
+def watch(
+    model: nn.Module,
+    images: Tensor,
+    on_layer: Callable[[Seen], None],
+    go: Callable[[], object] | None = None,
+) -> None:
     """Run a model on images and call `on_layer` for every attention layer in turn, while it runs.
 
     Args:
         model: of timm, open_clip or transformers, or with `vispe.Attention` layers; in evaluation mode.
         images: (b, 3, H, W) on the model's device; for language models of transformers ids of tokens (b, n).
         on_layer: called with each layer; it should keep sums, not maps.
+        go: runs the model on these images, for callers who want its output too.
 
     Raises:
         OptionError: the model is in training mode.
@@ -135,7 +141,9 @@ def watch(model: nn.Module, images: Tensor, on_layer: Callable[[Seen], None]) ->
         for number, (path, module) in enumerate(layers):
             hook = _hook(tower, size, number, path, on_layer)
             handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        if of_transformers(tower):
+        if go is not None:
+            go()
+        elif of_transformers(tower):
             run(tower, images)
         else:
             getattr(tower, "forward_features", tower)(images)

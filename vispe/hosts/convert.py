@@ -15,7 +15,6 @@ from vispe.hosts.transplant.plan import converted_parts, in_words, put_in, take_
 from vispe.hosts.transplant.words import read
 from vispe.hosts.windows import family as windows
 from vispe.hosts.wrappers import unknown, unwrapped
-from vispe.multimodal.layers import LayerSchemes
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -47,7 +46,8 @@ def convert(
             attention layer gets an encoding of its window.
             `torch.nn.DataParallel` and timm's ``features_only`` models are looked through; wrappers that know
             parameters or code already are refused.
-        spec: name and options of an encoding or a position scheme, as text, dict or finished `Encoding`; a sum
+        spec: name and options of an encoding or a position scheme, as text, dict or finished `Encoding`, or position
+            schemes of layers (`vispe.multimodal.alternating`); a sum
             may name what stays of the model's own: ``learn`` says the same as `keep_abs`, ``rope`` the same as
             `keep_rope`, and either may stand alone. Weights of an `Encoding` are copied, into every layer where each
             layer has its own. Without a spec a model of transformers gets what its configuration names; weights of an
@@ -68,12 +68,6 @@ def convert(
         UnknownEncoding, OptionError: the spec is not right.
         InputError: there is no spec, and the configuration of the model names none.
     """
-    if isinstance(spec, LayerSchemes):
-        raise UnsupportedHost(
-            f"Position schemes of layers ({spec}) were to go into a {type(model).__name__}, but a converted model "
-            "has one scheme for all layers; give that of one of them, or turn queries and keys of each layer by "
-            "vispe.multimodal.rotation in a model of your own."
-        )
     given, model = model, unwrapped(model)
     if spec is None:
         _convert_named(model, {**options, "keep_abs": keep_abs, "keep_rope": keep_rope})

@@ -68,7 +68,7 @@ class Coordinates:
     Attributes:
         ids: (axes, b, s), float64; padding has the value that was asked for.
         mask: (b, s) bool, false where there is padding.
-        next: counter of the token that follows each row (b), float64.
+        next: counter of the token that follows each row (b), float64; (b, k) where layers have k counters.
         scheme: the rule that made them.
         draws: what was drawn for each block (m), or None; hand it in again to get the same coordinates.
         extent: counter steps that the member of a `Parallel` takes in which a token is (b, s), 0 outside; None where
@@ -84,8 +84,7 @@ class Coordinates:
 
     def decode(self, tokens: int) -> Tensor:
         """Return the coordinates of the next text tokens of each row, (axes, b, tokens)."""
-        steps = torch.arange(tokens, dtype=torch.float64, device=self.next.device) * self.scheme.step
-        return self.scheme.text(self.next[:, None] + steps)
+        return self.scheme.going_on(torch.arange(tokens, device=self.next.device), self.next)
 
     def delta(self, end: str = "next", padded: bool = False) -> Tensor:
         """Return what is added to a token's number to get its position once all is text, (b, 1), float64.
@@ -103,6 +102,10 @@ class Coordinates:
             raise OptionError(
                 f"The counter of {self.scheme.name} holds {self.scheme.levels} numbers, which the largest coordinate "
                 f"does not say; end={end!r} is for other schemes, leave it out."
+            )
+        if self.next.ndim > 1:
+            raise OptionError(
+                f"Layers count on from {self.next.shape[1]} numbers ({self.scheme}), so there is no delta for all."
             )
         if end == "next":
             following = self.next
@@ -150,6 +153,11 @@ class Scheme:
         return 3
 
     @property
+    def counts(self) -> int:
+        """How many counters there are: one, unless layers have schemes of their own."""
+        return 1
+
+    @property
     def follows(self) -> tuple[bool, ...]:
         """For each axis, whether pictures are counted from where they stand in the text, or from 0."""
         return (True,) * self.axes
@@ -178,6 +186,14 @@ class Scheme:
     def counter(self, ids: Tensor) -> Tensor:
         """Return the counter (...) at which text has the coordinates (axes, ...); the reverse of `text`."""
         return ids[0]
+
+    def going_on(self, number: Tensor, counter: Tensor) -> Tensor:
+        """Return the coordinates (axes, b, s) of text tokens `number`, (s) or (b, s), behind a counter of each row."""
+        return self.text(number.double() * self.step + counter[:, None])
+
+    def counted_on(self, counter: Tensor, tokens: Tensor) -> Tensor:
+        """Return the counter of each row (b) after so many text tokens (b); below 0, that many before."""
+        return counter + self.step * tokens
 
     def moved(self, local: Tensor, at: Tensor) -> Tensor:
         """Return the coordinates (axes, k) of tokens of pictures whose blocks start at counters (k)."""

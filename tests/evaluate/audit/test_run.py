@@ -113,6 +113,23 @@ def test_every_measure_has_its_row_controls_and_layers(whole):
     assert whole.to_dict()["findings"][0]["per_image"] == list(slope.outcome.per_image)
 
 
+def test_no_picture_passes_twice(host, images):
+    """The pass whose attention is looked at gives the features, too."""
+    seen = []
+    hook = host.model.patch_embed.register_forward_pre_hook(
+        lambda module, given: seen.append(given[0].clone())
+    )
+    found = audit(host, images[:2], ASKED[:2], controls=())
+    hook.remove()
+    assert len(seen) == 4  # each image and its mirror
+    assert len({bytes(x.numpy()) for x in seen}) == 4
+    wanted = [
+        float((host.maps(i[None]).double().mean((0, 1, 2)) * torch.linspace(-1, 1, 10).double()).mean())
+        for i in images[:2]
+    ]
+    assert np.allclose(found.findings[0].outcome.per_image, wanted, rtol=0, atol=1e-12)
+
+
 def test_the_model_is_left_as_it_was(host, images):
     before = host.maps(images[:1])
     audit(host, images[:1], ASKED)

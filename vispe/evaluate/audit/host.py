@@ -132,8 +132,11 @@ class Host:
             return pictures
         return (pictures - self.f.mean.cpu()) / self.f.std.cpu()
 
-    def watch(self, images: Tensor, on_layer: Callable[[Seen], None]) -> None:
+    def watch(self, images: Tensor, on_layer: Callable[[Seen], None]) -> tuple[Tensor, Tensor] | None:
         """Call `on_layer` for every attention layer while images pass, as `vispe.backbones.attention.watch` does.
+
+        Returns:
+            `both` of these images, for which they need not pass again; None where features are of an earlier layer.
 
         Raises:
             UnsupportedHost: its attention cannot be read.
@@ -141,7 +144,13 @@ class Host:
         """
         if self.model is None or "attention" not in self.can:
             raise UnsupportedHost(f"{self.title} shows no attention: {self.why['attention']}.")
-        watch(self.model, (self._ids(images) if self._words else images).to(self.device), on_layer)
+        shown = (self._ids(images) if self._words else images).to(self.device)
+        if not (isinstance(self.f, VisionModel) and self.f.last):
+            watch(self.model, shown, on_layer)
+            return None
+        found: list[tuple[Tensor, Tensor]] = []
+        watch(self.model, shown, on_layer, lambda: found.append(self.both(shown)))
+        return found[0]
 
     def _ids(self, images: Tensor) -> Tensor:
         """Return ids of tokens (b, n) as the runner gives them, as images of one row."""

@@ -221,16 +221,16 @@ class _Run:
         seeing = [m for m in looking if type(m).see is not Measure.see]
         # a pass through all layers is slow: a control makes it for a headline, not for curves alone
         worth = one.view == "own" or not all(m.layered for m in seeing)
+        reruns = Reruns(one.host, image, number, self.seed)
         if seeing and worth and "attention" in one.host.can:
 
             def on_layer(seen: Seen) -> None:
                 for m in seeing:
                     m.see(kept[m.name], seen)
 
-            one.host.watch(image[None], on_layer)
+            reruns.know(one.host.watch(image[None], on_layer))
         asking = [m for m in looking if type(m).ask is not Measure.ask]
         ending = [m for m in looking if type(m).end is not Measure.end]
-        reruns = Reruns(one.host, image, number, self.seed)
         for m in ending:
             m.end(kept[m.name], reruns.maps())
         for m in asking:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.audit.measure import Kept
-from vispe.evaluate.behaviour.reruns import Reruns, Step
+from vispe.evaluate.behaviour.reruns import AS_IT_IS, Reruns, Step
 
 K = 4
 """Strips of an image along each side."""
@@ -52,7 +52,7 @@ def rolls(number: int, step: Step) -> list[Offset]:
 def rolled(picture: Tensor, step: Step, offset: Offset) -> tuple[str, Tensor]:
     """Return the name of a roll by an offset in steps, and the picture (c, H, W) rolled around."""
     down, right = (o * step.pixels for o in offset)
-    return f"roll {down},{right}" if down or right else "as it is", picture.roll((down, right), (-2, -1))
+    return f"roll {down},{right}" if down or right else AS_IT_IS, picture.roll((down, right), (-2, -1))
 
 
 def shuffled(image: Tensor, patch: int, generator: torch.Generator) -> Tensor:

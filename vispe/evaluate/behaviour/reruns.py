@@ -13,6 +13,8 @@ from vispe.errors import OptionError, UnsupportedHost
 if TYPE_CHECKING:
     from vispe.evaluate.audit.host import Host
 
+AS_IT_IS = "as it is"  # the image without a change
+
 
 class Step(NamedTuple):
     """The least move by whole patches of an image and whole cells of its map.
@@ -55,7 +57,7 @@ class Reruns:
         """Return a generator that depends on the seed, on the number of the image and on the purpose alone."""
         return torch.Generator().manual_seed((self.seed * 1009 + self.number) * 101 + purpose)
 
-    def maps(self, name: str = "as it is", picture: Tensor | None = None) -> Tensor:
+    def maps(self, name: str = AS_IT_IS, picture: Tensor | None = None) -> Tensor:
         """Return the final features (d, h, w) float32 of a picture (c, H, W), kept under a name.
 
         Args:
@@ -65,7 +67,7 @@ class Reruns:
         self._run(name, picture)
         return self._maps[name]
 
-    def pooled(self, name: str = "as it is", picture: Tensor | None = None) -> Tensor:
+    def pooled(self, name: str = AS_IT_IS, picture: Tensor | None = None) -> Tensor:
         """Return the descriptor (d,) float32 of a picture: its class token, or the mean of its patches."""
         self._run(name, picture)
         return self._pooled[name]
@@ -85,6 +87,11 @@ class Reruns:
                 f"one of {high} x {wide} px has a map of {h} x {w} cells and patches of {self.host.patch} px; crop it"
             )
         return Step(pixels, pixels // side, (high // pixels, wide // pixels))
+
+    def know(self, found: tuple[Tensor, Tensor] | None) -> None:
+        """Take features (1, d, h, w) and descriptor (1, d) of the image as it is from another pass, if it has them."""
+        if found is not None:
+            self._maps[AS_IT_IS], self._pooled[AS_IT_IS] = found[0][0], found[1][0]
 
     def _run(self, name: str, picture: Tensor | None) -> None:
         if name not in self._pooled:

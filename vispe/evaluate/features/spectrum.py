@@ -157,7 +157,9 @@ def _rankme(values: Tensor, eps: float = 1e-7) -> float:
 def _singular(x: Tensor) -> Tensor:
     """Return singular values by the smaller Gram matrix, which is quicker and exact enough for an entropy."""
     x = x if x.shape[0] >= x.shape[1] else x.T
-    return torch.linalg.eigvalsh(x.double().T @ x.double()).clamp(min=0).sqrt()
+    gram = (x.double().T @ x.double()).numpy()
+    # the solver of numpy takes a third of the time of torch's on a few hundred channels
+    return torch.from_numpy(np.linalg.eigvalsh(gram)).clamp(min=0).sqrt()
 
 
 def _collapse(x: Tensor) -> float:

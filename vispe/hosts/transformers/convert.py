@@ -15,7 +15,8 @@ from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHo
 from vispe.hosts.transformers.classes import Named, positioned, stock_of
 from vispe.hosts.transformers.language.convert import convert_vlm, describe_vlm, inner_of, is_vlm, restore_vlm
 from vispe.hosts.transformers.saving import record as hf_record
-from vispe.multimodal import Scheme, list_schemes
+from vispe.multimodal import LayerSchemes, Scheme, list_schemes
+from vispe.multimodal.layered import Layered
 
 KEPT = ("learn", "rope")  # words of a sum that keep what a tower has of its own
 
@@ -137,10 +138,10 @@ def _put_named(model: nn.Module) -> int:
 
 def _names_scheme(spec: Spec) -> bool:
     """Whether a spec names a position scheme of multimodal sequences."""
-    if isinstance(spec, Scheme):
+    if isinstance(spec, Scheme | LayerSchemes):
         return True
     if isinstance(spec, Mapping):
-        return spec.get("name") in list_schemes()
+        return spec.get("name") in (*list_schemes(), Layered.name)
     return isinstance(spec, str) and any(name in list_schemes() for name, _ in parse_text(spec))
 
 

@@ -20,6 +20,7 @@ from vispe.hosts.transformers.language.pictures import stream_of, token_types
 from vispe.hosts.transformers.language.rotary import rotaries_of
 from vispe.hosts.transformers.saving import record
 from vispe.multimodal import Scheme, create_scheme
+from vispe.multimodal.layered import scheme_of
 from vispe.multimodal.serving import Rows, Table, install, table_of
 from vispe.version import __version__
 
@@ -177,7 +178,7 @@ def serve_positions(
             "it without."
         )
     own = family_of(config).own(config)
-    chosen = create_scheme(scheme or getattr(inner, "vispe_scheme", None) or entry.get("scheme") or own)
+    chosen = scheme_of(scheme or getattr(inner, "vispe_scheme", None) or entry.get("scheme") or own)
     rotaries = rotaries_of(text)
     (rotary,) = rotaries.values()  # models whose prompts come with grids have layers of one kind
     chosen = with_host_sections(chosen, inner, rotaries)

@@ -10,6 +10,7 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
+from vispe.attention.bias.windows import WindowMask
 from vispe.attention.choose import LONG
 from vispe.attention.precision import compute_dtype, exporting
 from vispe.attention.preference import selected
@@ -39,7 +40,7 @@ class Context:
         self,
         positions: Positions,
         encodings: Sequence[Encoding],
-        mask: Tensor | None,
+        mask: Tensor | WindowMask | None,
         is_causal: bool,
         rope: Any = None,
         mixed: bool = False,
@@ -51,7 +52,7 @@ class Context:
 
     def with_patches(self, prefix: int) -> Context:
         """Return the same context with one for the patches alone in `patches`."""
-        mask = traced.patches_mask(self.mask, prefix)
+        mask = traced.patches_mask(self._added(), prefix)
         pos = traced.patches(self.positions, prefix)
         whole = Context(self.positions, self.encodings, self.mask, self.is_causal, self.rope, self.mixed)
         whole.patches = Context(pos, self.encodings, mask, self.is_causal, self.rope, self.mixed)
@@ -147,7 +148,10 @@ class Context:
             ShapeError: samples of different grids are mixed, and the bias is a table that belongs to one grid.
         """
         where = (self._encodings(module), self.positions, module.vispe_layer, x, self.mixed)
-        return traced.scores(queries, keys, v, *where, attn_mask=self.mask, is_causal=self.is_causal)
+        return traced.scores(queries, keys, v, *where, attn_mask=self._added(), is_causal=self.is_causal)
+
+    def _added(self) -> Tensor | None:
+        return self.mask.added() if isinstance(self.mask, WindowMask) else self.mask
 
     def _encodings(self, module: nn.Module) -> tuple[Encoding, ...]:
         own = module.pos_enc

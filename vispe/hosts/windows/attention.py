@@ -15,6 +15,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.attention.bias.windows import WindowMask
 from vispe.encodings.base import Encoding
 from vispe.encodings.parts.preparing import prepare
 from vispe.grid import Grid
@@ -59,20 +60,35 @@ class Sited(nn.Module):
         x: Tensor,
         qkv: tuple[Tensor, Tensor, Tensor],
         shape: tuple[int, ...],
-        mask: Tensor | None,
+        own: Tensor | None,
         dropout_p: float,
+        shifted: Tensor | None = None,
     ) -> Tensor:
         """Return the tokens (b, n, d) after attention of queries, keys and values (b, h, n, d_h) on a grid."""
-        out = self.vispe_context(x, shape, mask).attend(self, *qkv, x, dropout_p)
+        out = self.vispe_context(x, shape, own, shifted).attend(self, *qkv, x, dropout_p)
         return out.transpose(1, 2).flatten(2)
 
-    def vispe_context(self, x: Tensor, shape: tuple[int, ...], mask: Tensor | None) -> Context:
-        """Return the context of this layer for tokens (b, n, d) on a grid."""
+    def vispe_context(
+        self, x: Tensor, shape: tuple[int, ...], own: Tensor | None, shifted: Tensor | None = None
+    ) -> Context:
+        """Return the context of this layer.
+
+        Args:
+            x: tokens (b, n, d).
+            shape: their grid.
+            own: what the host itself adds to the logits, (b or 1, h or 1, n, n).
+            shifted: its mask (windows, n, n) between parts of windows that are no neighbours in the map.
+        """
         site = self.vispe_site
         parts = () if self.pos_enc is None else self.pos_enc.parts()
         if isinstance(x, torch.fx.Proxy):  # a graph keeps no positions
+            mask = dense_mask(x, own, shifted)
             return Context(traced.sited(x, shape, site.prefix, site.grid, parts), (), mask, False)
         pos = site.cache(Grid(shape, prefix=site.prefix, reference=site.grid), x)
+        if shifted is None or own is not None:
+            mask = dense_mask(x, own, shifted)
+        else:
+            mask = WindowMask(shifted, pos, x.shape[0])
         return Context(prepare(parts, pos, batch=x.shape[0]), (), mask, False)
 
 
@@ -82,10 +98,13 @@ def split(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def joined(*terms: Tensor | None) -> Tensor | None:
-    """Return the sum of masks, or None where there is none."""
-    there = [t for t in terms if t is not None]
-    return sum(there[1:], there[0]) if there else None
+@torch.fx.wrap
+def dense_mask(x: Tensor, own: Tensor | None, shifted: Tensor | None) -> Tensor | None:
+    """Return what is added to the logits of windows x (b, n, d): the host's bias, and its mask for every image."""
+    if shifted is None:
+        return own
+    mask = shifted.repeat(x.shape[0] // shifted.shape[0], 1, 1)[:, None]
+    return mask if own is None else own + mask
 
 
 def cosine(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tensor]:

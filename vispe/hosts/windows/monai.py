@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.errors import ShapeError, UnsupportedCombination
-from vispe.hosts.windows.attention import Sited, joined, split
+from vispe.hosts.windows.attention import Sited, split
 
 
 class VolumeAttention(Sited):
@@ -55,10 +55,8 @@ class VolumeWindowAttention(Sited):
                 "from one thread at a time."
             )
         bias = self.vispe_own(tokens) if self.vispe_site.keep else None
-        if mask is not None:
-            mask = mask.repeat(x.shape[0] // mask.shape[0], 1, 1)[:, None]
         dropout = self.attn_drop.p if self.training else 0.0
-        out = self.vispe_attend(x, split(self.qkv(x), self.num_heads), shape, joined(bias, mask), dropout)
+        out = self.vispe_attend(x, split(self.qkv(x), self.num_heads), shape, bias, dropout, mask)
         return self.proj_drop(self.proj(out))
 
     def vispe_own(self, tokens: int) -> Tensor:

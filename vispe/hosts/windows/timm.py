@@ -7,7 +7,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.hosts.windows.attention import Sited, cosine, joined, split
+from vispe.hosts.windows.attention import Sited, cosine, split
 
 
 @torch.fx.wrap
@@ -96,10 +96,8 @@ class SwinAttention(Sited):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return windows of tokens (b, n, d) after attention, under the mask (windows, n, n) of shifted windows."""
         bias = self.vispe_own() if self.vispe_site.keep else None
-        if mask is not None:
-            mask = mask.repeat(x.shape[0] // mask.shape[0], 1, 1)[:, None]
-        mask, dropout = joined(bias, mask), self.attn_drop.p if self.training else 0.0
-        out = self.vispe_attend(x, self.vispe_projected(x), tuple(self.window_size), mask, dropout)
+        shape, dropout = tuple(self.window_size), self.attn_drop.p if self.training else 0.0
+        out = self.vispe_attend(x, self.vispe_projected(x), shape, bias, dropout, mask)
         return self.proj_drop(self.proj(out))
 
     def vispe_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch.fx
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.hosts.windows.attention import Sited, cosine, joined, split
+from vispe.hosts.windows.attention import Sited, cosine, split
 
 Pair = tuple[int, int]
 
@@ -44,11 +44,11 @@ def together(out: Tensor, x: Tensor, window: Pair, shift: Pair) -> Tensor:
 
 
 @torch.fx.wrap
-def apart(x: Tensor, window: Pair, shift: Pair, bias: Tensor | None) -> Tensor | None:
-    """Return a bias with the mask (b windows, 1, n, n) between parts of a window that are no neighbours in the map."""
+def apart(x: Tensor, window: Pair, shift: Pair) -> Tensor | None:
+    """Return the mask (windows, n, n) between parts of a window that are no neighbours in the map, if it is shifted."""
     counts, rolled = laid(x, window, shift)
     if not sum(rolled):
-        return bias
+        return None
     regions: list[Tensor] = []
     for count, size, s in zip(counts, window, rolled, strict=True):
         at = torch.arange(count * size, device=x.device)
@@ -57,8 +57,7 @@ def apart(x: Tensor, window: Pair, shift: Pair, bias: Tensor | None) -> Tensor |
     region = region.unflatten(1, (counts[1], window[1])).unflatten(0, (counts[0], window[0])).transpose(1, 2)
     region = region.reshape(-1, window[0] * window[1])
     other = region[:, None] != region[:, :, None]
-    mask = torch.zeros_like(other, dtype=x.dtype).masked_fill(other, -100.0)
-    return joined(bias, mask.repeat(x.shape[0], 1, 1)[:, None])
+    return torch.zeros_like(other, dtype=x.dtype).masked_fill(other, -100.0)
 
 
 class ShiftedAttention(Sited):
@@ -68,9 +67,9 @@ class ShiftedAttention(Sited):
         """Return the map after attention."""
         how = (tuple(self.window_size), tuple(self.shift_size))
         tokens = cut(x, *how)
-        mask = apart(x, *how, self.get_relative_position_bias() if self.vispe_site.keep else None)
+        own = self.get_relative_position_bias() if self.vispe_site.keep else None
         dropout = self.attention_dropout if self.training else 0.0
-        out = self.vispe_attend(tokens, self.vispe_projected(tokens), how[0], mask, dropout)
+        out = self.vispe_attend(tokens, self.vispe_projected(tokens), how[0], own, dropout, apart(x, *how))
         return together(F.dropout(self.proj(out), self.dropout, self.training), x, *how)
 
     def vispe_projected(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.hosts.windows.attention import Sited, joined, split
+from vispe.hosts.windows.attention import Sited, split
 
 
 class HubSamAttention(Sited):
@@ -121,13 +121,12 @@ class HubSwinAttention(Sited):
         q, k, v = (
             p(x).unflatten(-1, (heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        if attention_mask is not None:
-            attention_mask = attention_mask.repeat(x.shape[0] // attention_mask.shape[0], 1, 1)[:, None]
-        mask = joined(self.relative_position_bias() if self.vispe_site.keep else None, attention_mask)
+        masks = (self.relative_position_bias() if self.vispe_site.keep else None, attention_mask)
         side, dropout = math.isqrt(x.shape[1]), self.attention_dropout if self.training else 0.0
         if self.fused_attn:
-            return self.o_proj(self.vispe_attend(x, (q, k, v), (side, side), mask, dropout)), None
-        scores = self.vispe_context(x, (side, side), mask).scores(self, (q,), (k,), v, x)
+            own, shifted = masks
+            return self.o_proj(self.vispe_attend(x, (q, k, v), (side, side), own, dropout, shifted)), None
+        scores = self.vispe_context(x, (side, side), *masks).scores(self, (q,), (k,), v, x)
         weights = F.dropout(scores.softmax().to(q.dtype), dropout)
         (out,) = scores.weigh(weights)
         return self.o_proj(out.transpose(1, 2).flatten(2)), weights

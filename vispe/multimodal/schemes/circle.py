@@ -30,7 +30,7 @@ class CircleRoPE(Scheme):
     one step after the largest coordinate, which is a fraction as a rule; coordinates of patches may be negative.
 
     The paper has every other layer use plain MRoPE: ``vispe.multimodal.alternating(['circlerope', 'mrope'], layers)``
-    says which layer takes which; models that `vispe.convert` converts have one scheme for all layers.
+    says which layer takes which, and `vispe.convert` takes it.
 
     Args:
         sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all.

@@ -75,17 +75,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         check_options(self, ("positions", "below", "parts", "nearest"))
-        name = self.scheme.name
-        if self.scheme.levels > 1:
-            raise UnsupportedCombination(
-                f"The counter of {name} holds {self.scheme.levels} numbers; engines go on by one delta."
-            )
-        three = self.scheme.text(torch.tensor([3.0], dtype=torch.float64))
-        if self.scheme.step != 1 or bool((three != 3).any()):
-            raise UnsupportedCombination(
-                f"{self.scheme} does not count text one by one on all axes, which is how engines go on after a "
-                "prompt; take a scheme whose text does."
-            )
+        check_counted_on(self.scheme)
 
     @classmethod
     def reaching(
@@ -106,6 +96,7 @@ class Rows:
         Raises:
             InputError: coordinates are no fractions of up to 64 parts, and `nearest` is false.
         """
+        check_counted_on(scheme)
         frames, height, width = picture
         # odd and even, and some whose numbers of tokens share no divisor: of what is cut finer, some fraction shows
         sizes = {(max(1, height - h), max(1, width - w)) for h in (0, 1) for w in (0, 1)}
@@ -212,3 +203,18 @@ class Rows:
                 raise OptionError(f"{self.scheme} has {len(ids)} axes; engines take three, or one for all.")
             made.append(Request(ids, int(following) - ids.shape[1], max(away, off)))
         return made
+
+
+def check_counted_on(scheme: Scheme) -> None:
+    """Raise `UnsupportedCombination` unless text goes on one step further on all axes with every token."""
+    if scheme.levels > 1:
+        raise UnsupportedCombination(
+            f"The counter of {scheme.name} holds {max(scheme.levels, scheme.counts)} numbers; engines go on by one "
+            "delta."
+        )
+    three = scheme.text(torch.tensor([3.0], dtype=torch.float64))
+    if scheme.step != 1 or bool((three != 3).any()):
+        raise UnsupportedCombination(
+            f"{scheme} does not count text one by one on all axes, which is how engines go on after a "
+            "prompt; take a scheme whose text does."
+        )

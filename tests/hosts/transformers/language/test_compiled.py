@@ -6,12 +6,14 @@ import gc
 import pytest
 import torch
 
+import vispe
 from tests.hosts.transformers.reference import converted, stock
 from tests.hosts.transformers.tiny import batch
 from vispe.errors import InputError
 from vispe.hosts.transformers.language import traced
 from vispe.hosts.transformers.language.call import Call
 from vispe.hosts.transformers.language.state import prompt_keys
+from vispe.multimodal import alternating
 
 ROWS = [[3, "image", 4]], [[7], [3, "image", 4], [1, "wide", 1, "image", 2]], [[5]]
 
@@ -39,8 +41,11 @@ def test_the_operator_gives_what_the_code_gives(family, spec, rows):
     assert found.ids.dtype == torch.float64
 
 
-def test_the_operator_is_one_that_compilers_know():
+@pytest.mark.parametrize("layers", [False, True])
+def test_the_operator_is_one_that_compilers_know(layers):
     model = converted("qwen2_vl", "vrope").model
+    if layers:
+        model = vispe.convert(copy.deepcopy(model), alternating(["circlerope", "mrope"], 2))
     tensors, kwargs = asked(model, batch("qwen2_vl", *ROWS[1]).inputs)
     given = [t for t in tensors if t is not None]
     known = "".join("1" if t is not None else "0" for t in tensors)
@@ -50,6 +55,7 @@ def test_the_operator_is_one_that_compilers_know():
         known,
         ",".join(kwargs),
         model.vispe_scheme.axes,
+        model.vispe_scheme.counts,
         model.vispe_number,
     )
     torch.library.opcheck(torch.ops.vispe.coordinates.default, arguments)

@@ -226,17 +226,24 @@ def test_restored_and_saved(family, tmp_path):
     assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
 
 
-def test_sections_that_end_before_the_last_axis():
-    """As in the configuration that transformers tests GLM-4.5V with: columns turn nothing."""
-    config = copy.deepcopy(stock("glm4v_moe").config)
-    config.text_config.rope_parameters["mrope_section"] = [5, 3]
+@pytest.mark.parametrize(
+    ("family", "sections", "options"),
+    [
+        ("glm4v_moe", [5, 3], {"sections": (5, 3, 0)}),
+        ("qwen3_vl_moe", [4, 4, 8], {"sections": (4, 4, 8), "clip": True}),
+    ],
+)
+def test_sections_that_fit_only_the_layer_itself(family, sections, options):
+    """As in configurations that transformers tests with: columns turn nothing, or have more pairs than take turns."""
+    config = copy.deepcopy(stock(family).config)
+    config.text_config.rope_parameters["mrope_section"] = sections
     torch.manual_seed(1)
-    model = type(stock("glm4v_moe"))(config).eval()
-    inputs = prompt("glm4v_moe").inputs
+    model = type(stock(family))(config).eval()
+    inputs = prompt(family).inputs
     wanted = logits(model, inputs)
     model.model.rope_deltas = None
-    vispe.convert(model, own_of("glm4v_moe"))
-    assert model.model.vispe_scheme.options()["sections"] == (5, 3, 0)
+    vispe.convert(model, own_of(family))
+    assert options.items() <= model.model.vispe_scheme.options().items()
     assert torch.equal(logits(model, inputs), wanted)
 
 

@@ -11,7 +11,6 @@ import vispe
 from tests.hosts.transformers.reference import copy_of, generated, stock
 from tests.hosts.transformers.tiny import CLASSES, FAMILIES, batch, make
 from vispe.errors import UnsupportedHost
-from vispe.multimodal import alternating
 
 
 def things(model):
@@ -102,20 +101,6 @@ def test_the_model_without_its_head(family):
     assert torch.equal(inner(**given.inputs).last_hidden_state, whole.model(**given.inputs).last_hidden_state)
     vispe.restore(inner)
     assert things(inner) == things(stock(family).model)
-
-
-def test_schemes_of_layers_are_refused_before_the_first_change():
-    model = copy_of("qwen2_vl")
-    before = things(model)
-    layers = alternating(["circlerope", "mrope"], 2)
-    with pytest.raises(
-        UnsupportedHost, match=r"circlerope: layers 0; mrope: layers 1.*one scheme for all layers"
-    ):
-        vispe.convert(model, layers)
-    assert things(model) == before
-    vispe.convert(model, layers.scheme(0))  # as the sentence says
-    vispe.restore(model)
-    assert things(model) == before
 
 
 def test_a_scheme_that_counts_on_a_table_is_refused():

@@ -115,7 +115,7 @@ class Call:
         scheme, start = self.model.vispe_scheme, None
         if state is not None:
             first = torch.where(valid, keys, keys.max()).amin(1)
-            start = state.offset + scheme.step * first
+            start = scheme.counted_on(state.offset, first)
         if text_of(self.model).vispe_beside is None and traced.traceable(self.model, self.kwargs):
             tensors = (self.input_ids, self.inputs_embeds, self.types, keys, valid, start)
             return traced.coordinates(self.model, tensors, self.kwargs)
@@ -240,8 +240,8 @@ def _after_ids(call: Call, keys: Tensor, ids: Tensor, state: SequenceState | Non
     if state is not None:
         return state
     scheme = call.model.vispe_scheme
-    last = scheme.counter(ids[..., -1]) - scheme.step * keys[:, -1]
-    return SequenceState(last, (~valid_tokens(keys, call.mask)).sum(1))
+    offset = scheme.counted_on(scheme.counter(ids[..., -1]), -keys[:, -1])
+    return SequenceState(offset, (~valid_tokens(keys, call.mask)).sum(1))
 
 
 def _from_table(
@@ -249,7 +249,7 @@ def _from_table(
 ) -> tuple[Tensor, SequenceState]:
     """Return coordinates out of the table of the prompt, while `generate` runs."""
     scheme = call.model.vispe_scheme
-    ids = look_up(keys, table, span, scheme.text(keys.double() * scheme.step + offset[:, None]))
+    ids = look_up(keys, table, span, scheme.going_on(keys, offset))
     if state is None:
         state = SequenceState(offset, (~valid_tokens(keys, call.mask)).sum(1))
     return ids, state

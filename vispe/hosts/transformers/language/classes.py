@@ -115,9 +115,8 @@ class PositionedGeneration:
         scheme: Scheme = self.model.vispe_scheme  # type: ignore[attr-defined]
         every, length = updated["position_ids"].clone(), given.shape[-1]
         axes = every[-scheme.axes :]
-        steps = scheme.step * torch.arange(1, every.shape[-1] - length + 1, device=every.device)
-        last = scheme.counter(axes[..., length - 1 : length].double())
-        axes[..., length:] = scheme.text(last + steps).to(every)
+        steps = torch.arange(1, every.shape[-1] - length + 1, device=every.device)
+        axes[..., length:] = scheme.going_on(steps, scheme.counter(axes[..., length - 1].double())).to(every)
         return {**updated, "position_ids": every}
 
     def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], seen: int, length: int) -> Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,8 +35,9 @@ from vispe.hosts.transformers.language.rope_index import (
 )
 from vispe.hosts.transformers.language.rotary import Rotary, kinds_of, rotaries_of
 from vispe.hosts.transformers.language.traced import numbered
-from vispe.multimodal import Scheme, create_scheme
+from vispe.multimodal import LayerSchemes, Scheme, create_scheme
 from vispe.multimodal.allocation import ZERO
+from vispe.multimodal.layered import Layered, scheme_of
 from vispe.multimodal.properties import keeps_text
 
 GENERATION = (
@@ -82,7 +84,7 @@ def convert_vlm(
         UnsupportedHost: the model is not of a family that vispe knows, or its rotary embedding is of another kind.
         UnknownName, OptionError: the spec is not right.
     """
-    scheme = create_scheme(spec, **options)
+    scheme = scheme_of(spec, **options)
     inner = inner_of(model)
     _refuse_hooked(model)
     _refuse_tables(scheme, type(model).__name__)
@@ -94,14 +96,19 @@ def convert_vlm(
         )
     text = text_of(inner)
     rotaries, heads = _check_text(text)
-    scheme = with_host_sections(scheme, inner, rotaries)
+    scheme, of_layer = _sectioned(scheme, inner, rotaries), _of_layer(scheme, text)
     with torch.device("cpu"):  # under the meta device there would be no numbers to look at
-        allocated = {kind: _allocated(scheme, rotary, heads[kind]) for kind, rotary in rotaries.items()}
-        text_kept = all(keeps_text(scheme, rotary.turning, heads[kind]) for kind, rotary in rotaries.items())
+        allocated, text_kept = _allocations(scheme, rotaries, heads)
+    kinds = [key_of(kind, number) for kind, number in zip(kinds_of(text), of_layer, strict=True)]
     check_beside(parallel)
     if self_extend is not None:
         self_extend = _grouping(self_extend, parallel)
     for name, value in (("parallel", parallel), ("self_extend", self_extend)):
+        if value is not None and isinstance(scheme, Layered):
+            raise UnsupportedCombination(
+                f"{name}={value!r} says how far tokens are apart in all layers, which have schemes of their own "
+                f"({scheme}); leave one of them out."
+            )
         if value is not None:
             hf_late.check_apart(text, name)
     by_head = any(axes.ndim == 2 for axes in allocated.values())
@@ -130,17 +137,64 @@ def convert_vlm(
     inner.vispe_scheme = scheme
     numbered(inner)
     text.__class__ = positioned(type(text), PositionedText)
-    text.vispe_late, text.vispe_axes, text.vispe_rotary = late_rotation, scheme.axes, rotaries
+    text.vispe_late, text.vispe_axes = late_rotation, scheme.axes
+    text.vispe_rotary = {key_of(kind, n): rotaries[kind] for kind in rotaries for n in sorted(set(of_layer))}
     text.vispe_beside, text.vispe_extend = parallel, self_extend
     if late_rotation:
         hf_late.switch_on(text)
     text.vispe_allocation = {kind: axes.tolist() for kind, axes in allocated.items()}
     for kind, axes in allocated.items():
-        device = rotaries[kind].rates(text).device
+        device = text.vispe_rotary[kind].rates(text).device
         text.register_buffer(buffer_of(kind), axes.to(device), persistent=False)
-    for layer, kind in zip(text.layers, kinds_of(text), strict=True):
+    for layer, kind in zip(text.layers, kinds, strict=True):
         layer.__class__ = positioned(type(layer), PositionedLayer)
         layer.vispe_kind = kind
+
+
+def _parts(scheme: Scheme) -> list[tuple[int | None, Scheme, int]]:
+    """Return the number of each scheme of layers, None of the one for all, the scheme, and which axis is its first."""
+    if isinstance(scheme, Layered):
+        return [(number, *part) for number, part in enumerate(scheme.parts)]
+    return [(None, scheme, 0)]
+
+
+def key_of(kind: str, number: int | None) -> str:
+    """Return what layers of a kind that take a scheme are called; the kind, where one scheme is for all."""
+    return kind if number is None else f"{kind}{number}"
+
+
+def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
+    """Return the number of the scheme of each layer, None where one is for all."""
+    if not isinstance(scheme, Layered):
+        return [None] * len(text.layers)
+    if len(scheme.layers.of_layer) != len(text.layers):
+        raise OptionError(
+            f"Schemes for {len(scheme.layers.of_layer)} layers were given to a {type(text).__name__} with "
+            f"{len(text.layers)}; give one for each."
+        )
+    return scheme.layers.of_layer
+
+
+def _sectioned(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
+    """Return `with_host_sections`, of each scheme."""
+    if not isinstance(scheme, Layered):
+        return with_host_sections(scheme, inner, rotaries)
+    own = tuple(with_host_sections(part, inner, rotaries) for part in scheme.layers.schemes)
+    return Layered(LayerSchemes(own, scheme.layers.of_layer))
+
+
+def _allocations(
+    scheme: Scheme, rotaries: dict[str, Rotary], heads: dict[str, int]
+) -> tuple[dict[str, Tensor], bool]:
+    """Return the axis of each pair in each kind of layers, and whether text stays what it was in all of them."""
+    allocated: dict[str, Tensor] = {}
+    kept = True
+    for number, part, first in _parts(scheme):
+        for kind, rotary in rotaries.items():
+            axes = _allocated(part, rotary, heads[kind])
+            allocated[key_of(kind, number)] = torch.where(axes >= 0, axes + first, axes)
+            kept &= keeps_text(part, rotary.turning, heads[kind])
+    return allocated, kept
 
 
 def _allocated(scheme: Scheme, rotary: Rotary, heads: int) -> Tensor:
@@ -203,7 +257,12 @@ def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) 
         return scheme
     # a configuration may end before the last axis, which then turns nothing
     padded = (*host, *[0] * (3 - len(host)))
-    return create_scheme(scheme, sections=own.options().get("sections") or padded)
+    sections = own.options().get("sections") or padded
+    # axes in turn end with the pairs, and the host takes what it finds
+    over = any(axis + 3 * (sections[axis] - 1) >= pairs for axis in (1, 2))
+    return create_scheme(
+        scheme, sections=sections, **({"clip": True} if over and "clip" in own.options() else {})
+    )
 
 
 def _refuse_tables(scheme: Scheme, name: str) -> None:
@@ -278,7 +337,11 @@ def describe_vlm(model: nn.Module) -> str:
     if stock_of(type(inner)) is None:
         return f"{type(model).__name__}: its own position scheme"
     text = text_of(inner)
-    lines = [_allocation(inner.vispe_scheme, kind, axes) for kind, axes in text.vispe_allocation.items()]
+    lines = [
+        _allocation(part, first, _layers_of(kind, number, part), text.vispe_allocation[key_of(kind, number)])
+        for number, part, first in _parts(inner.vispe_scheme)
+        for kind in dict.fromkeys(kinds_of(text))
+    ]
     where = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
     return (
         f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
@@ -286,16 +349,23 @@ def describe_vlm(model: nn.Module) -> str:
     )
 
 
-def _allocation(scheme: Scheme, kind: str, axes: list[Any]) -> str:
-    """Return which axis turns what in the layers of a kind, as a line."""
+def _layers_of(kind: str, number: int | None, scheme: Scheme) -> str:
+    """Return which layers are meant, in words; none where these are all."""
+    words = [*([kind] if kind else []), *([] if number is None else [scheme.name])]
+    return f" in layers of {' with '.join(words)}" if words else ""
+
+
+def _allocation(scheme: Scheme, first: int, where: str, axes: list[Any]) -> str:
+    """Return which axis turns what in some layers, as a line; `first` is the first axis of their scheme."""
     by_head = isinstance(axes[0], list)
     names = {-1: "-", 0: "t", 1: "h", 2: "w"} if scheme.axes == 3 else {-1: "-"}
     each = [row[0] for row in axes] if by_head else axes
-    shown = " ".join(names.get(a, str(a)) for a in each)
+    own = [a - first if a >= 0 else a for a in each]
+    shown = " ".join(names.get(a, str(a)) for a in own)
     still = any(a < 0 for row in (axes if by_head else [axes]) for a in row)
     shown += " (-: not turned)" if still else ""
     unit = "key head" if by_head else "pair of channels, from the highest frequency"
-    return f"  axis of each {unit}{f' in layers of {kind}' if kind else ''}: {shown}\n"
+    return f"  axis of each {unit}{where}: {shown}\n"
 
 
 def _shown(text: Any) -> str:

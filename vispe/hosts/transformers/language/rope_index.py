@@ -89,8 +89,9 @@ class PositionedIndex(PositionedModel):
         seconds = second_per_grids if second_per_grid_ts is None else second_per_grid_ts
         grids |= {"second_per_grid_ts": seconds, "use_audio_in_video": use_audio_in_video}
         coordinates = self._indexed(input_ids, mask, grids)
+        delta = coordinates.delta()
         kind = input_ids.dtype if _whole(str(self.vispe_scheme)) else torch.float64
-        return coordinates.ids.to(kind), coordinates.delta().to(kind)
+        return coordinates.ids.to(kind), delta.to(kind)
 
     def compute_3d_position_ids(
         self,

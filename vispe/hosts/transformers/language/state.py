@@ -18,10 +18,10 @@ from vispe.multimodal import Coordinates, Scheme
 
 @dataclass(eq=False)
 class SequenceState:
-    """What follows a prompt: the coordinates of text are ``scheme.text(step * key + offset)``.
+    """What follows a prompt: the coordinates of text are ``scheme.going_on(key, offset)``.
 
     Attributes:
-        offset: (b), float64.
+        offset: (b), float64, or (b, k) where layers have k counters.
         padding: tokens of each row that have no key of their own (b).
         ids: coordinates of all tokens (axes, b, s), where keys are kept without them; else None.
         by_mask: whether padding has no keys; text alone is counted with its padding, as the model of before does.
@@ -134,7 +134,7 @@ def state_after(coordinates: Coordinates, keys: Tensor, valid: Tensor) -> Sequen
     """Return what follows a prompt."""
     last = torch.where(valid, torch.arange(keys.shape[1], device=keys.device), -1).amax(1)
     following = torch.where(last < 0, 0, keys.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1)
-    return SequenceState(coordinates.next - coordinates.scheme.step * following, (~valid).sum(1))
+    return SequenceState(coordinates.scheme.counted_on(coordinates.next, -following), (~valid).sum(1))
 
 
 def settled(state: SequenceState, cache: Any, keys: Tensor, ids: Tensor, scheme: Scheme) -> int | Tensor:
@@ -145,7 +145,7 @@ def settled(state: SequenceState, cache: Any, keys: Tensor, ids: Tensor, scheme:
 
 def text_coordinates(scheme: Scheme, keys: Tensor, state: SequenceState) -> Tensor:
     """Return the coordinates (axes, b, s) of text that follows a prompt."""
-    return scheme.text(keys.double() * scheme.step + state.offset[:, None])
+    return scheme.going_on(keys, state.offset)
 
 
 def by_key(ids: Tensor, keys: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,13 @@ def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, 
     known = "".join("1" if t is not None else "0" for t in tensors)
     given = [t for t in tensors if t is not None]
     ids, following = _coordinates(
-        given, [kwargs[name] for name in named], known, ",".join(named), scheme.axes, model.vispe_number
+        given,
+        [kwargs[name] for name in named],
+        known,
+        ",".join(named),
+        scheme.axes,
+        scheme.counts,
+        model.vispe_number,
     )
     return Coordinates(ids, tensors[4], following, scheme)  # type: ignore[arg-type]
 
@@ -81,7 +87,13 @@ def numbered(model: Any) -> None:
 
 @torch.library.custom_op("vispe::coordinates", mutates_args=())
 def _coordinates(
-    tensors: Sequence[Tensor], pictures: Sequence[Tensor], known: str, named: str, axes: int, model: int
+    tensors: Sequence[Tensor],
+    pictures: Sequence[Tensor],
+    known: str,
+    named: str,
+    axes: int,
+    counts: int,
+    model: int,
 ) -> tuple[Tensor, Tensor]:
     rest = iter(tensors)
     given = [next(rest) if one == "1" else None for one in known]
@@ -92,8 +104,17 @@ def _coordinates(
 
 @_coordinates.register_fake
 def _(
-    tensors: Sequence[Tensor], pictures: Sequence[Tensor], known: str, named: str, axes: int, model: int
+    tensors: Sequence[Tensor],
+    pictures: Sequence[Tensor],
+    known: str,
+    named: str,
+    axes: int,
+    counts: int,
+    model: int,
 ) -> tuple[Tensor, Tensor]:
     keys = tensors[sum(one == "1" for one in known[:3])]
     rows, length = keys.shape
-    return keys.new_empty(axes, rows, length, dtype=torch.float64), keys.new_empty(rows, dtype=torch.float64)
+    following = (rows,) if counts == 1 else (rows, counts)
+    return keys.new_empty(axes, rows, length, dtype=torch.float64), keys.new_empty(
+        following, dtype=torch.float64
+    )

@@ -18,7 +18,8 @@ from vispe.hosts.transformers.language.families import FAMILIES, text_of
 from vispe.hosts.transformers.vision.family import family_of
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.windows import family as windows
-from vispe.multimodal import Scheme, create_scheme
+from vispe.multimodal import Scheme
+from vispe.multimodal.layered import scheme_of
 from vispe.version import __version__
 
 KEY = "vispe"
@@ -104,7 +105,7 @@ def names(model: nn.Module) -> bool:
 def shown(entry: dict[str, Any]) -> str:
     """Return what an entry names, in words."""
     if "scheme" in entry:
-        return f"the position scheme {create_scheme(entry['scheme'])}"
+        return f"the position scheme {scheme_of(entry['scheme'])}"
     return f"the encoding {' + '.join(term['name'] for term in entry['encoding'])}"
 
 

@@ -17,6 +17,7 @@ from vispe.attention.bias.distance import DistanceBias
 from vispe.attention.bias.distances import largest
 from vispe.attention.bias.lower import table_of
 from vispe.attention.bias.table import ProfileBias, TableBias
+from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
 from vispe.attention.precision import no_autocast
 from vispe.errors import ShapeError
@@ -29,7 +30,7 @@ def not_placed(bias: Bias) -> str | None:
     """Return why `bias` is not a table at offsets of cells, a distance, or the sum of both; or None."""
     pos, (distances, tables) = bias.pos, _terms(bias)
     for term in tables:
-        if isinstance(term, TableBias | ProfileBias):  # cells decide, wherever they are
+        if isinstance(term, TableBias | ProfileBias | WindowMask):  # cells decide, wherever they are
             continue
         if not term.invariant:
             return f"{type(term).__name__} depends on more than the offset between two tokens"
@@ -43,6 +44,8 @@ def not_placed(bias: Bias) -> str | None:
         return "the terms of the bias are bound to different positions"
     if len(distances) > 1:
         return "a sum of several distances is not fused"
+    if sum(isinstance(term, WindowMask) for term in tables) > 1:
+        return "a sum of several masks of windows is not fused"
     if tables and pos.grid is None:
         return f"{type(tables[0]).__name__} needs tokens of a grid"
     return None
@@ -56,8 +59,13 @@ def placed_attention(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     distances, tables = ([], []) if bias is None else _terms(bias)
     table = cells = slopes = places = period = segment = None
     metric = 0
+    masks = [term for term in tables if isinstance(term, WindowMask)]
+    tables = [term for term in tables if not isinstance(term, WindowMask)]
     with no_autocast(device):
-        for term in tables[:1]:
+        for term in masks:
+            made = table_of(SumBias(tables))[0] if tables else None
+            cells, table = term.cell_numbers(), term.widened(made).flatten(1).to(device, torch.float32)
+        for term in tables[:1] if not masks else ():
             pos = _bound(term)
             cells = pos.remember("cell numbers", lambda pos=pos: cell_numbers(pos))
             table = extended(*table_of(term if len(tables) == 1 else SumBias(tables))).to(

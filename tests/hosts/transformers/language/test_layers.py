@@ -1,0 +1,217 @@
+"""A scheme for each layer: logits with angles written down layer by layer, decoding, saving, refusals."""
+
+import contextlib
+import copy
+import json
+import sys
+import warnings
+
+import pytest
+import timm
+import torch
+
+import vispe
+from tests.hosts.transformers import more
+from tests.hosts.transformers.reference import (
+    QWEN,
+    copy_of,
+    generated,
+    looped,
+    recomputed,
+    rotated,
+    same,
+    scheme_of,
+    stock,
+)
+from tests.hosts.transformers.tiny import FAMILIES, WITH_VIDEO, batch
+from vispe.errors import OptionError, UnsupportedCombination, VispeError
+from vispe.hosts.transformers.serving import serve_positions
+from vispe.multimodal import alternating, pyramid
+
+KINDS = {
+    "alternating": lambda layers: alternating(["circlerope", "mrope"], layers),
+    "pyramid": lambda layers: pyramid(layers, rings=3, every=1),
+    "fractions and whole numbers": lambda layers: alternating(["v2pe(stride=8)", "vrope"], layers),
+}
+
+
+def converted(family, kind, **options):
+    model = copy_of(family)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of schemes that are not text-exact
+        return vispe.convert(model, KINDS[kind](len(model.model.language_model.layers)), **options)
+
+
+def everything(family, padding="left"):
+    rows = [[7], [3, "image", 4, "wide", 2], [1, "wide", 5], ["image"]]
+    return batch(family, *rows, *([[2, "video", 3]] if family in WITH_VIDEO else []), padding=padding)
+
+
+@contextlib.contextmanager
+def angles_of_layers(model, angles):
+    """Let the layers of a stock model turn by these angles, one (b, 1, s, pairs) for each, as they come."""
+    module = sys.modules[type(model.model.language_model.layers[0].self_attn).__module__]
+    before, calls = module.apply_rotary_pos_emb, []
+
+    def apply(q, k, *_, **__):
+        angle = angles[len(calls) % len(angles)]
+        calls.append(angle)
+        cos, sin = angle.float().cos(), angle.float().sin()
+        return rotated(q, cos, sin), rotated(k, cos, sin)
+
+    module.apply_rotary_pos_emb = apply
+    try:
+        yield calls
+    finally:
+        module.apply_rotary_pos_emb = before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_layer_turns_by_its_scheme(family, kind):
+    given, model = everything(family), stock(family)
+    text = model.model.language_model
+    layers, frequencies = KINDS[kind](len(text.layers)), text.rotary_emb.inv_freq.double()
+    angles = []
+    for layer in range(len(text.layers)):
+        scheme = scheme_of(family, str(layers.scheme(layer)))
+        ids = scheme.coordinates(given.stream).ids
+        axes = scheme.allocation(len(frequencies))
+        angles.append(torch.stack([ids[a] * f for a, f in zip(axes, frequencies, strict=True)], -1)[:, None])
+    mask = given.stream.mask.long()
+    keys = (mask.cumsum(1) - 1).clamp(min=0)
+    inputs = given.without("mm_token_type_ids", "attention_mask", "second_per_grid_ts")
+    inputs["position_ids"] = keys.expand(4, -1, -1) if family in QWEN else keys
+    with torch.no_grad(), angles_of_layers(model, angles) as calls:
+        wanted = model(**inputs, attention_mask=mask, use_cache=False).logits
+    assert len(calls) == len(angles)
+    for late in (False, True):
+        with torch.no_grad():
+            found = converted(family, kind, late_rotation=late)(**given.inputs).logits
+        torch.testing.assert_close(found[given.stream.mask], wanted[given.stream.mask], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_is_that_without_a_cache(family, kind, late):
+    model = converted(family, kind, late_rotation=late)
+    for rows in ([[3, "image", 4, "wide", 2]], [[7], [3, "image", 4], [1, "wide", 2]]):
+        given = batch(family, *rows)
+        wanted = recomputed(model, given, 4)
+        same(generated(model, given, 4), wanted)
+        same(looped(model, given, 4), wanted)
+
+
+def test_beams_keep_the_counters_of_their_rows():
+    """Rows of different counters change places all the time: each is scored as it would be from nothing."""
+    model, given = (
+        converted("qwen2_vl", "alternating"),
+        batch("qwen2_vl", [7], [3, "image", 4], [1, "wide", 2]),
+    )
+    out = model.generate(
+        **given.inputs,
+        max_new_tokens=4,
+        num_beams=3,
+        length_penalty=0.0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    said = out.sequences[:, given["input_ids"].shape[1] :]
+    with torch.no_grad():
+        logits = model(**given.with_tokens(said), use_cache=False).logits[:, -5:-1]
+    wanted = logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2))
+    torch.testing.assert_close(out.sequences_scores, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_another_picture_after_an_answer():
+    """Each scheme goes on from its own counter, also over what the cache holds."""
+    model = converted("qwen2_vl", "alternating")
+    whole = batch("qwen2_vl", [3, "image", 4, "wide", 2])
+    first = batch("qwen2_vl", [3, "image", 4])
+    done = first["input_ids"].shape[1]
+    with torch.no_grad():
+        wanted = model(**whole.inputs).logits
+        out = model(**first.inputs, use_cache=True)
+        grids, pixels = whole["image_grid_thw"], whole["pixel_values"]
+        rest = model(
+            input_ids=whole["input_ids"][:, done:],
+            pixel_values=pixels[int(grids[:1].prod()) :],
+            image_grid_thw=grids[1:],
+            past_key_values=out.past_key_values,
+        ).logits
+    torch.testing.assert_close(rest, wanted[:, done:], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+def test_it_is_saved_and_restored(family, tmp_path):
+    model, given = converted(family, "alternating"), everything(family)
+    assert "mrope" in vispe.describe(model)
+    assert "in layers of circlerope: t" in vispe.describe(model)
+    with torch.no_grad():
+        wanted = model(**given.inputs).logits
+    record = json.loads(json.dumps(model.model.config.vispe["scheme"]))
+    assert record["of_layer"] == [0, 1]
+    with pytest.warns(UserWarning, match="vispe"):
+        model.save_pretrained(tmp_path)
+    again = [vispe.from_pretrained(type(stock(family)), tmp_path).eval(), copy.deepcopy(model)]
+    vispe.convert(again[1], "rope1d")
+    vispe.convert(again[1], model.model.vispe_scheme)
+    for one in again:
+        with torch.no_grad():
+            assert torch.equal(one(**given.inputs).logits, wanted)
+    vispe.restore(model)
+    with torch.no_grad():
+        assert torch.equal(model(**given.inputs).logits, stock(family)(**given.inputs).logits)
+
+
+def test_layers_that_differ_in_their_frequencies_too():
+    model = copy.deepcopy(more.stock("gemma3"))
+    one = vispe.convert(copy.deepcopy(model), "mrope")
+    layers = alternating(["mrope", "vrope"], len(model.model.language_model.layers))
+    vispe.convert(model, layers)
+    assert "in layers of sliding_attention with vrope" in vispe.describe(model)
+    inputs = more.prompt("gemma3").inputs
+    with torch.no_grad():
+        both, other = model(**inputs).logits, one(**inputs).logits
+        alike = vispe.convert(model, alternating([{"name": "mrope"}], len(layers.of_layer)))(**inputs).logits
+    assert (both - other).abs().max() > 1e-3
+    assert torch.equal(alike, other)
+
+
+@pytest.mark.slow
+def test_a_compiled_prompt():
+    model, given = converted("qwen2_vl", "alternating"), everything("qwen2_vl")
+    torch._dynamo.reset()
+    with torch.no_grad():
+        wanted = model(**given.inputs).logits
+        found = torch.compile(model, backend="eager")(**given.inputs).logits
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_refusals(tmp_path):
+    model, layers = copy_of("qwen2_vl"), alternating(["circlerope", "mrope"], 2)
+    with pytest.raises(OptionError, match="Schemes for 5 layers were given to a Qwen2VLTextModel with 2"):
+        vispe.convert(model, alternating(["circlerope", "mrope"], 5))
+    with pytest.raises(
+        UnsupportedCombination, match="parallel='pine' says how far tokens are apart in all layers"
+    ):
+        vispe.convert(model, layers, parallel="pine")
+    with pytest.raises(
+        UnsupportedCombination, match=r"Options \(radius\) were given beside schemes of layers"
+    ):
+        vispe.convert(model, layers, radius=3.0)
+    with pytest.raises(UnsupportedCombination, match="The counter of bilevel holds several numbers"):
+        vispe.convert(model, alternating(["bilevel", "mrope"], 2))
+    assert type(model) is type(stock("qwen2_vl"))
+    vispe.convert(model, layers)
+    given = everything("qwen2_vl")
+    with pytest.raises(OptionError, match="Layers count on from 2 numbers"):
+        model.model.get_rope_index(
+            given["input_ids"], image_grid_thw=given["image_grid_thw"], video_grid_thw=given["video_grid_thw"]
+        )
+    model.config.save_pretrained(tmp_path / "model")
+    with pytest.raises(UnsupportedCombination, match="engines go on by one delta"):
+        serve_positions(tmp_path / "model", positions=64)
+    with pytest.raises(VispeError, match=r"An encoding is a name, .* got LayerSchemes"):
+        vispe.convert(timm.create_model("test_vit"), layers)
