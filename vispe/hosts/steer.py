@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.hosts.slots import calibrate
 from vispe.hosts.timm.attention import attentions, stock_type
+from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 
 KINDS = (Attention, AttentionRope, EvaAttention)
 BASES = ("sdpa", "eager")
@@ -154,7 +155,7 @@ class _Scaling:
     def read(self, row: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Return the output of a layer with the row of the reader from a second run."""
         # the first run has put the keys of all tokens, as they are, into the cache
-        own = {**kwargs, "past_key_values": None} if "past_key_values" in kwargs else kwargs
+        own = {name: None if name in CACHE_NAMES else value for name, value in kwargs.items()}
         self.on = True
         try:
             again = module.forward(*args, **own)
@@ -217,7 +218,7 @@ def _projections(module: Any) -> list[tuple[Any, int | None]]:
 
 def _check_whole(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Raise `ShapeError` where the last token is not the end of a whole sequence."""
-    cache = kwargs.get("past_key_values")
+    cache = cache_of(kwargs)
     if cache is not None and cache.get_seq_length():
         raise ShapeError(
             "A channel is scaled in the keys of whole sequences, but the cache is filled; use_cache=False."

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import vispe
-from tests.hosts.transformers.tiny import QWEN, Batch, make
+from tests.hosts.transformers.tiny import CACHE, QWEN, Batch, make
 from vispe.multimodal import Scheme, create_scheme
 
 HOST_SECTIONS = {"qwen2_vl": (8, 4, 4), "qwen2_5_vl": (6, 5, 5), "qwen3_vl": (6, 5, 5)}
@@ -148,7 +148,7 @@ def looped(
         given = {"attention_mask": seen} if mask else {}
         if ids:
             given["position_ids"] = seen.sum(1, keepdim=True) - 1
-        out = model(input_ids=tokens[:, -1:], past_key_values=out.past_key_values, use_cache=True, **given)
+        out = model(input_ids=tokens[:, -1:], **{CACHE: out[CACHE]}, use_cache=True, **given)
         logits.append(out.logits[:, -1])
         tokens = torch.cat([tokens, logits[-1].argmax(-1, keepdim=True)], 1)
     return tokens, torch.stack(logits, 1)

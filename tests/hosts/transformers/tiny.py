@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from vispe.multimodal import Image, Stream, Text, Video
 
 transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
 
+_ASKED = inspect.signature(transformers.GenerationMixin.prepare_inputs_for_generation).parameters
+CACHE = "cache" if "cache" in _ASKED else "past_key_values"  # until 5.23
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES = (*QWEN, "llava", "llava_onevision", "internvl")
 WITH_VIDEO = (*QWEN, "llava_onevision")

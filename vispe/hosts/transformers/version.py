@@ -1,4 +1,4 @@
-"""The oldest transformers that vispe works with.
+"""The oldest transformers that vispe works with, and what versions call the same thing.
 
 In 5.16 the language models of Qwen2-VL and Qwen2.5-VL take their position ids in another form; from 5.17 on all
 families take the one that `vispe.hosts.transformers.language.classes` hands them.
@@ -7,10 +7,14 @@ families take the one that `vispe.hosts.transformers.language.classes` hands the
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from vispe.errors import MissingExtra
 
 OLDEST = "5.17.0"
+CACHE_NAMES = ("cache", "past_key_values")
+"""The argument and the output with keys and values of what came before: from 5.24 on, and until then."""
 
 
 def check_version() -> None:
@@ -27,3 +31,11 @@ def check_version() -> None:
 def release(version: str) -> tuple[int, ...]:
     """Return the numbers of a version: (5, 17, 0) of ``'5.17.0.dev0'``."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def cache_of(arguments: Mapping[str, Any]) -> Any:
+    """Return the cache among arguments, under whichever name; None where there is none."""
+    for name in CACHE_NAMES:
+        if (cache := arguments.get(name)) is not None:
+            return cache
+    return None

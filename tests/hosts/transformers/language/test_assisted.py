@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.hosts.transformers.reference import converted, copy_of, stock
-from tests.hosts.transformers.tiny import FAMILIES, QWEN, VIDEO, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, VIDEO, batch
 from vispe.errors import InputError
 
 SETTINGS = {"max_new_tokens": 6, "do_sample": False}
@@ -65,7 +65,7 @@ def test_generation_goes_on_with_what_was_given_before(family, spec, kept):
     dropped |= {"image_grid_thw"} if kept != "grids" else set()
     dropped |= {"mm_token_type_ids"} if kept == "nothing" else set()
     rest = {k: v for k, v in longer.items() if k not in dropped}
-    said = model.generate(**rest, past_key_values=first.past_key_values, **SETTINGS | {"max_new_tokens": 3})
+    said = model.generate(**rest, **{CACHE: first[CACHE]}, **SETTINGS | {"max_new_tokens": 3})
     assert torch.equal(said, wanted)
     if spec == "own":
         assert torch.equal(said, stock(family).generate(**given.inputs, **SETTINGS))
@@ -92,7 +92,7 @@ def test_new_pictures_without_their_grids_are_missed(family):
     longer = given.with_tokens(torch.tensor([[5, 6, VIDEO, 7]]))
     longer.pop("pixel_values")
     with pytest.raises(InputError, match="video placeholders more than the video grids"):
-        model.generate(**longer, past_key_values=first.past_key_values, max_new_tokens=2)
+        model.generate(**longer, **{CACHE: first[CACHE]}, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

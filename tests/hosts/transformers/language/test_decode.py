@@ -1,13 +1,14 @@
 """Caches: beams, rows that move, prefixes that are continued, and the compiled step."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.hosts.transformers.reference import converted, generated, looped, recomputed, same, stock
-from tests.hosts.transformers.tiny import FAMILIES, IMAGE, QWEN, WORDS, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, IMAGE, QWEN, WORDS, batch
 from vispe.errors import InputError
 
 ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
@@ -22,7 +23,7 @@ def prefilled(model, given):
 def step(model, cache, seen, token) -> Tensor:
     """Logits (b, v) after one more token."""
     with torch.no_grad():
-        out = model(input_ids=token, attention_mask=seen, past_key_values=cache)
+        out = model(input_ids=token, attention_mask=seen, **{CACHE: cache})
     return out.logits[:, -1]
 
 
@@ -79,7 +80,7 @@ def test_beam_search_of_a_batch(family):
 @pytest.mark.parametrize("change", ["reorder", "select", "repeat", "copy"])
 def test_rows_of_a_cache_may_move(family, change):
     model, given = converted(family, "mrope_i"), batch(family, *ROWS)
-    cache = prefilled(model, given).past_key_values
+    cache = prefilled(model, given)[CACHE]
     rows = {"reorder": [2, 0, 0], "select": [2, 1], "repeat": [0, 0, 1, 1, 2, 2], "copy": [0, 1, 2]}[change]
     if change == "reorder":
         cache.reorder_cache(torch.tensor(rows))
@@ -113,17 +114,17 @@ def test_a_conversation_goes_on_with_another_picture(family, spec):
         out = model(**{k: v[:, :at] for k, v in shared.items()}, **parts[0], use_cache=True)
         close(out.logits, wanted[:, :at])
         rest = {k: v if k == "attention_mask" else v[:, at:] for k, v in shared.items()}
-        again = model(**rest, **parts[1], past_key_values=copy.deepcopy(out.past_key_values))
+        again = model(**rest, **parts[1], **{CACHE: copy.deepcopy(out[CACHE])})
         close(again.logits, wanted[:, at:])
         said = model.generate(
             **shared,
             **parts[1],
-            past_key_values=copy.deepcopy(out.past_key_values),
+            **{CACHE: copy.deepcopy(out[CACHE])},
             max_new_tokens=3,
             do_sample=False,
         )
     assert torch.equal(said[:, whole["input_ids"].shape[1] :], recomputed(model, whole, 3)[0])
-    same(looped_from(model, whole, again.past_key_values, again.logits[:, -1]), recomputed(model, whole, 3))
+    same(looped_from(model, whole, again[CACHE], again.logits[:, -1]), recomputed(model, whole, 3))
 
 
 def looped_from(model, given, cache, logits):
@@ -186,10 +187,25 @@ def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, cou
         given |= {"input_ids": turn["input_ids"], "attention_mask": seen}
         given |= {"mm_token_type_ids": turn["mm_token_type_ids"]} if family in QWEN else {}
         given |= {"position_ids": ids[:, -length:]} if counted else {}
-        found = model(**given, past_key_values=out.past_key_values).logits
+        found = model(**given, **{CACHE: out[CACHE]}).logits
     valid = turn["attention_mask"].bool()
     close(found[valid], wanted[:, -length - 1 : -1][valid])
-    close(step(model, out.past_key_values, whole["attention_mask"], word), wanted[:, -1])
+    close(step(model, out[CACHE], whole["attention_mask"], word), wanted[:, -1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_cache_has_the_name_of_the_host_and_that_of_before(family):
+    model, given = converted(family, "mrope_i"), batch(family, ROWS[1])
+    word, seen = torch.tensor([[5]]), torch.ones(1, given["input_ids"].shape[1] + 1, dtype=torch.long)
+    wanted = after(model, given, word)
+    with warnings.catch_warnings():
+        # nothing of ours calls the host by a name that it gives up
+        warnings.simplefilter("error", FutureWarning)
+        found = {name: prefilled(model, given)[CACHE] for name in {CACHE, "past_key_values"}}
+        with torch.no_grad():
+            for name, cache in found.items():
+                out = model.model(input_ids=word, attention_mask=seen, **{name: cache})
+                close(model.lm_head(out[0])[:, -1], wanted)
 
 
 def joined(*parts):
@@ -205,7 +221,7 @@ def test_a_cache_is_cropped_inside_the_text(family):
     model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4])
     wanted = recomputed(model, given, 2)
     out = prefilled(model, given)
-    cache = out.past_key_values
+    cache = out[CACHE]
     for token in (9, 11):
         step(
             model,
@@ -223,7 +239,7 @@ def test_a_cache_is_cropped_before_a_picture(family):
     """It is refused: text would be placed after the picture that is gone. The cache of before is right."""
     model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5], counted=False)
     at = cut_of(given)
-    cache = prefilled(model, given).past_key_values
+    cache = prefilled(model, given)[CACHE]
     word = torch.tensor([[7]])
     pixels = pictures_of(family, given)[0]
     tokens = torch.cat([given["input_ids"][:, :at], word], 1)
@@ -240,7 +256,7 @@ def test_a_cache_is_cropped_before_a_picture(family):
             **first_types(types),
             **pixels,
         )
-    found = step(model, out.past_key_values, torch.ones_like(tokens), word)
+    found = step(model, out[CACHE], torch.ones_like(tokens), word)
     close(found, wanted)
 
 
@@ -252,9 +268,9 @@ def first_types(types):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_of_another_model_is_refused(family):
     given = batch(family, [3, "image", 4])
-    cache = stock(family)(**given.inputs, use_cache=True).past_key_values
-    with pytest.raises(InputError, match="past_key_values was filled by a model without"):
-        converted(family, "mrope_i")(input_ids=torch.tensor([[4]]), past_key_values=cache)
+    cache = stock(family)(**given.inputs, use_cache=True)[CACHE]
+    with pytest.raises(InputError, match="The cache was filled by a model without"):
+        converted(family, "mrope_i")(input_ids=torch.tensor([[4]]), **{CACHE: cache})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -266,7 +282,7 @@ def test_a_cache_is_used_again(family):
     cache = StaticCache(model.config.get_text_config(), max_cache_len=64)
     for rows in (ROWS, ([2, "image", 6], [3], [5])):
         given = batch(family, *rows)
-        same(looped(model, given, 3, past_key_values=cache), recomputed(model, given, 3))
+        same(looped(model, given, 3, **{CACHE: cache}), recomputed(model, given, 3))
         cache.reset()
 
 
@@ -285,7 +301,7 @@ def test_the_compiled_step_is_compiled_once(family):
     cache = StaticCache(model.config.get_text_config(), max_cache_len=64)
     wanted = recomputed(model, given, 6)
     with torch.no_grad():
-        out = model(**given.inputs, past_key_values=cache, use_cache=True)
+        out = model(**given.inputs, **{CACHE: cache}, use_cache=True)
     close(out.logits[:, -1], wanted[1][:, 0])
     torch._dynamo.reset()
     compiled = torch.compile(model.forward, fullgraph=True, dynamic=False, backend="eager")
@@ -300,6 +316,6 @@ def test_the_compiled_step_is_compiled_once(family):
                 input_ids=wanted[0][:, i - 1 : i].clone(),
                 attention_mask=mask,
                 position_ids=ids,
-                past_key_values=cache,
+                **{CACHE: cache},
             )
         close(out.logits[:, -1], wanted[1][:, i])

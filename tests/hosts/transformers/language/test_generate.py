@@ -14,7 +14,7 @@ from tests.hosts.transformers.reference import (
     scheme_of,
     stock,
 )
-from tests.hosts.transformers.tiny import FAMILIES, QWEN, WITH_VIDEO, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, WITH_VIDEO, batch
 from vispe.multimodal import list_schemes
 
 STEPS = 3
@@ -108,7 +108,7 @@ def test_a_mask_of_four_dimensions(family):
             seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
             mask = torch.where(seen.bool(), 0.0, torch.finfo(torch.float32).min)[:, None, None]
             token = wanted[0][:, step - 1 : step]
-            out = model(input_ids=token, attention_mask=mask, past_key_values=out.past_key_values)
+            out = model(input_ids=token, attention_mask=mask, **{CACHE: out[CACHE]})
             torch.testing.assert_close(out.logits[:, -1], wanted[1][:, step], rtol=1e-5, atol=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_several_tokens_at_once(family):
         wanted = model(**given.with_tokens(words), use_cache=False).logits[:, -3:]
         out = model(**given.inputs, use_cache=True)
         seen = given.with_tokens(words)["attention_mask"]
-        found = model(input_ids=words, attention_mask=seen, past_key_values=out.past_key_values).logits
+        found = model(input_ids=words, attention_mask=seen, **{CACHE: out[CACHE]}).logits
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -139,14 +139,14 @@ def test_text_after_a_long_video_stands_where_the_scheme_says(family):
 def test_two_models_do_not_touch_each_other(family):
     given, other = prompt(family, "mixed"), prompt(family, "several")
     wanted = {s: recomputed(converted(family, s), given, 3) for s in ("mrope_i", "v2pe")}
-    caches = {s: converted(family, s)(**given.inputs, use_cache=True).past_key_values for s in wanted}
+    caches = {s: converted(family, s)(**given.inputs, use_cache=True)[CACHE] for s in wanted}
     converted(family, "mrope_i")(**other.inputs, use_cache=True)
     generated(stock(family), other, 2)
     for step in range(2):
         seen = given.with_tokens(wanted["mrope_i"][0][:, : step + 1])["attention_mask"]
         for spec, (tokens, logits) in wanted.items():
             token = tokens[:, step : step + 1]
-            out = converted(family, spec)(input_ids=token, attention_mask=seen, past_key_values=caches[spec])
+            out = converted(family, spec)(input_ids=token, attention_mask=seen, **{CACHE: caches[spec]})
             torch.testing.assert_close(out.logits[:, -1], logits[:, step + 1], rtol=1e-5, atol=1e-5)
 
 

@@ -5,7 +5,7 @@ import torch
 
 import vispe
 from tests.hosts.transformers.reference import copy_of, generated, recomputed, same
-from tests.hosts.transformers.tiny import FAMILIES, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, batch
 from vispe.errors import ShapeError, UnsupportedHost
 from vispe.hosts.transformers.language.late import reposition
 from vispe.multimodal import create_scheme
@@ -83,7 +83,7 @@ def test_cached_tokens_get_other_positions(family):
     mask = torch.cat([given["attention_mask"], torch.ones(2, 1, dtype=torch.long)], 1)
 
     def step(model, cache):
-        return model(input_ids=after, attention_mask=mask, past_key_values=cache).logits
+        return model(input_ids=after, attention_mask=mask, **{CACHE: cache}).logits
 
     with torch.no_grad():
         wanted = step(new, _again(new, given))
@@ -97,7 +97,7 @@ def test_cached_tokens_get_other_positions(family):
 
 
 def _again(model, given):
-    return model(**given.inputs, use_cache=True).past_key_values
+    return model(**given.inputs, use_cache=True)[CACHE]
 
 
 def test_what_cannot_be_moved_is_refused():

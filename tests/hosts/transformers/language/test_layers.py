@@ -23,7 +23,7 @@ from tests.hosts.transformers.reference import (
     scheme_of,
     stock,
 )
-from tests.hosts.transformers.tiny import FAMILIES, WITH_VIDEO, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, WITH_VIDEO, batch
 from vispe.errors import OptionError, UnsupportedCombination, VispeError
 from vispe.hosts.transformers.serving import serve_positions
 from vispe.multimodal import alternating, pyramid
@@ -138,7 +138,7 @@ def test_another_picture_after_an_answer():
             input_ids=whole["input_ids"][:, done:],
             pixel_values=pixels[int(grids[:1].prod()) :],
             image_grid_thw=grids[1:],
-            past_key_values=out.past_key_values,
+            **{CACHE: out[CACHE]},
         ).logits
     torch.testing.assert_close(rest, wanted[:, done:], rtol=1e-5, atol=1e-5)
 

@@ -5,7 +5,7 @@ import torch
 
 import vispe
 from tests.hosts.transformers.reference import copy_of, generated, recomputed, same
-from tests.hosts.transformers.tiny import IMAGE, QWEN, batch
+from tests.hosts.transformers.tiny import CACHE, IMAGE, QWEN, batch
 from vispe.errors import InputError, OptionError, UnsupportedCombination, UnsupportedHost
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -160,7 +160,9 @@ def test_a_second_turn_after_a_cache(parallel):
                 input_ids=ids[:, :cut], parallel_ids=members[:, :cut] if cut > 2 else None, use_cache=True
             )
             rest = model(
-                input_ids=ids[:, cut:], parallel_ids=members[:, cut:], past_key_values=first.past_key_values
+                input_ids=ids[:, cut:],
+                parallel_ids=members[:, cut:],
+                **{CACHE: first[CACHE]},
             )
             torch.testing.assert_close(rest.logits, whole[:, cut:], rtol=1e-5, atol=1e-5)
 

@@ -7,7 +7,7 @@ import torch
 
 import vispe
 from tests.hosts.transformers.reference import HOST_SCHEME, converted, copy_of, scheme_of, stock
-from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch
 from vispe.errors import InputError, ShapeError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -155,10 +155,10 @@ def test_positions_of_a_call_can_be_asked_for(family):
     assert torch.equal(ask(**empty | {"input_ids": given["input_ids"]} | grids), wanted.ids)
     assert ask(**empty | {"input_ids": given["input_ids"]}) is None
     with torch.no_grad():
-        cache = model(**given.inputs, use_cache=True).past_key_values
+        cache = model(**given.inputs, use_cache=True)[CACHE]
     words = torch.ones(3, 2, dtype=torch.long)
     seen = given.with_tokens(words)["attention_mask"]
-    said = ask(**empty | {"input_ids": words, "attention_mask": seen, "past_key_values": cache})
+    said = ask(**empty | {"input_ids": words, "attention_mask": seen, CACHE: cache})
     assert torch.equal(said, wanted.decode(2))
     assert model.model.rope_deltas is None
 

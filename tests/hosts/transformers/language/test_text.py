@@ -8,7 +8,7 @@ import torch
 
 import vispe
 from tests.hosts.transformers.reference import converted, copy_of, generated, named, stock
-from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch
 from vispe.multimodal import create_scheme, list_schemes
 
 EXACT = [name for name in list_schemes() if create_scheme(name).text_exact]
@@ -99,7 +99,7 @@ def test_a_cached_loop_is_bit_equal(family):
                 out = m(
                     input_ids=torch.tensor([[token], [token + 1]]),
                     attention_mask=mask,
-                    past_key_values=out.past_key_values,
+                    **{CACHE: out[CACHE]},
                 )
                 steps.append(out.logits)
             logits.append(torch.cat(steps, 1))

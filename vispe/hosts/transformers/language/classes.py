@@ -43,6 +43,7 @@ from vispe.hosts.transformers.language.state import (
 )
 from vispe.hosts.transformers.language.traced import numbered
 from vispe.hosts.transformers.signature import like_stock
+from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 from vispe.multimodal import Scheme, tables
 
 ROTATION = "vispe_rotation"  # cosines and sines, from the language model to its layers
@@ -70,7 +71,7 @@ class PositionedGeneration:
         self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *rest: Any
     ) -> dict[str, Any]:
         """Place the pictures of a prompt that has ids of its own: the host encodes them next and drops their sizes."""
-        keys, cache = model_kwargs.get("position_ids"), model_kwargs.get("past_key_values")
+        keys, cache = model_kwargs.get("position_ids"), cache_of(model_kwargs)
         begins = cache is None or not cache.get_seq_length()
         raw = (
             begins
@@ -85,7 +86,7 @@ class PositionedGeneration:
         """Add the coordinates of a prompt with pictures, by key, to the arguments that generation hands on."""
         if not given(model_kwargs, *PIXELS, *GRIDS, IDS):
             return
-        cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+        cache, mask = cache_of(model_kwargs), model_kwargs.get("attention_mask")
         state: SequenceState | None = getattr(cache, "vispe_state", None)
         if state is None:
             check_filled_here(cache)
@@ -131,7 +132,7 @@ class PositionedGeneration:
             None if embeds is None else embeds[:, -length:],
             None if types is None else types[:, seen:],
             mask,
-            model_kwargs.get("past_key_values"),
+            cache_of(model_kwargs),
             model_kwargs,
         )
 
@@ -152,6 +153,7 @@ class PositionedModel:
     vispe_scheme: Scheme
     vispe_number: int
     vispe_typed: ClassVar[bool] = False  # whether the model of before takes mm_token_type_ids
+    vispe_cache: ClassVar[str]  # what it calls its cache
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of a copy, which compiled programs find by a number of its own."""
@@ -166,13 +168,13 @@ class PositionedModel:
             like_stock(cls, "forward", **more)
             stock = inspect.signature(cls.vispe_stock.forward).parameters  # type: ignore[attr-defined]
             cls.vispe_typed = "mm_token_type_ids" in stock
+            cls.vispe_cache = next(name for name in CACHE_NAMES if name in stock)
 
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Any = None,
         position_ids: Tensor | None = None,
-        past_key_values: Any = None,
         inputs_embeds: Tensor | None = None,
         mm_token_type_ids: Tensor | None = None,
         **kwargs: Any,
@@ -184,16 +186,18 @@ class PositionedModel:
             attention_mask: (b, s), 0 where there is padding, or a mask that is ready for the layers.
             position_ids: ordinary ids (b, s), where one that does not go on by 1 starts a packed sample; or
                 coordinates (axes, b, s), as `get_rope_index` gives them, or both (1 + axes, b, s).
-            past_key_values: cache of what came before; it remembers where the sequences stand.
             inputs_embeds: (b, s, width).
             mm_token_type_ids: (b, s), 0 text, 1 image, 2 video; only read where there are no `input_ids`. Without
                 both, pictures are where `inputs_embeds` has the embedding of their token.
-            **kwargs: what else the model of before takes; `tile_grids`, rows and columns of the tiles of each image
+            **kwargs: what else the model of before takes, such as the cache of what came before, which remembers where
+                the sequences stand; `tile_grids`, rows and columns of the tiles of each image
                 (n, 2), for models that cut images into tiles; and `parallel_ids` (b, s), the member of each token that
                 stands side by side with others, -1 outside, for models converted with `parallel`.
         """
         mask = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 else None
-        call = Call(self, input_ids, inputs_embeds, mm_token_type_ids, mask, past_key_values, kwargs)
+        cache = cache_of(kwargs)
+        kwargs = {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
+        call = Call(self, input_ids, inputs_embeds, mm_token_type_ids, mask, cache, kwargs)
         placed = place(call, position_ids)
         before = placed.before
         if (
@@ -217,11 +221,13 @@ class PositionedModel:
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             **kwargs,
+            **{self.vispe_cache: cache},
         )
-        self._remember(past_key_values if past_key_values is not None else _cache_of(outputs), placed)
+        if cache is None and hasattr(outputs, "get"):
+            cache = outputs.get(self.vispe_cache)
+        self._remember(cache, placed)
         return outputs
 
     def _remember(self, cache: Any, placed: Placed) -> None:
@@ -238,10 +244,6 @@ class PositionedModel:
         if after.settled is None:
             after.settled = settled(after, cache, placed.keys, placed.ids, self.vispe_scheme)
         remember(cache, after)
-
-
-def _cache_of(outputs: Any) -> Any:
-    return outputs.get("past_key_values") if hasattr(outputs, "get") else None
 
 
 class PositionedText:
@@ -285,7 +287,7 @@ class PositionedText:
         position_ids = kwargs.pop(PLACED, position_ids)
         axes = self.vispe_axes
         keys, ids, marks = position_ids[0].long(), position_ids[1 : 1 + axes], position_ids[1 + axes :]
-        state: SequenceState | None = getattr(kwargs.get("past_key_values"), "vispe_state", None)
+        state: SequenceState | None = getattr(cache_of(kwargs), "vispe_state", None)
         dtype = kwargs["inputs_embeds"].dtype
         made = {kind: self._turned(kind, ids, marks, state, dtype) for kind in self.vispe_rotary}
         rotation, late = ({kind: both[n] for kind, both in made.items()} for n in (0, 1))

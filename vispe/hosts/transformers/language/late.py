@@ -138,7 +138,7 @@ def reposition(cache: Any, coordinates: Coordinates) -> None:
     filled by a model converted with ``late_rotation=True``.
 
     Args:
-        cache: `past_key_values` of the model.
+        cache: of the model.
         coordinates: of the tokens in the cache, ids (axes, b, tokens); decoding goes on from its `next`.
 
     Raises:

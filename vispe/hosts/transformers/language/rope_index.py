@@ -100,20 +100,23 @@ class PositionedIndex(PositionedModel):
         image_grid_thw: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         mm_token_type_ids: Tensor | None = None,
         second_per_grid_ts: Any = None,
         video_second_per_grid: Any = None,
         use_audio_in_video: bool | None = None,
+        past_key_values: Any = None,
         **_: Any,
     ) -> Tensor | None:
         """Return the coordinates (axes, b, s) that a call with these arguments would use; None for a prompt of text.
 
         Nothing is kept on the model: tokens after a cache are placed by what the cache remembers.
         """
-        state: SequenceState | None = getattr(past_key_values, "vispe_state", None)
+        # the name of before 5.24
+        past = past_key_values if cache is None else cache
+        state: SequenceState | None = getattr(past, "vispe_state", None)
         if state is None:
-            check_filled_here(past_key_values)
+            check_filled_here(past)
             if input_ids is None or (image_grid_thw is None and video_grid_thw is None):
                 return None
             return self.get_rope_index(
@@ -126,7 +129,7 @@ class PositionedIndex(PositionedModel):
                 use_audio_in_video=bool(use_audio_in_video),
             )[0]
         tokens = inputs_embeds if input_ids is None else input_ids
-        keys = next_keys(tokens.shape[1], past_key_values, state, attention_mask)  # type: ignore[union-attr]
+        keys = next_keys(tokens.shape[1], past, state, attention_mask)  # type: ignore[union-attr]
         return text_coordinates(self.vispe_scheme, keys, state)
 
     @property

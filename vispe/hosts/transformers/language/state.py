@@ -178,6 +178,6 @@ def check_filled_here(cache: Any) -> None:
     """Raise `InputError` where a cache holds tokens but not where they are."""
     if cache is not None and cache.get_seq_length():
         raise InputError(
-            "past_key_values was filled by a model without this position scheme; fill a new cache with this model, "
+            "The cache was filled by a model without this position scheme; fill a new cache with this model, "
             "giving input_ids and the grids of the images."
         )
