@@ -32,7 +32,7 @@ from vispe.evaluate.speed.checks import LIMITS, check
 from vispe.evaluate.speed.measure import timed, warm
 
 KERNELS = ("forward", "grad_q", "grad_kv", "grad_bias")
-DTYPES = {"half": "bfloat16", "float32": "float32"}
+DTYPES = {"half": "bfloat16", "float32": "float32", "tf32x3": "float32"}
 # at most six a row: few instructions per score and no spills in the loop, or two programs a multiprocessor, as compiled
 # with Triton 3.6 for compute capability 9.0; the last number is a limit of registers
 HALF = {
@@ -54,6 +54,7 @@ HALF = {
     ("grad_bias", 128): ((128, 64, 8, 2), (64, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 8, 2)),
 }  # fmt: skip
 FULL = ((32, 32, 4, 1), (32, 32, 8, 1), (16, 32, 4, 1), (32, 64, 8, 1), (64, 32, 8, 1), (64, 64, 8, 1))
+SPLIT = ((128, 64, 8, 2), (128, 32, 8, 1), (64, 64, 4, 2), (64, 64, 8, 2), (32, 128, 8, 1), (32, 64, 8, 1))
 WORK = {  # grid, prefix, samples; with 12 heads
     "short": ((Grid((14, 14), 1), 512), (Grid((16, 16), 1), 512)),
     "long": ((Grid((32, 32), 1), 32), (Grid((37, 37), 1), 16), (Grid((64, 64)), 4)),
@@ -96,6 +97,8 @@ def main() -> int:
         (row,) = (r for r in rows if key.items() <= r.items())
         if row["from"] == origin and not args.fresh:
             continue
+        # products of float32 are split where torch may round them
+        torch.set_float32_matmul_precision("high" if dtype == "tf32x3" else "highest")
         best = tune(key, tiles.Tiles(*row["tiles"]), device, older, end)
         if best is None:
             say("The time is over; run again to go on.")
@@ -109,7 +112,9 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
     """Return the best tiles of one row, None when the time was over before all were tried."""
     dry = device == "cpu"
     dtype = getattr(torch, DTYPES[key["dtype"]])
-    known = HALF[key["kernel"], key["width"]] if key["dtype"] == "half" else FULL
+    known = {"half": HALF.get((key["kernel"], key["width"]), ()), "float32": FULL, "tf32x3": SPLIT}[
+        key["dtype"]
+    ]
     candidates = dict.fromkeys([now, *(tiles.Tiles(*c) for c in known[: 2 if dry else None])])
     width = 16 if dry else key["width"]
     works = [
@@ -120,7 +125,7 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
     for size in candidates:
         if time.monotonic() > end:
             return None
-        with trying(key, size, dtype, older):
+        with trying(key, size, older):
             try:
                 wrong = check_tiles(key, width, dtype, device)
                 found[size] = [] if wrong else [milliseconds(run, device) for run in works]
@@ -139,9 +144,9 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
 
 
 @contextmanager
-def trying(key: dict[str, Any], size: tiles.Tiles, dtype: torch.dtype, older: bool) -> Iterator[None]:
+def trying(key: dict[str, Any], size: tiles.Tiles, older: bool) -> Iterator[None]:
     """Let one kernel run with other tiles."""
-    entries = tiles.table_for(dtype, older)[key["kernel"], key["tokens"], key["strip"]]
+    entries = tiles.table_for(key["dtype"], older)[key["kernel"], key["tokens"], key["strip"]]
     before = entries[key["width"]]
     entries[key["width"]] = size
     try:
@@ -155,7 +160,7 @@ def check_tiles(key: dict[str, Any], width: int, dtype: torch.dtype, device: str
     grid = Grid((3, 4), 1) if device == "cpu" else ODD[key["tokens"]]
     limits = LIMITS[DTYPES[key["dtype"]]]
     slack = 2 if device == "cpu" else 1  # the interpreter cuts bfloat16 where a GPU rounds
-    kinds = ("distance", "table") if key["dtype"] == "float32" else (KINDS[key["strip"]],)
+    kinds = (KINDS[key["strip"]],) if key["dtype"] == "half" else ("distance", "table")
     for kind in kinds:
         errors = check(grid, width, dtype, kind, device, "triton")["errors"]
         for name, error in errors.items():
@@ -166,7 +171,7 @@ def check_tiles(key: dict[str, Any], width: int, dtype: torch.dtype, device: str
 
 def strips(kernel: str, dtype: str) -> tuple[str, ...]:
     """Return in which dtypes a kernel finds its strip: distances in half precision, tables in float32 and a copy."""
-    return ("float32",) if dtype == "float32" or kernel == "grad_bias" else ("float16", "float32")
+    return ("float32",) if dtype in ("float32", "tf32x3") or kernel == "grad_bias" else ("float16", "float32")
 
 
 def work(

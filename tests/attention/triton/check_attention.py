@@ -9,6 +9,7 @@ from tests.attention import oracle
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
+from vispe.attention.backends.triton.grid.launch import product_of
 from vispe.attention.bias.narrow import fits_half
 from vispe.attention.bias.strip import Layout
 
@@ -27,7 +28,7 @@ BACKEND = sys.modules["vispe.attention.backends.triton"]
 @pytest.fixture(autouse=True)
 def _large_tiles(monkeypatch):
     """The interpreter needs as long for a small tile as for a large one."""
-    monkeypatch.setattr(sizes, "_FULL", sizes._HALF)
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), sizes.TABLES[90, "half"])
 
 
 @pytest.fixture
@@ -39,9 +40,12 @@ def strips(monkeypatch):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 32, so that small grids have many of them."""
-    half = {name: {64: sizes.Tiles(32, 16, 4, 1), 128: sizes.Tiles(32, 16, 4, 1)} for name in sizes._HALF}
-    monkeypatch.setattr(sizes, "_HALF", half)
-    monkeypatch.setattr(sizes, "_FULL", half)
+    half = {
+        name: {64: sizes.Tiles(32, 16, 4, 1), 128: sizes.Tiles(32, 16, 4, 1)}
+        for name in sizes.TABLES[90, "half"]
+    }
+    monkeypatch.setitem(sizes.TABLES, (90, "half"), half)
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), half)
 
 
 def inputs(grid, dtype=torch.float32, width=16, value=None, batch=2, heads=HEADS):
@@ -106,8 +110,25 @@ def test_strips(strips, grid):
     compare_table(grid, torch.float32, batch=1 if grid.tokens > 64 else 2)
 
 
+@pytest.fixture
+def rounded():
+    """Torch may round float32 to TF32 in products of its own."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_products_are_split_where_torch_may_round(strips, rounded):
+    """With tiles of their own; the interpreter itself multiplies exactly."""
+    assert product_of(torch.zeros(1)) == "tf32x3"
+    assert product_of(torch.zeros(1).half()) == "ieee"
+    compare_table(Grid((5, 7), 1), torch.float32)
+
+
 @pytest.mark.parametrize("grid", [GRIDS[1], GRIDS[4], GRIDS[9]], ids=str)
 def test_rows(grid):
+    assert product_of(torch.zeros(1)) == "ieee"
     compare_table(grid, torch.float32)
 
 
@@ -128,9 +149,12 @@ def test_many_tiles(strips, small_tiles, prefix, dtype):
 )
 def test_whole_and_narrow_tiles(monkeypatch, strips, grid, padded):
     """Whole tiles of patches, and narrow ones of what is left and of the prefix, in queries and in keys."""
-    size = {name: {64: sizes.Tiles(64, 64, 4, 1), 128: sizes.Tiles(64, 64, 4, 1)} for name in sizes._HALF}
-    monkeypatch.setattr(sizes, "_HALF", size)
-    monkeypatch.setattr(sizes, "_FULL", size)
+    size = {
+        name: {64: sizes.Tiles(64, 64, 4, 1), 128: sizes.Tiles(64, 64, 4, 1)}
+        for name in sizes.TABLES[90, "half"]
+    }
+    monkeypatch.setitem(sizes.TABLES, (90, "half"), size)
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), size)
     keep = torch.rand(1, grid.tokens) < 0.7 if padded else None
     compare_table(grid, torch.float32, keep, batch=1)
 

@@ -24,7 +24,7 @@ QUERY, KEY, BOTH = ("query",), ("key",), ("query", "key")
 @pytest.fixture(autouse=True)
 def _large_tiles(monkeypatch):
     """The interpreter needs as long for a small tile as for a large one."""
-    monkeypatch.setattr(sizes, "_FULL", sizes._HALF)
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), sizes.TABLES[90, "half"])
 
 
 def small():
@@ -117,7 +117,7 @@ def test_half_precision(dots):
 
 @pytest.mark.parametrize(("grid", "dots"), [(Grid((3, 10), 17), QUERY), (Grid((3, 10), 1), KEY)], ids=str)
 def test_many_tiles_and_panels(monkeypatch, grid, dots):
-    monkeypatch.setattr(sizes, "_FULL", small())
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), small())
     compare(grid, dots)
 
 

@@ -20,15 +20,18 @@ HEADS = 2
 @pytest.fixture(autouse=True)
 def _large_tiles(monkeypatch):
     """The interpreter needs as long for a small tile as for a large one."""
-    monkeypatch.setattr(sizes, "_FULL", sizes._HALF)
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), sizes.TABLES[90, "half"])
 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of 32, so that few tokens have many of them."""
-    small = {name: {64: sizes.Tiles(32, 32, 4, 1), 128: sizes.Tiles(32, 32, 4, 1)} for name in sizes._HALF}
-    monkeypatch.setattr(sizes, "_HALF", small)
-    monkeypatch.setattr(sizes, "_FULL", small)
+    small = {
+        name: {64: sizes.Tiles(32, 32, 4, 1), 128: sizes.Tiles(32, 32, 4, 1)}
+        for name in sizes.TABLES[90, "half"]
+    }
+    monkeypatch.setitem(sizes.TABLES, (90, "half"), small)
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), small)
 
 
 def inputs(tokens, dtype=torch.float32, batch=2, width=16, value=24):

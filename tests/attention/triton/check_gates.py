@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 @pytest.fixture(autouse=True)
 def _large_tiles(monkeypatch):
     """The interpreter needs as long for a small tile as for a large one."""
-    monkeypatch.setattr(sizes, "_FULL", sizes._HALF)
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), sizes.TABLES[90, "half"])
 
 
 def compare_gates(
@@ -79,7 +79,7 @@ def test_gates(monkeypatch, strips, gates):
 
 @pytest.mark.parametrize("steady", [False, True])
 def test_gates_with_many_tiles_padding_and_one_table(monkeypatch, steady):
-    monkeypatch.setattr(sizes, "_FULL", small())
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), small())
     monkeypatch.setattr(content, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
     grid = Grid((6, 7), 1)
     pos = grid.positions()

@@ -29,9 +29,12 @@ KINDS = [
 
 @pytest.fixture(autouse=True)
 def _several_tiles(monkeypatch):
-    size = {name: {64: sizes.Tiles(32, 32, 4, 1), 128: sizes.Tiles(32, 32, 4, 1)} for name in sizes._HALF}
-    monkeypatch.setattr(sizes, "_HALF", size)
-    monkeypatch.setattr(sizes, "_FULL", size)
+    size = {
+        name: {64: sizes.Tiles(32, 32, 4, 1), 128: sizes.Tiles(32, 32, 4, 1)}
+        for name in sizes.TABLES[90, "half"]
+    }
+    monkeypatch.setitem(sizes.TABLES, (90, "half"), size)
+    monkeypatch.setitem(sizes.TABLES, (90, "float32"), size)
 
 
 def parameters(kind, grid, heads):

@@ -23,8 +23,11 @@ NAN = float("nan")
 
 @pytest.fixture(autouse=True)
 def _whole_tiles(monkeypatch):
-    size = {name: {64: sizes.Tiles(16, 16, 4, 1), 128: sizes.Tiles(16, 16, 4, 1)} for name in sizes._HALF}
-    monkeypatch.setattr(sizes, "_HALF", size)
+    size = {
+        name: {64: sizes.Tiles(16, 16, 4, 1), 128: sizes.Tiles(16, 16, 4, 1)}
+        for name in sizes.TABLES[90, "half"]
+    }
+    monkeypatch.setitem(sizes.TABLES, (90, "half"), size)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -17,7 +17,7 @@ from vispe.attention.backends.triton.grid.forward import forward
 from vispe.attention.backends.triton.grid.gradient import grad_bias
 from vispe.attention.backends.triton.places.backward import grad_kv_coords, grad_q_coords, grad_table
 from vispe.attention.backends.triton.places.forward import forward_coords
-from vispe.attention.backends.triton.tiles import Tiles, tiles
+from vispe.attention.backends.triton.tiles import Tiles, rows_of, tiles
 
 KERNELS = {
     "forward": forward, "grad_q": grad_q, "grad_kv": grad_kv, "grad_bias": grad_bias, "forward_coords": forward_coords,
@@ -37,20 +37,21 @@ TOKENS = 4097
 
 
 def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size=None, wide=False,
-                   modes=None):  # fmt: skip
+                   modes=None, product="ieee"):  # fmt: skip
     """Return what Triton made of one kernel, as for contiguous tensors with `width` columns.
 
     `wide`: the bias of half-precision inputs is stored in float32 (with a copy in float16 where `modes` has HAS_COPY).
     `modes`: what else kernels are compiled for.
+    `product`: how float32 is multiplied.
     """
     kernel = KERNELS[name]
     of = "grad_bias" if name == "grad_table" else name.removesuffix("_coords")
-    size = Tiles(*size) if size else tiles(of, width, TOKENS, dtype, arch < 90)
+    size = Tiles(*size) if size else tiles(of, width, TOKENS, rows_of(dtype, product), arch < 90)
     letters = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
     power = triton.next_power_of_2(width)
     constants = {
         "D": width, "BD": power, "E": width, "BE": power, "BM": size.queries, "BN": size.keys,
-        "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "HAS_COPY": False, "UPCAST": False, "SHARED": True, "FIXED": False,
+        "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "HAS_COPY": False, "DOT": product, "SHARED": True, "FIXED": False,
         "SKIP": False, "GATHER": False, "METRIC": 0, "AXES": 2, "WRAP": False, "PACKED": False, "LEARNED": False,
         "groups": 1,
     } | (modes or {})  # fmt: skip
@@ -106,7 +107,8 @@ def report(name, arch, width, dtype, has_bias=True, **options):
         if op.startswith("BRA") and target and target[0] in labels:
             loops.append((labels[target[0]], len(ops)))
         ops.append(op)
-    matrix = ("FFMA",) if dtype == torch.float32 else ("HGMMA", "HMMA", "UTCHMMA")
+    exact = dtype == torch.float32 and options.get("product", "ieee") == "ieee"
+    matrix = ("FFMA",) if exact else ("HGMMA", "HMMA", "UTCHMMA")
     loops = [ops[a : b + 1] for a, b in loops if any(o.startswith(matrix) for o in ops[a : b + 1])]
     threads = size.warps * 32
     per_tile = size.queries * size.keys / threads

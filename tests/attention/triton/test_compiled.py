@@ -18,6 +18,10 @@ COUNTED = {  # forward, grad_q and grad_kv at 64 columns, by Triton's version an
     "3.6": {80: (12.8, 13.3, 17.8), 90: (9.0, 9.4, 11.9), 100: (9.5, 11.0, 17.7)},
     "3.9": {80: (12.7, 13.3, 17.6), 90: (9.3, 10.4, 13.2), 100: (8.9, 10.6, 14.4)},
 }
+SPLIT = [  # float32 by three products of TF32; exactly multiplied, they take 178, 258 and 325
+    ("forward", 90, 37.1), ("grad_q", 90, 47.1), ("grad_kv", 90, 70.3),
+    ("forward", 80, 68.8), ("grad_q", 80, 90.1), ("grad_kv", 80, 117.0),
+]  # fmt: skip
 SPILLS = {("3.6", "grad_kv", 80): 1}
 
 
@@ -63,6 +67,20 @@ def test_machine_code(reports):
         assert report["sqrt"] == 0, report
         assert report["shared"] <= SHARED[report["arch"]], report
         assert report["loops"][0]["spills"] == 0 or report["kernel"] != "grad_bias", report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "arch", "most"), SPLIT)
+def test_float32_on_tensor_cores(fresh_kernels, kernel, arch, most):
+    from tests.attention.triton.compiled import report
+
+    found = report(kernel, arch, 64, torch.float32, product="tf32x3")
+    plain = max(found["loops"], key=lambda loop: (loop["scores"], -loop["per_score"]))
+    assert plain["per_score"] <= 1.1 * most, found
+    assert plain["matrix"] > 0, found
+    assert plain["spills"] <= 8, found
+    # GPUs of compute capability 12 read the rows of 80, and have 99 KB
+    assert found["shared"] <= (99 * 1024 if arch == 80 else SHARED[arch]), found
 
 
 @pytest.mark.slow

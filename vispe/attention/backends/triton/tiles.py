@@ -1,9 +1,10 @@
 """How large the tiles of each kernel are: a table in `tiles.json`, nothing is tuned at run time.
 
-Each row of the file says for which compute capability (80: below 9.0, 90: from there on), widest head, dtype ('half'
-or 'float32'), strip ('float16': that of distances, or none; 'float32': that of tables, beside which half precision has
-a copy), number of tokens ('short': up to `SHORT`) and kernel it is, and where it comes from: 'compiled code' (chosen
-by instructions per score and spills, without a GPU) or the GPU that `eval/bench/tune.py` measured it on.
+Each row of the file says for which compute capability (80: below 9.0, 90: from there on), widest head, dtype ('half',
+'float32', or 'tf32x3': float32 whose products are split for the tensor cores), strip ('float16': that of distances, or
+none; 'float32': that of tables, beside which half precision has a copy), number of tokens ('short': up to `SHORT`) and
+kernel it is, and where it comes from: 'compiled code' (chosen by instructions per score and spills, without a GPU) or
+the GPU that `eval/bench/tune.py` measured it on.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SHORT = 512  # tokens up to which tiles of 64 waste less than they lose
 
 
 def read(sm: int, dtype: str) -> Table:
-    """Return the rows of the file for a compute capability (80 or 90) and 'half' or 'float32'."""
+    """Return the rows of the file for a compute capability (80 or 90) and a dtype as `rows_of` names it."""
     table: Table = {}
     for row in cast("list[Row]", json.loads(FILE.read_text())):
         if (row["sm"], row["dtype"]) == (sm, dtype):
@@ -64,22 +65,26 @@ def read(sm: int, dtype: str) -> Table:
     return table
 
 
-_HALF, _HALF_OLDER = read(90, "half"), read(80, "half")
-_FULL, _FULL_OLDER = read(90, "float32"), read(80, "float32")
+TABLES = {(sm, dtype): read(sm, dtype) for sm in (80, 90) for dtype in ("half", "float32", "tf32x3")}
 
 
-def table_for(dtype: torch.dtype, older: bool = False) -> Table:
-    """Return the table that `tiles` reads for a dtype; `older` as there."""
-    if dtype == torch.float32:
-        return _FULL_OLDER if older else _FULL
-    return _HALF_OLDER if older else _HALF
+def rows_of(dtype: torch.dtype, product: str = "ieee") -> str:
+    """Return how the file calls a dtype whose matrix products are as `product` says: 'ieee' or 'tf32x3'."""
+    if dtype != torch.float32:
+        return "half"
+    return "tf32x3" if product == "tf32x3" else "float32"
+
+
+def table_for(rows: str, older: bool = False) -> Table:
+    """Return the table that `tiles` reads; `rows` and `older` as there."""
+    return TABLES[80 if older else 90, rows]
 
 
 def tiles(
     kernel: str,
     width: int,
     tokens: int,
-    dtype: torch.dtype,
+    rows: str,
     older: bool = False,
     strip: torch.dtype = torch.float16,
 ) -> Tiles:
@@ -89,12 +94,12 @@ def tiles(
         kernel: 'forward', 'grad_q', 'grad_kv' or 'grad_bias'.
         width: columns of the widest of q and v.
         tokens: how many there are.
-        dtype: of q.
+        rows: of the file, as `rows_of` names them.
         older: the GPU has a compute capability below 9.0.
-        strip: dtype of the strip; that of q where q is float32, and float32 for 'grad_bias'.
+        strip: dtype of the strip where `rows` is 'half'; float32 for 'grad_bias'.
     """
     bucket = "short" if tokens <= SHORT else "long"
-    wide = torch.float32 in (dtype, strip) or kernel == "grad_bias"
-    return table_for(dtype, older)[kernel, bucket, "float32" if wide else "float16"][
+    wide = rows != "half" or strip == torch.float32 or kernel == "grad_bias"
+    return table_for(rows, older)[kernel, bucket, "float32" if wide else "float16"][
         64 if width <= 64 else 128
     ]

@@ -86,22 +86,22 @@ def prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA: tl.con
 
 @triton.jit
 def attend(acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
-           BE: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+           BE: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after the keys `j`."""
-    x = product(q, tl.trans(rows(K, j, kn, n, D, BD, False)), bias, UPCAST)
+    x = product(q, tl.trans(rows(K, j, kn, n, D, BD, False)), bias, DOT)
     if HAS_KEEP:
         x = tl.where((tl.load(KEEP + j) != 0)[None, :], x, float("-inf"))
     # online softmax, as in the kernel of a table
     weight, fade, top, total = weights(x, top, total, c)
     v = rows(V, j, vn, n, E, BE, False)
-    return product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST), top, total
+    return product(weight.to(v.dtype), v, acc * fade[:, None], DOT), top, total
 
 
 @triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
 def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, n, p, gh,
                        gw, high, wide, ls, many, c, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
                        BE: tl.constexpr, BA: tl.constexpr, R: tl.constexpr, W: tl.constexpr, HAS_OWN: tl.constexpr,
-                       HAS_OTHER: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                       HAS_OTHER: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries; OWN is read by queries, OTHER by keys."""
     tiles = tl.cdiv(n, BA)
     i = tl.program_id(0) % tiles * BA + tl.arange(0, BA)
@@ -125,12 +125,12 @@ def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, 
                           HAS_OTHER)  # fmt: skip
             j = tokens_at(row, panel, n, p, gw, R, W)
             acc, top, total = attend(acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, HAS_KEEP,
-                                     UPCAST)  # fmt: skip
+                                     DOT)  # fmt: skip
     # prefix tokens come last, few at a time
     for first in range(0, p, FEW):
         bias, j = prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA, HAS_OWN, HAS_OTHER)
         acc, top, total = attend(
-            acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, HAS_KEEP, UPCAST
+            acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, HAS_KEEP, DOT
         )
     at = head * pitch_of(n)
     finish(OUT + b * ob + h * oh, LSE + at, shares(LSE, n, BA) + at, acc, top, total, i, i, on, n, E, BE)

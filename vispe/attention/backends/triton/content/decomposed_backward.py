@@ -41,14 +41,14 @@ def put_columns(
 @triton.jit
 def step_q(acc, q, do, lse, delta, K, V, KEEP, j, bias, kn, vn, n, c, D: tl.constexpr, BD: tl.constexpr,
            E: tl.constexpr, BE: tl.constexpr, BS: tl.constexpr, HAS_KEEP: tl.constexpr,
-           UPCAST: tl.constexpr):  # fmt: skip
+           DOT: tl.constexpr):  # fmt: skip
     """Return the sum of dS k after the keys `j`, and dS."""
     k = rows(K, j, kn, n, D, BD, False)
-    x = product(q, tl.trans(k), bias, UPCAST)
+    x = product(q, tl.trans(k), bias, DOT)
     if HAS_KEEP:
         x = tl.where((tl.load(KEEP + j) != 0)[None, :], x, float("-inf"))
-    ds = grad_scores(x, do, rows(V, j, vn, n, E, BE, False), lse, delta, c, BS, UPCAST)
-    return product(ds.to(k.dtype), k, acc, UPCAST), ds
+    ds = grad_scores(x, do, rows(V, j, vn, n, E, BE, False), lse, delta, c, BS, DOT)
+    return product(ds.to(k.dtype), k, acc, DOT), ds
 
 
 @triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
@@ -56,7 +56,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
                       gb, gt, gn, db, dh, dn, n, p, gh, gw, high, wide, ls, many, c, scale, heads,
                       D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BA: tl.constexpr,
                       R: tl.constexpr, W: tl.constexpr, HAS_OWN: tl.constexpr, HAS_OTHER: tl.constexpr,
-                      HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                      HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries, and the gradients / scale of what these read."""
     tiles = tl.cdiv(n, BA)
     i = tl.program_id(0) % tiles * BA + tl.arange(0, BA)
@@ -82,7 +82,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
                           HAS_OTHER)  # fmt: skip
             j = tokens_at(row, panel, n, p, gw, R, W)
             acc, ds = step_q(acc, q, do, lse, delta, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, R * W, HAS_KEEP,
-                             UPCAST)  # fmt: skip
+                             DOT)  # fmt: skip
             if HAS_OWN:
                 total += ds
                 add_rows(GRAD_OWN, ds, slot, i < n, row, ls, scale, panel > 0, BA, R, W)
@@ -93,7 +93,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
     for first in range(0, p, FEW):
         bias, j = prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA, HAS_OWN, HAS_OTHER)
         acc, ds = step_q(acc, q, do, lse, delta, K, V, KEEP, j, bias, kn, vn, n, c, D, BD, E, BE, FEW, HAS_KEEP,
-                         UPCAST)  # fmt: skip
+                         DOT)  # fmt: skip
         ends += tl.sum(ds, 1)
     if HAS_OWN:
         put_ends(GRAD_OWN, ends * scale, slot, i < n, (high + wide) * ls, ls)
@@ -110,14 +110,14 @@ def put_ends(GRAD_OWN, ends, slot, inside, line, ls):
 @triton.jit
 def step_kv(dk, dv, k, v, real, Q, GRAD, LSE, DELTA, i, bias, qn, gn, n, c, D: tl.constexpr, BD: tl.constexpr,
             E: tl.constexpr, BE: tl.constexpr, BA: tl.constexpr, BS: tl.constexpr, HAS_KEEP: tl.constexpr,
-            UPCAST: tl.constexpr):  # fmt: skip
+            DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS^T q and P^T dO after the queries `i`, and dS^T; tiles are keys x queries."""
     q = rows(Q, i, qn, n, D, BD, False)
     do = rows(GRAD, i, gn, n, E, BE, False)
-    x = product(k, tl.trans(q), bias, UPCAST)
+    x = product(k, tl.trans(q), bias, DOT)
     if HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
-    return weigh_kv(dk, dv, x, q, v, do, tl.load(LSE + i), tl.load(DELTA + i), c, BS, BA, UPCAST)
+    return weigh_kv(dk, dv, x, q, v, do, tl.load(LSE + i), tl.load(DELTA + i), c, BS, BA, DOT)
 
 
 @triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
@@ -125,7 +125,7 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
                        vn, gb, gt, gn, db, dh, dn, eb, et, en, n, p, gh, gw, high, wide, ls, many, c, scale, heads,
                        D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BA: tl.constexpr,
                        R: tl.constexpr, W: tl.constexpr, HAS_OWN: tl.constexpr, HAS_OTHER: tl.constexpr,
-                       HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                       HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys, and the gradients / scale of what these read (OWN; queries read OTHER)."""
     tiles = tl.cdiv(n, BA)
     j = tl.program_id(0) % tiles * BA + tl.arange(0, BA)
@@ -155,7 +155,7 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
                           HAS_OTHER)  # fmt: skip
             i = tokens_at(row, panel, n, p, gw, R, W)
             dk, dv, ds = step_kv(dk, dv, k, v, real, Q, GRAD, LSE, DELTA, i, bias, qn, gn, n, c, D, BD, E, BE, BA,
-                                 R * W, HAS_KEEP, UPCAST)  # fmt: skip
+                                 R * W, HAS_KEEP, DOT)  # fmt: skip
             if HAS_OWN:
                 total += ds
                 add_rows(GRAD_OWN, ds, slot, j < n, row, ls, scale, panel > 0, BA, R, W)
@@ -166,7 +166,7 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
     for first in range(0, p, FEW):
         bias, i = prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA, HAS_OWN, HAS_OTHER)
         dk, dv, ds = step_kv(dk, dv, k, v, real, Q, GRAD, LSE, DELTA, i, bias, qn, gn, n, c, D, BD, E, BE, BA, FEW,
-                             HAS_KEEP, UPCAST)  # fmt: skip
+                             HAS_KEEP, DOT)  # fmt: skip
         ends += tl.sum(ds, 1)
     if HAS_OWN:
         put_ends(GRAD_OWN, ends * scale, slot, j < n, (high + wide) * ls, ls)

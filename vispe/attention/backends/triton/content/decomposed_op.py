@@ -144,7 +144,7 @@ def _places(n: int, slots: Slots) -> tuple[int, ...]:
 def _constants(
     q: Tensor, v: Tensor, size: Tiles, own: int, looped: int, slots: Slots, read: Tensor | None, other: Tensor | None,
     keep: Tensor | None,
-) -> dict[str, int | bool]:  # fmt: skip
+) -> dict[str, int | bool | str]:  # fmt: skip
     """Return what a kernel is compiled for, with `own` tokens in a tile and up to `looped` slots in a step."""
     made = constants(q, v, size, None, keep)
     for name in ("BM", "BN", "HAS_BIAS"):

@@ -32,7 +32,7 @@ def plan(n, p, BN: tl.constexpr, HAS_KEEP: tl.constexpr):
 
 @triton.jit
 def gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D: tl.constexpr, BD: tl.constexpr,
-                 BN: tl.constexpr, MASKED: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                 BN: tl.constexpr, MASKED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return logits / scale of a tile of queries and the keys from `start` on, these keys, profile and gate."""
     j = start + tl.arange(0, BN)
     k = rows(K, j, kn, n, D, BD, MASKED)
@@ -43,7 +43,7 @@ def gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D: tl.co
         gate = a[:, None] + tl.load(COL + j, mask=j < n, other=0.0)[None, :]
     else:
         gate = a[:, None] + tl.load(COL + j)[None, :]
-    x = product(q, tl.trans(k), profile * gate, UPCAST)
+    x = product(q, tl.trans(k), profile * gate, DOT)
     if MASKED:
         x = tl.where(padding(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
     return x, k, profile, gate
@@ -53,7 +53,7 @@ def gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D: tl.co
 def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on,
                   sh, eh, n, p, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
                   BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
-                  UPCAST: tl.constexpr):  # fmt: skip
+                  DOT: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries."""
     b, h, tile = program(batch, n, BM)
     i = tile * BM + tl.arange(0, BM)
@@ -74,12 +74,12 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
     for t in range(0, masked):
         start = tl.where(t < front, t, end + t - front) * BN
         x, _, _, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, True, HAS_KEEP,
-                                  UPCAST)  # fmt: skip
-        acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, True, UPCAST)
+                                  DOT)  # fmt: skip
+        acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, True, DOT)
     for t in range(front, end):
         x, _, _, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, t * BN, kn, n, p, D, BD, BN, False, HAS_KEEP,
-                                  UPCAST)  # fmt: skip
-        acc, top, total = weigh(acc, top, total, x, V, t * BN, vn, n, c, E, BE, BN, False, UPCAST)
+                                  DOT)  # fmt: skip
+        acc, top, total = weigh(acc, top, total, x, V, t * BN, vn, n, c, E, BE, BN, False, DOT)
     at = (b * heads + h) * pitch_of(n)
     finish(OUT + b * ob + h * oh, LSE + at, shares(LSE, n, BM) + at, acc, top, total, i, i, on, n, E, BE)
 
@@ -87,20 +87,20 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
 @triton.jit
 def gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, start, kn, vn, n, p, c,
                  D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
-                 MASKED: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                 MASKED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS k and dS profile after one more tile of keys."""
     x, k, profile, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, MASKED,
-                                    HAS_KEEP, UPCAST)  # fmt: skip
+                                    HAS_KEEP, DOT)  # fmt: skip
     v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
-    ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
-    return product(ds.to(k.dtype), k, acc, UPCAST), da + tl.sum(ds * profile, 1)
+    ds = grad_scores(x, do, v, lse, delta, c, BN, DOT)
+    return product(ds.to(k.dtype), k, acc, DOT), da + tl.sum(ds * profile, 1)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
 def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ, DROW, qb, qh, qn, kb, kh, kn, vb, vh,
                  vn, gb, gh, gn, db, dh, dn, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
                  E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
-                 UPCAST: tl.constexpr):  # fmt: skip
+                 DOT: tl.constexpr):  # fmt: skip
     """Write dq and the gradient of the row gates of one tile of queries, looping over keys."""
     b, h, tile = program(batch, n, BM)
     i = tile * BM + tl.arange(0, BM)
@@ -124,10 +124,10 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
     for t in range(0, masked):
         start = tl.where(t < front, t, end + t - front) * BN
         acc, da = gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, start, kn, vn, n, p,
-                               c, D, BD, E, BE, BN, True, HAS_KEEP, UPCAST)  # fmt: skip
+                               c, D, BD, E, BE, BN, True, HAS_KEEP, DOT)  # fmt: skip
     for t in range(front, end):
         acc, da = gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, t * BN, kn, vn, n, p,
-                               c, D, BD, E, BE, BN, False, HAS_KEEP, UPCAST)  # fmt: skip
+                               c, D, BD, E, BE, BN, False, HAS_KEEP, DOT)  # fmt: skip
     write(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
     tl.store(DROW + own + i, da * scale, mask=i < n)
 
@@ -135,7 +135,7 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
 @triton.jit
 def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, start, qn, gn, n, p, c,
                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-                  BN: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                  BN: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS^T q, P^T dO and dS^T profile after one more tile of queries; tiles are keys x queries."""
     i = start + tl.arange(0, BM)
     q = rows(Q, i, qn, n, D, BD, MASKED)
@@ -149,10 +149,10 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
         profile = tl.where(j[:, None] < p, edges(EDGE, i < p, True)[None, :], profile)
     across = tl.load(ROW + i, mask=i < n, other=0.0) if MASKED else tl.load(ROW + i)
     gate = g[:, None] + across[None, :]
-    x = product(k, tl.trans(q), profile * gate, UPCAST)
+    x = product(k, tl.trans(q), profile * gate, DOT)
     if MASKED:
         x = tl.where(real[:, None], x, float("-inf"))
-    dk, dv, ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
+    dk, dv, ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, DOT)
     return dk, dv, dc + tl.sum(ds * profile, 1)
 
 
@@ -160,7 +160,7 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
 def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DK, DV, DCOL, qb, qh, qn, kb, kh, kn,
                   vb, vh, vn, gb, gh, gn, db, dh, dn, eb, et, en, sh, eh, n, p, c, scale, batch, heads,
                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-                  BN: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                  BN: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Write dk, dv and the gradient of the column gates of one tile of keys, looping over queries."""
     b, h, tile = program(batch, n, BN)
     first = tile * BN
@@ -187,10 +187,10 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
     plain = tl.where((first < p) | (first + BN > n), 0, plain)
     for t in range(0, plain):
         dk, dv, dc = gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, t * BM,
-                                   qn, gn, n, p, c, D, BD, E, BE, BM, BN, False, UPCAST)  # fmt: skip
+                                   qn, gn, n, p, c, D, BD, E, BE, BM, BN, False, DOT)  # fmt: skip
     for t in range(plain, tl.cdiv(n, BM)):
         dk, dv, dc = gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, t * BM,
-                                   qn, gn, n, p, c, D, BD, E, BE, BM, BN, True, UPCAST)  # fmt: skip
+                                   qn, gn, n, p, c, D, BD, E, BE, BM, BN, True, DOT)  # fmt: skip
     write(DK + b * db + h * dh, dk * scale, j, j < n, dn, D, BD)
     write(DV + b * eb + h * et, dv, j, j < n, en, E, BE)
     tl.store(DCOL + own + j, dc * scale, mask=j < n)
@@ -200,7 +200,7 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
 def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh,
                        qn, kb, kh, kn, vb, vh, vn, gb, gh, gn, sh, eh, rh, n, p, c, batch, heads, D: tl.constexpr,
                        BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                       HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr,
+                       HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SHARED: tl.constexpr,
                        FIXED: tl.constexpr):  # fmt: skip
     """As `grad_bias`, for the profile."""
     pid = tl.program_id(0)
@@ -220,12 +220,12 @@ def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DEL
         q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
         a = tl.load(ROW + own + i, mask=i < n, other=0.0)
         x, _, _, gate = gated_scores(q, a, K + b * kb + h * kh, COL + own, S, address, edge, KEEP + b * n,
-                                     column * BN, kn, n, p, D, BD, BN, True, HAS_KEEP, UPCAST)  # fmt: skip
+                                     column * BN, kn, n, p, D, BD, BN, True, HAS_KEEP, DOT)  # fmt: skip
         v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
         do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
         at = (b * heads + h) * pitch_of(n)
         lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
-        acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST) * gate
+        acc += grad_scores(x, do, v, lse, delta, c, BN, DOT) * gate
     ends = ENDS + (h * down * across + row * across + column) * 2
     write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, n, (j >= p) & (j < n), j < p, i < p, column * BN < p,
                SHARED, FIXED)  # fmt: skip

@@ -149,7 +149,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
 gated_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
-def _constants(q: Tensor, v: Tensor, size: Tiles, keep: Tensor | None) -> dict[str, int | bool]:
+def _constants(q: Tensor, v: Tensor, size: Tiles, keep: Tensor | None) -> dict[str, int | bool | str]:
     made = constants(q, v, size, None, keep)
     del made["HAS_BIAS"]
     return made

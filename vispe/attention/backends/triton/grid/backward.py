@@ -43,11 +43,11 @@ def row_sums(OUT, GRAD, DELTA, ob, oh, on, gb, gh, gn, n, p, heads, E: tl.conste
 
 
 @triton.jit
-def grad_scores(x, do, v, lse, delta, c, BN: tl.constexpr, UPCAST: tl.constexpr):
+def grad_scores(x, do, v, lse, delta, c, BN: tl.constexpr, DOT: tl.constexpr):
     """Return the gradient of the logits for a tile of scores (queries x keys)."""
     # weights again from logits: nothing n x n was kept
     weight = tl.exp2(x * c - lse[:, None])
-    dp = product(do, tl.trans(v), tl.zeros((do.shape[0], BN), tl.float32), UPCAST)
+    dp = product(do, tl.trans(v), tl.zeros((do.shape[0], BN), tl.float32), DOT)
     # softmax: what all weights of a row have in common goes
     return weight * (dp - delta[:, None])
 
@@ -55,18 +55,18 @@ def grad_scores(x, do, v, lse, delta, c, BN: tl.constexpr, UPCAST: tl.constexpr)
 @triton.jit
 def step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, start, kn, vn, m, n, c, D: tl.constexpr,
            BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
-           HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+           HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return the sum of dS k after one more tile of keys."""
-    x, k = scores(q, K, S, address, edge, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP, UPCAST)
+    x, k = scores(q, K, S, address, edge, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP, DOT)
     v = ranked(V, start + tl.arange(0, BN), vn, m, n, E, BE, TAIL)
-    ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
-    return product(ds.to(k.dtype), k, acc, UPCAST)
+    ds = grad_scores(x, do, v, lse, delta, c, BN, DOT)
+    return product(ds.to(k.dtype), k, acc, DOT)
 
 
 @triton.jit
 def descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, first, qn, kn, vn, gn, dn, m, n, c, scale,
               D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
-              BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+              BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr,
               SKIP: tl.constexpr):  # fmt: skip
     """Write dq of the queries from `first` on."""
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
@@ -80,10 +80,10 @@ def descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, firs
     # narrow tiles behind the grid first, then the whole ones in a loop without masks
     for start in range(tail, n, LESS):
         acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, start, kn, vn, m, n, c, D, BD, E, BE,
-                     LESS, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+                     LESS, True, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
     for t in range(low, high):
         acc = step_q(acc, q, do, lse, delta, K, V, S, address, edge, KEEP, t * BN, kn, vn, m, n, c, D, BD, E, BE, BN,
-                     False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+                     False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
     write(DQ, acc * scale, token(u, m, n), u < n, dn, D, BD)
 
 
@@ -91,7 +91,7 @@ def descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, firs
 def grad_q(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb, kh, kn, vb, vh, vn, gb,
            gh, gn, db, dh, dn, sh, eh, n, p, c, scale, batch, heads, groups, D: tl.constexpr,
            BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-           HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+           HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr,
            SKIP: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries, looping over keys."""
     LESS: tl.constexpr = BM if BM < FEW else FEW
@@ -111,32 +111,32 @@ def grad_q(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, q
         half = (t < whole) & copied(EDGE, eh, 1)
     if half:
         descend_q(Q, K, V, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, t * BM, qn, kn, vn, gn, dn, m, n, c,
-                  scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+                  scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     elif t < whole:
         descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, t * BM, qn, kn, vn, gn, dn, m, n, c,
-                  scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+                  scale, D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     else:
         first = whole * BM + (t - whole) * LESS
         descend_q(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DQ, first, qn, kn, vn, gn, dn, m, n, c,
-                  scale, D, BD, E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+                  scale, D, BD, E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
 
 
 @triton.jit
-def weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM: tl.constexpr, BN: tl.constexpr, UPCAST: tl.constexpr):
+def weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr):
     """Return the sums of dS^T q and P^T dO after one more tile of logits / scale (keys x queries), and dS^T."""
     # weights again from logits, keys x queries, so that no tile is transposed
     weight = tl.exp2(x * c - lse[None, :])
-    dv = product(weight.to(do.dtype), do, dv, UPCAST)
-    dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32), UPCAST)
+    dv = product(weight.to(do.dtype), do, dv, DOT)
+    dp = product(v, tl.trans(do), tl.zeros((BN, BM), tl.float32), DOT)
     ds = weight * (dp - delta[None, :])
-    return product(ds.to(q.dtype), q, dk, UPCAST), dv, ds
+    return product(ds.to(q.dtype), q, dk, DOT), dv, ds
 
 
 @triton.jit
 def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start, qn, gn, m, n, c, D: tl.constexpr,
             BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
             KEYS_TAIL: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
-            UPCAST: tl.constexpr):  # fmt: skip
+            DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS^T q and P^T dO after one more tile of queries; tiles are keys x queries."""
     u = start + tl.arange(0, BM)
     q = ranked(Q, u, qn, m, n, D, BD, TAIL)
@@ -153,10 +153,10 @@ def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start,
                          edges(EDGE, u >= m, True)[None, :])  # fmt: skip
         else:
             x = tl.load(where).to(tl.float32)
-    x = product(k, tl.trans(q), x, UPCAST)
+    x = product(k, tl.trans(q), x, DOT)
     if KEYS_TAIL or HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
-    dk, dv, _ = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
+    dk, dv, _ = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, DOT)
     return dk, dv
 
 
@@ -164,7 +164,7 @@ def step_kv(dk, dv, k, v, j, real, Q, GRAD, LSE, DELTA, S, ADDRESS, EDGE, start,
 def descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, first, qh, qn, kn, vn, gh, gn, dn, en,
                sh, eh, m, n, c, scale, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
                BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr,
-               UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+               DOT: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write dk and dv of the keys from `first` on; pointers to queries lead to the first of their `groups` heads."""
     LESS: tl.constexpr = BM if BM < NARROW else NARROW
     j = first + tl.arange(0, BN)
@@ -183,10 +183,10 @@ def descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV,
         low, high, tail = sight(seen_by, first, m, n, BN, BM, LESS, True, SKIP)
         for t in range(low, high):
             dk, dv = step_kv(dk, dv, k, v, j, real, q, do, lse, delta, s, ADDRESS, edge, t * BM, qn, gn, m, n, c, D,
-                             BD, E, BE, BM, BN, TAIL, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+                             BD, E, BE, BM, BN, TAIL, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
         for start in range(tail, n, LESS):
             dk, dv = step_kv(dk, dv, k, v, j, real, q, do, lse, delta, s, ADDRESS, edge, start, qn, gn, m, n, c, D, BD,
-                             E, BE, LESS, BN, TAIL, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+                             E, BE, LESS, BN, TAIL, True, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
     write(DK, dk * scale, token(j, m, n), j < n, dn, D, BD)
     write(DV, dv, token(j, m, n), j < n, en, E, BE)
 
@@ -195,7 +195,7 @@ def descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV,
 def grad_kv(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb, kh, kn, vb, vh, vn,
             gb, gh, gn, db, dh, dn, eb, et, en, sh, eh, n, p, c, scale, batch, heads, groups, D: tl.constexpr,
             BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-            HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+            HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr,
             SKIP: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys of a head, looping over the queries of all heads that it serves."""
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
@@ -216,14 +216,14 @@ def grad_kv(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, 
         half = (t < whole) & copied(EDGE, eh, groups)
     if half:
         descend_kv(Q, K, V, COPY, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, t * BN, qh, qn, kn, vn, gh, gn,
-                   dn, en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, UPCAST,
+                   dn, en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, DOT,
                    SKIP)  # fmt: skip
     elif t < whole:
         descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, t * BN, qh, qn, kn, vn, gh, gn, dn,
-                   en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, UPCAST,
+                   en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, BN, False, HAS_BIAS, HAS_KEEP, DOT,
                    SKIP)  # fmt: skip
     else:
         first = whole * BN + (t - whole) * LESS
         descend_kv(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, GRAD, LSE, DELTA, DK, DV, first, qh, qn, kn, vn, gh, gn, dn,
-                   en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, LESS, True, HAS_BIAS, HAS_KEEP, UPCAST,
+                   en, sh, eh, m, n, c, scale, groups, D, BD, E, BE, BM, LESS, True, HAS_BIAS, HAS_KEEP, DOT,
                    SKIP)  # fmt: skip

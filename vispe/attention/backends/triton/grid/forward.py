@@ -30,7 +30,7 @@ FAR = tl.constexpr(1024.0)  # of a row maximum in log2 units, whose rounding is 
 
 @triton.jit
 def scores(q, K, S, address, edge, KEEP, start, stride, m, n, D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr,
-           TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+           TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return logits / scale of a tile of queries and the keys from `start` on, and these keys."""
     u = start + tl.arange(0, BN)
     k = ranked(K, u, stride, m, n, D, BD, TAIL)
@@ -44,9 +44,9 @@ def scores(q, K, S, address, edge, KEEP, start, stride, m, n, D: tl.constexpr, B
         else:
             bias = tl.load(where).to(tl.float32)
         # the matrix product starts from the bias: no addition afterwards
-        x = product(q, tl.trans(k), bias, UPCAST)
+        x = product(q, tl.trans(k), bias, DOT)
     else:
-        x = product(q, tl.trans(k), tl.zeros((q.shape[0], BN), tl.float32), UPCAST)
+        x = product(q, tl.trans(k), tl.zeros((q.shape[0], BN), tl.float32), DOT)
     if TAIL or HAS_KEEP:
         x = tl.where(seen(KEEP, u, m, n, TAIL, HAS_KEEP)[None, :], x, float("-inf"))
     return x, k
@@ -69,11 +69,11 @@ def weights(x, top, total, c):
 
 @triton.jit
 def weigh(acc, top, total, x, V, start, stride, n, c, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
-          MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+          MASKED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after the values of one more tile of logits / scale."""
     weight, fade, top, total = weights(x, top, total, c)
     v = rows(V, start + tl.arange(0, BN), stride, n, E, BE, MASKED)
-    return product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST), top, total
+    return product(weight.to(v.dtype), v, acc * fade[:, None], DOT), top, total
 
 
 @triton.jit
@@ -103,18 +103,18 @@ def finish(OUT, LSE, SHARE, acc, top, total, i, u, stride, n, E: tl.constexpr, B
 @triton.jit
 def step(acc, top, total, q, K, V, S, address, edge, KEEP, start, kn, vn, m, n, c, D: tl.constexpr, BD: tl.constexpr,
          E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr,
-         HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+         HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after one more tile of keys."""
-    x, _ = scores(q, K, S, address, edge, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP, UPCAST)
+    x, _ = scores(q, K, S, address, edge, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP, DOT)
     weight, fade, top, total = weights(x, top, total, c)
     v = ranked(V, start + tl.arange(0, BN), vn, m, n, E, BE, TAIL)
-    return product(weight.to(v.dtype), v, acc * fade[:, None], UPCAST), top, total
+    return product(weight.to(v.dtype), v, acc * fade[:, None], DOT), top, total
 
 
 @triton.jit
 def attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, first, qn, kn, vn, on, m, n, c, D: tl.constexpr,
            BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-           HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+           HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums of the queries from `first` on."""
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
     u = first + tl.arange(0, BM)
@@ -127,10 +127,10 @@ def attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, first, qn, k
     # narrow tiles behind the grid first, then the whole ones in a loop without masks
     for start in range(tail, n, LESS):
         acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, start, kn, vn, m, n, c, D, BD, E, BE,
-                               LESS, True, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+                               LESS, True, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
     for t in range(low, high):
         acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, t * BN, kn, vn, m, n, c, D, BD, E,
-                               BE, BN, False, HAS_BIAS, HAS_KEEP, UPCAST)  # fmt: skip
+                               BE, BN, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
     finish(OUT, LSE, SHARE, acc, top, total, token(u, m, n), u, on, n, E, BE)
 
 
@@ -138,7 +138,7 @@ def attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, first, qn, k
 def forward(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, sh,
             eh, n, p, c, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
             BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr,
-            HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+            HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries; neighbours share the tile of the bias.
 
     `groups` query heads in a row share a head of keys and values.
@@ -163,11 +163,11 @@ def forward(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, 
         half = (t < whole) & copied(EDGE, eh, 1)
     if half:
         attend(Q, K, V, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, t * BM, qn, kn, vn, on, m, n, c, D, BD, E,
-               BE, BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+               BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     elif t < whole:
         attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, t * BM, qn, kn, vn, on, m, n, c, D, BD, E, BE,
-               BM, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+               BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     else:
         first = whole * BM + (t - whole) * LESS
         attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, first, qn, kn, vn, on, m, n, c, D, BD, E, BE,
-               LESS, BN, HAS_BIAS, HAS_KEEP, UPCAST, SKIP)  # fmt: skip
+               LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip

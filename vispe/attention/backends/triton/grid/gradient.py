@@ -52,7 +52,7 @@ def write_bias(acc, RUNS, ENDS, BASE, UNIT, i, j, n, patch, end, prefix, some, S
 def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, first, start, qb, qn, kb, kn,
               vb, vn, gb, gn, m, n, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
               BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, KEYS_TAIL: tl.constexpr,
-              HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
+              HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
     """Add the gradients of the scores of queries from `first` on and keys from `start` on."""
     u = first + tl.arange(0, BM)
     j = start + tl.arange(0, BN)
@@ -63,13 +63,13 @@ def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
         b = sample + tl.zeros((), tl.int64)
         q = ranked(Q + b * qb, u, qn, m, n, D, BD, TAIL)
         x, _ = scores(q, K + b * kb, S, address, edge, KEEP + b * n, start, kn, m, n, D, BD, BN, KEYS_TAIL, True,
-                      HAS_KEEP, UPCAST)  # fmt: skip
+                      HAS_KEEP, DOT)  # fmt: skip
         v = ranked(V + b * vb, j, vn, m, n, E, BE, KEYS_TAIL)
         do = ranked(GRAD + b * gb, u, gn, m, n, E, BE, TAIL)
         at = b * heads * pitch_of(n)
         lse, delta = sums_at(LSE + at, DELTA + at, u, n, TAIL)
         # the sum over the batch stays in registers until the end
-        acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+        acc += grad_scores(x, do, v, lse, delta, c, BN, DOT)
     write_bias(
         acc, RUNS, ENDS, BASE, UNIT, u, j, n, j < m, (j >= m) & (j < n), u >= m, start + BN > m, SHARED, FIXED
     )
@@ -79,7 +79,7 @@ def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
 def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh, qn, kb, kh, kn, vb, vh,
               vn, gb, gh, gn, sh, eh, rh, n, p, c, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr,
               E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
-              HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
+              HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
     """Add the gradients of one tile of scores to RUNS (h, length), and those on prefix keys to ENDS (h, tiles, 2)."""
     LOW: tl.constexpr = BM if BM < NARROW else NARROW
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
@@ -103,15 +103,15 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
     if t < down * across:
         tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // across * BM,
                   t % across * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, batch, heads, D, BD, E, BE, BM, BN, False,
-                  False, HAS_KEEP, UPCAST, SHARED, FIXED)  # fmt: skip
+                  False, HAS_KEEP, DOT, SHARED, FIXED)  # fmt: skip
     elif t < down * (across + beside):
         t -= down * across
         tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // beside * BM,
                   across * BN + t % beside * LESS, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, batch, heads, D, BD, E, BE,
-                  BM, LESS, False, True, HAS_KEEP, UPCAST, SHARED, FIXED)  # fmt: skip
+                  BM, LESS, False, True, HAS_KEEP, DOT, SHARED, FIXED)  # fmt: skip
     else:
         t -= down * (across + beside)
         columns = tl.cdiv(n, BN)
         tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT,
                   down * BM + t // columns * LOW, t % columns * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, batch,
-                  heads, D, BD, E, BE, LOW, BN, True, True, HAS_KEEP, UPCAST, SHARED, FIXED)  # fmt: skip
+                  heads, D, BD, E, BE, LOW, BN, True, True, HAS_KEEP, DOT, SHARED, FIXED)  # fmt: skip

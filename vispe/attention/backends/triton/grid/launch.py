@@ -10,7 +10,7 @@ from triton import cdiv, next_power_of_2
 
 from vispe.attention.backends.triton.grid.forward import forward
 from vispe.attention.backends.triton.grid.parts import FEW, NARROW
-from vispe.attention.backends.triton.tiles import Tiles, tiles
+from vispe.attention.backends.triton.tiles import Tiles, rows_of, tiles
 
 LOG2E = 1.4426950408889634
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton read it when its kernels were made
@@ -122,7 +122,19 @@ def tile_of(width: int) -> int:
 def choose(kernel: str, q: Tensor, v: Tensor, packed: Tensor | None = None) -> Tiles:
     """Return the tiles of a kernel for these tensors; `packed` is the strip that it reads, if any."""
     strip = torch.float16 if packed is None else packed.dtype
-    return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], q.dtype, is_older(q), strip)
+    rows = rows_of(q.dtype, product_of(q))
+    return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], rows, is_older(q), strip)
+
+
+def product_of(q: Tensor) -> str:
+    """Return how kernels multiply matrices: DOT of `product`.
+
+    Those of float32 are exact, unless torch is allowed to round float32 to TF32 in its own. Then each number is split
+    into two of TF32, of whose products the three largest are taken: errors as in float32 on the tensor cores.
+    """
+    if q.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
+        return "tf32x3"
+    return "wider" if INTERPRETED and q.dtype == torch.bfloat16 else "ieee"
 
 
 def is_older(q: Tensor) -> bool:
@@ -154,12 +166,12 @@ def bias_strides(packed: Tensor | None, edge: Tensor | None) -> tuple[int, int]:
 
 def constants(
     q: Tensor, v: Tensor, size: Tiles, packed: Tensor | None, keep: Tensor | None
-) -> dict[str, int | bool]:
+) -> dict[str, int | bool | str]:
     """Return what a kernel is compiled for."""
     width, wide = q.shape[-1], v.shape[-1]
     return {
         "D": width, "BD": tile_of(width), "E": wide, "BE": tile_of(wide),
         "BM": size.queries, "BN": size.keys, "HAS_BIAS": packed is not None, "HAS_KEEP": keep is not None,
-        "UPCAST": INTERPRETED and q.dtype == torch.bfloat16, **size.options,
+        "DOT": product_of(q), **size.options,
         "enable_fp_fusion": True,  # what kernels count on; the default changes between versions
     }  # fmt: skip

@@ -16,12 +16,11 @@ FEW = tl.constexpr(16)
 
 
 @triton.jit
-def product(a, b, acc, UPCAST: tl.constexpr):
-    """Return ``a @ b + acc``, exact for float32; the interpreter cannot multiply bfloat16, hence UPCAST."""
-    if UPCAST:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+def product(a, b, acc, DOT: tl.constexpr):
+    """Return ``a @ b + acc``; `DOT`: 'ieee', 'tf32x3', or 'wider' in the interpreter, which has no bfloat16."""
+    if DOT == "wider":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    return tl.dot(a, b, acc, input_precision=DOT)
 
 
 @triton.jit

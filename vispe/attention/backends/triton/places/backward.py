@@ -26,14 +26,14 @@ from vispe.attention.backends.triton.places.forward import (
 
 @triton.jit
 def step_q(acc, steep, x, k, gap, V, do, lse, delta, start, vn, n, c, E: tl.constexpr, BE: tl.constexpr,
-           BN: tl.constexpr, MASKED: tl.constexpr, LEARNED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+           BN: tl.constexpr, MASKED: tl.constexpr, LEARNED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS k and, where slopes are learned, of dS distance after one more tile of logits / scale."""
     v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
-    ds = grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+    ds = grad_scores(x, do, v, lse, delta, c, BN, DOT)
     if LEARNED:
         # the bias is -slope * distance, so its slope has the sum of dS distance
         steep += tl.sum(ds * gap, 1)
-    return product(ds.to(k.dtype), k, acc, UPCAST), steep
+    return product(ds.to(k.dtype), k, acc, DOT), steep
 
 
 @triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
@@ -41,7 +41,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
                   kb, kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, th, cb, pb, wb, n, c, scale, batch, heads,
                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
                   BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr,
-                  WRAP: tl.constexpr, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr,
+                  WRAP: tl.constexpr, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr,
                   LEARNED: tl.constexpr):  # fmt: skip
     """Write dq of one tile of queries and its part of the gradient of the slope, STEEP (b, h, tiles)."""
     b, h, tile = program(batch, n, BM)
@@ -67,15 +67,15 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
     for start in range(low, plain, BN):
         x, k, gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
                            start, kn, n, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
-                           UPCAST)  # fmt: skip
+                           DOT)  # fmt: skip
         acc, steep = step_q(acc, steep, x, k, gap, V, do, lse, delta, start, vn, n, c, E, BE, BN, False, LEARNED,
-                            UPCAST)  # fmt: skip
+                            DOT)  # fmt: skip
     for start in range(plain, high, BN):
         x, k, gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
                            start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
-                           UPCAST)  # fmt: skip
+                           DOT)  # fmt: skip
         acc, steep = step_q(acc, steep, x, k, gap, V, do, lse, delta, start, vn, n, c, E, BE, BN, True, LEARNED,
-                            UPCAST)  # fmt: skip
+                            DOT)  # fmt: skip
     write(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
     if LEARNED:
         tl.store(STEEP + (b * heads + h) * tl.cdiv(n, BM) + tile, -tl.sum(steep * si, 0))
@@ -85,7 +85,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
 def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA, TABLE, CELL,
             PLACE, start, qn, gn, n, c, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
             BM: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr,
-            AXES: tl.constexpr, WRAP: tl.constexpr, PACKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+            AXES: tl.constexpr, WRAP: tl.constexpr, PACKED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS^T q and P^T dO after one more tile of queries; tiles are keys x queries."""
     i = start + tl.arange(0, BM)
     q = rows(Q, i, qn, n, D, BD, MASKED)
@@ -99,10 +99,10 @@ def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last,
         gap = distance(yi[None, :], xi[None, :], zi[None, :], yj[:, None], xj[:, None], zj[:, None], py, px, pz,
                        METRIC, AXES, WRAP)  # fmt: skip
         x += slope[:, None] * (gap * si[None, :])
-    x = product(k, tl.trans(q), x, UPCAST)
+    x = product(k, tl.trans(q), x, DOT)
     if MASKED and PACKED:
         x = tl.where((i[None, :] >= first[:, None]) & (i[None, :] < last[:, None]), x, float("-inf"))
-    dk, dv, _ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, UPCAST)
+    dk, dv, _ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, DOT)
     return dk, dv
 
 
@@ -112,7 +112,7 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
                    D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
                    BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr,
                    WRAP: tl.constexpr, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr,
-                   UPCAST: tl.constexpr):  # fmt: skip
+                   DOT: tl.constexpr):  # fmt: skip
     """Write dk and dv of one tile of keys, looping over queries; those of keys that do not exist are 0."""
     b, h, tile = program(batch, n, BN)
     j = tile * BN + tl.arange(0, BN)
@@ -136,11 +136,11 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
     for start in range(low, plain, BM):
         dk, dv = step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA,
                          TABLE, CELL, PLACE, start, qn, gn, n, c, D, BD, E, BE, BM, BN, False, GATHER, METRIC, AXES,
-                         WRAP, PACKED, UPCAST)  # fmt: skip
+                         WRAP, PACKED, DOT)  # fmt: skip
     for start in range(plain, high, BM):
         dk, dv = step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA,
                          TABLE, CELL, PLACE, start, qn, gn, n, c, D, BD, E, BE, BM, BN, True, GATHER, METRIC, AXES,
-                         WRAP, PACKED, UPCAST)  # fmt: skip
+                         WRAP, PACKED, DOT)  # fmt: skip
     # padded keys were read as they are; nothing of that may leave
     real = padding(KEEP + b * n, j, n, HAS_KEEP)[:, None]
     write(DK + b * db + h * dh, tl.where(real, dk * scale, 0.0), j, j < n, dn, D, BD)
@@ -152,7 +152,7 @@ def grad_table(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, 
                kb, kh, kn, vb, vh, vn, gb, gh, gn, th, cb, pb, wb, length, n, c, scale, batch, heads, together,
                D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
                BN: tl.constexpr, GATHER: tl.constexpr, METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr,
-               PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
+               PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
     """Add the gradients of one tile of scores to DTABLE (h, length), after those of `together` samples are summed."""
     pid = tl.program_id(0)
     across, down = tl.cdiv(n, BN), tl.cdiv(n, BM)
@@ -176,12 +176,12 @@ def grad_table(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, 
         slope = steepness(SLOPE, h, si, scale, METRIC)
         x, _k, _gap = scores(q, K + b * kb + h * kh, TABLE, CELL, PLACE + b * pb, KEEP + b * n, from_, si, yi, xi, zi,
                              py, px, pz, slope, first, last, start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES,
-                             WRAP, PACKED, HAS_KEEP, UPCAST)  # fmt: skip
+                             WRAP, PACKED, HAS_KEEP, DOT)  # fmt: skip
         v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
         do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
         at = (b * heads + h) * pitch_of(n)
         lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
-        acc += grad_scores(x, do, v, lse, delta, c, BN, UPCAST)
+        acc += grad_scores(x, do, v, lse, delta, c, BN, DOT)
     # entries are shared by many pairs, hence atomic additions
     where = DTABLE + h * length + (from_[:, None] - cells(CELL + n, j, n, GATHER, True)[None, :])
     inside = (i[:, None] < n) & (j[None, :] < n)

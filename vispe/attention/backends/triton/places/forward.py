@@ -122,7 +122,7 @@ def reach(SEGMENT, token, n, PACKED: tl.constexpr, HAS_KEEP: tl.constexpr, TILE:
 def scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last, start, stride, n,
            D: tl.constexpr, BD: tl.constexpr, BN: tl.constexpr, MASKED: tl.constexpr, GATHER: tl.constexpr,
            METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr, PACKED: tl.constexpr,
-           HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+           HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return logits / scale of a tile of queries and the keys from `start` on, these keys, and distances.
 
     Distances are 0 on keys without a place; `slope` has a number for each query.
@@ -140,7 +140,7 @@ def scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, sl
                        METRIC, AXES, WRAP) * sj[None, :]  # fmt: skip
         bias += slope[:, None] * gap
     # the matrix product starts from the bias: no addition afterwards
-    x = product(q, tl.trans(k), bias, UPCAST)
+    x = product(q, tl.trans(k), bias, DOT)
     if MASKED:
         x = tl.where(padding(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
         if PACKED:
@@ -161,7 +161,7 @@ def forward_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, OU
                    vh, vn, ob, oh, on, th, cb, pb, wb, n, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
                    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATHER: tl.constexpr,
                    METRIC: tl.constexpr, AXES: tl.constexpr, WRAP: tl.constexpr, PACKED: tl.constexpr,
-                   HAS_KEEP: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                   HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries."""
     b, h, tile = program(batch, n, BM)
     i = tile * BM + tl.arange(0, BM)
@@ -184,12 +184,12 @@ def forward_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, OU
     for start in range(low, plain, BN):
         x, _k, _gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
                              start, kn, n, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
-                             UPCAST)  # fmt: skip
-        acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, False, UPCAST)
+                             DOT)  # fmt: skip
+        acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, False, DOT)
     for start in range(plain, high, BN):
         x, _k, _gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
                              start, kn, n, D, BD, BN, True, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,
-                             UPCAST)  # fmt: skip
-        acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, True, UPCAST)
+                             DOT)  # fmt: skip
+        acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, True, DOT)
     at = (b * heads + h) * pitch_of(n)
     finish(OUT + b * ob + h * oh, LSE + at, shares(LSE, n, BM) + at, acc, top, total, i, i, on, n, E, BE)

@@ -66,7 +66,7 @@ class Operands(NamedTuple):
             for tensor in (self.table, self.cells, self.places, self.period)
         )
 
-    def constants(self, q: Tensor, v: Tensor, size: Tiles) -> dict[str, int | bool]:
+    def constants(self, q: Tensor, v: Tensor, size: Tiles) -> dict[str, int | bool | str]:
         """Return what a kernel is compiled for."""
         known = constants(q, v, size, None, self.keep)
         del known["HAS_BIAS"]
