@@ -8,7 +8,7 @@ from tests.attention import oracle
 from vispe import Grid, attention
 from vispe.attention import SumBias
 from vispe.attention.backends.triton import tiles as sizes
-from vispe.attention.backends.triton.content.decomposed_op import decomposed_attention
+from vispe.attention.backends.triton.content.decomposed_op import decomposed_attention, slots_for
 from vispe.attention.backends.triton.content.slots import lay_out, slots_of
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.errors import BackendUnavailable
@@ -236,6 +236,18 @@ def test_opcheck():
     rest = (*grid.shape, grid.prefix, slots.width, slots.high, 0.25)
     given = (*inputs(grid), by_query, by_key, keep, *rest)
     torch.library.opcheck(decomposed_attention, given, rtol=1e-4, atol=1e-5)
+
+
+def test_slots_are_laid_out_for_tiles_that_do_not_change():
+    """Kernels may run later, in a compiled program, when torch may round float32."""
+    q = torch.zeros(1, 2, 600, 64)
+    before = torch.backends.cuda.matmul.fp32_precision
+    exact = slots_for(q, q, (30, 20), 0)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert slots_for(q, q, (30, 20), 0) == exact
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def test_compiled_in_one_graph_for_two_grids():

@@ -31,8 +31,13 @@ from vispe.attention.backends.triton.tiles import Tiles
 
 def slots_for(q: Tensor, v: Tensor, shape: tuple[int, int], prefix: int) -> Slots:
     """Return the slots of a grid for the tiles that kernels have with these tensors."""
-    sizes = choose("forward", q, v).keys, choose("grad_q", q, v).keys, choose("grad_kv", q, v).queries
+    sizes = _tiles("forward", q, v).keys, _tiles("grad_q", q, v).keys, _tiles("grad_kv", q, v).queries
     return slots_of(shape, prefix, sizes)
+
+
+def _tiles(kernel: str, q: Tensor, v: Tensor) -> Tiles:
+    """Return the tiles of a kernel, however it multiplies: slots are laid out for them, and that may have changed."""
+    return choose(kernel, q, v, product="ieee")
 
 
 @torch.library.custom_op("vispe::decomposed_attention", mutates_args=())
@@ -61,7 +66,7 @@ def decomposed_attention(
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = sums_of(q)
-    size = choose("forward", q, v)
+    size = _tiles("forward", q, v)
     decomposed_forward[(cdiv(n, size.queries) * b * h,)](
         q, k, v, *_read(by_query, by_key, q), mask_of(keep, q), out, lse,
         *strides(q, k, v, out), *_places(n, slots), scale * LOG2E, h,
@@ -86,7 +91,7 @@ def decomposed_attention_grad(
     delta = row_sums_of(out, grad)
     dq, dk, dv = grads_like(q, k, v)
     read_q, read_k = _like(by_query, lse), _like(by_key, lse)
-    size = choose("grad_q", q, v)
+    size = _tiles("grad_q", q, v)
     made = _constants(q, v, size, size.queries, size.keys, slots, by_query, by_key, keep)
     mask = mask_of(keep, q)
     rest = (*_places(n, slots), scale * LOG2E, scale, h)
@@ -94,7 +99,7 @@ def decomposed_attention_grad(
         q, k, v, *_read(by_query, by_key, q), mask, grad, lse, delta, dq, read_q, *strides(q, k, v, grad, dq), *rest,
         **made,
     )  # fmt: skip
-    size = choose("grad_kv", q, v)
+    size = _tiles("grad_kv", q, v)
     decomposed_grad_kv[(cdiv(n, size.keys) * b * h,)](
         q, k, v, *_read(by_key, by_query, q), mask, grad, lse, delta, dk, dv, read_k, *strides(q, k, v, grad, dk, dv),
         *rest, **_constants(q, v, size, size.keys, size.queries, slots, by_key, by_query, keep),

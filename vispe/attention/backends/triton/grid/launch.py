@@ -119,10 +119,15 @@ def tile_of(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
-def choose(kernel: str, q: Tensor, v: Tensor, packed: Tensor | None = None) -> Tiles:
-    """Return the tiles of a kernel for these tensors; `packed` is the strip that it reads, if any."""
+def choose(
+    kernel: str, q: Tensor, v: Tensor, packed: Tensor | None = None, product: str | None = None
+) -> Tiles:
+    """Return the tiles of a kernel for these tensors.
+
+    `packed` is the strip that it reads, if any; `product` how it multiplies, which `product_of` says otherwise.
+    """
     strip = torch.float16 if packed is None else packed.dtype
-    rows = rows_of(q.dtype, product_of(q))
+    rows = rows_of(q.dtype, product or product_of(q))
     return tiles(kernel, max(q.shape[-1], v.shape[-1]), q.shape[2], rows, is_older(q), strip)
 
 
