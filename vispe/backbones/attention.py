@@ -28,14 +28,12 @@ from vispe.encodings.layer import Attention
 from vispe.encodings.parts.preparing import prepare
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.grid import Grid, Positions, as_positions
-from vispe.hosts.open_clip import attention as open_clip_attention
 from vispe.hosts.timm import attention as timm_attention
 from vispe.hosts.transplant.context import Context
 
 T = TypeVar("T")
 
-_SWAPS = {**timm_attention.SWAPS, **open_clip_attention.SWAPS}
-_STOCK = {ours: stock for stock, ours in _SWAPS.items()}
+_STOCK = {ours: stock for stock, ours in timm_attention.SWAPS.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +80,9 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if not layers and hasattr(tower, "blocks"):
         layers = [(f"{start}{path}", module) for _, path, module in timm_attention.attentions(tower)]
     elif not layers and hasattr(getattr(tower, "transformer", None), "resblocks"):
-        layers = [(f"{start}{path}", module) for _, path, module in open_clip_attention.attentions(tower)]
+        from vispe.hosts.open_clip.attention import attentions
+
+        layers = [(f"{start}{path}", module) for _, path, module in attentions(tower)]
     elif not layers and of_transformers(tower):
         return [(f"{start}{path}", module) for path, module in transformers_attention.attentions(tower)]
     for path, module in layers:
@@ -155,15 +155,21 @@ def attention_map(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tenso
     Logits include bias and masks; the attention of fully masked rows is 0.
     """
     with no_autocast(call.q.device):
+        logits, dead = logits_of(call, heads)
+        attn = logits.softmax(-1)
+        return logits, attn if dead is None else attn.masked_fill(dead, 0.0)
+
+
+def logits_of(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor | None]:
+    """Return the logits of `attention_map` without their attention, and which rows are fully masked, if any can be."""
+    with no_autocast(call.q.device):
         q, k, _ = call.transformed()
         wide = torch.promote_types(q.dtype, torch.float32)
         logits = (q[:, heads].to(wide) * call.factor) @ k[:, heads].to(wide).transpose(-1, -2)
         parts = (call.added(), call.allowed())
         added, keep = (p if p is None or p.shape[1] == 1 else p[:, heads] for p in parts)
         mask, dead = combine(call.dense_bias(heads), added, keep, call.finite)
-        logits = logits if mask is None else logits + mask
-        attn = logits.softmax(-1)
-        return logits, attn if dead is None else attn.masked_fill(dead, 0.0)
+        return logits if mask is None else logits + mask, dead
 
 
 def prefix_names(model: nn.Module, prefix: int) -> tuple[str, ...]:
@@ -239,7 +245,8 @@ def _hook(
             module.forward(*args, **{**kwargs, "vispe_context": watcher})
             ((call, x),), pos = watcher.seen, watcher.positions
         else:
-            swapped = _SWAPS[_STOCK.get(type(module), type(module))]
+            swapped = _swap(_stock(module))
+            assert swapped is not None
             bound = inspect.signature(swapped.forward).bind(module, *args, **kwargs)
             watcher = _Watch(bound.arguments.get("attn_mask"))
             if bound.arguments.get("is_causal"):
@@ -325,12 +332,32 @@ def _grid(tower: nn.Module, size: tuple[int, ...], tokens: int) -> Grid:
     return Grid(shape, prefix=max(0, tokens - shape[0] * shape[1]))
 
 
+def _stock(module: nn.Module) -> type[nn.Module]:
+    """Return the class that an attention layer has in its own library, whether it is swapped or not."""
+    kind = type(module)
+    if kind in _STOCK or kind in timm_attention.SWAPS:
+        return _STOCK.get(kind, kind)
+    # open_clip takes a second to import, and models of timm do without
+    from vispe.hosts.open_clip.attention import stock_type
+
+    return stock_type(module)
+
+
+def _swap(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """Return vispe's class for an attention layer, None where there is none."""
+    if kind in timm_attention.SWAPS:
+        return timm_attention.SWAPS[kind]
+    from vispe.hosts.open_clip.attention import SWAPS
+
+    return SWAPS.get(kind)
+
+
 def _unreadable(module: nn.Module) -> str | None:
     """Return why the maps of an attention layer cannot be read, or None."""
-    kind = _STOCK.get(type(module), type(module))
     if isinstance(module, Attention):
         return None
-    if kind not in _SWAPS:
+    kind = _stock(module)
+    if _swap(kind) is None:
         return f"{type(module).__name__} is not an attention layer that vispe knows"
     if kind in (DiffAttention, DiffParallelScalingBlock):
         return f"{kind.__name__} subtracts two maps per head"

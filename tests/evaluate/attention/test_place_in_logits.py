@@ -1,6 +1,7 @@
 """Place in logits: rotary pairs against loops over pairs of patches, planted heads of place, and shuffled ones."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from timm.models import VisionTransformer
 
 import vispe
 from vispe.attention.transform.pairs import PairRotation
-from vispe.backbones.attention import watch
+from vispe.backbones.attention import attention_map, watch
 from vispe.backbones.maps import VisionModel
+from vispe.evaluate.attention import head_sums, prior
 from vispe.evaluate.attention.head_sums import radii
 from vispe.evaluate.attention.heads import head_health
 from vispe.evaluate.attention.place_in_logits import PlaceInLogits, distance_rho, pair_tables, quarters
@@ -109,6 +111,25 @@ def test_heads_of_place_alone_and_of_content_alone():
     assert found.details["positional"] == 1
     assert min(found.details["by_distance"][0]) > found.details["chance"]
     assert np.shape(found.details["rho"]) == (2, 2, 8)
+
+
+def test_who_wants_a_part_of_the_sums_makes_that_alone_and_nothing_twice(monkeypatch):
+    """Sums of logits need no attention; after all sums of a layer, these and its rows are known."""
+    maps, layers = [], []
+    for module in (head_sums, prior):
+        monkeypatch.setattr(
+            module, "attention_map", lambda *given: maps.append(given) or attention_map(*given)
+        )
+    watch(small("alibi2d"), IMAGES[0][None], layers.append)
+    alone, whole = layers
+    part, sums = head_sums.logit_sums_of(alone), head_sums.layer_sums(alone)
+    assert len(maps) == 1
+    assert torch.equal(part.logits, sums.logits)
+    assert torch.equal(part.squares, sums.squares)
+    sums, rows = head_sums.sums_of(whole), prior.received(whole)
+    assert head_sums.logit_sums_of(whole) is sums
+    assert len(maps) == 2
+    assert torch.equal(rows, prior.received(replace(whole, _known={})))
 
 
 def test_bands_of_a_head_that_uses_its_fastest_pairs():

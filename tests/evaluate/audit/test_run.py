@@ -130,6 +130,32 @@ def test_no_picture_passes_twice(host, images):
     assert np.allclose(found.findings[0].outcome.per_image, wanted, rtol=0, atol=1e-12)
 
 
+class Counted(list):
+    """Images that count how often they are read."""
+
+    reads = 0
+
+    def __getitem__(self, number):
+        self.reads += 1
+        return super().__getitem__(number)
+
+
+def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(host, images, monkeypatch):
+    sizes = []
+
+    def forward(self, x, own=timm.layers.PatchEmbed.forward):
+        sizes.append(len(x))
+        return own(self, x)
+
+    monkeypatch.setattr(timm.layers.PatchEmbed, "forward", forward)
+    pictures = Counted(images[:2])
+    audit(host, pictures)
+    # own: one pass of the image as it is, 3 turned and 3 with turned tokens, 3 rolled and 10 without a strip, 1 mixed
+    each = (1 + 6 + 3 + 10 + 1) + 2 + 2  # the controls: as it is, and mixed
+    assert sizes == [1] * (2 * each + 6 + 64)  # dummies of the prior, and sides in pairs
+    assert pictures.reads == 2 + 1  # once more for what says which audit it is
+
+
 def test_the_model_is_left_as_it_was(host, images):
     before = host.maps(images[:1])
     audit(host, images[:1], ASKED)

@@ -9,6 +9,7 @@ as keep this below `SCRATCH` numbers, and at least one.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -18,18 +19,34 @@ from vispe.attention.bias.base import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.bias.dense import SumBias
-from vispe.backbones.attention import Seen, attention_map
+from vispe.backbones.attention import Seen, attention_map, logits_of
 from vispe.errors import ShapeError
 from vispe.grid import Grid
 
 SCRATCH = (
     2**24
 )  # numbers: 64 MB of float32, in pieces that allocators hand out again without asking the system
+ROWS = 128  # of attention whose entropy is taken together
 CLAMP = 1e-10  # of probabilities in entropies
 
 
-@dataclass
-class LayerSums:
+@dataclass(kw_only=True)
+class LogitSums:
+    """Sums over images of the logits between patches in one layer; all float64 on the CPU.
+
+    Attributes:
+        logits: by signed offset from query to key, summed over pairs (h, 2 gh - 1, 2 gw - 1).
+        squares: squared logits of all pairs (h,).
+        masked: whether a mask kept some patches from attending to others.
+    """
+
+    logits: Tensor
+    squares: Tensor
+    masked: bool = False
+
+
+@dataclass(kw_only=True)
+class LayerSums(LogitSums):
     """Sums over images of one layer; all float64 on the CPU.
 
     Attributes:
@@ -39,15 +56,12 @@ class LayerSums:
         winners: images in which each key gets most (h, T).
         entropy: of the rows of attention in nats, mean over queries (h,).
         attention: from patch to patch by signed offset, summed over pairs (h, 2 gh - 1, 2 gw - 1).
-        logits: likewise.
-        squares: squared logits of all pairs of patches (h,).
         bias: exp of the bias by offset, mean over pairs; NaN without one, or when it depends on what is seen.
         prior: attention that the bias alone would give, by offset, summed over pairs like `attention`; NaN likewise.
         q: squared queries by channel (h, d_h).
         k: squared keys by channel (h_kv, d_h).
         places: input by patch and channel (N, d).
         energy: squared input by channel (d,).
-        masked: whether a mask kept some patches from attending to others.
     """
 
     path: str
@@ -56,15 +70,12 @@ class LayerSums:
     winners: Tensor
     entropy: Tensor
     attention: Tensor
-    logits: Tensor
-    squares: Tensor
     bias: Tensor
     prior: Tensor
     q: Tensor
     k: Tensor
     places: Tensor
     energy: Tensor
-    masked: bool = False
 
 
 @dataclass
@@ -136,27 +147,39 @@ def pairs(grid: Grid) -> Tensor:
 
 def entropy(attn: Tensor, clamp: float = CLAMP) -> Tensor:
     """Return the entropy of attention (..., n, m) in nats, mean over queries; probabilities are clamped."""
-    p = attn.clamp(min=clamp)
-    return -(p * p.log()).sum(-1).mean(-1)
+    # a few rows at a time, so that what is made on the way stays in the cache
+    rows = ((p := some.clamp(min=clamp)).log().mul_(p).sum(-1) for some in attn.split(ROWS, -2))
+    return -torch.cat(list(rows), -1).mean(-1)
 
 
 def sums_of(seen: Seen) -> LayerSums:
     """Return `layer_sums`, made once for all who look at a layer and kept as long as it is; leave them unchanged."""
-    return seen.remember("sums", lambda: layer_sums(seen))
+    sums = seen.remember("sums", lambda: layer_sums(seen))
+    seen.remember("logits", lambda: sums)
+    return sums
+
+
+def logit_sums_of(seen: Seen) -> LogitSums:
+    """Return the sums of logits alone, which need no attention, or those of `sums_of` if they are made already."""
+    return seen.remember("logits", lambda: logit_sums(seen))
+
+
+def logit_sums(seen: Seen) -> LogitSums:
+    """Return the sums of the logits of one layer of one batch."""
+    parts = [_offsets(logits_of(seen.call, chosen)[0], seen.grid) for chosen in groups(seen)]
+    return LogitSums(masked=_masked(seen), **_joined(parts))
 
 
 def layer_sums(seen: Seen) -> LayerSums:
     """Return the sums of one layer of one batch, those of the bias alone empty."""
     call, prefix, grid = seen.call, seen.grid.prefix, seen.grid
-    batch, heads, tokens = call.q.shape[:3]
-    group = max(1, SCRATCH // (7 * batch * tokens**2))
     parts: list[dict[str, Tensor]] = []
-    for first in range(0, heads, group):
-        chosen = slice(first, min(first + group, heads))
+    rows: list[Tensor] = []
+    for chosen in groups(seen):
         logits, attn = attention_map(call, chosen)
+        rows.append(rows_of(attn, prefix))
         received = attn.mean(2).double()
         top = received.argmax(-1)
-        logits = logits[:, :, prefix:, prefix:]
         parts.append(
             {
                 "received": received.sum(0),
@@ -166,11 +189,10 @@ def layer_sums(seen: Seen) -> LayerSums:
                 ),
                 "entropy": entropy(attn).double().sum(0),
                 "attention": by_offset(attn[:, :, prefix:, prefix:], grid).sum(0),
-                "logits": by_offset(logits, grid).sum(0),
-                "squares": torch.linalg.vector_norm(logits, dim=(2, 3), dtype=torch.float64).square().sum(0),
+                **_offsets(logits, grid),
             }
         )
-    total = {name: torch.cat([p[name] for p in parts]).cpu() for name in parts[0]}
+    seen.remember("rows", lambda: torch.cat(rows, 1))
     patches = seen.x[:, prefix:].double()
     return LayerSums(
         path=seen.path,
@@ -180,9 +202,38 @@ def layer_sums(seen: Seen) -> LayerSums:
         k=call.k.double().square().sum((0, 2)).cpu(),
         places=patches.sum(0).cpu(),
         energy=patches.square().sum((0, 1)).cpu(),
-        masked=call.added() is not None or call.allowed() is not None,
-        **total,
+        masked=_masked(seen),
+        **_joined(parts),
     )
+
+
+def rows_of(attn: Tensor, prefix: int) -> Tensor:
+    """Return attention (b, h, 2, N) to patches, from the first token and from patches in the mean, float64."""
+    attn = attn[..., prefix:]
+    return torch.stack([attn[:, :, 0], attn[:, :, prefix:].mean(2)], 2).double().cpu()
+
+
+def groups(seen: Seen) -> Iterator[slice]:
+    """Yield the heads that are looked at together."""
+    batch, heads, tokens = seen.call.q.shape[:3]
+    group = max(1, SCRATCH // (7 * batch * tokens**2))
+    for first in range(0, heads, group):
+        yield slice(first, min(first + group, heads))
+
+
+def _offsets(logits: Tensor, grid: Grid) -> dict[str, Tensor]:
+    """Return `logits` and `squares` of `LogitSums` for some heads of a batch (b, h, T, T)."""
+    logits = logits[:, :, grid.prefix :, grid.prefix :]
+    squares = torch.linalg.vector_norm(logits, dim=(2, 3), dtype=torch.float64).square()
+    return {"logits": by_offset(logits, grid).sum(0), "squares": squares.sum(0)}
+
+
+def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([p[name] for p in parts]).cpu() for name in parts[0]}
+
+
+def _masked(seen: Seen) -> bool:
+    return seen.call.added() is not None or seen.call.allowed() is not None
 
 
 def alone(seen: Seen) -> tuple[Tensor, Tensor]:
@@ -221,7 +272,7 @@ def by_distance(table: Tensor, grid: Grid) -> Tensor:
     return table.new_zeros(len(table), int(ring.max()) + 1).index_add_(1, ring, table.flatten(1))
 
 
-def position_share(sums: LayerSums, images: int, grid: Grid) -> Tensor:
+def position_share(sums: LogitSums, images: int, grid: Grid) -> Tensor:
     """Return R² (h,) of the logits from the offset alone; NaN under a mask."""
     if sums.masked:
         return torch.full_like(sums.squares, math.nan)

@@ -12,7 +12,7 @@ from vispe.attention.transform.base import Layout
 from vispe.backbones.attention import Seen
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.attention.bands import band_shares, pairs_of, rotated, turning
-from vispe.evaluate.attention.head_sums import by_distance, pairs, position_share, sums_of
+from vispe.evaluate.attention.head_sums import by_distance, logit_sums_of, pairs, position_share
 from vispe.evaluate.audit.host import Host
 from vispe.evaluate.audit.measure import Kept, Measure, Outcome
 from vispe.grid import Grid
@@ -85,7 +85,7 @@ class PlaceInLogits(Measure):
 
     def see(self, kept: Kept, seen: Seen) -> None:
         """Keep what the offset explains, and what rotary pairs do."""
-        share = position_share(sums_of(seen), seen.x.shape[0], seen.grid)
+        share = position_share(logit_sums_of(seen), seen.x.shape[0], seen.grid)
         kept.layer(r2=float(share.mean()))
         kept.add(f"r2 {seen.layer}", share)
         found = rotated(seen)

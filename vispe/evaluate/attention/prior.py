@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.attention import Seen, attention_map, prefix_names
-from vispe.evaluate.attention.head_sums import SCRATCH
+from vispe.evaluate.attention.head_sums import groups, rows_of
 from vispe.evaluate.audit.measure import Kept, Measure, Outcome
 from vispe.grid import Grid
 from vispe.hosts.slots import psi, slot_spread
@@ -132,13 +132,8 @@ def received(seen: Seen) -> Tensor:
 
     First as shares of what patches get, then as it is; each from the first token, and from patches in the mean.
     """
-    prefix, (heads, tokens) = seen.grid.prefix, seen.call.q.shape[1:3]
-    group = max(1, SCRATCH // (7 * len(seen.x) * tokens**2))
-    rows: list[Tensor] = []
-    for first in range(0, heads, group):
-        attn = attention_map(seen.call, slice(first, first + group))[1][..., prefix:]
-        rows.append(torch.stack([attn[:, :, 0], attn[:, :, prefix:].mean(2)], 2).double().cpu())
-    whole = torch.cat(rows, 1)
+    rows = (rows_of(attention_map(seen.call, some)[1], seen.grid.prefix) for some in groups(seen))
+    whole = seen.remember("rows", lambda: torch.cat(list(rows), 1))
     # heads that rest on prefix tokens count as much as others
     own = whole / whole.sum(-1, keepdim=True).clamp(min=1e-30)
     return torch.stack([own, whole]).mean((1, 2))

@@ -179,11 +179,13 @@ class _Run:
         steps = len(share) * len(self.passes) + len(pictures)
         at = 0
         for number in share:
+            image = None  # read once for all passes
             for one in self.passes:
                 if (mark := f"{one.view} {number}") not in self.done:
                     words = "own pass" if one.view == "own" else f"control: {one.view}"
                     on_progress(f"image {number + 1} of {len(self.images)}, {words}", at / steps)
-                    self._look(one, number, self._picture(number))
+                    image = self._picture(number) if image is None else image
+                    self._look(one, number, image)
                     self._mark(mark)
                 at += 1
         for measure in pictures:

@@ -35,7 +35,7 @@ def profile(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     x = x - x.mean(0)
     x = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
     grid = Grid((1, *shape) if len(shape) == 1 else tuple(shape))
-    table = by_offset((x @ x.T)[None].double(), grid)
+    table = by_offset((x @ x.T)[None], grid)
     return (by_distance(table, grid) / by_distance(pairs(grid)[None], grid))[0]
 
 
