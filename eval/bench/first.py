@@ -34,7 +34,7 @@ from vispe import Grid
 from vispe.evaluate.speed.checks import check
 
 HERE = Path(__file__)
-KERNELS = ("forward", "grad_q", "grad_bias")  # grad_q launches that of keys and values as well
+KERNELS = ("forward", "grad_q", "grad_once", "grad_bias")  # grad_q launches that of keys and values as well
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 SECONDS = {"facts": 20, "precompile": 150, "ceilings": 30, "quick": 250, "sanitizer": 60, "kernels": 60,
            "replay": 60, "models": 150}  # fmt: skip
@@ -101,7 +101,7 @@ def clocks() -> list[str]:
 
 def precompile(args: argparse.Namespace) -> dict[str, Any]:
     """Compile all kernels for their widths, dtypes and lengths, in many processes that share the cache."""
-    widths = (16,) if args.dry else (64, 128)
+    widths = (16,) if args.dry else (64, 72, 128)
     jobs = list(product(KERNELS, widths, list(DTYPES)[: 1 if args.dry else None], ("long", "short")))
     with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
         done = list(pool.map(_compiled, jobs, [args.dry] * len(jobs)))
@@ -173,7 +173,9 @@ def tiny(args: argparse.Namespace) -> dict[str, Any]:
     grids = (Grid((3, 4), 1),) if args.dry else (Grid((3, 4), 1), Grid((9, 15), 5))
     found = {}
     for grid, kind in product(grids, ("distance", "table")):
-        found[f"{grid.shape} {kind}"] = check(grid, 16, torch.float32, kind, device, "triton")["errors"]
+        for width in (16, 72):
+            errors = check(grid, width, torch.float32, kind, device, "triton")["errors"]
+            found[f"{grid.shape} {kind} {width} columns"] = errors
     return found
 
 
@@ -182,7 +184,7 @@ def kernels(args: argparse.Namespace) -> dict[str, Any]:
     device = "cpu" if args.dry else "cuda"
     shapes = ((Grid((3, 4), 1), 1),) if args.dry else WORK["long"]
     found = {}
-    for kernel, (grid, batch), width in product(KERNELS, shapes, (16,) if args.dry else (64, 128)):
+    for kernel, (grid, batch), width in product(KERNELS, shapes, (16,) if args.dry else (64, 72, 128)):
         h, w = grid.shape
         for stored in strips(kernel, "bfloat16"):
             run_ = work(kernel, grid, batch, width, torch.bfloat16, device, stored)

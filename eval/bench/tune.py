@@ -32,6 +32,7 @@ from vispe.evaluate.speed.checks import LIMITS, check
 from vispe.evaluate.speed.measure import timed, warm
 
 KERNELS = ("forward", "grad_q", "grad_kv", "grad_bias")
+WIDTHS = (64, 96, 128)
 DTYPES = {"half": "bfloat16", "float32": "float32", "tf32x3": "float32"}
 # at most six a row: few instructions per score and no spills in the loop, or two programs a multiprocessor, as compiled
 # with Triton 3.6 for compute capability 9.0; the last number is a limit of registers
@@ -46,6 +47,10 @@ HALF = {
     ("grad_bias", 64): (
         (64, 128, 8, 2), (128, 64, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (128, 32, 4, 3), (64, 64, 8, 2),
     ),
+    ("forward", 96): ((128, 64, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (128, 128, 8, 1), (64, 64, 4, 3)),
+    ("grad_q", 96): ((128, 64, 8, 1), (128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 1)),
+    ("grad_kv", 96): ((64, 128, 8, 1), (64, 128, 8, 2), (64, 64, 4, 1), (32, 128, 8, 2), (64, 64, 8, 2)),
+    ("grad_bias", 96): ((128, 64, 8, 2), (64, 64, 4, 1), (64, 64, 4, 2), (128, 64, 8, 1), (64, 64, 8, 1)),
     ("forward", 128): (
         (128, 128, 8, 2), (64, 128, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 2, 128), (64, 64, 4, 3),
     ),
@@ -53,8 +58,10 @@ HALF = {
     ("grad_kv", 128): ((64, 128, 8, 1), (64, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2)),
     ("grad_bias", 128): ((128, 64, 8, 2), (64, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 8, 2)),
 }  # fmt: skip
-FULL = ((32, 32, 4, 1), (32, 32, 8, 1), (16, 32, 4, 1), (32, 64, 8, 1), (64, 32, 8, 1), (64, 64, 8, 1))
-SPLIT = ((128, 64, 8, 2), (128, 32, 8, 1), (64, 64, 4, 2), (64, 64, 8, 2), (32, 128, 8, 1), (32, 64, 8, 1))
+OTHER = {
+    "float32": ((32, 32, 4, 1), (32, 32, 8, 1), (16, 32, 4, 1), (32, 64, 8, 1), (64, 32, 8, 1), (64, 64, 8, 1)),
+    "tf32x3": ((128, 64, 8, 2), (128, 32, 8, 1), (64, 64, 4, 2), (64, 64, 8, 2), (32, 128, 8, 1), (32, 64, 8, 1)),
+}  # fmt: skip
 WORK = {  # grid, prefix, samples; with 12 heads
     "short": ((Grid((14, 14), 1), 512), (Grid((16, 16), 1), 512)),
     "long": ((Grid((32, 32), 1), 32), (Grid((37, 37), 1), 16), (Grid((64, 64)), 4)),
@@ -70,7 +77,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
-    parser.add_argument("--widths", nargs="+", type=int, choices=(64, 128), default=(64, 128))
+    parser.add_argument("--widths", nargs="+", type=int, choices=WIDTHS, default=WIDTHS)
     parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=tuple(DTYPES))
     parser.add_argument("--tokens", nargs="+", choices=tuple(WORK), default=("long", "short"))
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no candidate after these")
@@ -94,8 +101,9 @@ def main() -> int:
     for dtype, width, tokens, kernel, strip_ in ((*o, s) for o in order for s in strips(o[3], o[0])):
         key = {"sm": 80 if older else 90, "width": width, "dtype": dtype, "strip": strip_, "tokens": tokens,
                "kernel": kernel}  # fmt: skip
-        (row,) = (r for r in rows if key.items() <= r.items())
-        if row["from"] == origin and not args.fresh:
+        row = next((r for r in rows if key.items() <= r.items()), None)
+        # float32 has no rows for 96 columns
+        if row is None or (row["from"] == origin and not args.fresh):
             continue
         # products of float32 are split where torch may round them
         torch.set_float32_matmul_precision("high" if dtype == "tf32x3" else "highest")
@@ -112,9 +120,7 @@ def tune(key: dict[str, Any], now: tiles.Tiles, device: str, older: bool, end: f
     """Return the best tiles of one row, None when the time was over before all were tried."""
     dry = device == "cpu"
     dtype = getattr(torch, DTYPES[key["dtype"]])
-    known = {"half": HALF.get((key["kernel"], key["width"]), ()), "float32": FULL, "tf32x3": SPLIT}[
-        key["dtype"]
-    ]
+    known = HALF[key["kernel"], key["width"]] if key["dtype"] == "half" else OTHER[key["dtype"]]
     candidates = dict.fromkeys([now, *(tiles.Tiles(*c) for c in known[: 2 if dry else None])])
     width = 16 if dry else key["width"]
     works = [
@@ -177,7 +183,10 @@ def strips(kernel: str, dtype: str) -> tuple[str, ...]:
 def work(
     kernel: str, grid: Grid, batch: int, width: int, dtype: torch.dtype, device: str, stored: str
 ) -> Callable[[int], Any]:
-    """Return what is timed: the launch of one kernel (with that of its companion, for gradients of q, k and v)."""
+    """Return what is timed: the launch of one kernel (with that of its companion, for gradients of q, k and v).
+
+    'grad_once': of the gradients of q, k and v in one pass.
+    """
     from vispe.attention.backends.triton.grid.launch import run_forward
     from vispe.attention.backends.triton.grid.launch_backward import run_backward, run_bias
 
@@ -205,7 +214,7 @@ def work(
         return lambda _: run_forward(q, k, v, *bias, *end)
     given = (grad, q, k, v, out, lse, *bias, *end)
     if kernel != "grad_bias":
-        return lambda _: run_backward(*given)
+        return lambda _: run_backward(*given, once=kernel == "grad_once")
     delta = run_backward(*given)[3]
     sharers = 1 if layout.rows else grid.shape[0]
     return lambda _: run_bias(

@@ -81,13 +81,15 @@ def attention(
         is_causal: key j is visible to query i when j <= i.
         cu_seqlens: (s + 1,) integer ends of sequences packed along n, starting with 0; needs b = 1.
         scale: factor of the logits, ``d ** -0.5`` by default.
-        dropout_p: dropout of the attention weights.
+        dropout_p: dropout of the attention weights; each backend draws its own from torch's generator.
         enable_gqa: heads of keys and values may be fewer, each serving as many query heads in a row. Fused kernels of
             one full grid read them as they are; other backends repeat them.
         backend: 'auto' takes what `use_backend` or the environment variable VISPE_BACKEND names, else the fastest that
             serves the call; a named one is obeyed or refused.
-        deterministic: True takes an SDPA kernel with a reproducible backward pass on CUDA (CPU kernels all are).
-            Gradients of tables on CUDA follow `torch.use_deterministic_algorithms`, whatever is said here.
+        deterministic: True takes kernels with a reproducible backward pass on CUDA (those of the CPU all are). False
+            lets fused kernels of one full grid make the scores of the backward pass once instead of twice, and add
+            gradients of queries in whatever order programs come. By default queries have a pass of their own, and
+            only gradients of tables are added in any order. `torch.use_deterministic_algorithms` counts as True.
 
     Fully masked rows return 0, and their gradients are 0.
 

@@ -208,22 +208,24 @@ def test_a_cpu_never_gets_it_unasked():
 
 
 def test_a_gpu_gets_it_where_triton_refuses(gpu):
-    told = explain(*tensors(), bias=FIXED, is_causal=True)
-    assert told.backend == "flex"
-    assert "is_causal is not fused" in told.reason
+    assert explain(*tensors(), bias=FIXED, is_causal=True).backend == "triton"
+    given, fixed = tensors(14), DistanceBias((0.1, 0.7), Grid((3, 4), 2).positions())
+    found = explain(*given, bias=fixed, is_causal=True)
+    assert found.backend == "flex"
+    assert "is_causal is fused with one prefix token at most" in found.reason
     assert explain(*tensors(), is_causal=True).backend == "sdpa"
     assert explain(*tensors(), bias=FIXED, attn_mask=torch.ones(13, 13)).backend == "sdpa"
-    graded = [t.requires_grad_() for t in tensors()]
-    assert explain(*graded, bias=FIXED, is_causal=True).backend == "flex"
+    graded = [t.requires_grad_() for t in given]
+    assert explain(*graded, bias=fixed, is_causal=True).backend == "flex"
 
 
 def test_gradients_of_a_table_are_only_for_those_who_ask(gpu):
-    bias = DistanceBias(torch.rand(2, requires_grad=True), POS)
-    assert explain(*tensors(), bias=bias, is_causal=True).backend == "sdpa"
-    assert explain(*tensors(), bias=bias, is_causal=True, backend="flex").backend == "flex"
-    assert "reproducible" in flex.refuses(Call(*tensors(), bias, is_causal=True, deterministic=True))
+    bias = DistanceBias(torch.rand(2, requires_grad=True), Grid((3, 4), 2).positions())
+    assert explain(*tensors(14), bias=bias, is_causal=True).backend == "sdpa"
+    assert explain(*tensors(14), bias=bias, is_causal=True, backend="flex").backend == "flex"
+    assert "reproducible" in flex.refuses(Call(*tensors(14), bias, is_causal=True, deterministic=True))
     with torch.no_grad():
-        assert explain(*tensors(), bias=bias, is_causal=True).backend == "flex"
+        assert explain(*tensors(14), bias=bias, is_causal=True).backend == "flex"
 
 
 @pytest.mark.slow  # a minute of a C++ compiler

@@ -157,12 +157,23 @@ def test_whole_and_narrow_tiles(monkeypatch, strips, grid, padded):
     monkeypatch.setitem(sizes.TABLES, (90, "float32"), size)
     keep = torch.rand(1, grid.tokens) < 0.7 if padded else None
     compare_table(grid, torch.float32, keep, batch=1)
+    # heads of 64 + 32 columns have narrower tiles of keys
+    compare_table(grid, torch.float32, keep, batch=1, width=72, value=16)
+    compare_table(grid, torch.float32, keep, batch=1, width=16, value=72)
 
 
-@pytest.mark.parametrize(("width", "value"), [(16, 64), (24, 40), (64, 64), (128, 16), (80, 128), (8, 8)])
+@pytest.mark.parametrize(
+    ("width", "value"),
+    [(16, 64), (24, 40), (64, 64), (128, 16), (80, 128), (8, 8), (72, 72), (96, 88), (88, 40)],
+)
 def test_widths(strips, width, value):
-    dtype = torch.float16 if width in (24, 64, 128) else torch.float32
+    dtype = torch.float16 if width in (24, 64, 88, 128) else torch.float32
     compare_table(Grid((5, 6), 1), dtype, width=width, value=value, batch=1)
+
+
+@pytest.mark.parametrize("batch", [16, 35])
+def test_more_samples_than_are_taken_together(strips, small_tiles, batch):
+    compare_table(Grid((6, 7), 1), torch.float32, width=8, batch=batch)
 
 
 @pytest.mark.parametrize("rows", [False, True])

@@ -121,7 +121,7 @@ def test_many_tiles_and_panels(monkeypatch, grid, dots):
     compare(grid, dots)
 
 
-@pytest.mark.parametrize(("width", "value"), [(24, 40), (16, 128)])
+@pytest.mark.parametrize(("width", "value"), [(24, 40), (16, 128), (72, 96)])
 def test_widths(width, value):
     compare(Grid((3, 5), 1), BOTH, width=width, value=value)
 

@@ -91,7 +91,7 @@ def compare(tensors, params, make, wanted=None, **options):
     return out, ours
 
 
-def compare_kept(grid, dtype=torch.float32, patches=None, batch=3, scale=2.0, **options):
+def compare_kept(grid, dtype=torch.float32, patches=None, batch=3, scale=2.0, widths=(16, 24), **options):
     """Compare a table on other tokens of a grid in each sample with the oracle."""
     which = kept(grid, patches or grid.patches * 2 // 3, batch)
     pos = grid.positions().gather(which)
@@ -102,7 +102,7 @@ def compare_kept(grid, dtype=torch.float32, patches=None, batch=3, scale=2.0, **
         return oracle.attend(q, k, v, bias=torch.stack([matrix[:, w][..., w] for w in which]))
 
     return compare(
-        inputs(which.shape[1], dtype, batch),
+        inputs(which.shape[1], dtype, batch, *widths),
         params,
         lambda _, t, e=None: TableBias(t, pos, e),
         wanted,
@@ -138,6 +138,15 @@ def test_a_shuffled_grid_is_the_grid(learned):
 @pytest.mark.parametrize(("shape", "prefix"), [((17,), 5), ((5, 7), 0), ((5, 7), 1), ((2, 3, 5), 1)], ids=str)
 def test_dropped_tokens(shape, prefix):
     compare_kept(Grid(shape, prefix))
+
+
+def test_more_samples_than_are_taken_together():
+    compare_kept(Grid((3, 5), 1), batch=18)
+
+
+@pytest.mark.parametrize("widths", [(72, 96), (88, 16), (16, 80)], ids=str)
+def test_widths(widths):
+    compare_kept(Grid((5, 7), 1), widths=widths)
 
 
 def test_dropped_tokens_in_half_precision():

@@ -31,10 +31,10 @@ def _large_tiles(monkeypatch):
 
 
 def compare_gates(
-    grid, profile, matrix, params, gates=(True, True), dtype=torch.float32, keep=None, **options
+    grid, profile, matrix, params, gates=(True, True), dtype=torch.float32, keep=None, width=16, **options
 ):
     """Compare gated attention with the oracle; `profile` makes the bias, `matrix` its meaning, of `params`."""
-    tensors = inputs(grid, dtype, batch=1 if keep is None else 2)
+    tensors = inputs(grid, dtype, width, batch=1 if keep is None else 2)
     gate = [torch.randn(tensors[0].shape[:3], requires_grad=True) for there in gates if there]
 
     def both(read):
@@ -59,6 +59,20 @@ def compare_gates(
 
 def gated_table(grid, heads=HEADS):
     return (torch.randn(heads, *(2 * n - 1 for n in grid.shape)) + 1.0).requires_grad_()
+
+
+@pytest.mark.parametrize("width", [64, 72])
+def test_widths(width):
+    grid = Grid((5, 7), 2)
+    pos = grid.positions()
+    params = [gated_table(grid), torch.randn(HEADS, 3, requires_grad=True)]
+    compare_gates(
+        grid,
+        lambda t, e: TableBias(t, pos, e),
+        lambda t, e: oracle.table_matrix(t, grid, e)[None],
+        params,
+        width=width,
+    )
 
 
 @pytest.mark.parametrize("strips", [True, False])

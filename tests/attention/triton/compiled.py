@@ -12,9 +12,16 @@ from triton.compiler import ASTSource
 
 from vispe.attention.backends.triton.content.decomposed import decomposed_forward
 from vispe.attention.backends.triton.content.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
+from vispe.attention.backends.triton.content.gated import (
+    gated_forward,
+    gated_grad_kv,
+    gated_grad_profile,
+    gated_grad_q,
+)
 from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q
 from vispe.attention.backends.triton.grid.forward import forward
 from vispe.attention.backends.triton.grid.gradient import grad_bias
+from vispe.attention.backends.triton.grid.launch import tile_of
 from vispe.attention.backends.triton.places.backward import grad_kv_coords, grad_q_coords, grad_table
 from vispe.attention.backends.triton.places.forward import forward_coords
 from vispe.attention.backends.triton.tiles import Tiles, rows_of, tiles
@@ -23,14 +30,15 @@ KERNELS = {
     "forward": forward, "grad_q": grad_q, "grad_kv": grad_kv, "grad_bias": grad_bias, "forward_coords": forward_coords,
     "grad_q_coords": grad_q_coords, "grad_kv_coords": grad_kv_coords, "grad_table": grad_table,
     "decomposed_forward": decomposed_forward, "decomposed_grad_q": decomposed_grad_q,
-    "decomposed_grad_kv": decomposed_grad_kv,
+    "decomposed_grad_kv": decomposed_grad_kv, "gated_forward": gated_forward, "gated_grad_q": gated_grad_q,
+    "gated_grad_kv": gated_grad_kv, "gated_grad_profile": gated_grad_profile,
 }  # fmt: skip
 HALF = ("Q", "K", "V", "OUT", "GRAD", "DQ", "DK", "DV")
 POINTERS = {"S": "*fp16", "COPY": "*fp16", "ADDRESS": "*i32", "SIGHT": "*i32", "BASE": "*i32", "KEEP": "*i1",
-            "UNIT": "*fp64", "CELL": "*i32", "SEGMENT": "*i32"}  # fmt: skip
-SINGLE = ("EDGE", "LSE", "DELTA", "RUNS", "ENDS", "TABLE", "PLACE", "PERIOD", "SLOPE", "STEEP", "DTABLE", "OWN",
-          "OTHER", "GRAD_OWN")  # fmt: skip
-FLOATS = {"c", "scale"}
+            "UNIT": "*fp64", "SEED": "*i64", "CELL": "*i32", "SEGMENT": "*i32"}  # fmt: skip
+SINGLE = ("EDGE", "LSE", "DELTA", "RUNS", "ENDS", "SUM", "TABLE", "PLACE", "PERIOD", "SLOPE", "STEEP", "DTABLE", "OWN",
+          "OTHER", "GRAD_OWN", "ROW", "COL", "DROW", "DCOL")  # fmt: skip
+FLOATS = {"c", "scale", "drop"}
 FREE = ("sh", "eh", "th", "cb", "pb", "wb")  # strides that are any number
 ANY = {"n", "p"}  # not specialised: any number of tokens, with the same code
 TOKENS = 4097
@@ -45,15 +53,17 @@ def compile_kernel(name, arch, width, dtype, has_bias=True, has_keep=False, size
     `product`: how float32 is multiplied.
     """
     kernel = KERNELS[name]
-    of = "grad_bias" if name == "grad_table" else name.removesuffix("_coords")
+    of = name.removesuffix("_coords").removeprefix("gated_")
+    of = "grad_bias" if of in ("grad_table", "grad_profile") else of
     size = Tiles(*size) if size else tiles(of, width, TOKENS, rows_of(dtype, product), arch < 90)
     letters = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
-    power = triton.next_power_of_2(width)
+    power = tile_of(width)
     constants = {
         "D": width, "BD": power, "E": width, "BE": power, "BM": size.queries, "BN": size.keys,
         "HAS_BIAS": has_bias, "HAS_KEEP": has_keep, "HAS_COPY": False, "DOT": product, "SHARED": True, "FIXED": False,
-        "SKIP": False, "GATHER": False, "METRIC": 0, "AXES": 2, "WRAP": False, "PACKED": False, "LEARNED": False,
-        "groups": 1,
+        "SKIP": False, "ONCE": False, "DROP": False,
+        "GATHER": False, "METRIC": 0, "AXES": 2, "WRAP": False, "PACKED": False,
+        "LEARNED": False, "groups": 1,
     } | (modes or {})  # fmt: skip
     if constants["groups"] > 1:  # any number of them, with the same code
         del constants["groups"]

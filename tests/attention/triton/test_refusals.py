@@ -36,8 +36,11 @@ def test_on_a_cpu_it_stands_back():
     ("options", "reason"),
     [
         ({"attn_mask": torch.ones(13, 13, dtype=torch.bool)}, "n x m tensor"),
-        ({"is_causal": True}, "is_causal is not fused"),
-        ({"dropout_p": 0.1}, "dropout is not fused"),
+        ({"is_causal": True, "bias": None}, "is_causal is fused with a bias only"),
+        (
+            {"dropout_p": 0.1, "cu_seqlens": torch.tensor([0, 13])},
+            "dropout is fused with biases on one full grid only",
+        ),
         ({"scale": 0.0}, "scale 0.0 is not positive"),
         ({"scale": -1.0}, "scale -1.0 is not positive"),
         (
@@ -48,7 +51,7 @@ def test_on_a_cpu_it_stands_back():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_arguments(device, options, reason):
-    assert reason in refuses(Call(*tensors(), bias=DistanceBias((0.1, 0.2), POS), **options))
+    assert reason in refuses(Call(*tensors(), **{"bias": DistanceBias((0.1, 0.2), POS), **options}))
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     assert list(found) == [
         "facts", "precompile", "ceilings", "quick", "sanitizer", "kernels", "replay", "models",
     ]  # fmt: skip
-    assert found["precompile"]["result"] == {"kernels": 6, "failures": []}
+    assert found["precompile"]["result"] == {"kernels": 8, "failures": []}
     assert found["quick"]["result"]["failed"] == []
     # what is there is not measured again, what failed is
     found["kernels"] = {"failure": "exit 1"}
@@ -100,7 +100,7 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     program(*words, folder=tmp_path)
     again = json.loads((tmp_path / "first.json").read_text())
     assert again["facts"] == found["facts"]
-    assert len(again["kernels"]["result"]) == 6  # two strips of forward and grad_q, one of grad_bias, clocks
+    assert len(again["kernels"]["result"]) == 8  # two strips of forward, grad_q and grad_once, one of grad_bias, clocks
     assert len(again["replay"]["result"]) == 4
     assert len(again["models"]["result"]) == 6
 
@@ -108,11 +108,12 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
 def test_every_row_of_the_table_of_tiles_is_there_once():
     rows = json.loads(tiles.FILE.read_text())
     keys = {(r["sm"], r["width"], r["dtype"], r["strip"], r["tokens"], r["kernel"]) for r in rows}
-    # float32, exact and split; half precision with float32 and float16 strips
-    assert len(keys) == len(rows) == 2 * 2 * 2 * (4 + 4 + 4 + 3)
+    # float32, exact and split, for two widths; half precision with float32 and float16 strips for three
+    assert len(keys) == len(rows) == 2 * 2 * (2 * (4 + 4) + 3 * (4 + 3))
     assert {r["strip"] for r in rows if r["dtype"] != "half" or r["kernel"] == "grad_bias"} == {"float32"}
     assert tiles.tiles("forward", 64, 4096, "half")[:4] == (128, 128, 8, 2)
-    assert tiles.tiles("forward", 65, 4096, "half")[:4] == (128, 64, 8, 2)
+    assert tiles.tiles("forward", 65, 4096, "half")[:4] == (128, 128, 8, 2)
+    assert tiles.tiles("forward", 97, 4096, "half")[:4] == (128, 64, 8, 2)
     assert tiles.tiles("grad_kv", 64, 512, "half")[:4] == (64, 64, 4, 2)
     assert tiles.tiles("grad_kv", 64, 513, "half", older=True)[:4] == (32, 128, 8, 2)
     assert tiles.tiles("forward", 128, 4096, "float32", older=True)[:4] == (16, 32, 8, 1)

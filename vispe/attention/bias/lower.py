@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from vispe.attention.bias.base import Bias
@@ -38,6 +39,32 @@ def table_of(bias: Bias) -> tuple[Tensor, Tensor | None]:
     if isinstance(bias, TableBias):
         return TableBias(at_least_float32(bias.values), bias.pos).table(_grid(bias)), bias.prefix
     return at_least_float32(bias.table(_grid(bias))), None
+
+
+def not_causal(bias: Bias | None) -> str | None:
+    """Return why tokens that see none behind them are not a table with `bias`, or None."""
+    if bias is None:
+        return "is_causal is fused with a bias only"
+    if bias.pos is None or bias.pos.grid is None or not_a_table(bias):
+        return "is_causal is fused with a bias on one full grid only"
+    prefix = bias.pos.grid.prefix
+    return f"is_causal is fused with one prefix token at most, and there are {prefix}" if prefix > 1 else None
+
+
+def behind(table: Tensor, edge: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor | None]:
+    """Return what `table_of` returned with -inf for keys behind the query, in the order of the tokens.
+
+    Of two patches the one with the larger row comes later, and in a row the one with the larger column: the offset
+    decides. A prefix token comes before all patches.
+    """
+    steps = torch.zeros(1, dtype=torch.long, device=table.device)
+    for n in grid.shape:
+        steps = (steps[:, None] * (2 * n - 1) + torch.arange(1 - n, n, device=table.device)).flatten()
+    table = table.masked_fill((steps < 0).view(table.shape[1:]), -torch.inf)
+    if grid.prefix:
+        edge = table.new_zeros(table.shape[0], 3) if edge is None else edge
+        edge = edge.masked_fill(torch.tensor([True, False, False], device=edge.device), -torch.inf)
+    return table, edge
 
 
 def _grid(bias: Bias) -> Grid:

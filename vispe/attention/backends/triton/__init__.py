@@ -17,7 +17,7 @@ from vispe.attention.backends.triton.device import failed
 from vispe.attention.backends.triton.device import no_device as _no_device
 from vispe.attention.backends.triton.places.places import not_placed, placed_attention
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.bias.lower import not_a_table, table_of
+from vispe.attention.bias.lower import behind, not_a_table, not_causal, table_of
 from vispe.attention.bias.narrow import fits_half, pack_both
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, sight_of
 from vispe.attention.call import Call
@@ -39,8 +39,6 @@ def refuses(call: Call) -> str | None:
         (call.value_term is not None, "a value term needs the attention weights, which are never made"),
         (call.whole, "a bias that takes the place of the product of queries and keys is not fused"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
-        (call.is_causal, "is_causal is not fused"),
-        (call.dropout_p > 0, "dropout is not fused"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
         (q.shape[2] != k.shape[2], f"{q.shape[2]} queries and {k.shape[2]} keys are not one grid"),
         (call.widest > WIDEST, f"heads are wider than {WIDEST}"),
@@ -49,6 +47,11 @@ def refuses(call: Call) -> str | None:
     ):
         if given:
             return why
+    unfit = not_causal(call.bias) if call.is_causal else None
+    if unfit:
+        return unfit
+    if call.dropout_p and (reads_content(call.bias) or _scattered(call)):
+        return "dropout is fused with biases on one full grid only"
     if call.bias is not None and reads_content(call.bias):
         packed = "packed sequences are not fused with a bias that reads content"
         kernels = "gated" if isinstance(call.bias, GatedBias) else "decomposed"
@@ -70,19 +73,26 @@ def run(call: Call) -> Tensor:
     if scattered:
         return call.finish(placed_attention(call, q, k, v))
     keep = call.key_padding_mask
+    steady = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
+    once = call.deterministic is False and not steady
+    luck: tuple[Tensor | None, float] = (None, 0.0)
+    if call.dropout_p:
+        # from the generator of torch: `manual_seed` and checkpointing repeat it
+        luck = torch.randint(2**62, (1,), device=q.device), call.dropout_p
     if call.bias is None or call.bias.pos is None:
         return call.finish(
-            table_attention(q, k, v, *[None] * 4, keep, None, None, 0, call.factor, 1, False)[0]
+            table_attention(
+                q, k, v, *[None] * 4, keep, None, None, 0, call.factor, 1, False, None, None, once, *luck
+            )[0]
         )
     grid = call.bias.pos.grid
     layout = layout_of(*((q.shape[2],), 0) if grid is None else (grid.shape, grid.prefix))
     address, base = _places(call.bias.pos, layout)
     (packed, edge, copy, sight), runs, ends = _bias(call, layout)
-    steady = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
     sharers = 1 if layout.rows else layout.shape[0]
     out, _ = table_attention(
         q, k, v, packed, address, edge, base, keep, runs, ends, layout.selected, call.factor, sharers, steady, sight,
-        copy,
+        copy, once, *luck,
     )  # fmt: skip
     return call.finish(out)
 
@@ -101,7 +111,8 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
     if bias is None or bias.pos is None or bias.pos.grid is None:
         raise ShapeError("A bias without positions was given to the kernels; bind it to positions.")
     half = call.dtype != torch.float32
-    narrow = half and fits_half(bias, bias.pos.grid, call.factor)
+    grid = bias.pos.grid
+    narrow = half and fits_half(bias, grid, call.factor)
     stored = torch.float16 if narrow else torch.float32
     both = half and not narrow and not exporting()
 
@@ -113,8 +124,10 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
                     f"The bias has {table.shape[0]} heads, but there are {heads}; give 1 or {heads}."
                 )
             table = table.to(call.q.device, torch.float32)
+            if call.is_causal:
+                table, edge = behind(table, edge, grid)
             # rows of small grids lie in one or two tiles
-            sight = sight_of(table, heads) if bias.hides and not layout.rows else None
+            sight = sight_of(table, heads) if (bias.hides or call.is_causal) and not layout.rows else None
             return *build(table, edge, layout), sight
 
     def packed(runs: Tensor, ends: Tensor, sight: Tensor | None) -> _Packed:
@@ -124,7 +137,7 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
 
     if bias.key is not None:
         of = call.dtype if both else stored
-        key = ("packed bias", bias.key, call.factor, of, layout.rows)
+        key = ("packed bias", bias.key, call.factor, of, layout.rows, call.is_causal)
         return bias.pos.remember(key, lambda: packed(*made())), None, None
     runs, ends, sight = made()
     graded = torch.is_grad_enabled() and (runs.requires_grad or ends.requires_grad)

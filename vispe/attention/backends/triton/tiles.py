@@ -100,6 +100,5 @@ def tiles(
     """
     bucket = "short" if tokens <= SHORT else "long"
     wide = rows != "half" or strip == torch.float32 or kernel == "grad_bias"
-    return table_for(rows, older)[kernel, bucket, "float32" if wide else "float16"][
-        64 if width <= 64 else 128
-    ]
+    found = table_for(rows, older)[kernel, bucket, "float32" if wide else "float16"]
+    return found[min(widest for widest in found if width <= widest)]

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.forward import finish, shares, weights
-from vispe.attention.backends.triton.grid.parts import pitch_of, product, rows
+from vispe.attention.backends.triton.grid.matrix import empty, inner, mixed, rows, times
+from vispe.attention.backends.triton.grid.parts import pitch_of
 
 FEW = tl.constexpr(16)  # prefix tokens in one tile
 
@@ -88,13 +89,13 @@ def prefix_biases(OWN, OTHER, slot, ly, lx, first, p, high, wide, ls, BA: tl.con
 def attend(acc, top, total, q, K, V, KEEP, j, bias, kn, vn, n, c, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
            BE: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after the keys `j`."""
-    x = product(q, tl.trans(rows(K, j, kn, n, D, BD, False)), bias, DOT)
+    x = inner(q, rows(K, j, kn, n, D, BD, False), bias, DOT)
     if HAS_KEEP:
         x = tl.where((tl.load(KEEP + j) != 0)[None, :], x, float("-inf"))
     # online softmax, as in the kernel of a table
     weight, fade, top, total = weights(x, top, total, c)
     v = rows(V, j, vn, n, E, BE, False)
-    return product(weight.to(v.dtype), v, acc * fade[:, None], DOT), top, total
+    return mixed(weight, v, times(acc, fade[:, None]), DOT), top, total
 
 
 @triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
@@ -116,7 +117,7 @@ def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, 
     slot, ly, lx = lines_of(i, n, p, gw, high, wide, ls, W)
     top = tl.full((BA,), float("-inf"), tl.float32)
     total = tl.zeros((BA,), tl.float32)
-    acc = tl.zeros((BA, BE), tl.float32)
+    acc = empty(BA, BE)
     for panel in range(0, wide // W):
         # numbers for columns stay in registers for the whole panel
         held = columns(OWN, slot, panel, high, ls, BA, R, W, HAS_OWN)

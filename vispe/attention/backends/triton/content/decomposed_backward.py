@@ -12,7 +12,8 @@ from vispe.attention.backends.triton.content.decomposed import (
     tokens_at,
 )
 from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
-from vispe.attention.backends.triton.grid.parts import pitch_of, product, rows, sums_at, write
+from vispe.attention.backends.triton.grid.matrix import empty, inner, mixed, rows, times, write
+from vispe.attention.backends.triton.grid.parts import pitch_of, sums_at
 
 
 @triton.jit
@@ -44,11 +45,11 @@ def step_q(acc, q, do, lse, delta, K, V, KEEP, j, bias, kn, vn, n, c, D: tl.cons
            DOT: tl.constexpr):  # fmt: skip
     """Return the sum of dS k after the keys `j`, and dS."""
     k = rows(K, j, kn, n, D, BD, False)
-    x = product(q, tl.trans(k), bias, DOT)
+    x = inner(q, k, bias, DOT)
     if HAS_KEEP:
         x = tl.where((tl.load(KEEP + j) != 0)[None, :], x, float("-inf"))
-    ds = grad_scores(x, do, rows(V, j, vn, n, E, BE, False), lse, delta, c, BS, DOT)
-    return product(ds.to(k.dtype), k, acc, DOT), ds
+    ds = grad_scores(x, do, rows(V, j, vn, n, E, BE, False), lse, delta, c, DOT)
+    return mixed(ds, k, acc, DOT), ds
 
 
 @triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
@@ -72,7 +73,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
     OTHER += head * many * ls
     GRAD_OWN += head * many * ls
     slot, ly, lx = lines_of(i, n, p, gw, high, wide, ls, W)
-    acc = tl.zeros((BA, BD), tl.float32)
+    acc = empty(BA, BD)
     for panel in range(0, wide // W):
         # numbers for columns stay in registers for the whole panel
         held = columns(OWN, slot, panel, high, ls, BA, R, W, HAS_OWN)
@@ -97,7 +98,7 @@ def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN,
         ends += tl.sum(ds, 1)
     if HAS_OWN:
         put_ends(GRAD_OWN, ends * scale, slot, i < n, (high + wide) * ls, ls)
-    write(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
+    write(DQ + b * db + h * dh, times(acc, scale), i, i < n, dn, D, BD)
 
 
 @triton.jit
@@ -114,10 +115,10 @@ def step_kv(dk, dv, k, v, real, Q, GRAD, LSE, DELTA, i, bias, qn, gn, n, c, D: t
     """Return the sums of dS^T q and P^T dO after the queries `i`, and dS^T; tiles are keys x queries."""
     q = rows(Q, i, qn, n, D, BD, False)
     do = rows(GRAD, i, gn, n, E, BE, False)
-    x = product(k, tl.trans(q), bias, DOT)
+    x = inner(k, q, bias, DOT)
     if HAS_KEEP:
         x = tl.where(real[:, None], x, float("-inf"))
-    return weigh_kv(dk, dv, x, q, v, do, tl.load(LSE + i), tl.load(DELTA + i), c, BS, BA, DOT)
+    return weigh_kv(dk, dv, x, q, v, do, tl.load(LSE + i), tl.load(DELTA + i), c, DOT)
 
 
 @triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
@@ -144,8 +145,8 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
     OTHER += head * many * ls
     GRAD_OWN += head * many * ls
     slot, ly, lx = lines_of(j, n, p, gw, high, wide, ls, W)
-    dk = tl.zeros((BA, BD), tl.float32)
-    dv = tl.zeros((BA, BE), tl.float32)
+    dk = empty(BA, BD)
+    dv = empty(BA, BE)
     for panel in range(0, wide // W):
         # numbers for columns stay in registers for the whole panel
         held = columns(OWN, slot, panel, high, ls, BA, R, W, HAS_OWN)
@@ -170,5 +171,5 @@ def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD
         ends += tl.sum(ds, 1)
     if HAS_OWN:
         put_ends(GRAD_OWN, ends * scale, slot, j < n, (high + wide) * ls, ls)
-    write(DK + b * db + h * dh, dk * scale, j, j < n, dn, D, BD)
+    write(DK + b * db + h * dh, times(dk, scale), j, j < n, dn, D, BD)
     write(DV + b * eb + h * et, dv, j, j < n, en, E, BE)

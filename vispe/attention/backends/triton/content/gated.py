@@ -6,16 +6,8 @@ import triton.language as tl
 from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
 from vispe.attention.backends.triton.grid.forward import finish, shares, weigh
 from vispe.attention.backends.triton.grid.gradient import write_bias
-from vispe.attention.backends.triton.grid.parts import (
-    edges,
-    padding,
-    pitch_of,
-    product,
-    program,
-    rows,
-    sums_at,
-    write,
-)
+from vispe.attention.backends.triton.grid.matrix import empty, inner, mixed, rows, times, write
+from vispe.attention.backends.triton.grid.parts import edges, padding, pitch_of, program, sums_at
 
 
 @triton.jit
@@ -43,7 +35,7 @@ def gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D: tl.co
         gate = a[:, None] + tl.load(COL + j, mask=j < n, other=0.0)[None, :]
     else:
         gate = a[:, None] + tl.load(COL + j)[None, :]
-    x = product(q, tl.trans(k), profile * gate, DOT)
+    x = inner(q, k, profile * gate, DOT)
     if MASKED:
         x = tl.where(padding(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
     return x, k, profile, gate
@@ -68,7 +60,7 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
     a = tl.load(ROW + (b * heads + h) * n + i, mask=i < n, other=0.0)
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BE), tl.float32)
+    acc = empty(BM, BE)
     # tiles that need care first, the others in a loop without masks
     front, end, masked = plan(n, p, BN, HAS_KEEP)
     for t in range(0, masked):
@@ -92,8 +84,8 @@ def gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEE
     x, k, profile, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, MASKED,
                                     HAS_KEEP, DOT)  # fmt: skip
     v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
-    ds = grad_scores(x, do, v, lse, delta, c, BN, DOT)
-    return product(ds.to(k.dtype), k, acc, DOT), da + tl.sum(ds * profile, 1)
+    ds = grad_scores(x, do, v, lse, delta, c, DOT)
+    return mixed(ds, k, acc, DOT), da + tl.sum(ds * profile, 1)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
@@ -117,7 +109,7 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
     address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
     edge = edges(EDGE + h * eh, i < p, True)
     a = tl.load(ROW + own + i, mask=i < n, other=0.0)
-    acc = tl.zeros((BM, BD), tl.float32)
+    acc = empty(BM, BD)
     da = tl.zeros((BM,), tl.float32)
     # tiles that need care first, the others in a loop without masks
     front, end, masked = plan(n, p, BN, HAS_KEEP)
@@ -128,7 +120,7 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
     for t in range(front, end):
         acc, da = gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, t * BN, kn, vn, n, p,
                                c, D, BD, E, BE, BN, False, HAS_KEEP, DOT)  # fmt: skip
-    write(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
+    write(DQ + b * db + h * dh, times(acc, scale), i, i < n, dn, D, BD)
     tl.store(DROW + own + i, da * scale, mask=i < n)
 
 
@@ -147,12 +139,12 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
     profile = tl.load(S + address[None, :] + j[:, None])
     if MASKED:
         profile = tl.where(j[:, None] < p, edges(EDGE, i < p, True)[None, :], profile)
-    across = tl.load(ROW + i, mask=i < n, other=0.0) if MASKED else tl.load(ROW + i)
-    gate = g[:, None] + across[None, :]
-    x = product(k, tl.trans(q), profile * gate, DOT)
+    a = tl.load(ROW + i, mask=i < n, other=0.0) if MASKED else tl.load(ROW + i)
+    gate = g[:, None] + a[None, :]
+    x = inner(k, q, profile * gate, DOT)
     if MASKED:
         x = tl.where(real[:, None], x, float("-inf"))
-    dk, dv, ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, DOT)
+    dk, dv, ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, DOT)
     return dk, dv, dc + tl.sum(ds * profile, 1)
 
 
@@ -177,8 +169,8 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
     ROW += own
     S += h * sh
     EDGE += h * eh
-    dk = tl.zeros((BN, BD), tl.float32)
-    dv = tl.zeros((BN, BE), tl.float32)
+    dk = empty(BN, BD)
+    dv = empty(BN, BE)
     dc = tl.zeros((BN,), tl.float32)
     plain = n // BM
     # a tile of keys that needs care needs it for all queries
@@ -191,7 +183,7 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
     for t in range(plain, tl.cdiv(n, BM)):
         dk, dv, dc = gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, t * BM,
                                    qn, gn, n, p, c, D, BD, E, BE, BM, BN, True, DOT)  # fmt: skip
-    write(DK + b * db + h * dh, dk * scale, j, j < n, dn, D, BD)
+    write(DK + b * db + h * dh, times(dk, scale), j, j < n, dn, D, BD)
     write(DV + b * eb + h * et, dv, j, j < n, en, E, BE)
     tl.store(DCOL + own + j, dc * scale, mask=j < n)
 
@@ -225,7 +217,7 @@ def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DEL
         do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
         at = (b * heads + h) * pitch_of(n)
         lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
-        acc += grad_scores(x, do, v, lse, delta, c, BN, DOT) * gate
+        acc += grad_scores(x, do, v, lse, delta, c, DOT) * gate
     ends = ENDS + (h * down * across + row * across + column) * 2
     write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, n, (j >= p) & (j < n), j < p, i < p, column * BN < p,
                SHARED, FIXED)  # fmt: skip

@@ -7,6 +7,17 @@ the matrix product starts from, and the scale is part of the exponential: ``p = 
 import triton
 import triton.language as tl
 
+from vispe.attention.backends.triton.grid.dropout import luck_of, survive
+from vispe.attention.backends.triton.grid.matrix import (
+    empty,
+    inner,
+    mixed,
+    ranked,
+    rows,
+    times,
+    token,
+    write,
+)
 from vispe.attention.backends.triton.grid.parts import (
     FEW,
     NARROW,
@@ -15,14 +26,9 @@ from vispe.attention.backends.triton.grid.parts import (
     of_head,
     pitch_of,
     place,
-    product,
-    ranked,
-    rows,
     run_of,
     seen,
     sight,
-    token,
-    write,
 )
 
 FAR = tl.constexpr(1024.0)  # of a row maximum in log2 units, whose rounding is then 2^-14
@@ -44,9 +50,9 @@ def scores(q, K, S, address, edge, KEEP, start, stride, m, n, D: tl.constexpr, B
         else:
             bias = tl.load(where).to(tl.float32)
         # the matrix product starts from the bias: no addition afterwards
-        x = product(q, tl.trans(k), bias, DOT)
+        x = inner(q, k, bias, DOT)
     else:
-        x = product(q, tl.trans(k), tl.zeros((q.shape[0], BN), tl.float32), DOT)
+        x = inner(q, k, tl.zeros((q[0].shape[0], BN), tl.float32), DOT)
     if TAIL or HAS_KEEP:
         x = tl.where(seen(KEEP, u, m, n, TAIL, HAS_KEEP)[None, :], x, float("-inf"))
     return x, k
@@ -73,7 +79,7 @@ def weigh(acc, top, total, x, V, start, stride, n, c, E: tl.constexpr, BE: tl.co
     """Return accumulator, row maximum and row sum after the values of one more tile of logits / scale."""
     weight, fade, top, total = weights(x, top, total, c)
     v = rows(V, start + tl.arange(0, BN), stride, n, E, BE, MASKED)
-    return product(weight.to(v.dtype), v, acc * fade[:, None], DOT), top, total
+    return mixed(weight, v, times(acc, fade[:, None]), DOT), top, total
 
 
 @triton.jit
@@ -91,29 +97,33 @@ def finish(OUT, LSE, SHARE, acc, top, total, i, u, stride, n, E: tl.constexpr, B
     """
     alive = total > 0
     # rows without a key keep their zeros
-    acc = acc / tl.where(alive, total, 1.0)[:, None]
-    write(OUT, acc, i, u < n, stride, E, BE)
+    share = 1.0 / tl.where(alive, total, 1.0)
+    write(OUT, times(acc, share[:, None]), i, u < n, stride, E, BE)
     # a row without keys weighs every key 2^-inf in the backward pass
     far = alive & (tl.abs(top) > FAR)
     lse = tl.where(far, top, top + tl.log2(tl.where(alive, total, 1.0)))
     tl.store(LSE + u, tl.where(alive, lse, float("inf")), mask=u < n)
-    tl.store(SHARE + i, tl.where(far, 1.0 / tl.where(alive, total, 1.0), 1.0), mask=u < n)
+    tl.store(SHARE + i, tl.where(far, share, 1.0), mask=u < n)
 
 
 @triton.jit
-def step(acc, top, total, q, K, V, S, address, edge, KEEP, start, kn, vn, m, n, c, D: tl.constexpr, BD: tl.constexpr,
-         E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, HAS_BIAS: tl.constexpr,
-         HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+def step(acc, top, total, q, u, K, V, S, address, edge, KEEP, luck, start, kn, vn, m, n, c, D: tl.constexpr,
+         BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
+         HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after one more tile of keys."""
     x, _ = scores(q, K, S, address, edge, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP, DOT)
     weight, fade, top, total = weights(x, top, total, c)
-    v = ranked(V, start + tl.arange(0, BN), vn, m, n, E, BE, TAIL)
-    return product(weight.to(v.dtype), v, acc * fade[:, None], DOT), top, total
+    keys = start + tl.arange(0, BN)
+    if len(luck) > 0:
+        # after the sums, of which dropped weights are a part
+        weight = tl.where(survive(luck, u[:, None], keys[None, :]), weight, 0.0)
+    v = ranked(V, keys, vn, m, n, E, BE, TAIL)
+    return mixed(weight, v, times(acc, fade[:, None]), DOT), top, total
 
 
 @triton.jit
-def attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, first, qn, kn, vn, on, m, n, c, D: tl.constexpr,
-           BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+def attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, luck, first, qn, kn, vn, on, m, n, c,
+           D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
            HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums of the queries from `first` on."""
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
@@ -122,23 +132,25 @@ def attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, first, qn, k
     address, edge = run_of(ADDRESS, EDGE, u, m, n, HAS_BIAS)
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BE), tl.float32)
+    acc = empty(BM, BE)
     low, high, tail = sight(SIGHT, first, m, n, BM, BN, LESS, False, SKIP)
     # narrow tiles behind the grid first, then the whole ones in a loop without masks
     for start in range(tail, n, LESS):
-        acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, start, kn, vn, m, n, c, D, BD, E, BE,
-                               LESS, True, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
+        acc, top, total = step(acc, top, total, q, u, K, V, S, address, edge, KEEP, luck, start, kn, vn, m, n, c, D,
+                               BD, E, BE, LESS, True, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
     for t in range(low, high):
-        acc, top, total = step(acc, top, total, q, K, V, S, address, edge, KEEP, t * BN, kn, vn, m, n, c, D, BD, E,
-                               BE, BN, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
+        acc, top, total = step(acc, top, total, q, u, K, V, S, address, edge, KEEP, luck, t * BN, kn, vn, m, n, c, D,
+                               BD, E, BE, BN, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
+    if len(luck) > 0:
+        acc = times(acc, luck[3])
     finish(OUT, LSE, SHARE, acc, top, total, token(u, m, n), u, on, n, E, BE)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
-def forward(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, sh,
-            eh, n, p, c, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
+def forward(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, SEED, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh,
+            on, sh, eh, n, p, c, drop, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
             BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr,
-            HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
+            HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
     """Write the output and log2 of the row sums for one tile of queries; neighbours share the tile of the bias.
 
     `groups` query heads in a row share a head of keys and values.
@@ -152,6 +164,7 @@ def forward(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, 
     OUT = of_head(OUT, b, h, ob, oh, on, p)
     KEEP += b * n + p
     S, EDGE, SIGHT = bias_of(S, EDGE, SIGHT, h, sh, eh)
+    luck = luck_of(SEED, b * heads + h, drop, DROP)
     # log2 of sums, patches first, and behind those of all heads the shares, in the order of the tokens
     at = (b * heads + h) * pitch_of(n)
     SHARE = LSE + (tl.cast(batch, tl.int64) * heads * pitch_of(n) + at + p)
@@ -162,12 +175,12 @@ def forward(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, qb, qh, qn, 
         COPY += h * sh
         half = (t < whole) & copied(EDGE, eh, 1)
     if half:
-        attend(Q, K, V, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, t * BM, qn, kn, vn, on, m, n, c, D, BD, E,
-               BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        attend(Q, K, V, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, luck, t * BM, qn, kn, vn, on, m, n, c, D,
+               BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     elif t < whole:
-        attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, t * BM, qn, kn, vn, on, m, n, c, D, BD, E, BE,
-               BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, luck, t * BM, qn, kn, vn, on, m, n, c, D, BD,
+               E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     else:
         first = whole * BM + (t - whole) * LESS
-        attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, first, qn, kn, vn, on, m, n, c, D, BD, E, BE,
-               LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, luck, first, qn, kn, vn, on, m, n, c, D, BD,
+               E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip

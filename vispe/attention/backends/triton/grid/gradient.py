@@ -9,13 +9,14 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores
+from vispe.attention.backends.triton.grid.dropout import luck_of
 from vispe.attention.backends.triton.grid.forward import scores
+from vispe.attention.backends.triton.grid.matrix import ranked
 from vispe.attention.backends.triton.grid.parts import (
     NARROW,
     bias_of,
     of_head,
     pitch_of,
-    ranked,
     run_of,
     sums_at,
     sums_of,
@@ -49,10 +50,11 @@ def write_bias(acc, RUNS, ENDS, BASE, UNIT, i, j, n, patch, end, prefix, some, S
 
 
 @triton.jit
-def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, first, start, qb, qn, kb, kn,
-              vb, vn, gb, gn, m, n, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
-              BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr, KEYS_TAIL: tl.constexpr,
-              HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
+def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, first, start, qb, qn,
+              kb, kn, vb, vn, gb, gn, m, n, c, drop, head, batch, heads, D: tl.constexpr, BD: tl.constexpr,
+              E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
+              KEYS_TAIL: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SHARED: tl.constexpr,
+              FIXED: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
     """Add the gradients of the scores of queries from `first` on and keys from `start` on."""
     u = first + tl.arange(0, BM)
     j = start + tl.arange(0, BN)
@@ -69,17 +71,19 @@ def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
         at = b * heads * pitch_of(n)
         lse, delta = sums_at(LSE + at, DELTA + at, u, n, TAIL)
         # the sum over the batch stays in registers until the end
-        acc += grad_scores(x, do, v, lse, delta, c, BN, DOT)
+        luck = luck_of(SEED, b * heads + head, drop, DROP)
+        acc += grad_scores(x, do, v, lse, delta, c, DOT, luck, u, j)
     write_bias(
         acc, RUNS, ENDS, BASE, UNIT, u, j, n, j < m, (j >= m) & (j < n), u >= m, start + BN > m, SHARED, FIXED
     )
 
 
 @triton.jit(do_not_specialize=["rh", "n", "p"])
-def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh, qn, kb, kh, kn, vb, vh,
-              vn, gb, gh, gn, sh, eh, rh, n, p, c, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr,
-              E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr,
-              HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SHARED: tl.constexpr, FIXED: tl.constexpr):  # fmt: skip
+def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh, qn, kb, kh, kn,
+              vb, vh, vn, gb, gh, gn, sh, eh, rh, n, p, c, drop, batch, heads, groups, D: tl.constexpr,
+              BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+              HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SHARED: tl.constexpr,
+              FIXED: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
     """Add the gradients of one tile of scores to RUNS (h, length), and those on prefix keys to ENDS (h, tiles, 2)."""
     LOW: tl.constexpr = BM if BM < NARROW else NARROW
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
@@ -101,17 +105,17 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, END
     RUNS += h * rh
     ENDS += (h * every + t) * 2
     if t < down * across:
-        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // across * BM,
-                  t % across * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, batch, heads, D, BD, E, BE, BM, BN, False,
-                  False, HAS_KEEP, DOT, SHARED, FIXED)  # fmt: skip
+        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // across * BM, t
+                  % across * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, drop, h, batch, heads, D, BD, E, BE, BM, BN,
+                  False, False, HAS_KEEP, DOT, SHARED, FIXED, DROP)  # fmt: skip
     elif t < down * (across + beside):
         t -= down * across
-        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // beside * BM,
-                  across * BN + t % beside * LESS, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, batch, heads, D, BD, E, BE,
-                  BM, LESS, False, True, HAS_KEEP, DOT, SHARED, FIXED)  # fmt: skip
+        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // beside * BM,
+                  across * BN + t % beside * LESS, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, drop, h, batch, heads, D,
+                  BD, E, BE, BM, LESS, False, True, HAS_KEEP, DOT, SHARED, FIXED, DROP)  # fmt: skip
     else:
         t -= down * (across + beside)
         columns = tl.cdiv(n, BN)
-        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT,
-                  down * BM + t // columns * LOW, t % columns * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, batch,
-                  heads, D, BD, E, BE, LOW, BN, True, True, HAS_KEEP, DOT, SHARED, FIXED)  # fmt: skip
+        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, down * BM + t //
+                  columns * LOW, t % columns * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, drop, h, batch, heads, D,
+                  BD, E, BE, LOW, BN, True, True, HAS_KEEP, DOT, SHARED, FIXED, DROP)  # fmt: skip

@@ -19,6 +19,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as Triton read it whe
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, packed: Tensor | None, address: Tensor | None, edge: Tensor | None,
     keep: Tensor | None, prefix: int, scale: float, sight: Tensor | None = None, copy: Tensor | None = None,
+    seed: Tensor | None = None, dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the output (b, h, n, d_v), tokens before heads in memory, and the sums of rows of `sums_of`.
 
@@ -34,6 +35,8 @@ def run_forward(
         scale: factor of the logits, positive.
         sight: (h, 2) int32 of `strip.sight_of`, for a bias that hides keys.
         copy: of `narrow.pack_both`, like `packed` but float16; `edge` is then (h or 1, 3).
+        seed: (1,) int64 of the weights that are dropped, or None.
+        dropout: the share of weights that are dropped, in [0, 1).
     """
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
@@ -41,9 +44,10 @@ def run_forward(
     size = choose("forward", q, v, packed)
     prefix = prefix if packed is not None else 0
     forward[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
-        q, k, v, *bias_of(packed, copy, address, edge, sight, q), mask_of(keep, q), out, lse,
+        q, k, v, *bias_of(packed, copy, address, edge, sight, q), mask_of(keep, q), seed_of(seed, q), out, lse,
         *strides(q, k, v, out), *bias_strides(packed, edge), n, prefix, scale * LOG2E,
-        b, h, h // k.shape[1], **constants(q, v, size, packed, keep), HAS_COPY=copy is not None, SKIP=sight is not None,
+        dropout, b, h, h // k.shape[1], **constants(q, v, size, packed, keep), HAS_COPY=copy is not None,
+        SKIP=sight is not None, DROP=seed is not None,
     )  # fmt: skip
     return out, lse
 
@@ -51,9 +55,9 @@ def run_forward(
 def tiles_of(n: int, prefix: int, size: int, of: str = "keys") -> int:
     """Return in how many tiles of `size` tokens, and narrow ones behind them, kernels divide a grid and a prefix.
 
-    `of`: 'queries' for those of a loop over keys, which `place` says WIDE of.
+    `of`: 'queries' for those of a loop over keys, which `place` says WIDE of; 'few keys' for those of 64 + 32 columns.
     """
-    whole, narrow = (n - prefix) // size, min(size, FEW.value if of == "queries" else NARROW.value)
+    whole, narrow = (n - prefix) // size, min(size, NARROW.value if of == "keys" else FEW.value)
     if of == "queries" and n - whole * size > 2 * narrow:
         whole += 1
     return whole + cdiv(max(n - whole * size, 0), narrow)
@@ -114,9 +118,14 @@ def mask_of(keep: Tensor | None, q: Tensor) -> Tensor:
     return q if keep is None else keep.contiguous()
 
 
+def seed_of(seed: Tensor | None, q: Tensor) -> Tensor:
+    """Return the seed of dropout; any tensor stands in for one that is not read."""
+    return q if seed is None else seed
+
+
 def tile_of(width: int) -> int:
-    """Return the columns of a tile that holds `width`: a power of 2, at least what a matrix product takes."""
-    return max(16, next_power_of_2(width))
+    """Return the columns of tiles that hold `width`: a power of 2, at least what a matrix product takes, or 64 + 32."""
+    return 96 if 64 < width <= 96 else max(16, next_power_of_2(width))
 
 
 def choose(

@@ -17,6 +17,7 @@ from vispe.attention.backends.triton.grid.launch import (
     grads_like,
     mask_of,
     numbers_of_rows,
+    seed_of,
     strides,
     tile_of,
     tiles_of,
@@ -28,31 +29,35 @@ FIXED_BITS = 61  # bits of the largest sum of a bias gradient in fixed point
 def run_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
     address: Tensor | None, edge: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
-    sight: Tensor | None = None, copy: Tensor | None = None,
+    sight: Tensor | None = None, copy: Tensor | None = None, once: bool = False, seed: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v, and for `run_bias` the row sums of ``grad * out``, patches first."""
+    """Return the gradients of q, k and v, and for `run_bias` the row sums of ``grad * out``, patches first.
+
+    `once`: compute scores once instead of twice; gradients of queries are then added in any order, in float32.
+    """
     b, h, n, _ = q.shape
     prefix = prefix if packed is not None else 0
     delta = row_sums_of(out, grad, prefix)
     dq, dk, dv = grads_like(q, k, v)
     bias = bias_of(packed, copy, address, edge, sight, q)
-    common = (q, k, v, *bias, mask_of(keep, q), grad, lse, delta)
-    sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h, h // k.shape[1])
-    modes = {"HAS_COPY": copy is not None, "SKIP": sight is not None}
-    size = choose("grad_q", q, v, packed)
-    grad_q[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
-        *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep), **modes
-    )
+    common = (q, k, v, *bias, mask_of(keep, q), seed_of(seed, q), grad, lse, delta)
+    sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, dropout, scale, b, h, h // k.shape[1])
+    modes = {"HAS_COPY": copy is not None, "SKIP": sight is not None, "DROP": seed is not None}
+    if not once:
+        size = choose("grad_q", q, v, packed)
+        grad_q[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
+            *common, dq, *strides(q, k, v, grad, dq), *sizes, **constants(q, v, size, packed, keep), **modes
+        )
     size = choose("grad_kv", q, v, packed)
-    grad_kv[(tiles_of(n, prefix, size.keys) * b * k.shape[1],)](
-        *common,
-        dk,
-        dv,
-        *strides(q, k, v, grad, dk, dv),
-        *sizes,
-        **constants(q, v, size, packed, keep),
-        **modes,
-    )
+    keys = "few keys" if 96 in (tile_of(q.shape[-1]), tile_of(v.shape[-1])) else "keys"
+    added = torch.zeros_like(dq, dtype=torch.float32) if once else q
+    grad_kv[(tiles_of(n, prefix, size.keys, keys) * b * k.shape[1],)](
+        *common, dk, dv, added, *strides(q, k, v, grad, dk, dv, added), *sizes,
+        **constants(q, v, size, packed, keep), **modes, ONCE=once,
+    )  # fmt: skip
+    if once:
+        torch.mul(added, scale, out=dq)
     return dq, dk, dv, delta
 
 
@@ -82,7 +87,7 @@ def row_sums_of(out: Tensor, grad: Tensor, prefix: int = 0) -> Tensor:
 def run_bias(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, packed: Tensor, address: Tensor,
     edge: Tensor, keep: Tensor | None, base: Tensor, prefix: int, scale: float, length: int, sharers: int,
-    deterministic: bool,
+    deterministic: bool, seed: Tensor | None = None, dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the gradients (h or 1, length) and (h or 1, 2) of what `strip.build` returned, float32.
 
@@ -103,6 +108,8 @@ def run_bias(
         length: elements per head.
         sharers: how many queries may share an element of the runs; 1 in the row layout.
         deterministic: sum in fixed point where queries share.
+        seed: of `run_forward`.
+        dropout: of `run_forward`.
     """
     b, h, n, _ = q.shape
     size = choose("grad_bias", q, v, packed)
@@ -112,13 +119,14 @@ def run_bias(
     programs = down * tiles_of(n, prefix, size.keys) + below * cdiv(n, size.keys)
     # where each element has one writer any sum is reproducible
     fixed = deterministic and sharers > 1
-    unit = unit_of(grad, v, b * sharers) if fixed else lse
+    unit = unit_of(grad, v, b * sharers / (1 - dropout)) if fixed else lse
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
     ends = torch.zeros(h, programs, 2, dtype=torch.float32, device=q.device)
     grad_bias[(h * programs,)](
-        q, k, v, packed, address, edge, mask_of(keep, q), grad, lse, delta, base, runs, ends,
-        unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, b, h,
+        q, k, v, packed, address, edge, mask_of(keep, q), seed_of(seed, q), grad, lse, delta, base, runs, ends,
+        unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, dropout, b, h,
         h // k.shape[1], **constants(q, v, size, packed, keep), SHARED=sharers > 1, FIXED=fixed,
+        DROP=seed is not None,
     )  # fmt: skip
     return sums_over_heads(packed, runs, ends, unit if fixed else None)
 
@@ -139,9 +147,9 @@ def sums_over_heads(packed: Tensor, runs: Tensor, ends: Tensor, unit: Tensor | N
     return runs, ends
 
 
-def unit_of(grad: Tensor, v: Tensor, terms: int) -> Tensor:
+def unit_of(grad: Tensor, v: Tensor, terms: float) -> Tensor:
     """Return the power of 2 that makes any sum of so many gradients an int64, as a float64 number on the device."""
-    # no gradient of a logit exceeds twice the product of the norms
+    # no gradient of a logit exceeds twice the product of the norms, over the share that dropout leaves
     largest = grad.float().norm(dim=-1).amax().double() * v.float().norm(dim=-1).amax().double() * 2 * terms
     exponent = FIXED_BITS - torch.ceil(torch.log2(largest.clamp(min=1e-30)))
     return torch.exp2(exponent)

@@ -1,4 +1,4 @@
-"""What the kernels share: rows of tensors, the order of tokens, and which program has which of them.
+"""What the kernels share: the order of tokens, what stands for each, and which program has which of them.
 
 Kernels of a grid count patches first and prefix tokens behind them, wherever these stand in memory: `u` is such a
 number, and pointers to tokens lead to the first patch. So a grid fills whole tiles without masks, as far as it goes,
@@ -9,55 +9,14 @@ and what is left (the rest of the grid, the prefix) comes in narrow tiles, TAIL,
 import triton
 import triton.language as tl
 
+from vispe.attention.backends.triton.grid.matrix import token
+
 # tokens in a tile behind the whole ones, at most, as instructions were counted (compute capability 9.0, Triton 3.6)
 NARROW = tl.constexpr(32)
 # in programs whose loop does not mind which queries they have; above two, a whole one is less
 FEW = tl.constexpr(16)
-
-
-@triton.jit
-def product(a, b, acc, DOT: tl.constexpr):
-    """Return ``a @ b + acc``; `DOT`: 'ieee', 'tf32x3', or 'wider' in the interpreter, which has no bfloat16."""
-    if DOT == "wider":
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    return tl.dot(a, b, acc, input_precision=DOT)
-
-
-@triton.jit
-def rows(X, i, stride, n, D: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr):
-    """Return rows `i` of a matrix with `D` columns, zeros beyond its end."""
-    d = tl.arange(0, BD)
-    # a token may lie 2^31 elements or more behind the first
-    where = X + i[:, None].to(tl.int64) * stride + d[None, :]
-    if MASKED:
-        return tl.load(where, mask=(i[:, None] < n) & (d[None, :] < D), other=0.0)
-    if D != BD:
-        return tl.load(where, mask=d[None, :] < D, other=0.0)
-    return tl.load(where)
-
-
-@triton.jit
-def ranked(X, u, stride, m, n, D: tl.constexpr, BD: tl.constexpr, TAIL: tl.constexpr):
-    """Return rows `u`, patches first, of a matrix that is given by the row of its first patch; zeros behind the end."""
-    if TAIL:
-        d = tl.arange(0, BD)
-        where = X + token(u, m, n)[:, None].to(tl.int64) * stride + d[None, :]
-        return tl.load(where, mask=(u[:, None] < n) & (d[None, :] < D), other=0.0)
-    return rows(X, u, stride, n, D, BD, False)
-
-
-@triton.jit
-def token(u, m, n):
-    """Return where token `u` stands, counted from the first of `m` patches: prefix tokens stand in front of it."""
-    return tl.where(u < m, u, u - n)
-
-
-@triton.jit
-def write(X, x, i, real, stride, D: tl.constexpr, BD: tl.constexpr):
-    """Write those rows `i` of a matrix that are `real`, in its dtype."""
-    d = tl.arange(0, BD)
-    tl.store(X + i[:, None].to(tl.int64) * stride + d[None, :], x.to(X.dtype.element_ty),
-             mask=real[:, None] & (d[None, :] < D))  # fmt: skip
+# samples whose keys and values stay in the cache of the GPU while all tiles of queries read them
+TOGETHER = tl.constexpr(16)
 
 
 @triton.jit
@@ -143,11 +102,22 @@ def run_of(ADDRESS, EDGE, u, m, n, HAS_BIAS: tl.constexpr):
 @triton.jit
 def program(batch, n, B: tl.constexpr):
     """Return sample, head and tile of a program, where a head has tiles of `B` tokens and no others."""
-    pid = tl.program_id(0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = tl.cdiv(n, B)
-    return b, (pid // batch // tiles).to(tl.int64), pid // batch % tiles
+    return turn(tl.program_id(0), batch, tl.cdiv(n, B))
+
+
+@triton.jit
+def turn(pid, batch, tiles):
+    """Return sample, head and tile of a program, where each head of a sample has so many tiles.
+
+    Programs count samples first, so that neighbours read the same bias from the cache, but no more of them than leave
+    room for their keys and values: few samples have all their tiles before the next come.
+    """
+    h = pid // (tiles * batch)
+    pid -= h * tiles * batch
+    first = pid // (tiles * TOGETHER) * TOGETHER
+    size = tl.minimum(batch - first, TOGETHER)
+    pid -= first * tiles
+    return (first + pid % size).to(tl.int64), h.to(tl.int64), pid // size
 
 
 @triton.jit
@@ -159,10 +129,8 @@ def place(pid, batch, m, n, B: tl.constexpr, LESS: tl.constexpr, WIDE: tl.conste
     whole = m // B
     if WIDE:
         whole += tl.where(n - whole * B > 2 * LESS, 1, 0)
-    # programs count samples first, so that neighbours read the same bias from the cache
-    b = (pid % batch).to(tl.int64)
-    tiles = whole + tl.cdiv(tl.maximum(n - whole * B, 0), LESS)
-    return b, (pid // batch // tiles).to(tl.int64), whole, pid // batch % tiles
+    b, h, t = turn(pid, batch, whole + tl.cdiv(tl.maximum(n - whole * B, 0), LESS))
+    return b, h, whole, t
 
 
 @triton.jit

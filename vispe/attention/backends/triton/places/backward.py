@@ -4,15 +4,8 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
-from vispe.attention.backends.triton.grid.parts import (
-    padding,
-    pitch_of,
-    product,
-    program,
-    rows,
-    sums_at,
-    write,
-)
+from vispe.attention.backends.triton.grid.matrix import empty, inner, kept, mixed, rows, times, write
+from vispe.attention.backends.triton.grid.parts import padding, pitch_of, program, sums_at
 from vispe.attention.backends.triton.places.forward import (
     cells,
     distance,
@@ -29,11 +22,11 @@ def step_q(acc, steep, x, k, gap, V, do, lse, delta, start, vn, n, c, E: tl.cons
            BN: tl.constexpr, MASKED: tl.constexpr, LEARNED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS k and, where slopes are learned, of dS distance after one more tile of logits / scale."""
     v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
-    ds = grad_scores(x, do, v, lse, delta, c, BN, DOT)
+    ds = grad_scores(x, do, v, lse, delta, c, DOT)
     if LEARNED:
         # the bias is -slope * distance, so its slope has the sum of dS distance
         steep += tl.sum(ds * gap, 1)
-    return product(ds.to(k.dtype), k, acc, DOT), steep
+    return mixed(ds, k, acc, DOT), steep
 
 
 @triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
@@ -62,7 +55,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
     slope = steepness(SLOPE, h, si, scale, METRIC)
     # other sequences are not visited at all
     first, last, low, plain, high = reach(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
-    acc = tl.zeros((BM, BD), tl.float32)
+    acc = empty(BM, BD)
     steep = tl.zeros((BM,), tl.float32)
     for start in range(low, plain, BN):
         x, k, gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
@@ -76,7 +69,7 @@ def grad_q_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRA
                            DOT)  # fmt: skip
         acc, steep = step_q(acc, steep, x, k, gap, V, do, lse, delta, start, vn, n, c, E, BE, BN, True, LEARNED,
                             DOT)  # fmt: skip
-    write(DQ + b * db + h * dh, acc * scale, i, i < n, dn, D, BD)
+    write(DQ + b * db + h * dh, times(acc, scale), i, i < n, dn, D, BD)
     if LEARNED:
         tl.store(STEEP + (b * heads + h) * tl.cdiv(n, BM) + tile, -tl.sum(steep * si, 0))
 
@@ -99,10 +92,10 @@ def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last,
         gap = distance(yi[None, :], xi[None, :], zi[None, :], yj[:, None], xj[:, None], zj[:, None], py, px, pz,
                        METRIC, AXES, WRAP)  # fmt: skip
         x += slope[:, None] * (gap * si[None, :])
-    x = product(k, tl.trans(q), x, DOT)
+    x = inner(k, q, x, DOT)
     if MASKED and PACKED:
         x = tl.where((i[None, :] >= first[:, None]) & (i[None, :] < last[:, None]), x, float("-inf"))
-    dk, dv, _ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, BM, BN, DOT)
+    dk, dv, _ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, DOT)
     return dk, dv
 
 
@@ -131,8 +124,8 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
     slope = steepness(SLOPE, h, sj, scale, METRIC)
     # other sequences are not visited at all
     first, last, low, plain, high = reach(SEGMENT, j, n, PACKED, False, BM)
-    dk = tl.zeros((BN, BD), tl.float32)
-    dv = tl.zeros((BN, BE), tl.float32)
+    dk = empty(BN, BD)
+    dv = empty(BN, BE)
     for start in range(low, plain, BM):
         dk, dv = step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last, Q, GRAD, LSE, DELTA,
                          TABLE, CELL, PLACE, start, qn, gn, n, c, D, BD, E, BE, BM, BN, False, GATHER, METRIC, AXES,
@@ -142,9 +135,9 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GR
                          TABLE, CELL, PLACE, start, qn, gn, n, c, D, BD, E, BE, BM, BN, True, GATHER, METRIC, AXES,
                          WRAP, PACKED, DOT)  # fmt: skip
     # padded keys were read as they are; nothing of that may leave
-    real = padding(KEEP + b * n, j, n, HAS_KEEP)[:, None]
-    write(DK + b * db + h * dh, tl.where(real, dk * scale, 0.0), j, j < n, dn, D, BD)
-    write(DV + b * eb + h * eh_, tl.where(real, dv, 0.0), j, j < n, en, E, BE)
+    real = padding(KEEP + b * n, j, n, HAS_KEEP)
+    write(DK + b * db + h * dh, kept(times(dk, scale), real), j, j < n, dn, D, BD)
+    write(DV + b * eb + h * eh_, kept(dv, real), j, j < n, en, E, BE)
 
 
 @triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
@@ -181,7 +174,7 @@ def grad_table(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, 
         do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
         at = (b * heads + h) * pitch_of(n)
         lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
-        acc += grad_scores(x, do, v, lse, delta, c, BN, DOT)
+        acc += grad_scores(x, do, v, lse, delta, c, DOT)
     # entries are shared by many pairs, hence atomic additions
     where = DTABLE + h * length + (from_[:, None] - cells(CELL + n, j, n, GATHER, True)[None, :])
     inside = (i[:, None] < n) & (j[None, :] < n)

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.forward import finish, shares, weigh
-from vispe.attention.backends.triton.grid.parts import padding, pitch_of, product, program, rows
+from vispe.attention.backends.triton.grid.matrix import empty, inner, rows
+from vispe.attention.backends.triton.grid.parts import padding, pitch_of, program
 
 EUCLIDEAN = tl.constexpr(1)
 MANHATTAN = tl.constexpr(2)
@@ -129,7 +130,7 @@ def scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, sl
     """
     j = start + tl.arange(0, BN)
     k = rows(K, j, stride, n, D, BD, MASKED)
-    bias = tl.zeros((q.shape[0], BN), tl.float32)
+    bias = tl.zeros((q[0].shape[0], BN), tl.float32)
     gap = bias
     if GATHER:
         # one subtraction of whole numbers finds the entry of a pair
@@ -140,7 +141,7 @@ def scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, sl
                        METRIC, AXES, WRAP) * sj[None, :]  # fmt: skip
         bias += slope[:, None] * gap
     # the matrix product starts from the bias: no addition afterwards
-    x = product(q, tl.trans(k), bias, DOT)
+    x = inner(q, k, bias, DOT)
     if MASKED:
         x = tl.where(padding(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
         if PACKED:
@@ -180,7 +181,7 @@ def forward_coords(Q, K, V, TABLE, CELL, PLACE, PERIOD, SLOPE, SEGMENT, KEEP, OU
     first, last, low, plain, high = reach(SEGMENT, i, n, PACKED, HAS_KEEP, BN)
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BE), tl.float32)
+    acc = empty(BM, BE)
     for start in range(low, plain, BN):
         x, _k, _gap = scores(q, K, TABLE, CELL, PLACE, KEEP, from_, si, yi, xi, zi, py, px, pz, slope, first, last,
                              start, kn, n, D, BD, BN, False, GATHER, METRIC, AXES, WRAP, PACKED, HAS_KEEP,

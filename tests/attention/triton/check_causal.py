@@ -1,0 +1,120 @@
+"""Causal masks in the fused kernels: learned tables, gradients, all orders of tiles (`test_interpreter`)."""
+
+import sys
+
+import pytest
+import torch
+
+from tests.attention.triton.check_attention import BACKWARD, FORWARD, inputs, relative, table
+from vispe import Grid, attention, explain
+from vispe.attention import DistanceBias, SumBias, TableBias
+from vispe.attention.bias.strip import Layout
+from vispe.errors import BackendUnavailable
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+BACKEND = sys.modules["vispe.attention.backends.triton"]
+
+
+def agrees(leaves, make, **options):
+    """Compare output and gradients with the reference in float64, which masks scores one by one."""
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    out = attention(*leaves[:3], bias=make(*leaves[3:]), is_causal=True, backend="triton", **options)
+    wanted = attention(*exact[:3], bias=make(*exact[3:]), is_causal=True, backend="reference", **options)
+    torch.testing.assert_close(out.double(), wanted, rtol=2e-6, atol=2e-6)
+    cotangent = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves, cotangent)
+    right = torch.autograd.grad(wanted, exact, cotangent.double())
+    for mine, other in zip(found, right, strict=True):
+        assert (mine - other).norm() <= 1e-5 * other.norm() + 1e-9
+    return out
+
+
+GRIDS = [Grid((5, 7)), Grid((5, 7), 1), Grid((13, 16), 1), Grid((40,), 1), Grid((2, 3, 5)), Grid((1, 1), 1)]
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_learned_tables(monkeypatch, grid, rows):
+    monkeypatch.setattr(BACKEND, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
+    pos = grid.positions()
+    leaves = [*inputs(grid), table(grid), *([torch.randn(2, 3).requires_grad_()] if grid.prefix else [])]
+    agrees(leaves, lambda values, edge=None: TableBias(values, pos, edge))
+
+
+@pytest.mark.parametrize("once", [None, False])
+def test_padded_keys_and_one_pass(once):
+    grid = Grid((13, 16), 1)
+    pos = grid.positions()
+    keep = torch.rand(2, grid.tokens) < 0.7
+    agrees(
+        [*inputs(grid), table(grid)], lambda t: TableBias(t, pos), key_padding_mask=keep, deterministic=once
+    )
+
+
+def test_distances_beside_a_table():
+    grid = Grid((9, 11), 1)
+    pos = grid.positions()
+    slopes = torch.tensor([0.2, 1.0]).requires_grad_()
+    agrees(
+        [*inputs(grid), table(grid), slopes], lambda t, s: SumBias([TableBias(t, pos), DistanceBias(s, pos)])
+    )
+
+
+def test_what_is_kept_knows_of_the_mask():
+    """A fixed bias is packed once with its positions: with the mask and without."""
+    grid = Grid((9, 11), 1)
+    pos = grid.positions()
+    q, k, v = inputs(grid)
+    bias = DistanceBias((0.5, 0.1), pos)
+    for causal in (True, False, True):
+        out = attention(q, k, v, bias=bias, is_causal=causal, backend="triton")
+        wanted = attention(q, k, v, bias=bias, is_causal=causal, backend="reference")
+        torch.testing.assert_close(out, wanted, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # numpy of infinite values
+def test_values_behind_a_tile_are_never_read(monkeypatch):
+    """Tiles of keys behind all queries of a tile are passed over: infinite values there reach nothing."""
+    monkeypatch.setattr(BACKEND, "layout_of", lambda shape, prefix: Layout(shape, prefix, False))
+    grid = Grid((16, 16))
+    pos = grid.positions()
+    q, k, v = inputs(grid, batch=1)
+    bias, found = TableBias(table(grid).detach(), pos), []
+    for spoiled in (False, True):
+        values = v.detach().clone()
+        if spoiled:
+            values[:, :, 192:] = torch.inf
+        found.append(attention(q, k, values, bias=bias, is_causal=True, backend="triton")[:, :, :64])
+    assert torch.equal(*found)
+    assert found[0].isfinite().all()
+
+
+def test_refusals():
+    grid = Grid((5, 7), 3)
+    q, k, v = inputs(grid)
+    pos = grid.positions()
+    bias = TableBias(table(grid), pos)
+    refused = explain(q, k, v, bias=bias, is_causal=True).refused["triton"]
+    assert "one prefix token at most, and there are 3" in refused
+    with pytest.raises(BackendUnavailable, match="with a bias only"):
+        attention(q, k, v, is_causal=True, backend="triton")
+    few = TableBias(table(grid), pos.gather(torch.arange(30)[None]))
+    q, k, v = (t[:, :, :30] for t in (q, k, v))
+    with pytest.raises(BackendUnavailable, match="one full grid"):
+        attention(q, k, v, bias=few, is_causal=True, backend="triton")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(dtype):
+    grid = Grid((9, 11), 1)
+    pos = grid.positions()
+    leaves = [*inputs(grid, dtype), table(grid, 0.3)]
+    out = attention(*leaves[:3], bias=TableBias(leaves[3], pos), is_causal=True, backend="triton")
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    wanted = attention(*exact[:3], bias=TableBias(exact[3], pos), is_causal=True, backend="reference")
+    assert relative(out, wanted.detach()) <= FORWARD[dtype]
+    cotangent = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves, cotangent)
+    right = torch.autograd.grad(wanted, exact, cotangent.double())
+    for mine, other in zip(found, right, strict=True):
+        assert relative(mine, other) <= BACKWARD[dtype]
