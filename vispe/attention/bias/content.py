@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Literal
 
 from torch import Tensor
@@ -71,6 +72,7 @@ class ContextBias(Bias):
         scaled: whether the term is multiplied by the scale of the logits.
         pos: the positions it is bound to.
         content: what reads the table (b, h, n or m, d_h), in place of queries or keys.
+        known: a name of these buckets among all that `pos` may have, under which what follows from them is kept.
 
     Example:
         >>> import torch
@@ -81,7 +83,7 @@ class ContextBias(Bias):
                 [15.,  3.]])
     """
 
-    __slots__ = ("buckets", "content", "dot", "scaled", "weights")
+    __slots__ = ("buckets", "content", "dot", "known", "scaled", "weights")
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class ContextBias(Bias):
         scaled: bool,
         pos: Positions | None = None,
         content: Tensor | None = None,
+        known: Hashable | None = None,
     ) -> None:
         super().__init__(pos)
         if weights.ndim != 3 or buckets.ndim not in (2, 3):
@@ -99,7 +102,7 @@ class ContextBias(Bias):
                 f"{tuple(weights.shape)} and {tuple(buckets.shape)}."
             )
         self.weights, self.buckets, self.dot, self.scaled = weights, buckets, dot, scaled
-        self.content = content
+        self.content, self.known = content, known
 
     @property
     def per_sample(self) -> bool:

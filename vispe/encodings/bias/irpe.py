@@ -207,10 +207,10 @@ class IRPE(Biased):
         if self.method == "cross":
             lines = buckets.grid_lines(pos, self.ratio, self.prefix_buckets)
             return CrossBias((tables[0], tables[1]), lines, dot, pos)
-        pairs = self._pairs(pos)[0]
+        pairs, known = self._pairs(pos)[0], ("irpe", letter, self.method, self.ratio, self.prefix_buckets)
         if dot == "key":  # the table on q is read by the offset seen from the key
             pairs = pairs.transpose(-1, -2)
-        return ContextBias(tables[0], pairs, dot, True, pos)
+        return ContextBias(tables[0], pairs, dot, True, pos, known=known)
 
     def _fixed(self, pos: Positions, letter: str) -> Bias:
         tables = list(self.get_submodule(f"rpe_{letter}").parameters())
