@@ -2,7 +2,8 @@
 
 With buckets of rows and columns, as those of `irpe(method=product)`, far rows of the grid read the same buckets. A
 query then has few different runs of keys, and copying runs of one row of the grid is quicker than looking every score
-up: 24 instead of 32 ms for 6 heads of 37 x 37 patches in bfloat16, attention not counted (one thread).
+up: with 6 heads of 37 x 37 patches attention takes 51 instead of 60 ms in bfloat16, 51 instead of 54 in float32 (one
+thread).
 """
 
 from __future__ import annotations
