@@ -139,7 +139,7 @@ def test_one_pass_takes_less_than_two(fresh_kernels):
 
 @pytest.mark.slow
 @pytest.mark.skipif(OTHER is None, reason="VISPE_TRITON names no folder with another version of Triton")
-@pytest.mark.parametrize("name", ["test_compiled", "test_compiled_context", "test_coords_compiled"])
+@pytest.mark.parametrize("name", ["test_compiled", "test_compiled_context", "test_compiled_coords"])
 def test_machine_code_with_another_triton(tmp_path, name):
     """In a process of its own, which finds that version first."""
     path = os.pathsep.join(filter(None, (OTHER, os.environ.get("PYTHONPATH"))))
