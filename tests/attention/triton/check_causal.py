@@ -98,6 +98,13 @@ def test_refusals():
     assert "one prefix token at most, and there are 3" in refused
     with pytest.raises(BackendUnavailable, match="with a bias only"):
         attention(q, k, v, is_causal=True, backend="triton")
+    alone = Grid((5, 7))
+    one = [t[:1, :, 3:] for t in (q, k, v)]
+    packed = {"is_causal": True, "cu_seqlens": torch.tensor([0, 8, alone.tokens])}
+    for fixed in (TableBias(table(alone), alone.positions()), DistanceBias((0.5, 0.1), alone.positions())):
+        assert "packed" in explain(*one, bias=fixed, **packed).refused["triton"]
+        found, wanted = (attention(*one, bias=fixed, backend=b, **packed) for b in ("auto", "reference"))
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
     few = TableBias(table(grid), pos.gather(torch.arange(30)[None]))
     q, k, v = (t[:, :, :30] for t in (q, k, v))
     with pytest.raises(BackendUnavailable, match="one full grid"):

@@ -38,6 +38,10 @@ def test_on_a_cpu_it_stands_back():
         ({"attn_mask": torch.ones(13, 13, dtype=torch.bool)}, "n x m tensor"),
         ({"is_causal": True, "bias": None}, "is_causal is fused with a bias only"),
         (
+            {"is_causal": True, "cu_seqlens": torch.tensor([0, 6, 13])},
+            "is_causal is not fused with packed sequences",
+        ),
+        (
             {"dropout_p": 0.1, "cu_seqlens": torch.tensor([0, 13])},
             "dropout is fused with biases on one full grid only",
         ),

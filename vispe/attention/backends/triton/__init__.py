@@ -47,6 +47,8 @@ def refuses(call: Call) -> str | None:
     ):
         if given:
             return why
+    if call.is_causal and call.cu_seqlens is not None:
+        return "is_causal is not fused with packed sequences"
     unfit = not_causal(call.bias) if call.is_causal else None
     if unfit:
         return unfit
