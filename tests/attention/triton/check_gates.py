@@ -61,25 +61,8 @@ def gated_table(grid, heads=HEADS):
     return (torch.randn(heads, *(2 * n - 1 for n in grid.shape)) + 1.0).requires_grad_()
 
 
-@pytest.mark.parametrize("width", [64, 72])
-def test_widths(width):
-    grid = Grid((5, 7), 2)
-    pos = grid.positions()
-    params = [gated_table(grid), torch.randn(HEADS, 3, requires_grad=True)]
-    compare_gates(
-        grid,
-        lambda t, e: TableBias(t, pos, e),
-        lambda t, e: oracle.table_matrix(t, grid, e)[None],
-        params,
-        width=width,
-    )
-
-
-@pytest.mark.parametrize("strips", [True, False])
-@pytest.mark.parametrize("gates", [(True, True), (True, False), (False, True)], ids=str)
-def test_gates(monkeypatch, strips, gates):
-    monkeypatch.setattr(content, "layout_of", lambda shape, prefix: Layout(shape, prefix, not strips))
-    grid = Grid((5, 7), 2)
+def compare_table(grid, gates=(True, True), **options):
+    """Compare gates on a table with numbers for prefix tokens."""
     pos = grid.positions()
     params = [gated_table(grid), torch.randn(HEADS, 3, requires_grad=True)]
     compare_gates(
@@ -88,7 +71,20 @@ def test_gates(monkeypatch, strips, gates):
         lambda t, e: oracle.table_matrix(t, grid, e)[None],
         params,
         gates,
+        **options,
     )
+
+
+@pytest.mark.parametrize("width", [64, 72])
+def test_widths(width):
+    compare_table(Grid((5, 7), 2), width=width)
+
+
+@pytest.mark.parametrize("strips", [True, False])
+@pytest.mark.parametrize("gates", [(True, True), (True, False), (False, True)], ids=str)
+def test_gates(monkeypatch, strips, gates):
+    monkeypatch.setattr(content, "layout_of", lambda shape, prefix: Layout(shape, prefix, not strips))
+    compare_table(Grid((5, 7), 2), gates)
 
 
 @pytest.mark.parametrize("steady", [False, True])
