@@ -54,6 +54,11 @@ def rounded(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(mask == float("-inf"), mask, mask.clamp(-top, top)).to(dtype)
 
 
+def narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a bias in `dtype`; only float16 has a smaller range than the float32 of biases."""
+    return rounded(bias, dtype) if dtype == torch.float16 else bias.to(dtype)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """Return `x` in float32 or, if it is that already, in float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vispe import Grid, attention, create_encoding
 from vispe.attention import DistanceBias, SumBias, TableBias
-from vispe.attention.backends import by_rows, sdpa
+from vispe.attention.backends import rows, sdpa
 from vispe.attention.bias import kept
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.precision import rounded
@@ -237,8 +237,8 @@ def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
     "spec", ["irpe.ctx_product_50_shared_qk", "irpe(on=k,shared=false)", "irpe(on=q)", "shaw"]
 )
 def test_tables_that_the_content_reads(spec, dtype, monkeypatch):
-    monkeypatch.setattr(by_rows, "BLOCK", 300)
-    monkeypatch.setattr(by_rows, "LEAST", 8)
+    monkeypatch.setattr(rows, "LEAST", 300)
+    monkeypatch.setattr(rows, "ROWS", 8)
     monkeypatch.setattr(sdpa, "_masked", None)
     torch.manual_seed(0)
     encoding, pos = create_encoding(spec, dim=24, num_heads=3, grid=GRID), Grid(GRID, 1).positions()
@@ -252,11 +252,12 @@ def test_tables_that_the_content_reads(spec, dtype, monkeypatch):
     assert (found - wanted).abs().max() < {torch.float32: 5e-6, torch.bfloat16: 6e-2}[dtype]
 
 
-def test_rows_of_positions_that_differ_between_samples(monkeypatch):
-    monkeypatch.setattr(by_rows, "BLOCK", 300)
-    monkeypatch.setattr(by_rows, "LEAST", 8)
+@pytest.mark.parametrize("content", [None, torch.randn(2, 3, 36, 8)], ids=["queries, keys", "content"])
+def test_rows_of_positions_that_differ_between_samples(content, monkeypatch):
+    monkeypatch.setattr(rows, "LEAST", 300)
+    monkeypatch.setattr(rows, "ROWS", 8)
     weights, buckets = torch.randn(3, 6, 8), torch.randint(6, (2, 36, 36))
-    bias = SumBias([ContextBias(weights, buckets, dot, True) for dot in ("query", "key")])
+    bias = SumBias([ContextBias(weights, buckets, dot, True, content=content) for dot in ("query", "key")])
     q, k, v = torch.randn(3, 2, 3, 36, 8)
     k, v = k[:, :1], v[:, :1]
     found = attention(q, k, v, bias=bias, enable_gqa=True)

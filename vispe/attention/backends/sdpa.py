@@ -2,7 +2,7 @@
 
 The mask has q's dtype (a float32 mask under bfloat16 inputs costs 1.4 times the time on CPU). Masks of fixed biases
 are kept with their positions, those of learned ones while their numbers stay the same (`vispe.attention.bias.kept`);
-tables that the content reads are served some rows at a time (`by_rows`). Batch and head axes are swapped when each
+tables that the content reads are served some rows at a time (`rows`). Batch and head axes are swapped when each
 head has its own mask and that is large, which lets the CPU kernel reuse a mask for the whole batch. A mask above 1 GiB
 is made and used group by group.
 
@@ -21,11 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vispe.attention.backends import blocked as strip_gradient
-from vispe.attention.backends import by_rows
+from vispe.attention.backends import rows
 from vispe.attention.bias import kept as learned
 from vispe.attention.bias.base import Bias
 from vispe.attention.call import Call, combine
-from vispe.attention.precision import autocast_on, exporting, no_infinity, rounded
+from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, rounded
 
 MASK_LIMIT = 1 << 30  # bytes
 # Keys from which swapped axes pay. Forward relative to SDPA without mask, one thread, b 2 and 8, d 64, float32, as they
@@ -45,7 +45,7 @@ def run(call: Call) -> Tensor:
     by_strips = strip_gradient.attend(call)
     if by_strips is not None:
         return by_strips
-    rows_at_a_time = by_rows.attend(call)
+    rows_at_a_time = rows.attend(call)
     if rows_at_a_time is not None:
         return rows_at_a_time
     q, k, v = call.transformed()
@@ -125,9 +125,8 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> Tensor
     )
     mask, dead = combine(dense, added, keep, call.finite)
     if mask is not None:
-        # only float16 has a smaller range than the float32 of biases; an additive mask may be anything
-        narrow = added is not None or call.dtype == torch.float16
-        mask = rounded(mask, call.dtype) if narrow else mask.to(call.dtype)
+        # an additive mask may be anything
+        mask = narrowed(mask, call.dtype) if added is None else rounded(mask, call.dtype)
     if mask is not None and _swap(q, mask):
         turned = (t.transpose(0, 1) for t in (q, k, v))
         out = _sdpa(call, *turned, mask=mask.transpose(0, 1)).transpose(0, 1)

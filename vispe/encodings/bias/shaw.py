@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -166,34 +166,33 @@ class Shaw(Biased):
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return what is added to the logits in block `layer`."""
-        pairs, table = self._read(
+        pairs, table, known = self._read(
             pos, self.distance_embedding, 1 if "factor" in self.method else None, self.folded
         )
         if "factor" in self.method:
             return FactorBias(table[..., 0], pairs, pos)
-        terms = [ContextBias(table, pairs, "query", True, pos)]
-        if self.method == "key_query":
-            terms.append(ContextBias(table, pairs, "key", True, pos))
+        dots = ("query", "key") if self.method == "key_query" else ("query",)
+        terms = [ContextBias(table, pairs, dot, True, pos, known=known) for dot in dots]
         return SumBias(terms) if len(terms) > 1 else terms[0]
 
     def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
         """Return what is added to the output of attention, with values."""
         if self.value_embedding is None:
             return None
-        pairs, table = self._read(pos, self.value_embedding, None, False)
+        pairs, table, _ = self._read(pos, self.value_embedding, None, False)
         return ValueTerm(table, pairs)
 
     def _read(
         self, pos: Positions, embedding: nn.Embedding, channels: int | None, folded: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return which row each pair reads (b or 1, n, n), and the table (h or 1, rows, channels) for this grid."""
+    ) -> tuple[Tensor, Tensor, Hashable]:
+        """Return which row each pair reads (b or 1, n, n), the table (h or 1, rows, channels), a name of the first."""
         grid, weight = self._need_grid(pos), embedding.weight
         if self.clip is None and self.grid is not None and (folded or grid.shape != self.grid):
             weight = self._resampled(weight, self.grid, grid.shape, folded).flatten(1).t()
         key = ("shaw", self.clip, self.index, folded)
         pairs = pair_rows(pos, key, lambda: self._rows(grid.shape, folded, pos.coords.device))
         table = weight.unflatten(1, (-1, channels or self._head_width())).transpose(0, 1)
-        return pairs, with_none(table)
+        return pairs, with_none(table), key
 
     def _rows(self, shape: Sequence[int], folded: bool, device: torch.device) -> Tensor:
         """Return which row of the table every offset of a grid reads, (2 n_1 - 1, ...), query minus key."""

@@ -4,16 +4,20 @@ import pytest
 import torch
 
 from vispe import Grid, attention, create_encoding
-from vispe.attention.backends import by_rows, sdpa
-from vispe.attention.backends.runs import _find, runs_of
+from vispe.attention.backends import rows, sdpa
+from vispe.attention.backends.rows.runs import _find, runs_of
 from vispe.attention.bias.content import ContextBias
 from vispe.encodings.bias.irpe import bucket_ids
 
+BY_HAND = rows.by_hand
 
-@pytest.fixture(autouse=True)
-def _by_rows(monkeypatch):
-    monkeypatch.setattr(by_rows, "BLOCK", 300)
-    monkeypatch.setattr(by_rows, "LEAST", 100)  # several blocks, the last one smaller
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["by hand", "SDPA"])
+def _small(request, monkeypatch):
+    monkeypatch.setattr(rows, "by_hand", lambda dtype: request.param)
+    monkeypatch.setattr(rows, "LEAST", 300)
+    monkeypatch.setattr(rows, "ROWS", 100)  # several blocks
+    monkeypatch.setattr(rows, "WHOLE", 100)
     monkeypatch.setattr(sdpa, "_masked", None)
 
 
@@ -31,7 +35,7 @@ def made(spec, dim=24, heads=3):
 def test_attention_on_two_grids(spec, prefix, dtype, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     encoding = made(spec)
-    for shape in ((23, 17), (25, 19)):
+    for shape in ((31, 17), (29, 19)):
         pos = Grid(shape, prefix).positions()
         q, k, v = torch.randn(3, 2, 3, pos.tokens, 8, dtype=dtype)
         with torch.no_grad():
@@ -57,11 +61,13 @@ def test_shared_heads_of_keys():
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])
 def test_runs_say_what_the_buckets_say(prefix):
-    table = bucket_ids(Grid((23, 17), prefix), "product", 1.9)[0][0]
-    runs = _find(table, prefix, 17)
-    every = runs.buckets.view(-1, 17).index_select(0, runs.order.flatten()).view(len(table), -1)
-    assert torch.equal(every[:, : len(table)].roll(prefix, 1), table)
-    assert runs.buckets.shape[1] <= (7 + (prefix > 0)) * 17
+    grid = Grid((23, 17), prefix)
+    table = bucket_ids(grid, "product", 1.9)[0][0]
+    pattern = _find(table, 50, grid)
+    every = pattern.buckets.view(-1, 17).index_select(0, pattern.order.flatten()).view(len(table), -1)
+    assert torch.equal(every[:, pattern.skip :], table)
+    assert (every[:, : pattern.skip] == 50).all()
+    assert pattern.buckets.shape[1] <= (7 + (prefix > 0)) * 17
 
 
 def test_where_runs_are_not_taken():
@@ -87,3 +93,19 @@ def test_other_options_on_the_same_positions():
             bias = made(spec).bias(pos, 0)
             found, wanted = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
             torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
+
+
+def test_what_is_done_by_hand(monkeypatch):
+    """With one thread all dtypes, but half precision where the processor has units for it; nothing with several."""
+    asked = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+    for threads, units, kind, wanted in [
+        (1, False, "AVX512", [True] * 4),
+        (1, False, "AVX2", [True] * 4),
+        (1, True, "AVX512", [True, True, False, False]),
+        (1, False, "DEFAULT", [True, True, False, False]),
+        (2, False, "AVX512", [False] * 4),
+    ]:
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda of=units: of)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda of=kind: of)
+        assert [BY_HAND(dtype) for dtype in asked] == wanted
