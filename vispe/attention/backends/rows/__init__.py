@@ -50,8 +50,8 @@ def attend(call: Call) -> Tensor | None:
     for i in range(len(q)):
         ask = Request(None, None, call.q[i : i + 1], keys[i : i + 1], call.factor, ALL)
         reads = [way.read(ask, i) for way in ways]
-        for head in range(0, heads, some):
-            own = slice(head, head + some)
+        for first in range(0, heads, some):
+            own = slice(first, first + some)
             # SDPA is quicker when keys lie together
             near, values = (t[i, own].to(wide) if hand else t[i, own].contiguous() for t in (k, v))
             asking, room = q[i, own], out[i, own]
@@ -59,7 +59,8 @@ def attend(call: Call) -> Tensor | None:
                 made = [way.rows(read, own, block) for way, read in zip(ways, reads, strict=True)]
                 bias = _sum([(rows, way.skip - skip) for rows, way in zip(made, ways, strict=True)])
                 if hand:
-                    room[:, block] = _attend(asking[:, block].to(wide), near, values, bias, skip, call.factor)
+                    head = (asking[0, block].to(wide), near[0], values[0], bias[0], skip, call.factor)
+                    _attend(*head, out=room[0, block])
                 else:
                     mask = narrowed(bias, call.dtype)
                     room[:, block] = F.scaled_dot_product_attention(
@@ -80,12 +81,16 @@ def by_hand(dtype: torch.dtype) -> bool:
     return torch.backends.cpu.get_cpu_capability().startswith("AVX") and not units()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, skip: int, scale: float) -> Tensor:
-    """Return attention of a head (1, n, d_v); the bias (1, n, skip + m) is written over."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, skip: int, scale: float, out: Tensor) -> None:
+    """Write attention of a head into `out` (n, d_v); the bias (n, skip + m) is written over."""
     bias = bias.contiguous()
-    logits = bias[..., skip:].baddbmm_(q, k.transpose(-1, -2), alpha=scale)
+    # the product is added to what is there
+    logits = bias[:, skip:].addmm_(q, k.t(), alpha=scale)
     torch.softmax(bias, -1, out=bias)
-    return logits.bmm(v)
+    if out.dtype == logits.dtype:
+        torch.mm(logits, v, out=out)
+    else:
+        out.copy_(logits.mm(v))
 
 
 def _sum(rows: list[tuple[Tensor, int]]) -> Tensor:
