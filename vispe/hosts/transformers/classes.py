@@ -34,10 +34,11 @@ def positioned(stock: type, mixin: type) -> type:
             "__module__": stock.__module__,
             "__qualname__": stock.__qualname__,
             "__doc__": stock.__doc__,
-            "__init__": _building(stock),
             "__reduce_ex__": _reduce,
             "vispe_stock": stock,
         }
+        if issubclass(stock, nn.Module):
+            inside["__init__"] = _building(stock)
         _MADE[stock, mixin] = type(stock.__name__, (mixin, stock), inside)
     return _MADE[stock, mixin]
 

@@ -76,6 +76,10 @@ class Call:
     kwargs: dict[str, Any]
     marks: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if self.input_ids is None and self.inputs_embeds is None:
+            raise InputError("The model needs input_ids or inputs_embeds; got neither.")
+
     def types_of(self, keys: Tensor) -> Tensor:
         """Return the type of every token (b, s): 0 text, 1 image, 2 video.
 
@@ -164,12 +168,10 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
         ShapeError: `position_ids` have another shape.
     """
     tokens = call.inputs_embeds if call.input_ids is None else call.input_ids
-    if tokens is None:
-        raise InputError("The model needs input_ids or inputs_embeds; got neither.")
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     if state is None:
         check_filled_here(call.cache)
-    table, span, offset, marks = (call.kwargs.pop(name, None) for name in (TABLE, SPAN, OFFSET, MARKS))
+    table, span, offset, marks = (call.kwargs.get(name) for name in (TABLE, SPAN, OFFSET, MARKS))
     beside = text_of(call.model).vispe_beside
     _check_members(call, beside, tokens)
     pictures = bool(given(call.kwargs, *PIXELS, *(GRIDS if state is None else ()), IDS))
@@ -199,10 +201,16 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
         ids, after = _of_pictures(call, keys, counted, state)
     else:
         ids, after = _of_text(call, keys, counted, state)
-    for name in ("tile_grids", IDS):
-        call.kwargs.pop(name, None)
     if call.marks is None and state is not None and state.marks is not None:
         call.marks = plain_marks(axes, valid_tokens(keys, call.mask))
+    elif call.marks is not None and state is not None and state.marks is None and state.ids is not None:
+        past = state.ids[0]
+        seen = (
+            torch.ones_like(past, dtype=torch.bool)
+            if call.mask is None
+            else call.mask[:, : past.shape[1]].bool()
+        )
+        state.marks = plain_marks(axes, seen)
     return Placed(keys, ids, state, after, call.marks)
 
 

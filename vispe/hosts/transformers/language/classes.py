@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from vispe.hosts.transformers.language import late as hf_late
 from vispe.hosts.transformers.language.apart import Apart, extended, ordered, rates_of
-from vispe.hosts.transformers.language.beside import IDS, MARKS, Beside, joined, plain_marks, seen
+from vispe.hosts.transformers.language.beside import IDS, MARKS, Beside, joined, seen
 from vispe.hosts.transformers.language.call import (
     GRIDS,
     OFFSET,
@@ -25,24 +24,31 @@ from vispe.hosts.transformers.language.call import (
     SPAN,
     TABLE,
     Call,
-    Placed,
     given,
     place,
 )
-from vispe.hosts.transformers.language.families import family_of, text_of
+from vispe.hosts.transformers.language.families import family_of
 from vispe.hosts.transformers.language.late import LATE, LateRotation
+from vispe.hosts.transformers.language.placing import (
+    OWN,
+    Waiting,
+    call_of,
+    in_rows,
+    keep,
+    kept_class,
+    open_cache,
+    waits,
+)
 from vispe.hosts.transformers.language.rotary import Rotary
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     by_key,
     check_filled_here,
-    remember,
-    settled,
     state_after,
     valid_tokens,
 )
 from vispe.hosts.transformers.language.traced import numbered
-from vispe.hosts.transformers.signature import like_stock
+from vispe.hosts.transformers.signature import by_name, like_stock, order_of, signed_like_stock
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 from vispe.multimodal import Scheme, tables
 
@@ -154,6 +160,7 @@ class PositionedModel:
     vispe_number: int
     vispe_typed: ClassVar[bool] = False  # whether the model of before takes mm_token_type_ids
     vispe_cache: ClassVar[str]  # what it calls its cache
+    vispe_order: ClassVar[tuple[str, ...]]  # its arguments by place
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the state of a copy, which compiled programs find by a number of its own."""
@@ -165,85 +172,49 @@ class PositionedModel:
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "vispe_stock"):
             more = dict.fromkeys(("mm_token_type_ids", "tile_grids", IDS), Tensor | None)
-            like_stock(cls, "forward", **more)
-            stock = inspect.signature(cls.vispe_stock.forward).parameters  # type: ignore[attr-defined]
-            cls.vispe_typed = "mm_token_type_ids" in stock
-            cls.vispe_cache = next(name for name in CACHE_NAMES if name in stock)
+            signed_like_stock(cls, "forward", **more)
+            stock = cls.vispe_stock.forward  # type: ignore[attr-defined]
+            named = inspect.signature(stock).parameters
+            cls.vispe_typed = "mm_token_type_ids" in named
+            cls.vispe_cache = next(name for name in CACHE_NAMES if name in named)
+            cls.vispe_order = order_of(stock)
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Any = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        mm_token_type_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model with the coordinates of its scheme.
 
         Args:
-            input_ids: tokens (b, s), or `inputs_embeds` in their place.
-            attention_mask: (b, s), 0 where there is padding, or a mask that is ready for the layers.
-            position_ids: ordinary ids (b, s), where one that does not go on by 1 starts a packed sample; or
-                coordinates (axes, b, s), as `get_rope_index` gives them, or both (1 + axes, b, s).
-            inputs_embeds: (b, s, width).
-            mm_token_type_ids: (b, s), 0 text, 1 image, 2 video; only read where there are no `input_ids`. Without
-                both, pictures are where `inputs_embeds` has the embedding of their token.
-            **kwargs: what else the model of before takes, such as the cache of what came before, which remembers where
-                the sequences stand; `tile_grids`, rows and columns of the tiles of each image
-                (n, 2), for models that cut images into tiles; and `parallel_ids` (b, s), the member of each token that
-                stands side by side with others, -1 outside, for models converted with `parallel`.
+            *args: arguments by place, as the model of before takes them.
+            **kwargs: what the model of before takes, such as the cache of what came before, which remembers where the
+                sequences stand. `position_ids` are ordinary ids (b, s), where one that does not go on by 1 starts a
+                packed sample; or coordinates (axes, b, s), as `get_rope_index` gives them, or both (1 + axes, b, s).
+                `mm_token_type_ids` (b, s), 0 text, 1 image, 2 video, are only read where there are no `input_ids`;
+                without both, pictures are where `inputs_embeds` has the embedding of their token. Besides:
+                `tile_grids`, rows and columns of the tiles of each image (n, 2), for models that cut images into tiles;
+                and `parallel_ids` (b, s), the member of each token that stands side by side with others, -1 outside,
+                for models converted with `parallel`.
         """
-        mask = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 else None
-        cache = cache_of(kwargs)
-        kwargs = {name: value for name, value in kwargs.items() if name not in CACHE_NAMES}
-        call = Call(self, input_ids, inputs_embeds, mm_token_type_ids, mask, cache, kwargs)
+        named = by_name(f"{type(self).__qualname__}.forward", self.vispe_order, args, kwargs)
+        call = call_of(self, named)
+        kept = {name: named[name] for name in named if name not in OWN and name not in CACHE_NAMES}
+        host = kept | {self.vispe_cache: call.cache}
+        if not self.vispe_typed:
+            host.pop("mm_token_type_ids", None)
+        position_ids = named.get("position_ids")
+        if waits(call, position_ids):
+            waiting = Waiting(call, position_ids)
+            try:
+                return super().forward(**host | {"position_ids": waiting})  # type: ignore[misc]
+            except Exception:
+                if not waiting.tried:
+                    waiting.place()  # what is wrong with the call is said before what the model says
+                raise
         placed = place(call, position_ids)
-        before = placed.before
-        if (
-            placed.marks is not None
-            and before is not None
-            and before.marks is None
-            and before.ids is not None
-        ):
-            past = before.ids.shape[2]
-            valid = (
-                torch.ones_like(before.ids[0], dtype=torch.bool) if mask is None else mask[:, :past].bool()
-            )
-            before.marks = plain_marks(self.vispe_scheme.axes, valid)
-        if mm_token_type_ids is not None and self.vispe_typed:
-            kwargs["mm_token_type_ids"] = mm_token_type_ids
-        marks = () if placed.marks is None else (placed.marks,)
-        ids = torch.cat([placed.keys[None].to(placed.ids), placed.ids, *marks])
+        host["position_ids"] = in_rows(placed)
         if family_of(self.config).masks:  # type: ignore[attr-defined]
-            kwargs[PLACED], ids = ids, placed.keys
-        outputs = super().forward(  # type: ignore[misc]
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=ids,
-            inputs_embeds=inputs_embeds,
-            **kwargs,
-            **{self.vispe_cache: cache},
-        )
-        if cache is None and hasattr(outputs, "get"):
-            cache = outputs.get(self.vispe_cache)
-        self._remember(cache, placed)
+            host[PLACED], host["position_ids"] = host["position_ids"], placed.keys
+        outputs = super().forward(**host)  # type: ignore[misc]
+        keep(self, call.cache, outputs, placed)
         return outputs
-
-    def _remember(self, cache: Any, placed: Placed) -> None:
-        """Put where the sequences stand onto the cache, where it has changed."""
-        after = placed.after
-        if text_of(self).vispe_late:
-            before = None if placed.before is None else placed.before.ids
-            after = replace(after, ids=placed.ids if before is None else torch.cat([before, placed.ids], 2))
-            if placed.marks is not None:
-                past = None if placed.before is None else placed.before.marks
-                after = replace(after, marks=joined(past, placed.marks))
-        if cache is None or after is placed.before:
-            return
-        if after.settled is None:
-            after.settled = settled(after, cache, placed.keys, placed.ids, self.vispe_scheme)
-        remember(cache, after)
 
 
 class PositionedText:
@@ -255,11 +226,16 @@ class PositionedText:
     vispe_rotary: dict[str, Rotary]  # of each kind of layers
     vispe_beside: Beside | None
     vispe_extend: tuple[int, int] | None
+    vispe_kept: ClassVar[
+        type | None
+    ]  # the class of a cache that it opens; None where the host opens another kind
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep the signature of the class that is replaced."""
         super().__init_subclass__(**kwargs)
         like_stock(cls, "forward")
+        if hasattr(cls, "vispe_stock"):
+            cls.vispe_kept = kept_class(cls.vispe_stock)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move the model, and write the allocation anew: `to_empty` leaves buffers without values."""
@@ -284,6 +260,11 @@ class PositionedText:
         """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""
         if self.vispe_late:
             hf_late.keep_on(self)
+        waiting = position_ids if isinstance(position_ids, Waiting) else None
+        if waiting is not None:
+            placed = waiting.place()
+            position_ids = in_rows(placed).to(kwargs["inputs_embeds"].device)
+            cache = open_cache(self, kwargs)
         position_ids = kwargs.pop(PLACED, position_ids)
         axes = self.vispe_axes
         keys, ids, marks = position_ids[0].long(), position_ids[1 : 1 + axes], position_ids[1 + axes :]
@@ -296,7 +277,10 @@ class PositionedText:
             kwargs[LATE] = late.get("", late)
         rows = next(iter(self.vispe_rotary.values())).rows
         host = keys if rows == 1 else keys.expand(rows, *keys.shape)
-        return super().forward(*args, position_ids=host, **kwargs)  # type: ignore[misc]
+        outputs = super().forward(*args, position_ids=host, **kwargs)  # type: ignore[misc]
+        if waiting is not None:
+            keep(waiting.call.model, cache, outputs, placed)
+        return outputs
 
     def _maybe_slice_kv_shared_inputs(
         self,

@@ -34,6 +34,7 @@ READ = (
     "target_sizes_videos",
     "batch_num_images",
 )
+WORDS = ("vision_aspect_ratio", "downsample_mode", "use_audio_in_video")  # said in words, or as yes and no
 _MODELS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _Find = Callable[[Any, Sequence[Tensor | None], dict[str, Any]], Coordinates]
 _FIND: dict[str, _Find] = {}  # what the operator runs; `call` stands above this file
@@ -50,9 +51,8 @@ def traceable(model: Any, kwargs: dict[str, Any]) -> bool:
     if not torch.compiler.is_compiling() or exporting() or model.training:
         return False
     given = [v for name, v in kwargs.items() if name in READ or name == "mm_encoder_outputs"]
-    said = ("vision_aspect_ratio", "downsample_mode", "use_audio_in_video")
-    words = any(kwargs.get(name) is not None for name in said)
-    return all(v is None or isinstance(v, Tensor) for v in given) and not words
+    words = all(kwargs.get(name) is None or isinstance(kwargs[name], str | bool) for name in WORDS)
+    return all(v is None or isinstance(v, Tensor) for v in given) and words
 
 
 def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, Any]) -> Coordinates:
@@ -61,9 +61,10 @@ def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, 
     Args:
         model: the converted model inside.
         tensors: input_ids or None, embeddings or None, types or None, keys (b, s), valid (b, s), start (b) or None.
-        kwargs: other arguments of the call, of which `READ` are looked at.
+        kwargs: other arguments of the call, of which `READ` and `WORDS` are looked at.
     """
     named = [name for name in READ if kwargs.get(name) is not None]
+    said = [f"{name}={kwargs[name]}" for name in WORDS if kwargs.get(name) is not None]
     scheme = model.vispe_scheme
     known = "".join("1" if t is not None else "0" for t in tensors)
     given = [t for t in tensors if t is not None]
@@ -71,7 +72,7 @@ def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, 
         given,
         [kwargs[name] for name in named],
         known,
-        ",".join(named),
+        ",".join(named + said),
         scheme.axes,
         scheme.counts,
         model.vispe_number,
@@ -97,7 +98,10 @@ def _coordinates(
 ) -> tuple[Tensor, Tensor]:
     rest = iter(tensors)
     given = [next(rest) if one == "1" else None for one in known]
-    kwargs = dict(zip(named.split(","), pictures, strict=True)) if named else {}
+    names = [name for name in named.split(",") if name and "=" not in name]
+    kwargs: dict[str, Any] = dict(zip(names, pictures, strict=True))
+    for name, word in (one.split("=") for one in named.split(",") if "=" in one):
+        kwargs[name] = {"True": True, "False": False}.get(word, word)
     found = _FIND["call"](_MODELS[model], given, kwargs)
     return found.ids.clone(), found.next.clone()
 
