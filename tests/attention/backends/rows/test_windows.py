@@ -8,6 +8,7 @@ from vispe.attention.backends import rows, sdpa
 from vispe.attention.backends.rows import windows
 from vispe.attention.backends.rows.windows import windows_of
 from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.dense import SumBias
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["by hand", "SDPA"])
@@ -105,3 +106,13 @@ def test_where_windows_are_not_taken(monkeypatch):
     assert windows_of(ContextBias(bias.weights, many, "query", True, pos, known="many")) is None
     few = pos.gather(torch.arange(40)[None])
     assert windows_of(made("shaw", (7, 9)).bias(few, 0)) is None
+
+
+def test_tables_of_two_grids():
+    """As many tokens in other rows: the windows of one grid end where those of the other do not."""
+    biases = [made("shaw", shape).bias(Grid(shape, 1).positions(), 0) for shape in ((6, 10), (10, 6))]
+    q, k, v = torch.randn(3, 2, 3, 61, 8)
+    with torch.no_grad():
+        for bias in (SumBias(biases), SumBias([biases[0], biases[0]])):
+            found, wanted = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)

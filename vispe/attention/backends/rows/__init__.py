@@ -37,12 +37,12 @@ def attend(call: Call) -> Tensor | None:
         return None
     q, k, v = call.transformed()
     heads, hand = q.shape[1], by_hand(call.dtype)
-    blocks = _blocks(call, ROWS if hand else WHOLE)
-    some = 1 if hand else min(heads, max(1, torch.get_num_threads() * SPLIT // blocks[0].stop))
     wide = torch.promote_types(call.dtype, torch.float32)
     # SDPA wants a mask in the dtype of q; of a single table the numbers are rounded before they are spread
     dtype = wide if hand or len(terms) > 1 else call.dtype
-    ways = [_way(term, dtype) for term in terms]
+    ways = _ways(terms, dtype)
+    blocks = _blocks(ways, q.shape[2], ROWS if hand else WHOLE)
+    some = 1 if hand else min(heads, max(1, torch.get_num_threads() * SPLIT // blocks[0].stop))
     # keys before the first one, which some ways need; their bias is -inf
     skip = ways[0].skip if hand and len(ways) == 1 else 0
     keys = call.k.repeat_interleave(heads // call.k.shape[1], 1) if heads > call.k.shape[1] else call.k
@@ -120,23 +120,29 @@ def _serves(call: Call) -> bool:
     return 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > LEAST
 
 
-def _blocks(call: Call, size: int) -> list[slice]:
+def _ways(terms: list[ContextBias], dtype: torch.dtype) -> list[Way]:
+    """Return the quickest way to make rows of each table; windows of all are on one grid."""
+    ways: list[Way] = []
+    grid = None
+    for term in terms:
+        pattern = runs_of(term)
+        offsets = windows_of(term) if pattern is None else None
+        if pattern is not None:
+            ways.append(Runs(term, pattern, dtype))
+        elif offsets is not None and grid in (None, offsets.grid):
+            grid = offsets.grid
+            ways.append(Windows(term, offsets, dtype))
+        else:
+            ways.append(Lookup(term, dtype))
+    return ways
+
+
+def _blocks(ways: list[Way], tokens: int, size: int) -> list[slice]:
     """Return slices of about `size` queries, all alike: a small one at the end would be slow."""
-    tokens, prefix, length = call.q.shape[2], 0, 1
-    grid = None if call.bias is None or call.bias.pos is None else call.bias.pos.grid
-    if grid is not None and grid.tokens == tokens:
-        # whole rows of the grid; prefix tokens are in the first block
-        prefix, length = grid.prefix, grid.shape[-1]
+    grid = next((way.offsets.grid for way in ways if isinstance(way, Windows)), None)
+    # windows need whole rows of the grid; prefix tokens are in the first block
+    prefix, length = (0, 1) if grid is None else (grid.prefix, grid.shape[-1])
     lines = (tokens - prefix) // length
     count = max(1, min(tokens // size, lines))
     ends = [prefix + lines * (j + 1) // count * length for j in range(count)]
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _way(term: ContextBias, dtype: torch.dtype) -> Way:
-    """Return the quickest way to make rows of a table."""
-    pattern = runs_of(term)
-    if pattern is not None:
-        return Runs(term, pattern, dtype)
-    offsets = windows_of(term)
-    return Lookup(term, dtype) if offsets is None else Windows(term, offsets, dtype)
