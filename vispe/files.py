@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,6 +90,37 @@ def check_writable(
         raise InputError(
             f"{shown} {verb}; add --force to overwrite {'it' if len(existing) == 1 else 'them'}."
         )
+
+
+def remove(path: Path, folder: Path) -> None:
+    """Remove a file or a folder tree of vispe from `folder`; a link is removed itself, never its target.
+
+    Args:
+        path: a direct entry of `folder`, which may be missing. The caller names it from its own inputs, never from
+            the content of a file, and has checked that vispe wrote it.
+        folder: output folder.
+
+    Raises:
+        InputError: `path` is not a direct entry of `folder`.
+    """
+    if path.parent != folder or path.name in ("", ".", ".."):
+        raise InputError(
+            f"{path} is not an entry of {folder} and is not removed; choose another output folder."
+        )
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def check_no_link(path: Path) -> None:
+    """Check that vispe may append to a file, or remove a folder: the path is not a symbolic link.
+
+    Raises:
+        InputError: `path` is a link.
+    """
+    if path.is_symlink():
+        raise InputError(f"{path} is a link, and vispe writes its own files only; remove the link.")
 
 
 def write_json(path: str | Path, obj: Any, force: bool = False) -> Path:

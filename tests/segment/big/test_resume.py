@@ -1,6 +1,7 @@
 """A run that was killed goes on; nothing that is finished is overwritten unasked."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -264,21 +265,52 @@ def test_two_runs_in_one_folder(tmp_path, task):
     task(tmp_path / "out")
 
 
-def test_force_removes_what_an_unfinished_run_has_left(tmp_path, task, monkeypatch):
+def test_force_removes_unfinished_results_of_its_own_images_only(tmp_path, task, monkeypatch):
     out = tmp_path / "out"
     with pytest.raises(Killed):
         task(out, monkeypatch, 6)
-    (out / "z_seg.partial").mkdir()
-    (out / "z_seg.ome.zarr").mkdir()
     model = tmp_path / "model.vispe"
     model.write_bytes((out / "model.vispe").read_bytes())
+    earlier = {path.name for path in out.iterdir()} - {"unfinished.json"}
+    assert {"a_seg.ome.zarr", "b_seg.partial"} <= earlier
     lone = write_store(tmp_path / "c.zarr", scene(90, 120)[0].astype(np.uint8))
-    pipeline.apply(model, [lone], out, force=True)
-    left = {path.name for path in out.iterdir()}
-    assert left == {
-        *("c_seg.ome.zarr", "c_overlay.png", "report.json", "report.csv", "report.html", "model.vispe"),
-        *("z_seg.partial", "z_seg.ome.zarr"),
-    }
+    report = pipeline.apply(model, [lone], out, force=True)
+    names = {path.name for path in out.iterdir()}
+    assert names == {*earlier, "c_seg.ome.zarr", "c_overlay.png", "report.html"}
+    assert report.notes[0] == f"{out} holds unfinished results of other images: b_seg.partial."
+    again = pipeline.apply(model, [tmp_path / "a.zarr", tmp_path / "b.zarr"], out, force=True)
+    assert len(again.images) == 2
+    assert not list(out.glob("*.partial*"))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "photos", "../thesis.txt", "a.txt"])
+def test_names_in_a_state_file_remove_nothing(tmp_path, task, name):
+    out = tmp_path / "home" / "out"
+    (out / "photos").mkdir(parents=True)
+    files = [out.parent / "thesis.txt", out / "photos" / "a.txt", out / "a.txt"]
+    for file in files:
+        file.write_text("of another program")
+    state = {"asked": {"images": {name: ""}}, "finished": [{"files": {"labels": name}}], "model": None}
+    (out / "unfinished.json").write_text(json.dumps(state))
+    task(out, force=True)
+    assert all(file.read_text() == "of another program" for file in files)
+
+
+@pytest.mark.parametrize("name", ["a_seg.ome.zarr", "a_seg.partial"])
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_force_replaces_no_folder_of_another_program(tmp_path, task, name, kind):
+    out, foreign = tmp_path / "out", tmp_path / "foreign"
+    out.mkdir()
+    path = out / name if kind == "folder" else foreign
+    path.mkdir()
+    (path / "thesis.txt").write_text("of another program")
+    if kind == "link":
+        (out / name).symlink_to(foreign, target_is_directory=True)
+    reason = "is a link" if kind == "link" else "is not (a result|an unfinished result) of vispe"
+    with pytest.raises(InputError, match=reason):
+        task(out, force=True)
+    assert (path / "thesis.txt").read_text() == "of another program"
+    assert (out / name).exists()
 
 
 def test_a_full_disk_stops_at_the_first_image_and_the_same_call_goes_on(tmp_path, task, monkeypatch):

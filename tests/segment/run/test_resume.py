@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.cli.test_segment import scene, vispe
 from vispe.cli.main import main
+from vispe.errors import InputError
 from vispe.images import write as outputs
 from vispe.segment.run import batch, claim, resume
 from vispe.segment.run import image as stages
@@ -193,22 +194,28 @@ def test_a_run_that_is_asked_for_something_else_is_refused(data, monkeypatch, ca
     assert contents("out") == before
 
 
-def test_force_begins_anew_and_removes_what_vispe_has_left_and_nothing_else(data, monkeypatch):
+def test_force_removes_temporary_files_of_its_own_images_and_nothing_else(data, monkeypatch, capsys):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
-    (Path("out") / ".c.partial-0123456789ab").mkdir()
-    (Path("out") / ".c.partial-0123456789ab" / "c_prob.tif").write_bytes(b"x")
-    Path("out/.c_seg.partial-0123456789ab.png").write_bytes(b"x")
-    mine = ["note.txt", ".hidden", ".other.partial-0123456789ab.png", "z_seg.png", ".c.partial-short.png"]
-    for name in mine:
+    (Path("out") / ".d.partial-0123456789ab").mkdir()
+    (Path("out") / ".d.partial-0123456789ab" / "d_prob.tif").write_bytes(b"x")
+    Path("out/.d_seg.partial-0123456789ab.png").write_bytes(b"x")
+    Path("foreign").mkdir()
+    Path("foreign/thesis.txt").write_bytes(b"mine")
+    Path("out/.d.partial-ba9876543210").symlink_to(Path("foreign").resolve(), target_is_directory=True)
+    names = ["note.txt", ".hidden", ".other.partial-0123456789ab.png", "z_seg.png", ".d.partial-short.png"]
+    for name in names:
         Path("out", name).write_bytes(b"mine")
-    assert Path("out/a_seg.png").exists()
+    earlier = {path.name for path in Path("out").glob("[ab]_*")}
+    assert "a_seg.png" in earlier
     words = f"apply out/model.vispe in/d.png -o out {FAST}".replace(f" {FAST}", "")
     assert vispe(f"{words} --force") == 0
     left = {path.name for path in Path("out").iterdir()}
     results = {"d_seg.png", "d_prob.tif", "d_uncertainty.png", "d_overlay.png", "report.json", "report.csv"}
     results.add("report.html")
-    assert left == {*mine, *results, "model.vispe"}  # the model is an input
-    assert all(Path("out", name).read_bytes() == b"mine" for name in mine)
+    assert left == {*names, *results, *earlier, "model.vispe"}
+    assert all(Path("out", name).read_bytes() == b"mine" for name in names)
+    assert Path("foreign/thesis.txt").read_bytes() == b"mine"
+    assert "out holds results of an earlier unfinished run: a_overlay.png, " in capsys.readouterr().err
 
 
 def test_force_keeps_what_was_there_before_the_run_that_did_not_end(data, monkeypatch):
@@ -421,7 +428,7 @@ def test_the_record_of_a_run(tmp_path):
     asked = resume.plain({"a": (1, 2), "b": Path("x"), "w": Watcher is Watcher})
     state = State(tmp_path, asked, False)
     assert (state.goes_on, state.empty, state.model) == (False, True, None)
-    state.start([tmp_path / "a_seg.png"], [])
+    state.start([tmp_path / "a_seg.png"])
     state.trained("abc", ["n"])
     (tmp_path / "a_seg.png").touch()
     state.finished(
@@ -438,14 +445,28 @@ def test_the_record_of_a_run(tmp_path):
     assert not (tmp_path / NAME).exists()
 
 
-def test_force_removes_nothing_outside_the_folder(tmp_path):
-    out, outside = tmp_path / "out", tmp_path / "a_seg.png"
-    out.mkdir()
-    outside.write_bytes(b"of another program")
+@pytest.mark.parametrize("name", ["../a_seg.png", "thesis.txt", "photos", ".", "..", "", "a_seg.png"])
+def test_names_in_a_journal_remove_nothing(tmp_path, name):
+    out = tmp_path / "out"
+    (out / "photos").mkdir(parents=True)
+    files = [tmp_path / "a_seg.png", out / "thesis.txt", out / "photos" / "a.txt", out / "a_seg.png"]
+    for file in files:
+        file.write_bytes(b"of another program")
     lines = [
-        {"asked": {}, "targets": ["../a_seg.png", str(outside)], "before": []},
+        {"asked": {}, "targets": [name, str(tmp_path / "a_seg.png")], "before": []},
         {"model": "0", "notes": []},
+        {"image": "a.png", "record": {"files": {"labels": name}}, "notes": []},
     ]
     (out / NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    State(out, {"seed": 1}, force=True).start([out / "b_seg.png"], [])
-    assert outside.read_bytes() == b"of another program"
+    state = State(out, {"seed": 1}, force=True)
+    state.remaining([])
+    state.start([out / "b_seg.png"])
+    assert all(file.read_bytes() == b"of another program" for file in files)
+
+
+def test_a_journal_that_is_a_link_is_refused(tmp_path):
+    target = tmp_path / "profile"
+    target.write_text("")
+    (tmp_path / NAME).symlink_to(target)
+    with pytest.raises(InputError, match=r"unfinished\.jsonl is a link, .*remove the link"):
+        State(tmp_path, {"seed": 1}, force=True)

@@ -1,5 +1,7 @@
 """`vispe audit`: what positions do to a model, in one page."""
 
+import re
+
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
 
@@ -65,6 +67,7 @@ def audit(
     from vispe.evaluate.audit.pictures import pictures_of
     from vispe.evaluate.audit.run import VIEWS, audit
     from vispe.evaluate.subject import load_subject
+    from vispe.files import remove
 
     paths, measures = find(images), choose(only)
     output = Output(out, ["report.html", "report.json", "audit.png"], force, paths)
@@ -82,10 +85,12 @@ def audit(
             f"{against} takes images of {other.size} px and {model} of {subject.size} px, which cannot be compared in "
             "pairs; give --img-size."
         )
+    states: list[Path] = []
     found, hosts = [], [host_of(one) for one in ([subject] if other is None else [subject, other])]
     for k, host in enumerate(hosts):
         # what was kept stays until the report is written, so that a run that was killed goes on
         kept = None if out is None else Path(out, f"audit-{k}.state")
+        states += [] if kept is None else [kept]
         with share_done(host.title, show=processes.main) as progress:
             found.append(
                 audit(
@@ -122,5 +127,8 @@ def audit(
         return "\n".join(tables)
 
     output.finish(json, report, text, contents)
-    for state in [] if out is None else Path(out).glob("audit-*.state*"):
-        state.unlink()
+    for state in states:
+        # each process has a file of its own
+        for path in state.parent.glob(f"{state.name}*"):
+            if re.fullmatch(r"(\.\d+)?", path.name.removeprefix(state.name)):
+                remove(path, state.parent)

@@ -25,6 +25,7 @@ from vispe.evaluate.speed.contenders import Contender, contenders, ours
 from vispe.evaluate.speed.inputs import Setup
 from vispe.evaluate.speed.latency import new_grid
 from vispe.evaluate.speed.measure import measure
+from vispe.files import atomic_path
 from vispe.version import __version__
 
 TRIES = 2  # of a row that ended the process
@@ -203,10 +204,8 @@ class Bench:
         rows = ",\n  ".join(json.dumps(r) for r in self.state["rows"])
         rest = json.dumps({k: v for k, v in self.state.items() if k != "rows"}, indent=1)
         text = f'{rest[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n'
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(text)
-        partial.replace(self.path)
+        with atomic_path(self.path, force=True) as partial:
+            partial.write_text(text)
 
 
 def task_key(task: Task) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.three_cell.train import Recipe, ThreeCellViT, train
+from vispe.files import atomic_path
 from vispe.report.page import Page
 from vispe.report.style import BLUE, GREY, INK, ORANGE, clean, new_figure
 from vispe.report.table import aligned
@@ -117,9 +118,8 @@ def run_missing(
         rows.sort(key=lambda r: (r["encoding"], r["seed"]))
         if file is not None:
             content = {**(also or {}), "recipe": asdict(recipe), "rows": rows}
-            part = file.with_name(f"{file.name}.part")
-            part.write_text(json.dumps(content, indent=1) + "\n")
-            part.replace(file)
+            with atomic_path(file, force=True) as part:
+                part.write_text(json.dumps(content, indent=1) + "\n")
             _checkpoint(file, row["encoding"], row["seed"]).unlink(missing_ok=True)
         yield row
 

@@ -27,6 +27,7 @@ from vispe.encodings.registry import Spec, parse_spec
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.three_cell import task as three_cell
 from vispe.evaluate.three_cell.task import ThreeCellScores
+from vispe.files import atomic_path
 from vispe.hosts.convert import convert
 
 TEST_SEED = 2025  # every model is asked the same images
@@ -261,6 +262,5 @@ def _read(file: Path | None, run: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _write(file: Path, state: dict[str, Any]) -> None:
-    part = file.with_name(f"{file.name}.part")
-    torch.save(state, part)
-    part.replace(file)
+    with atomic_path(file, force=True) as part:
+        torch.save(state, part)

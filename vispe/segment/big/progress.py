@@ -8,7 +8,8 @@ is asked for the same goes on.
 
 import json
 import os
-import shutil
+import re
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.files import write_json
-from vispe.segment.big import stem, store
+from vispe.files import MARK, check_no_link, remove, write_json
+from vispe.segment.big import store
 from vispe.segment.big.job import Block, Job
 from vispe.segment.big.source import BigImage
 from vispe.segment.features.tiles import Region, blocks
 
 RUN = "unfinished.json"
 DONE, SETTLED = "done", "settled"
+_ENTRY = re.compile(r"raw|store|picture|marks|done|settled|\.?(job|limits|record|areas\.\d+)\.json(\.\d+)?")
 _ORIGIN = Region(0, 0, 0, 0)
 
 
@@ -33,13 +35,16 @@ def can_go_on(out: Path, asked: Mapping[str, Any], force: bool) -> list[dict[str
     Raises:
         InputError: an unfinished run that was asked for something else, and not `force`.
     """
+    check_no_link(out / RUN)
     try:
         found = json.loads((out / RUN).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError:
         found = {}
+    found = found if isinstance(found, dict) else {}
     begun, plain = found.get("asked", {}), json.loads(json.dumps(asked))
+    begun = begun if isinstance(begun, dict) else {}
     if begun == plain:
         return found["finished"]
     if not force and (found.get("finished") or any(out.glob("*_seg.partial/job.json"))):
@@ -66,24 +71,52 @@ def trained_model(out: Path) -> str | None:
         return None
 
 
-def sweep(out: Path, inputs: Sequence[Path]) -> None:
-    """Remove what a run that did not end has left: unfinished results, and those of its images that were finished.
+def check_partial(path: Path) -> None:
+    """Check that an unfinished result may be removed or resumed.
 
-    Args:
-        out: folder of the results.
-        inputs: files and stores that are never removed.
+    Raises:
+        InputError: `path` is a link, a file, or a folder that holds anything but what vispe writes there.
     """
-    try:
-        found = json.loads((out / RUN).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    check_no_link(path)
+    if not os.path.lexists(path):
         return
-    kept = {path.resolve() for path in inputs}
-    for name in found["asked"].get("images", {}):
-        remove(partial(out, stem(name)))
-    for record in found.get("finished", ()):
-        for path in [out / Path(name).name for name in record["files"].values()]:
-            if path.resolve() not in kept:
-                remove(path)
+    foreign = not path.is_dir() or any(
+        entry.is_symlink() or not _ENTRY.fullmatch(entry.name) for entry in path.iterdir()
+    )
+    if foreign:
+        raise InputError(
+            f"{path} is not an unfinished result of vispe; move it, or choose another output folder."
+        )
+
+
+def check_result(path: Path) -> None:
+    """Check that a store of a result may be replaced: it carries the metadata that `store.finish` writes.
+
+    Raises:
+        InputError: `path` is a link, or a folder that vispe has not written.
+    """
+    check_no_link(path)
+    if not os.path.lexists(path):
+        return
+    for name in ("zarr.json", ".zattrs"):
+        try:
+            content = json.loads((path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        attributes = (
+            content.get("attributes") if name == "zarr.json" and isinstance(content, dict) else content
+        )
+        if isinstance(attributes, dict) and "vispe" in attributes:
+            return
+    raise InputError(
+        f"{path} is not a result of vispe and is not replaced; move it, or choose another folder."
+    )
+
+
+def left_behind(out: Path, stems: Sequence[str]) -> list[str]:
+    """Return the names of unfinished results of other images in a folder."""
+    ours = {partial(out, stem).name for stem in stems}
+    return sorted(path.name for path in out.glob("*_seg.partial") if path.name not in ours)
 
 
 def forget_run(out: Path) -> None:
@@ -179,22 +212,20 @@ def sums(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, A
     return {**found, "seen": seen}
 
 
-def remove(path: Path) -> None:
-    """Remove a folder or file that may be there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def put_in_place(path: Path, target: Path) -> None:
-    """Rename a folder, in place of one that is there."""
-    old = target.with_name(f"{target.name}.old")
+    """Rename a folder to `target`, in place of an earlier result of vispe.
+
+    Raises:
+        InputError: `target` exists and is not a result of vispe.
+    """
+    check_result(target)
     if target.exists():
-        remove(old)
+        old = target.with_name(f".{target.name}{MARK}{uuid.uuid4().hex[:12]}")
         target.rename(old)
-    path.rename(target)
-    remove(old)
+        path.rename(target)
+        remove(old, old.parent)
+    else:
+        path.rename(target)
 
 
 def _record(work: Path, what: str, page: int, region: Region, part: Region, chunk: int) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError, OptionError, VispeError, require
-from vispe.files import check_writable
+from vispe.files import check_writable, remove
 from vispe.segment.big import progress, store
 from vispe.segment.big import stem as stem_of
 from vispe.segment.big.engine import engine, file_digest, open_features, prepare_page, run_block
@@ -101,7 +101,7 @@ class BigRun(Run):
         if any(next((work / "done").glob("*.json"), None) for work in works):
             return
         for work in works:
-            progress.remove(work)
+            remove(work, self.out)
         progress.forget_run(self.out)
         if self._wrote_model:
             self.model_file.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ class BigRun(Run):
             raise error
         work = progress.partial(self.out, stem_of(path))
         if self._fresh and not next((work / "done").glob("*.json"), None):
-            progress.remove(work)
+            remove(work, self.out)
         self.images.pop(path, None)
         self.left_out(path, error)
 
@@ -148,12 +148,20 @@ class BigRun(Run):
             found = {target.resolve() for target in targets}
             if same := [path for path in self.images if path.resolve() in found]:
                 raise InputError(f"{same[0]} is an input and would be overwritten; choose another folder.")
-            progress.sweep(self.out, inputs=[*self.images, *inputs])
-            for path in self.images:
-                progress.remove(progress.partial(self.out, stem_of(path)))
+            for target in folders:
+                progress.check_result(target)
+            stems = [stem_of(path) for path in self.images]
+            for stem in stems:
+                progress.check_partial(progress.partial(self.out, stem))
+            for stem in stems:
+                remove(progress.partial(self.out, stem), self.out)
+            if others := progress.left_behind(self.out, stems):
+                self.note(f"{self.out} holds unfinished results of other images: {', '.join(others)}.")
             progress.note_run(self.out, facts, (), None)
             self._fresh = True
             return False
+        for path in self.images:
+            progress.check_partial(progress.partial(self.out, stem_of(path)))
         self._records = finished
         self.note(f"going on with the unfinished run in {self.out}.")
         return True
@@ -192,7 +200,7 @@ class BigRun(Run):
                 self.report.images.append(record)
                 self.watch.done(record)
                 progress.note_run(self.out, self._facts, self.report.images, progress.trained_model(self.out))
-                progress.remove(progress.partial(self.out, stem_of(path)))
+                remove(progress.partial(self.out, stem_of(path)), self.out)
             self.report.write(self.out)
             if self.asked.objects is not None:
                 write_together(self.out, [r["files"]["objects_table"] for r in self.report.images])
@@ -354,7 +362,7 @@ class BigRun(Run):
 def _create(job: Job, image: BigImage, n_classes: int) -> None:
     """Make the empty arrays of a result, and note with which job it was begun."""
     work = Path(job.work)
-    progress.remove(work / "store")
+    remove(work / "store", work)
     for name in (progress.DONE, progress.SETTLED):
         (work / name).mkdir(parents=True, exist_ok=True)
     progress.create_raw(work, image, n_classes, job.chunk)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from vispe.files import remove
 from vispe.images.write import write_png
-from vispe.segment.big import progress, stem, store
+from vispe.segment.big import stem, store
 from vispe.segment.big.job import Job
 from vispe.segment.big.source import BigImage
 from vispe.segment.draw import overlay
@@ -157,7 +158,7 @@ def objects_of_store(
         spacing=spacing,
         memory=memory,
     )
-    progress.remove(work / "marks")
+    remove(work / "marks", work)
     write_table(table, str(image.path), found.rows, True)
     area = None if spacing is None else float(data * np.prod(spacing))
     record = of_image(found, options, model.names, area, volumes is not None)

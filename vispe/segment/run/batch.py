@@ -89,6 +89,11 @@ class Batch(Run):
         with claimed(self.out):
             self.state = State(self.out, asked, self.force)
             self._check(targets, self.state.goes_on)
+            if remaining := self.state.remaining(targets):
+                shown = ", ".join(remaining[:5]) + (f" and {len(remaining) - 5} more" * (len(remaining) > 5))
+                self.note(
+                    f"{self.out} holds results of an earlier unfinished run: {shown}; they are not replaced."
+                )
             if self.state.goes_on:
                 self.force = True
                 self.report.notes = list(self.state.notes)
@@ -114,7 +119,7 @@ class Batch(Run):
 
     def keep_model(self, model: Model) -> None:
         """Write the model file."""
-        self.state.start(self._targets(), self._inputs)
+        self.state.start(self._targets())
         path = self.out / MODEL_NAME
         with room(self.out, MODEL_NAME):
             save_model(path, model, self.force)
@@ -156,7 +161,7 @@ class Batch(Run):
             self.asked.objects.numbers(by.model.names)
         self.describe(by.features, by.model)
         self.watch.start("segmenting", len(self.images))
-        self.state.start(self._targets(), self._inputs)
+        self.state.start(self._targets())
         for image in list(self.images):
             record = self.state.record(image.path)
             try:

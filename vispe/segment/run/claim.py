@@ -37,7 +37,7 @@ def claimed(folder: Path) -> Iterator[None]:
 
 def _locked(path: Path) -> IO[bytes]:
     while True:
-        handle = path.open("ab")
+        handle = _open(path)
         try:
             _lock(handle)
         except BlockingIOError as error:
@@ -53,6 +53,18 @@ def _locked(path: Path) -> IO[bytes]:
         except FileNotFoundError:
             pass
         handle.close()  # the holder before has removed this file
+
+
+def _open(path: Path) -> IO[bytes]:
+    """Open the lock file, never what a link of its name points to."""
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "ab")
+    except OSError as error:
+        if path.is_symlink():
+            raise InputError(
+                f"{path} is a link, and vispe writes its own files only; remove the link."
+            ) from error
+        raise
 
 
 def _lock(handle: IO[bytes]) -> None:

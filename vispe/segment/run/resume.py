@@ -10,13 +10,12 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vispe.errors import InputError
-from vispe.files import MARK, jsonable
+from vispe.files import MARK, check_no_link, jsonable, remove
 
 NAME = "unfinished.jsonl"
 _TEMPORARY = re.compile(rf"\.(.+){re.escape(MARK)}[0-9a-f]{{12}}(?:\.\w+)?", re.DOTALL)
@@ -83,32 +82,40 @@ class State:
         """Whether no image is finished."""
         return not self._records
 
-    def start(self, targets: Sequence[Path], protect: Iterable[Path]) -> None:
-        """Get ready to write results: leftovers go, and from now on the run can go on.
+    def start(self, targets: Sequence[Path]) -> None:
+        """Get ready to write results; from now on the run can be resumed.
+
+        Temporary files of the targets are removed. Only the names of this run decide: the journal may come from
+        anyone, so nothing that it names is removed.
 
         Args:
-            targets: every file that may be written.
-            protect: files that are never removed.
+            targets: every file that this run may write.
         """
         if self._started:
             return
         self._started = True
-        kept = {os.path.realpath(path) for path in protect}
-        names = _beginnings(path.stem for path in targets)
-        if not self.goes_on:
-            names |= self._sweep(kept)
-        for path in self.path.parent.iterdir():
-            found = _TEMPORARY.fullmatch(path.name)
-            if found and found[1] in names:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        folder = self.path.parent
+        beginnings = _beginnings(path.stem for path in targets)
+        for path in list(folder.iterdir()):
+            temporary = _TEMPORARY.fullmatch(path.name)
+            if temporary and temporary[1] in beginnings:
+                remove(path, folder)
         if self.goes_on:
             with self.path.open("r+b") as stream:
                 stream.truncate(self._length)
             return
         self.path.unlink(missing_ok=True)
-        there = [path.name for path in targets if path.exists()]
-        names = [path.name for path in targets]
-        self._append({"asked": self._asked, "targets": names, "before": there})
+        self._append({"asked": self._asked})
+
+    def remaining(self, targets: Sequence[Path]) -> list[str]:
+        """Return the names of the results of an earlier unfinished run that this run does not replace."""
+        if self.goes_on:
+            return []
+        records = (line.get("record") for line in self._earlier[1:])
+        files = (record.get("files") for record in records if isinstance(record, dict))
+        names = {Path(str(f)).name for group in files if isinstance(group, dict) for f in group.values()}
+        folder = self.path.parent
+        return sorted(n for n in names - {t.name for t in targets} if (folder / n).is_file())
 
     def trained(self, digest: str, notes: Sequence[str]) -> None:
         """The model file is complete."""
@@ -138,20 +145,6 @@ class State:
             model.unlink()
         self.end()
 
-    def _sweep(self, kept: set[str]) -> set[str]:
-        """Remove what an earlier run that did not end has written; returns the beginnings of its temporary names."""
-        if not self._earlier:
-            return set()
-        folder, begun = self.path.parent, self._earlier[0]
-        # the file may have been edited: names in it stay inside this folder, whatever they say
-        own = {Path(name).name for name in begun["targets"]} - set(begun["before"])
-        for line in self._earlier[1:]:
-            own |= {Path(name).name for name in line.get("record", {}).get("files", {}).values()}
-        for path in [folder / name for name in own]:
-            if os.path.realpath(path) not in kept and path.is_file():
-                path.unlink()
-        return _beginnings(Path(name).stem for name in begun["targets"])
-
     def _append(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(jsonable(line, "line"), allow_nan=False) + "\n")
@@ -180,6 +173,7 @@ def digest(path: Path) -> str:
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the complete lines of a file of this module, and how many bytes they are."""
     lines, length = [], 0
+    check_no_link(path)
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.files import atomic_path
+from vispe.files import atomic_path, check_no_link, remove
 
 State = tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]]
 """Number of updates that were made, state dicts by file name, and everything else: tensors and plain values."""
@@ -93,9 +93,17 @@ class Folder:
             )
 
     def begin(self, identity: Mapping[str, Any], force: bool = False) -> None:
-        """Make the folder ready after `check`; with `force`, what a training of this kind left in it is deleted."""
+        """Make the folder ready after `check`; with `force`, what a training of this kind left in it is deleted.
+
+        Raises:
+            InputError: with `force`, a file or folder of these names that vispe has not written.
+        """
         if force:
-            _delete(self._own())
+            paths = self._own()
+            for path in paths:
+                self._check_own(path)
+            for path in paths:
+                remove(path, self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         if not (self.path / "run.json").exists():
             _write(self.path / "run.json", identity)
@@ -111,33 +119,51 @@ class Folder:
         # written beside its place and moved there in one step, after the disk has everything
         states = self.path / "state"
         part, final = states / f".{step:09d}.part", states / f"{step:09d}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        check_no_link(states)
+        states.mkdir(parents=True, exist_ok=True)
+        remove(part, states)
+        part.mkdir()
         for name, state in weights.items():
             save_file(_whole(state), part / f"{name}.safetensors")
         torch.save(dict(moment), part / "moment.pt")
         for file in part.iterdir():
             _sync(file)
         # left by a run that was stopped before it could write its card
-        shutil.rmtree(final, ignore_errors=True)
+        remove(final, states)
         part.rename(final)
         _sync(states)
         for old in self.steps()[:-_KEPT]:
-            shutil.rmtree(states / f"{old:09d}")
+            remove(states / f"{old:09d}", states)
 
     def steps(self) -> list[int]:
         """Return the numbers of updates of which there is a state."""
-        places = (self.path / "state").glob("[0-9]*")
-        return sorted(int(place.name) for place in places if place.name.isdigit())
+        entries = (self.path / "state").glob("[0-9]*")
+        return sorted(int(entry.name) for entry in entries if re.fullmatch(r"\d{9}", entry.name))
 
     def forget(self) -> None:
         """Delete the states, which a finished run does not need."""
-        _delete([self.path / "state", self.path / "run.json"])
+        for name in ("state", "run.json"):
+            remove(self.path / name, self.path)
 
     def _own(self) -> list[Path]:
         """Return what a training has written here; the card first: without it the rest is no finished run."""
         rest = [self.path / name for name in ("run.json", "log.jsonl", "state", "tensorboard")]
-        return [path for path in (self.card, self.weights, *rest) if path.exists()]
+        return [path for path in (self.card, self.weights, *rest) if os.path.lexists(path)]
+
+    def _check_own(self, path: Path) -> None:
+        """Check that a path has the content that a training writes; raises InputError if not."""
+        if path.is_symlink():
+            good = False
+        elif path.name == "state":
+            good = path.is_dir() and all(re.fullmatch(r"\d{9}|\.\d{9}\.part", e.name) for e in path.iterdir())
+        elif path.name == "tensorboard":
+            good = path.is_dir() and all(e.name.startswith("events.out.tfevents") for e in path.iterdir())
+        elif path in (self.card, self.path / "run.json"):
+            good = isinstance(_read_json(path), dict)
+        else:  # without a run or a card, weights and lines of a log may be anybody's
+            good = path.is_file() and any((self.path / n).is_file() for n in ("run.json", self.card_name))
+        if not good:
+            raise InputError(f"{path} is in the way and not of a {self.kind}; choose another out.")
 
     def load(self) -> State | None:
         """Return the last state as it was given to `save`, None when there is none.
@@ -179,12 +205,12 @@ def _whole(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}
 
 
-def _delete(paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def _read_json(path: Path) -> Any:
+    """Return the content of a JSON file, None where it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def _sync(path: Path) -> None:

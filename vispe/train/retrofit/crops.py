@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -75,7 +76,13 @@ class Crops:
         ready = self._ready(note, asked)
         sides = batches.size
         if processes.main and not ready:
+            for path in (self._images, self._features):
+                if os.path.lexists(path) and (path.is_symlink() or not note.exists()):
+                    raise InputError(
+                        f"{path} exists and was not made for target.folder; choose another target.folder."
+                    )
             self.folder.mkdir(parents=True, exist_ok=True)
+            _write_note(note, asked, 0)
             open_memmap(self._images, "w+", np.uint8, (self.count, 3, *sides))
             open_memmap(self._features, "w+", np.int16, (self.count, channels, *(n // patch for n in sides)))
         processes.wait()
@@ -96,8 +103,7 @@ class Crops:
             if ready % _EVERY == 0 or step == steps[-1]:
                 images.flush()
                 features.flush()
-                with atomic_path(note, force=True) as part:
-                    part.write_text(json.dumps({"identity": asked, "ready": ready}) + "\n", encoding="utf-8")
+                _write_note(note, asked, ready)
             if on_crops is not None and processes.main:
                 on_crops(at.stop, self.count)
         processes.wait()
@@ -126,6 +132,12 @@ class Crops:
                 "target.folder, or delete it."
             )
         return kept["ready"]
+
+
+def _write_note(note: Path, identity: Mapping[str, Any], ready: int) -> None:
+    """Record from what the windows are made, and how many batches are ready."""
+    with atomic_path(note, force=True) as part:
+        part.write_text(json.dumps({"identity": identity, "ready": ready}) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,96 @@
+"""What vispe removes: only entries of an output folder that it wrote, never what a link points to."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from vispe.errors import InputError
+from vispe.files import check_no_link, remove
+from vispe.segment.run.claim import LOCK, claimed
+from vispe.train.retrofit.checkpoint import Folder
+
+PACKAGE = Path(__file__).parents[1] / "vispe"
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../thesis.txt", "deep/a.txt"])
+def test_only_direct_entries_of_the_folder_are_removed(tmp_path, name):
+    out = tmp_path / "out"
+    (out / "deep").mkdir(parents=True)
+    files = [tmp_path / "thesis.txt", out / "deep" / "a.txt"]
+    for file in files:
+        file.write_text("mine")
+    with pytest.raises(InputError, match="is not an entry of"):
+        remove(out / name, out)
+    assert all(file.read_text() == "mine" for file in files)
+
+
+def test_of_a_link_the_link_is_removed(tmp_path):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.txt").write_text("mine")
+    link = tmp_path / "out"
+    link.symlink_to(tmp_path / "foreign", target_is_directory=True)
+    with pytest.raises(InputError, match="is a link"):
+        check_no_link(link)
+    remove(link, tmp_path)
+    assert not link.is_symlink()
+    assert (tmp_path / "foreign" / "thesis.txt").read_text() == "mine"
+
+
+def test_folders_are_removed_in_one_module_only():
+    """`shutil.rmtree` follows whatever name it gets, so every other module calls `vispe.files.remove`."""
+    calls = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr in ("rmtree", "removedirs"):
+                calls.append(file.relative_to(PACKAGE).as_posix())
+    # staging removes the hidden folder with a random name that the same call has made
+    assert calls == ["files.py", "segment/run/staging.py"]
+
+
+def test_the_lock_file_is_not_opened_through_a_link(tmp_path):
+    target = tmp_path / "profile"
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / LOCK).symlink_to(target)
+    with pytest.raises(InputError, match=r"\.vispe\.lock is a link"), claimed(tmp_path / "out"):
+        pass
+    assert not target.exists()
+
+
+FOREIGN = {
+    "state": "state/notes/thesis.txt",
+    "state numbers": "state/2024/thesis.txt",
+    "tensorboard": "tensorboard/other/thesis.txt",
+    "weights": "student.safetensors",
+    "log": "log.jsonl",
+    "card": "card.json",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_force_deletes_nothing_that_a_training_has_not_written(tmp_path, name):
+    path = tmp_path / FOREIGN[name]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(InputError, match="is in the way and not of a retrofit; choose another out"):
+        Folder(tmp_path).begin({"seed": 1}, force=True)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["state", "tensorboard", "log.jsonl", "card.json"])
+def test_force_deletes_nothing_through_a_link(tmp_path, name):
+    out, foreign = tmp_path / "out", tmp_path / "foreign"
+    out.mkdir()
+    foreign.mkdir()
+    (foreign / "000000001").mkdir()
+    (foreign / "000000001" / "thesis.txt").write_text("mine")
+    (out / "run.json").write_text(json.dumps({"seed": 2}))
+    (out / name).symlink_to(foreign)
+    with pytest.raises(InputError, match="is in the way"):
+        Folder(out).begin({"seed": 1}, force=True)
+    (out / "run.json").unlink()
+    if name == "state":
+        with pytest.raises(InputError, match="is a link"):
+            Folder(out).save(1, {}, {})
+    assert (foreign / "000000001" / "thesis.txt").read_text() == "mine"
