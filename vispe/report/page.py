@@ -129,7 +129,10 @@ class Page:
     def html(self) -> str:
         """Return the page."""
         head = (
-            '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+            '<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
+            "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
+            "form-action 'none'\">"
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self._title)}</title><style>{_STYLE}</style>"
         )
         body = "\n".join(self._parts)

@@ -121,9 +121,11 @@ def test_what_is_saved_is_not_written_over_others_files(paint, image, tmp_path):
     assert len(paint.save()) == len(paint.save()) == 3  # its own files may be renewed
 
 
-@pytest.mark.parametrize(
-    "names", [None, "ab", ["a"], ["a", "a"], ["a", " "], ["a", 1], [str(i) for i in range(30)]]
-)
+NAMES = [None, "ab", ["a"], ["a", "a"], ["a", " "], ["a", 1], [str(i) for i in range(30)]]
+NAMES += [["a" * 201, "b"], ["a", "\u202eb"], ["a", "b\x07"]]
+
+
+@pytest.mark.parametrize("names", NAMES)
 def test_names_are_checked(names):
     with pytest.raises(OptionError, match="names="):
         checked_names(names)
@@ -176,6 +178,76 @@ def test_saving_takes_the_newest_strokes(paint, image, tmp_path):
     assert paint.saved
     paint.update({"names": ["a", "c"], "strokes": strokes})
     assert not paint.saved
+
+
+@pytest.mark.parametrize("step", ["save_model", "write_labels"])
+def test_a_save_that_fails_can_be_repeated(paint, image, monkeypatch, step):
+    strokes = strokes_of(image[1])
+    paint.update({"names": ["a", "b"], "strokes": strokes})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"vispe.segment.live.paint.session.{step}", full)
+        with pytest.raises(OSError, match="No space"):
+            paint.save()
+    assert len(paint.save()) == 3
+    assert len(paint.save()) == 3
+
+
+@pytest.mark.parametrize("path", ["/update", "/save"])
+def test_a_window_does_not_overwrite_the_strokes_of_another(server, image, path):
+    strokes = strokes_of(image[1])
+    names = ["a", "b"]
+    first, second = ({"names": names, "window": w, "revision": 0, "strokes": strokes[:1]} for w in "12")
+    assert ask(server, "/update", first)[0] == 200
+    assert ask(server, "/update", {**first, "strokes": strokes})[0] == 200  # before the first answer is read
+    status, _, body = ask(server, path, second)
+    assert status == 409
+    assert "changed in another window; reload this page" in json.loads(body)["error"]
+    state = json.loads(ask(server, "/state")[2])
+    assert len(state["strokes"]) == 2
+    # reloaded, the second window goes on, and then the first one is stale
+    again = {**second, "revision": state["revision"], "strokes": strokes[1:]}
+    assert ask(server, "/update", again)[0] == 200
+    assert ask(server, path, first)[0] == 409
+    assert len(json.loads(ask(server, "/state")[2])["strokes"]) == 1
+
+
+def raw(server, request):
+    """Send bytes as they are; return the answer until the server closes."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as connection:
+        connection.sendall(request)
+        parts = []
+        while part := connection.recv(4096):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("length", ["²", "+5", "-1", "1e3", "", "٣"])
+def test_a_length_that_is_no_number_is_refused(server, capfd, length):
+    head = f"POST /update?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+    lines = f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    answer = raw(server, head.encode() + lines.encode("utf-8"))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, '{"names":' * 50_000, "[1]", '"a"', "{", "\udcff"])
+def test_a_body_that_is_no_object_is_refused(server, capfd, body):
+    data = body.encode("utf-8", "surrogateescape")
+    head = f"POST /update?token={server.token} HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+    lines = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    answer = raw(server, (head + lines).encode() + data)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_idle_connections_end(server, monkeypatch):
+    monkeypatch.setattr("vispe.segment.live.paint.server._Handler.timeout", 0.2)
+    assert raw(server, b"GET / HTTP/1.1\r\nHost:") == b""
+    assert raw(server, b"") == b""
 
 
 def test_folders_and_pages_that_are_not_there(tmp_path, image):

@@ -6,6 +6,9 @@ const at = (path) => `${path}?token=${encodeURIComponent(token)}`;
 const find = (id) => document.getElementById(id);
 const canvas = find("view"), pen = canvas.getContext("2d");
 
+// the server tells windows apart by this name, so that one does not overwrite the strokes of another
+const me = Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16)).join("-");
+let revision = 0;
 let state = null, picture = null, result = null, unsure = null, fractions = [];
 let strokes = [], names = [], current = 1, tool = "brush", drawing = null, pieces = [], painting = false, pointer = null;
 let view = { scale: 1, x: 0, y: 0 }, panning = null, space = false, showing = "labels";
@@ -105,7 +108,8 @@ async function update() {
   busy = true;
   say(fractions.length ? "segmenting ..." : "computing features; the first time takes longest ...");
   try {
-    const found = await ask("/update", { names, strokes });
+    const found = await ask("/update", { names, strokes, window: me, revision });
+    revision = found.revision;
     if (found.ready) {
       [result, unsure] = await Promise.all(
         ["labels", "uncertainty"].map((kind) => load(`data:image/png;base64,${found[kind]}`)));
@@ -203,7 +207,7 @@ function show(name) {
 async function save() {
   try {
     const sent = strokes, called = names.join("\n");
-    const { files } = await ask("/save", { names, strokes });
+    const { files } = await ask("/save", { names, strokes, window: me, revision });
     saved = strokes === sent && names.join("\n") === called;
     refresh();
     find("files").textContent = `${files.join(", ")} in ${state.folder}`;
@@ -327,6 +331,7 @@ find("width").addEventListener("input", () => { refresh(); draw(); });
     state = await ask("/state");
     names = state.names;
     strokes = state.strokes;
+    revision = state.revision;
     saved = state.saved;
     picture = await load(at("/image.png"));
     document.title = `${state.title} - vispe paint`;

@@ -13,14 +13,18 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from vispe.errors import VispeError, is_memory
-from vispe.segment.live.paint.session import Paint
+from vispe.segment.live.paint.session import Paint, StaleWindow
 
 HOST = "127.0.0.1"
 _LARGEST = 32 << 20  # bytes of what the window sends
 _PARTS = {"/paint.js": "text/javascript", "/style.css": "text/css"}
 _HEADERS = {
     # nothing is fetched from elsewhere, and no other page may show this one
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -55,7 +59,7 @@ class Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
-    timeout = 600
+    timeout = 15  # seconds without a byte, after which a connection ends
 
     def do_GET(self) -> None:
         path = self._allowed()
@@ -78,8 +82,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path is None:
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > _LARGEST:
-            self.close_connection = True
+        if not (length.isascii() and length.isdecimal()):
+            return self._refuse(HTTPStatus.BAD_REQUEST, "Content-Length must be a whole number.")
+        if len(length) > 12 or int(length) > _LARGEST:
             return self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the strokes are too many; undo some.")
         body = self.rfile.read(int(length))
         if self.headers.get_content_type() != "application/json":
@@ -88,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = json.loads(body or b"{}")
             if not isinstance(content, dict):
                 raise ValueError("no object")
-        except ValueError:
+        except (ValueError, RecursionError):  # texts that are nested thousands deep
             return self._refuse(HTTPStatus.BAD_REQUEST, "what was sent is no JSON object.")
         if path == "/update":
             return self._answer(lambda: self.server.paint.update(content))
@@ -125,6 +130,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Send an answer, or say what went wrong."""
         try:
             send()
+        except StaleWindow as error:
+            self._refuse(HTTPStatus.CONFLICT, str(error))
         except (VispeError, OSError) as error:
             self._refuse(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except Exception as error:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from vispe.errors import InputError, OptionError, is_whole
 from vispe.files import check_writable, write_json
+from vispe.images.labels.levels import LONGEST, has_controls
 from vispe.images.labels.strokes import WIDEST, Stroke, stroke_pixels
 from vispe.images.read import Micrograph
 from vispe.images.write import write_labels
@@ -27,6 +28,10 @@ SIDE = 2048
 """Pixels of a picture that the window gets at most; strokes are kept in pixels of the image."""
 
 _POINTS = 200_000  # of all strokes together
+
+
+class StaleWindow(InputError):
+    """Strokes from a window that has not seen those of another window."""
 
 
 class Paint:
@@ -67,6 +72,8 @@ class Paint:
         self.strokes: list[Stroke] = []
         self.found: Prediction | None = None
         self.saved = True
+        self.revision = 0
+        self._window: str | None = None  # whose strokes these are
         self._written: set[Path] = set()
         self._lock = threading.Lock()
 
@@ -88,6 +95,7 @@ class Paint:
             "palette": [list(map(int, color)) for color in PALETTE],
             "names": self.names,
             "saved": self.saved,
+            "revision": self.revision,
             "strokes": self._listed(),
             "files": [path.name for path in self._files().values()],
             "folder": str(self.out),
@@ -105,37 +113,51 @@ class Paint:
         """Take over strokes and classes, and segment the page again.
 
         Args:
-            content: 'names', and 'strokes' as a list of 'class' (from 1), 'width' and 'points'.
+            content: 'names', and 'strokes' as a list of 'class' (from 1), 'width' and 'points'. A browser window adds
+                'window', its own random name, and 'revision', the last one that it has seen.
 
         Returns:
             'ready', whether there is a result: 'labels' and 'uncertainty' as PNGs in base64, 'fractions' of the area,
-            and 'notes'; else 'why' in a sentence.
+            and 'notes'; else 'why' in a sentence. For a browser window also 'revision'.
 
         Raises:
             InputError, OptionError: what is no list of strokes or names.
+            StaleWindow: another window has changed the strokes since `revision`.
         """
         with self._lock:
             self._take(content)
-            self.found = None
-            labels = self.labels()
-            # a stroke may lie under another one, and then says nothing
-            if len(np.unique(labels[labels > 0])) < 2:
-                return {"ready": False, "why": "paint strokes of two classes or more."}
-            self._segment(labels)
-            found = self.found
-            return (
-                {"ready": False, "why": "no result."}
-                if found is None
-                else {"ready": True, **self._shown(found)}
-            )
+            answer = self._answer()
+            return answer | ({"revision": self.revision} if "window" in content else {})
+
+    def _answer(self) -> dict[str, Any]:
+        """Segment the page again, and return what `update` returns."""
+        self.found = None
+        labels = self.labels()
+        # a stroke may lie under another one, and then says nothing
+        if len(np.unique(labels[labels > 0])) < 2:
+            return {"ready": False, "why": "paint strokes of two classes or more."}
+        self._segment(labels)
+        found = self.found
+        return (
+            {"ready": False, "why": "no result."} if found is None else {"ready": True, **self._shown(found)}
+        )
 
     def _take(self, content: Mapping[str, Any]) -> bool:
         """Take over names and strokes; return whether they are others than before."""
+        window, revision = content.get("window"), content.get("revision")
+        # a window may send twice before it gets an answer, so its own changes do not count
+        if window != self._window and revision != self.revision:
+            raise StaleWindow(
+                "the strokes were changed in another window; reload this page to get them, then paint here."
+            )
         before = self.names, self._listed()
         names = checked_names(content.get("names"))
         strokes = checked_strokes(content.get("strokes"), len(names), self.page, self.image.shape)
         self.names, self.strokes = names, strokes
         changed = before != (names, self._listed())
+        if changed:
+            self.revision += 1
+            self._window = window if isinstance(window, str) else None
         self.saved = self.saved and not changed
         return changed
 
@@ -175,9 +197,12 @@ class Paint:
             new = [path for path in files.values() if path not in self._written]
             check_writable(new, self.force, protect=[self.image.path] if self.image.path.is_file() else [])
             self.out.mkdir(parents=True, exist_ok=True)
+            # a file that is written belongs to this window, even if the next one fails
             write_json(files["strokes"], self._listed(), force=True)
+            self._written.add(files["strokes"])
             if self.found is not None:
                 save_model(files["model"], self.live.model, True)
+                self._written.add(files["model"])
                 one = Micrograph(
                     self.image.path,
                     self.image.pages[self.page : self.page + 1],
@@ -185,7 +210,7 @@ class Paint:
                     self.image.resolution,
                 )
                 write_labels(files["labels"], self.found.labels[None], one, True)
-            self._written |= set(files.values())
+                self._written.add(files["labels"])
             self.saved = True
             return [path.name for path in files.values()]
 
@@ -225,12 +250,19 @@ def checked_names(names: Any) -> list[str]:
     """Return names of classes.
 
     Raises:
-        OptionError: no list of at least two names that differ, at most `MAX_CLASSES`.
+        OptionError: no list of at least two names that differ, at most `MAX_CLASSES`; a name that a model file
+            cannot hold.
     """
     good = isinstance(names, Sequence) and not isinstance(names, str)
     if not good or not all(isinstance(n, str) and n.strip() for n in names):
-        raise OptionError(f"names={names!r} must be a list of words.")
+        raise OptionError(f"names={str(names)[:80]} must be a list of words.")
     given = [n.strip() for n in names]
+    for name in given:
+        if len(name) > LONGEST or has_controls(name):
+            raise OptionError(
+                f"names={name[:40]!a}... must have up to {LONGEST} characters without control characters, got "
+                f"{len(name)}; rename the class."
+            )
     if not 2 <= len(given) <= MAX_CLASSES or len(set(given)) < len(given):
         raise OptionError(
             f"names={', '.join(given)} must be 2 to {MAX_CLASSES} words, each once; give other names."
