@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vispe.backbones.hub import check_code
 from vispe.errors import InputError, UnknownName, did_you_mean
 from vispe.images.paths import expanded
 from vispe.symmetry.d4 import D4
@@ -73,6 +74,7 @@ def named_callable(text: str, place: str, name: str) -> Callable[..., Any]:
 
 
 def _imported(text: str, place: str) -> ModuleType:
+    check_code(text)
     # the folder of the user comes first, as with `python -m`
     here = str(Path.cwd())
     sys.path.insert(0, here)
@@ -88,6 +90,7 @@ def _imported(text: str, place: str) -> ModuleType:
 
 
 def _from_file(text: str, path: Path) -> ModuleType:
+    check_code(text)
     if not path.is_file():
         raise InputError(f"{text} names the file {path}, which does not exist; check the path.")
     spec = importlib.util.spec_from_file_location(path.stem, path)

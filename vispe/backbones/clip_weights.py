@@ -89,6 +89,19 @@ def find_weights(model: str, weights: str | None) -> Checkpoint:
     return Checkpoint(model, weights, path, config)
 
 
+def without_weights(model: str, tag: str) -> Checkpoint:
+    """Return a checkpoint that is not read: it says how images of a pretrained tag are normalised.
+
+    Raises:
+        UnknownName: the model has no such tag.
+    """
+    if tag and not open_clip.pretrained.is_pretrained_cfg(model, tag):
+        tags = listed(open_clip.list_pretrained_tags_by_model(model))
+        raise UnknownName(f"open_clip has no weights {tag!r} for {model}; its tags are {tags}.")
+    config = open_clip.pretrained.get_pretrained_cfg(model, tag) if tag else {}
+    return Checkpoint(model, tag or None, None, config)
+
+
 def on_disk() -> list[str]:
     """Return ``model:tag`` of all pretrained weights of open_clip that are on this disk."""
     config = open_clip.pretrained.get_pretrained_cfg

@@ -1,4 +1,4 @@
-"""Pretrained weights: looked for on this disk, then, at most once, asked of the hub they come from."""
+"""Pretrained weights on this disk or from a hub, and what files from elsewhere may do: download, run Python code."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from vispe.errors import InputError
 
 _PATIENCE = 3.0  # seconds to wait for the hub before saying that it cannot be reached
 _ALLOWED: ContextVar[bool] = ContextVar("downloads_allowed", default=True)
+_GRANTED: ContextVar[bool] = ContextVar("downloads_granted", default=False)
+_COMMAND: ContextVar[tuple[str, ...] | None] = ContextVar("trusted_words", default=None)
 
 
 @contextmanager
 def downloads(allowed: bool) -> Iterator[None]:
-    """Allow downloads inside, or use what is on this disk alone: then even a check for newer files is left out.
+    """Allow downloads inside, or use what is on this disk alone: then even a check for newer files is skipped.
 
-    A model file from elsewhere must not make vispe contact a server by itself.
+    A model file, a card or a recipe from elsewhere must not make vispe contact a server by itself. Permission that
+    an outer context refuses stays refused.
     """
     if allowed:
         yield
@@ -36,6 +39,69 @@ def downloads(allowed: bool) -> Iterator[None]:
     finally:
         _ALLOWED.reset(token)
         constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def downloads_granted(by_command: bool) -> Iterator[None]:
+    """Tell inside whether the command line lets files from elsewhere download what they name."""
+    token = _GRANTED.set(by_command)
+    try:
+        yield
+    finally:
+        _GRANTED.reset(token)
+
+
+@contextmanager
+def named_by_file(allow_download: bool = False) -> Iterator[None]:
+    """Build inside what a model file or card names; it is fetched only if the caller or the command line says so."""
+    with downloads(allow_download or _GRANTED.get()):
+        yield
+
+
+@contextmanager
+def code_named_by(words: Sequence[str] | None) -> Iterator[None]:
+    """Let only the words of a command line name Python code inside; None, the default, allows all code.
+
+    A recipe from elsewhere must not run a Python file or module by itself.
+    """
+    token = _COMMAND.set(None if words is None else tuple(words))
+    try:
+        yield
+    finally:
+        _COMMAND.reset(token)
+
+
+def check_code(text: str) -> None:
+    """Check that Python code may be imported.
+
+    Args:
+        text: the name of a callable, such as 'file.py:name'.
+
+    Raises:
+        InputError: it comes from a recipe, not from the command line.
+    """
+    words = _COMMAND.get()
+    if words is not None and not any(text == word or word.endswith(f"={text}") for word in words):
+        raise InputError(
+            f"model={text} names Python code, and a recipe alone does not run code; add --allow-code if you trust it, "
+            "or name the model on the command line."
+        )
+
+
+def check_download(what: str) -> None:
+    """Check that a server may be contacted.
+
+    Args:
+        what: is missing, with its verb: "the weights of X are".
+
+    Raises:
+        InputError: a file from elsewhere asks for it, and the command line does not allow it.
+    """
+    if not _ALLOWED.get():
+        raise InputError(
+            f"{what} not on this disk, and a model file, card or recipe alone does not make vispe contact a server; "
+            "add --allow-download if you trust the file, or give the checkpoint with --weights FILE."
+        )
 
 
 def cached(repo: str, *files: str) -> Path | None:
@@ -70,11 +136,7 @@ def check_reach(what: str, on_disk: Callable[[], Sequence[str]]) -> None:
     """
     from huggingface_hub import constants
 
-    if not _ALLOWED.get():
-        raise InputError(
-            f"{what} not on this disk, and a model file alone does not make vispe contact a server; add "
-            "--allow-download to vispe apply if you trust the file, or give the checkpoint with --weights FILE."
-        )
+    check_download(what)
     reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
     if reason is not None:
         raise InputError(

@@ -54,7 +54,13 @@ def load_model(
 
 
 def load_clip(
-    name: str, *, pos_embed: str | None, weights: str | None, img_size: int | None, seed: int
+    name: str,
+    *,
+    pos_embed: str | None,
+    weights: str | None,
+    img_size: int | None,
+    seed: int,
+    load: bool = True,
 ) -> nn.Module:
     """Return an open_clip model, both towers, in evaluation mode.
 
@@ -64,6 +70,7 @@ def load_clip(
         weights: checkpoint file, or random; needed where there is no tag.
         img_size: side of the images in pixels.
         seed: of random weights.
+        load: read the weights; without it the model is random, and only the preprocessing follows from the tag.
 
     Raises:
         UnknownName: open_clip has no such model, or the model no such tag.
@@ -72,23 +79,23 @@ def load_clip(
     """
     import open_clip
 
-    from vispe.backbones.clip_weights import build, find_weights
+    from vispe.backbones.clip_weights import build, find_weights, without_weights
     from vispe.hosts.convert import convert
 
     plain, _, tag = name.partition("/")
     if plain not in open_clip.list_models():
         hint = did_you_mean(plain, open_clip.list_models())
         raise UnknownName(f"open_clip has no model {plain!r}.{hint} `open_clip.list_models()` lists them.")
-    if bool(tag) == bool(weights):
+    if load and bool(tag) == bool(weights):
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(plain)[:4]) or "none"
         raise OptionError(
             f"open_clip:{name} needs one source of weights, got {'two' if tag else 'none'}; write "
             f"open_clip:{plain}/TAG (known: {tags} ...), or --weights FILE, or --weights random."
         )
-    checkpoint = find_weights(plain, tag or weights)
+    checkpoint = find_weights(plain, tag or weights) if load else without_weights(plain, tag)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build(checkpoint, force_image_size=img_size)
+        model = build(checkpoint, load=load, force_image_size=img_size)
         if pos_embed is not None:
             convert(model, pos_embed)
     return model.eval()

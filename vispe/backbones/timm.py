@@ -7,10 +7,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.hub import cached, check_reach, downloaded, repositories, with_safe
+from vispe.backbones.hub import cached, check_reach, downloaded, repositories, short, with_safe
 from vispe.backbones.maps import VisionModel
 from vispe.backbones.weights import built_with
-from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
+from vispe.errors import InputError, OptionError, UnknownName, VispeError, did_you_mean, is_memory
 
 _FILE = "pytorch_model.bin"
 _ELSEWHERE = ("local-dir:", "hf-hub:", "hf_hub:")
@@ -58,6 +58,11 @@ def load_backbone(
         except (TypeError, AssertionError) as error:
             asked = ", ".join(f"{key}={value}" for key, value in extra.items()) or "no options"
             raise OptionError(f"{name} cannot be built with {asked}: {error}.") from error
+        except Exception as error:
+            # a damaged or foreign file can fail anywhere in torch, timm or safetensors; weights=FILE says it itself
+            if weights is not None or isinstance(error, VispeError) or is_memory(error):
+                raise
+            raise InputError(f"the weights of {name} cannot be loaded ({short(error)}).") from error
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -20,7 +20,8 @@ Convention for a command (each lives in its own module and has no logic beyond c
   `--text matrix precipitate`.
 - The Google docstring is the help: the first line, the text, `Args:`, and at the end `Examples:`.
 - Results go to stdout, progress and warnings to stderr. Return `None` or 0 for success, else the exit code.
-- `--config FILE`, `--print_config` and `--debug` belong to this module; commands do not define them.
+- `--config FILE`, `--print_config`, `--debug`, `--allow-code` and `--allow-download` belong to this module; commands
+  do not define them.
 """
 
 import importlib
@@ -133,7 +134,9 @@ def summary() -> str:
         "options:\n"
         "  -h, --help  this text; `vispe COMMAND --help` shows the options and examples of a command\n"
         "  --version   print the version\n"
-        "  --debug     show the traceback of an error\n\n"
+        "  --debug     show the traceback of an error\n"
+        "  --allow-code, --allow-download\n"
+        "              let a recipe (--config), model file or card run Python code, or fetch weights, that it names\n\n"
         "examples:\n"
         "    vispe list 'rope*'\n"
         "    vispe segment micrograph.png --labels scribbles.png -o out\n"
@@ -152,12 +155,15 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if words[0].startswith("-"):
         raise OptionError(f"`vispe {words[0]}` has no command; write the command first. See vispe --help.")
+    from vispe.train.retrofit.recipes import as_permitted
+
     length = 2 if " ".join(words[:2]) in COMMANDS else 1
-    try:
-        function, arguments = parse(" ".join(words[:length]), words[length:])
-    except SystemExit as stop:  # --help and --print_config end here
-        return int(stop.code or 0)
-    return function(**arguments) or 0
+    with as_permitted(words[length:]) as rest:
+        try:
+            function, arguments = parse(" ".join(words[:length]), rest)
+        except SystemExit as stop:  # --help and --print_config end here
+            return int(stop.code or 0)
+        return function(**arguments) or 0
 
 
 def _format_warning(message, category, filename, lineno, line=None) -> str:

@@ -9,9 +9,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from vispe.errors import OptionError, did_you_mean, require
-from vispe.train.retrofit.recipes import with_recipes
 
-_RESERVED = frozenset({"config", "print_config", "debug", "help"})
+_RESERVED = frozenset({"config", "print_config", "debug", "help", "allow_code", "allow_download"})
 
 
 def read_options(
@@ -71,7 +70,7 @@ def read_options(
     bare = {_flag(key): value for key, value in getattr(module, "BARE", {}).items()}
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the older name
     try:
-        values = vars(instantiate(parser.parse_args(spelled(with_recipes(words), lists, several, bare))))
+        values = vars(instantiate(parser.parse_args(spelled(words, lists, several, bare))))
     except ArgumentError as error:
         raise OptionError(_explain(name, str(error.message), options)) from error
     return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}

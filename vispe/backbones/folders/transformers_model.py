@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,9 +182,11 @@ def load_transformers(text: str) -> nn.Module:
 
     name = _place(text)
     try:
-        speaks = type(AutoConfig.from_pretrained(name)) in SPEAKING
-        return (AutoModelForImageTextToText if speaks else AutoModel).from_pretrained(name).eval()
-    except (OSError, ValueError, KeyError) as error:
+        # on a terminal transformers would ask whether to run the code of a repository
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        kind = AutoModelForImageTextToText if type(config) in SPEAKING else AutoModel
+        return kind.from_pretrained(name, trust_remote_code=False).eval()
+    except (OSError, ValueError, KeyError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise InputError(
             f"{text} cannot be loaded by transformers: {' '.join(str(error).split())[:300]}"
         ) from error
@@ -198,7 +201,7 @@ def processor_of(text: str) -> Any:
     from transformers import AutoProcessor
 
     try:
-        return AutoProcessor.from_pretrained(text.removeprefix(PREFIX))
+        return AutoProcessor.from_pretrained(text.removeprefix(PREFIX), trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         raise UnsupportedHost(
             f"the processor of {text} cannot be loaded: {' '.join(str(error).split())[:200]}"

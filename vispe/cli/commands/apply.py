@@ -30,7 +30,6 @@ def apply(
     materials: bool = False,
     trust: bool = False,
     weights: str | None = None,
-    allow_download: bool = False,
     tile: int | None = None,
     device: str = "auto",
     memory: str | None = None,
@@ -74,8 +73,6 @@ def apply(
         trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
             as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
         weights: where the checkpoint of the token model is now, if it has moved.
-        allow_download: fetch weights that the model file names and that are not on this disk; without it a model file
-            never makes vispe contact a server.
         tile: side of the pieces in which an image is worked on, in pixels.
         device: auto, cpu, cuda, ...
         memory: what the work on an OME-Zarr store, or a large TIFF file, may take besides the libraries; default 2 GiB.
@@ -112,7 +109,6 @@ def apply(
             materials=materials,
             trust=trust,
             weights=weights,
-            allow_download=allow_download,
             tile=tile,
             device=device,
             force=force,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vispe.backbones.hub import downloads
+from vispe.backbones.hub import named_by_file
 from vispe.errors import InputError, require
 from vispe.files import atomic_path
 from vispe.images.formats.decoded import BROKEN
@@ -229,7 +229,7 @@ def open_features(
     config = config or model.features
     if isinstance(config, FeatureConfig) and config.model in (None, NAME):
         return Features(config, seed=model.seed, device=device, basis=model.basis)
-    with downloads(allow_download):
+    with named_by_file(allow_download):
         if isinstance(config, FeatureConfig):
             return Features(config, seed=model.seed, device=device, basis=model.basis)
         from vispe.segment.text.features import TextFeatures  # brings open_clip along

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from vispe.backbones.hub import check_download
 from vispe.errors import InputError, MissingExtra, did_you_mean
 from vispe.train.data.reading import Reading, first_line, picture
 from vispe.train.data.source import Source, digest, filled, index
@@ -111,6 +112,8 @@ def _load(name: str, split: str | None) -> Any:
         )
     import datasets
 
+    if not Path(name).exists():
+        check_download(f"the data set hub={name!r} is")
     saved = any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json"))
     try:
         return datasets.load_from_disk(name) if saved else datasets.load_dataset(name, split=split)

@@ -32,6 +32,7 @@ from vispe.train.linear.model import LinearSegmenter, score
 from vispe.train.linear.task import LinearTask, read_task
 from vispe.train.linear.train import Progress, train
 from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.recipes import as_permitted
 from vispe.train.retrofit.student import check_size, load_student, load_teacher
 from vispe.version import __version__
 
@@ -109,15 +110,16 @@ def _data(task: LinearTask, backbone: VisionModel) -> tuple[Part, Part]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`, by default that of the process, and return the exit code."""
-    task = read_task(sys.argv[1:] if argv is None else argv)
-
-    def show(step: int, loss: float) -> None:
-        if step % task.log_every == 0 or step == task.steps:
-            sys.stderr.write(f"\rupdate {step} of {task.steps}, loss {loss:.4f}")
-            sys.stderr.flush()
-
     try:
-        metrics = linear_segmentation(task, show)
+        with as_permitted(sys.argv[1:] if argv is None else argv) as rest:
+            task = read_task(rest)
+
+            def show(step: int, loss: float) -> None:
+                if step % task.log_every == 0 or step == task.steps:
+                    sys.stderr.write(f"\rupdate {step} of {task.steps}, loss {loss:.4f}")
+                    sys.stderr.flush()
+
+            metrics = linear_segmentation(task, show)
     except VispeError as error:
         sys.stderr.write(f"linear: {error}\n")
         return 2

@@ -18,7 +18,7 @@ import torch
 
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import write_json
-from vispe.train.retrofit.recipes import with_recipes
+from vispe.train.retrofit.recipes import as_permitted
 from vispe.train.vlm.lora import LoraRecipe, accuracy, learn_scheme
 from vispe.train.vlm.run import read_prompts
 
@@ -67,7 +67,7 @@ def fine_tune(task: LoraTask) -> dict[str, Any]:
         raise InputError(f"{task.out} holds a finished run; choose another out, or remove it.")
     if not Path(task.data).is_file():
         raise InputError(f"data={task.data} is not a file; give one with a prompt in each line.")
-    processor = AutoProcessor.from_pretrained(task.model)
+    processor = AutoProcessor.from_pretrained(task.model, trust_remote_code=False)
     prompts = [p.arranged(range(len(p.items))) for p in read_prompts(processor, Path(task.data), task.item)]
     held = prompts[task.held_every - 1 :: task.held_every]
     learnt = [p for k, p in enumerate(prompts) if (k + 1) % task.held_every]
@@ -75,7 +75,9 @@ def fine_tune(task: LoraTask) -> dict[str, Any]:
         raise InputError(
             f"{task.data} has {len(prompts)} prompts, of which every {task.held_every}th is held out; give more."
         )
-    model = AutoModelForImageTextToText.from_pretrained(task.model, dtype=torch.float32)
+    model = AutoModelForImageTextToText.from_pretrained(
+        task.model, dtype=torch.float32, trust_remote_code=False
+    )
     recipe = LoraRecipe(**{f.name: getattr(task, f.name) for f in fields(LoraRecipe)})
     tuned: Any = learn_scheme(model, learnt, recipe, Path(task.out), device=task.device)
     after = accuracy(tuned, held, length=task.length, batch=task.batch)
@@ -102,7 +104,7 @@ def read_task(argv: Sequence[str]) -> LoraTask:
     )
     parser.add_argument("--json", action="store_true", help="write the card to standard output")
     parser.add_class_arguments(LoraTask, as_group=False)
-    values = vars(parser.parse_args(with_recipes(argv)))
+    values = vars(parser.parse_args(list(argv)))
     values.pop("config"), values.pop("json")
     return LoraTask(**values)
 
@@ -111,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`, by default that of the process, and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        found = fine_tune(read_task(words))
+        with as_permitted(words) as rest:
+            found = fine_tune(read_task(rest))
     except VispeError as error:
         sys.stderr.write(f"vlm: {error}\n")
         return 2

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vispe.backbones.processes import Processes
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import write_json
-from vispe.train.retrofit.recipes import with_recipes
+from vispe.train.retrofit.recipes import as_permitted
 from vispe.train.vlm.order import OnStep, OrderRecipe, learn_orders, order_scores
 from vispe.train.vlm.prompts import Piece, Prompt
 
@@ -87,7 +87,7 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
     if not Path(task.data).is_file():
         raise InputError(f"data={task.data} is not a file; give one with a prompt in each line.")
     try:
-        processor = AutoProcessor.from_pretrained(task.model)
+        processor = AutoProcessor.from_pretrained(task.model, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(
@@ -102,7 +102,7 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
         )
     # small changes of weights would be lost in half precision
     how = {"dtype": torch.float32} | ({"attn_implementation": "eager"} if task.even else {})
-    model = AutoModelForImageTextToText.from_pretrained(task.model, **how).eval()
+    model = AutoModelForImageTextToText.from_pretrained(task.model, trust_remote_code=False, **how).eval()
     processes, state = Processes.training(task.device), Path(task.out) / "state.pt"
     model.to(processes.place)
     before = _measured(model, held, task)
@@ -196,7 +196,7 @@ def read_task(argv: Sequence[str]) -> OrderTask:
         "--config", action="config", help="YAML file, or a recipe of vispe by name; options after it win"
     )
     parser.add_class_arguments(OrderTask, as_group=False)
-    values = vars(parser.parse_args(with_recipes(argv)))
+    values = vars(parser.parse_args(list(argv)))
     values.pop("config")
     return OrderTask(**values)
 
@@ -204,13 +204,14 @@ def read_task(argv: Sequence[str]) -> OrderTask:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`, by default that of the process, and return the exit code."""
     try:
-        task = read_task(sys.argv[1:] if argv is None else argv)
+        with as_permitted(sys.argv[1:] if argv is None else argv) as rest:
+            task = read_task(rest)
 
-        def show(step: int, loss: float) -> None:
-            sys.stderr.write(f"\rupdate {step} of {task.steps}, loss {loss:.4f}")
-            sys.stderr.flush()
+            def show(step: int, loss: float) -> None:
+                sys.stderr.write(f"\rupdate {step} of {task.steps}, loss {loss:.4f}")
+                sys.stderr.flush()
 
-        found = order_invariance(task, show)
+            found = order_invariance(task, show)
     except VispeError as error:
         sys.stderr.write(f"vlm: {error}\n")
         return 2

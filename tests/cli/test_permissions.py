@@ -1,0 +1,143 @@
+"""What files from elsewhere may do: a recipe or a card runs no code and contacts no server by itself."""
+
+import json
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save_file
+
+from vispe.cli.main import main
+from vispe.train.retrofit.recipes import as_permitted
+
+CODE = "from pathlib import Path\nPath('RAN').write_text('x')\ndef f(images):\n    return images\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder with an image and two Python files; no server may be contacted from it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "nowhere"))
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save("i.png")
+    for name in ("helper.py", "notes.py"):
+        Path(name).write_text(CODE)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path / "hub"))
+
+    def refuse(*address, **_):
+        Path("CONTACTED").write_text(str(address))
+        raise OSError("no network here")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["helper.py:f", "notes:f"])
+@pytest.mark.parametrize("command", ["rotate", "probe", "audit", "health"])
+def test_a_recipe_runs_no_code(folder, capsys, command, name):
+    Path("c.yaml").write_text(f"model: {name}\nimages: [i.png]\nout: o\n")
+    assert main([command, "--config", "c.yaml"]) == 2
+    assert f"model={name} names Python code, and a recipe alone does not run code" in capsys.readouterr().err
+    assert not Path("RAN").exists()
+    assert not Path("o").exists()
+
+
+@pytest.mark.parametrize("words", [["--allow-code"], ["--model=helper.py:f"]])
+def test_the_command_line_may_allow_code(words):
+    from vispe.backbones.hub import check_code
+
+    with as_permitted(["--config", "c.yaml", *words]) as rest:
+        check_code("helper.py:f")
+    assert "--allow-code" not in rest
+
+
+def test_code_named_by_a_recipe_runs_when_it_is_allowed(folder):
+    Path("c.yaml").write_text("model: helper.py:f\nimages: [i.png]\nout: o\n")
+    main(["rotate", "--config", "c.yaml", "--allow-code"])
+    assert Path("RAN").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["hf-hub:evil/x", "vit_tiny_patch16_224", "open_clip:ViT-B-32/openai", "hf:evil/x"]
+)
+def test_a_recipe_contacts_no_server(folder, capsys, name):
+    Path("c.yaml").write_text(f"model: {name}\nimages: [i.png]\nout: o\n")
+    assert main(["probe", "--config", "c.yaml"]) == 2
+    assert not Path("CONTACTED").exists(), capsys.readouterr().err
+    main(["probe", "--config", "c.yaml", "--allow-download"])
+    assert Path("CONTACTED").exists()
+
+
+TEACHERS = {
+    "hf-hub": {"name": "hf-hub:evil/x"},
+    "open_clip of a hub": {"name": "open_clip:hf-hub:evil/x", "weights": None},
+    "open_clip with a tag": {"name": "open_clip:ViT-B-32/openai"},
+    "another tag": {"name": "open_clip:RN50/openai", "weights": "/etc/passwd"},
+    "huge": {"name": "test_vit", "options": {"embed_dim": 10**9}},
+    "deep": {"name": "test_vit", "options": {"depth": 10**9}},
+    "wide": {"name": "test_vit", "options": {"patch_size": 10**9}},
+    "address": {"name": "test_vit", "options": {"pretrained_cfg": {"url": "http://127.0.0.1/w.pth"}}},
+    "file": {"name": "test_vit", "options": {"checkpoint_path": "/etc/passwd"}},
+    "pretrained": {"name": "vit_tiny_patch16_224", "options": {"pretrained": True}},
+    "cache": {"name": "test_vit", "options": {"cache_dir": "elsewhere"}},
+    "no object": {"name": "test_vit", "options": "depth"},
+    "name is a list": {"name": ["test_vit"]},
+}
+
+
+@pytest.mark.parametrize("kind", TEACHERS)
+def test_a_card_contacts_no_server_and_builds_nothing_large(folder, capsys, kind):
+    Path("rf").mkdir()
+    save_file({"a": np.zeros((8, 8), np.float32)}, "rf/student.safetensors")
+    config = {"seed": 0, "teacher": TEACHERS[kind], "student": {"pos_embed": "alibi2d"}}
+    Path("rf/card.json").write_text(json.dumps({"config": config}))
+    assert main(["probe", "rf", "i.png", "-o", "pr"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.count("\n") <= 2, said
+    assert not Path("CONTACTED").exists(), said
+    assert not Path("pr").exists()
+
+
+BOMBS = {
+    "aliases": "a: &a [x,x,x]\nmodel: *a\n",
+    "billion laughs": "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+    + "".join(f"{chr(98 + k)}: &{chr(98 + k)} [{','.join(['*' + chr(97 + k)] * 10)}]\n" for k in range(9))
+    + "model: *j\n",
+    "merge keys": "a: &a {x: 1}\nb: {<<: *a}\n",
+    "nested lists": "model: " + "[" * 20000 + "]" * 20000 + "\n",
+    "nested maps": "model: " + "{a: " * 200 + "1" + "}" * 200 + "\n",
+    "large": "model: " + "x" * (1 << 21) + "\n",
+    "broken": "model: [a\n",
+    "no text": "model: \x07\n",
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.parametrize("words", [["probe", "--config", "c.yaml"], ["retrofit", "--teacher", "c.yaml"]])
+def test_recipes_that_grow_when_they_are_read_are_refused(folder, capsys, kind, words):
+    Path("c.yaml").write_text(BOMBS[kind])
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("vispe: c.yaml ")
+    assert said.count("\n") == 1
+
+
+def test_pickled_weights_are_one_sentence(folder, capsys):
+    import pickle
+
+    class Opened:
+        def __reduce__(self):
+            return exec, ("open('RAN', 'w')",)
+
+    Path("m").mkdir()
+    Path("m/config.json").write_text(json.dumps({"architecture": "test_vit", "num_classes": 0}))
+    Path("m/pytorch_model.bin").write_bytes(pickle.dumps(Opened()))
+    assert main(["probe", "local-dir:m", "i.png", "-o", "pr"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("vispe: the weights of local-dir:m cannot be loaded (")
+    assert not Path("RAN").exists()
