@@ -298,14 +298,22 @@ def test_encodings_of_other_packages(install):
         textwrap.dedent(PLUGIN.format(name="ramp_two")) + "\nfrom vispe import register\nregister(Ramp)\n"
     )
     install(
-        ["ramp = ramp_one:Ramp", "two = ramp_two", "gone = ramp_gone:Ramp", "bad = ramp_one:Missing"],
+        [
+            "ramp = ramp_one:Ramp",
+            "two = ramp_two",
+            "gone = ramp_gone:Ramp",
+            "bad = ramp_one:Missing",
+            "own = ramp_own",
+        ],
         ramp_one=PLUGIN.format(name="ramp"),
         ramp_two=registers,
+        ramp_own="raise RuntimeError('of this package')",
     )
     with pytest.warns(RuntimeWarning, match="cannot be loaded") as caught:
         assert list_encodings("ramp*") == ["ramp", "ramp_two"]
     messages = sorted(str(w.message) for w in caught)
-    assert len(messages) == 2
+    assert len(messages) == 3
+    assert "'own' of ramp-encodings cannot be loaded from 'ramp_own' (RuntimeError: of this" in messages[2]
     assert messages[0].startswith(
         "The encoding 'bad' of ramp-encodings cannot be loaded from 'ramp_one:Missing' ("
     )

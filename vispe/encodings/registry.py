@@ -110,10 +110,11 @@ def _load_plugins() -> None:
     for point in metadata.entry_points(group="vispe.encodings"):
         try:
             loaded = point.load()
-        except (ImportError, AttributeError) as error:  # one broken package must not take all encodings away
+        except Exception as error:  # one broken package must not take all encodings away, however it fails
             source = point.dist.name if point.dist else "an unknown package"
             warnings.warn(
-                f"The encoding {point.name!r} of {source} cannot be loaded from {point.value!r} ({error}); "
+                f"The encoding {point.name!r} of {source} cannot be loaded from {point.value!r} "
+                f"({type(error).__name__}: {error}); "
                 "update or uninstall it.",
                 RuntimeWarning,
                 stacklevel=2,

@@ -9,6 +9,9 @@ from typing import Any, cast
 
 from vispe.errors import OptionError
 
+LONGEST, DEEPEST = 32_768, 20
+"""Characters of a spec, and levels of brackets in it, at most."""
+
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -20,6 +23,10 @@ def parse_text(text: str) -> list[tuple[str, dict[str, Any]]]:
     Raises:
         OptionError: the text cannot be read.
     """
+    if len(text) > LONGEST:
+        raise OptionError(
+            f"The encoding {text[:40]!r}... has {len(text)} characters; write a spec of at most {LONGEST}."
+        )
     return [_term(term) for term in _split(text, "+")]
 
 
@@ -42,21 +49,21 @@ def _value_text(value: Any) -> str:
 
 
 def _term(term: str) -> tuple[str, dict[str, Any]]:
-    match = re.fullmatch(r"\s*([\w.]+)\s*(?:\((.*)\))?\s*", term, re.DOTALL)
+    match = re.fullmatch(r"([\w.]+)\s*(?:\((.*)\))?", term.strip(), re.DOTALL)
     if not match:
         raise OptionError(
             f"The encoding {term!r} cannot be read; write name, name.preset or name(option=value, ...), joined by +."
         )
     options: dict[str, Any] = {}
     for item in _split(match[2] or "", ","):
-        pair = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(.*\S)\s*", item, re.DOTALL)
+        pair = re.fullmatch(r"([A-Za-z_]\w*)\s*[=:](.+)", item.strip(), re.DOTALL)
         if not pair:
             raise OptionError(
                 f"The option {item.strip()!r} of {match[1]} cannot be read; write option=value."
             )
         if pair[1] in options:
             raise OptionError(f"The option {pair[1]!r} of {match[1]} is given twice.")
-        options[pair[1]] = _value(pair[2])
+        options[pair[1]] = _value(pair[2].strip())
     return match[1], options
 
 
@@ -68,7 +75,12 @@ def _value(text: str) -> Any:
         return [_value(item.strip()) for item in _split(text[1:-1], ",") if item.strip()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (
+        ValueError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+    ):  # the last two: texts such as 1000 minus signs
         if re.fullmatch(r"[\w./+-]+", text) or _is_spec(text):
             return text
         raise OptionError(f"The value {text!r} cannot be read; put texts into quotes.") from None
@@ -92,6 +104,10 @@ def _split(text: str, at: str) -> list[str]:
             quote = char if not quote else "" if char == quote else quote
         elif char in _BRACKETS:
             closing.append(_BRACKETS[char])
+            if len(closing) > DEEPEST:
+                raise OptionError(
+                    f"The encoding {text[:40]!r}... has more than {DEEPEST} levels of brackets."
+                )
         elif char in ")]}" and (not closing or closing.pop() != char):
             raise OptionError(f"The encoding {text!r} has unbalanced brackets.")
         elif char == at and not closing:

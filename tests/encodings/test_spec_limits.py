@@ -1,0 +1,56 @@
+"""Specs from elsewhere: whatever the text, it is read or refused in one sentence at little cost."""
+
+import contextlib
+import time
+
+import pytest
+
+from vispe.encodings.spec import DEEPEST, LONGEST, parse_text
+from vispe.errors import OptionError, VispeError
+
+HOSTILE = {
+    "spaces": "rope_axial(a=" + " " * 200_000 + ")",
+    "inner spaces": "rope_axial(a=b" + " " * 20_000 + "c!)",
+    "leading spaces": " " * 30_000 + "!",
+    "nested specs": "a(b=" * 300 + "1" + ")" * 300,
+    "nested lists": "a(b=" + "[" * 900 + "]" * 900 + ")",
+    "nested dicts": "a(b=" + "{1:" * 150 + "1" + "}" * 150 + ")",
+    "minus signs": "a(b=" + "-" * 30_000 + "1!)",
+    "minus signs, long": "a(b=" + "-" * 100_000 + "1)",
+    "not": "a(b=" + "not " * 8_000 + "1)",
+    "powers": "a(b=" + "9**" * 1_000 + "9)",
+    "open brackets": "a(" * 10_000,
+    "quotes": "a(b='" * 5_000,
+    "letters": "a(b=" + "é" * 30_000 + "!)",
+    "NUL": "a(b=\x00)",
+    "surrogate": "a(b=\udcff!)",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_spec_is_refused_in_one_sentence(name):
+    begun = time.process_time()
+    with pytest.raises(OptionError) as caught:
+        parse_text(HOSTILE[name])
+    assert time.process_time() - begun < 5  # the quadratic ones took minutes
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["a(b=" + "-" * 2_000 + "1)", "+".join(["rope_axial"] * 2_000), "a(b=" + "9" * 4_300 + ")"]
+)
+def test_a_long_spec_is_read_or_refused(text):
+    with contextlib.suppress(VispeError):
+        assert parse_text(text)
+
+
+def test_what_fits_the_limits_is_read():
+    deep = "a(b=" * DEEPEST + "1" + ")" * DEEPEST
+    assert parse_text(deep)[0][0] == "a"
+    values = ",".join(["0.12345678901234"] * 1_500)
+    assert len(values) < LONGEST
+    assert len(parse_text(f"longrope(factor=[{values}])")[0][1]["factor"]) == 1_500
+    assert parse_text(" rope_axial ( a = b , c:[ 1, x ] ) + none ") == [
+        ("rope_axial", {"a": "b", "c": [1, "x"]}),
+        ("none", {}),
+    ]
