@@ -140,7 +140,7 @@ def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], force: bool =
     """Write one line per row under a header.
 
     Columns are the keys in order of first appearance; nested dicts become 'outer.inner'; None and absent are
-    empty.
+    empty; texts are those of `csv_cell`.
 
     Raises:
         InputError: NaN, infinity or lists; no rows at all.
@@ -155,8 +155,8 @@ def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], force: bool =
         temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream,
     ):
         writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
+        writer.writerow({column: csv_cell(column) for column in columns})
+        writer.writerows({key: csv_cell(value) for key, value in row.items()} for row in flat)
     return path
 
 
@@ -190,6 +190,21 @@ def jsonable(obj: Any, where: str) -> Any:
     if isinstance(obj, Sequence):
         return [jsonable(value, f"{where}[{i}]") for i, value in enumerate(obj)]
     raise InputError(f"{where} is a {type(obj).__name__}, which a report cannot hold.")
+
+
+def csv_cell(value: Any) -> Any:
+    """Return a value for a CSV file: a text that spreadsheets would run as a formula gets a leading apostrophe.
+
+    >>> csv_cell("=1+1"), csv_cell("-phase"), csv_cell("-1.5"), csv_cell(-1.5)
+    ("'=1+1", "'-phase", '-1.5', -1.5)
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -440,3 +440,22 @@ def test_truth_is_matched_by_the_names_of_classes(tmp_path):
     assert read_truth(path, (1, H, W))[0, 0, 0] == 2  # clusters: in natural order of the names
     with pytest.raises(InputError, match="feature 1 is of the class 'grain'; known are pore, matrix"):
         read_truth(path, (1, H, W), names=["pore", "matrix"])
+
+
+def test_shapes_that_cover_the_image_thousands_of_times_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("vispe.images.exchange.shapes.MOST_COVERED", 100)
+    squares = [feature("Polygon", [box(0, 0, 10, 10)], "ab"[k % 2]) for k in range(300)]
+    path = geojson(tmp_path / "a.geojson", *squares)
+    with pytest.raises(InputError, match=r"a\.geojson: its 300 shapes cover more than 0 million pixels"):
+        read_labels(path, (1, H, W))
+    fewer = geojson(tmp_path / "b.geojson", *squares[:20])
+    assert any(
+        "100 pixels of b.geojson lie under shapes of two classes" in n
+        for n in read_labels(fewer, (1, H, W)).notes
+    )
+
+
+def test_overlaps_of_few_pixels_in_a_large_image_are_counted(tmp_path):
+    shapes = [feature("Polygon", [box(k, 900, k + 2, 902)], "ab"[k % 2]) for k in range(2)]
+    found = read_labels(geojson(tmp_path / "a.geojson", *shapes), (1, 1000, 1000))
+    assert any("2 pixels of a.geojson lie under shapes of two classes" in n for n in found.notes)

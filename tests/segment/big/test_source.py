@@ -153,3 +153,34 @@ def test_results_beside_stores_are_no_images(tmp_path):
     assert [path.name for path in found] == ["a.zarr", "b.zarr", "c_seg.zarr"]
     named = large_images([tmp_path / "a.zarr", tmp_path / "a_seg.ome.zarr"], None, None)
     assert [path.name for path in named] == ["a.zarr", "a_seg.ome.zarr"]
+
+
+CLAIMS = {
+    "pages": ({"shape": (10**9, 64, 64), "chunks": (1, 64, 64)}, "zyx", "1000000000 pages of 1 channels"),
+    "more pages": (
+        {"shape": (10**6, 10**6, 64, 64), "chunks": (1, 1, 64, 64)},
+        "tzyx",
+        "1000000000000 pages",
+    ),
+    "channels": ({"shape": (10**8, 64, 64), "chunks": (1, 64, 64)}, "cyx", "1 pages of 100000000 channels"),
+    "a chunk": (
+        {"shape": (32768, 32768), "chunks": (32768, 32768)},
+        "yx",
+        "chunks of 1.074 GB, each of which is",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("version", [2, 3])
+def test_metadata_that_claim_more_than_any_image_has_are_refused(tmp_path, name, version):
+    how, axes, reason = CLAIMS[name]
+    zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=version, **how)
+    with pytest.raises(InputError, match=reason):
+        open_image(tmp_path / "a.zarr", axes=axes.upper())
+
+
+def test_the_largest_chunk_counts_up_to_the_image(tmp_path):
+    how = {"shape": (64, 64), "chunks": (1 << 16, 1 << 16)}
+    zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=2, **how)
+    assert open_image(tmp_path / "a.zarr").shape == (64, 64)

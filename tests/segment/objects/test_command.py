@@ -211,3 +211,32 @@ def test_objects_for_other_programs_are_asked_for_with_objects(tmp_path, capsys)
     )
     assert code == 2
     assert "objects_as has no effect without objects" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("name", ["=cmd|'/c calc'!A0", "+1+1", "-phase", "@SUM(A1)"])
+def test_no_table_holds_a_formula(folder, name):
+    out = folder / "out"
+    words = [
+        "segment",
+        str(folder / "i0.png"),
+        "--labels",
+        str(folder / "i0_labels.png"),
+        "--features",
+        "filters",
+    ]
+    words += ["--classes", f'["ground", "{name}"]', "--objects", f'["{name}"]', "--object-min-area", "5"]
+    assert main([*words, "--materials", "-o", str(out)]) == 0
+    tables = sorted(out.glob("*.csv"))
+    assert {"report.csv", "objects.csv", "i0_objects.csv", "i0_materials.csv"} <= {t.name for t in tables}
+    cells = [cell for t in tables for row in csv.reader(t.read_text("utf-8").splitlines()) for cell in row]
+    assert any(name in cell for cell in cells)
+    formulas = [c for c in cells if c.startswith(("=", "+", "-", "@")) and not _is_number(c)]
+    assert formulas == []
+
+
+def _is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -12,9 +12,12 @@ import numpy as np
 
 from vispe.errors import InputError
 from vispe.images.exchange.fill import fill
-from vispe.images.labels.strokes import WIDEST, Stroke, stroke_pixels
+from vispe.images.labels.strokes import WIDEST, Stroke, check_work, stroke_pixels
 
 Color = tuple[int, int, int]
+
+MOST_COVERED = 1 << 28
+"""Pixels that all shapes of a file may cover, each as often as it is covered; more only for larger images."""
 
 FARTHEST = 10_000_000
 """Pixels from the corner of the image to a point at most."""
@@ -53,21 +56,30 @@ class Shape:
         points = np.concatenate([np.asarray(p, float) for p in points])
         return (*points.min(0), *points.max(0))
 
+    def pens(self) -> list[Stroke]:
+        """Return the lines as strokes."""
+        return [_pen(points, width) for points, width in self.lines]
+
     def places(self, h: int, w: int) -> np.ndarray:
         """Return the pixels of an image of h x w that the shape covers, as y * w + x, ascending (n,) int64."""
         found = [fill(rings, h, w) for rings in self.areas]
         for points, width in self.lines:
-            # strokes count from the centre of the first pixel
-            pen = min(max(round(width), 1), WIDEST)
-            found.append(stroke_pixels(Stroke((0,), pen, points - 0.5, 0), h, w))
+            found.append(stroke_pixels(_pen(points, width), h, w))
         if self.mask is not None:
             top, left, mask = self.mask
             y, x = np.nonzero(mask)
             y, x = y + top, x + left
             inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
             found.append((y[inside], x[inside]))
+        if len(found) == 1 and self.areas:
+            return found[0][0] * w + found[0][1]  # in order, each once
         rows, columns = (np.concatenate(p) for p in zip(*found, strict=True))
         return np.unique(rows.astype(np.int64) * w + columns)
+
+
+def _pen(points: np.ndarray, width: float) -> Stroke:
+    """Return a line as a stroke, which counts from the centre of the first pixel."""
+    return Stroke((0,), min(max(round(width), 1), WIDEST), points - 0.5, 0)
 
 
 def checked_points(where: str, points: object, fewest: int) -> np.ndarray:
@@ -110,7 +122,9 @@ def painted(
         InputError: a shape that lies wholly outside the image, or on a page that the image does not have.
     """
     z, h, w = shape
-    found, cut, empty = [], 0, 0
+    found, cut, empty, covered = [], 0, 0, 0
+    most = max(MOST_COVERED, 4 * z * h * w)
+    check_work(str(path), [pen for each in shapes for pen in each.pens()], h, w)
     for each in shapes:
         page = default_page if each.page is None else each.page
         if page is None:
@@ -126,6 +140,12 @@ def painted(
         cut += left < 0 or top < 0 or right > w or bottom > h
         places = each.places(h, w)
         empty += not len(places)
+        covered += len(places)
+        if covered > most:
+            raise InputError(
+                f"{path}: its {len(shapes)} shapes cover more than {most / 1e6:.0f} million pixels, each counted as "
+                "often as it is covered; remove shapes that lie on others."
+            )
         found.append((each, places + page * h * w))
     notes = []
     if cut:
@@ -142,7 +162,22 @@ def overlapping(path: Path, drawn: Sequence[tuple[int, np.ndarray]]) -> Iterator
         path: the file.
         drawn: class and places of each shape.
     """
-    own = [np.unique(np.concatenate([p for c, p in drawn if c == k])) for k in sorted({c for c, _ in drawn})]
-    times = np.unique(np.concatenate(own), return_counts=True)[1] if own else np.zeros(0)
-    if several := int((times > 1).sum()):
+    classes = sorted({c for c, _ in drawn})
+    size = 1 + max((int(p[-1]) for _, p in drawn if len(p)), default=-1)
+    if len(classes) < 2:
+        several = 0
+    elif (
+        sum(len(p) for _, p in drawn) > size // 16
+    ):  # many pixels: a map of the image is smaller than their list
+        times = np.zeros(size, np.uint8)
+        for k in classes:
+            mask = np.zeros(size, bool)
+            for _, p in ((c, p) for c, p in drawn if c == k):
+                mask[p] = True
+            times += mask
+        several = int((times > 1).sum())
+    else:
+        own = [np.unique(np.concatenate([p for c, p in drawn if c == k])) for k in classes]
+        several = int((np.unique(np.concatenate(own), return_counts=True)[1] > 1).sum())
+    if several:
         yield f"{several} pixels of {path.name} lie under shapes of two classes; the smaller shape counts."

@@ -1,13 +1,13 @@
 """Strokes and points from a JSON file, drawn as label pixels."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from skimage.draw import disk, line
+from skimage.draw import disk
 
 from vispe.errors import InputError, did_you_mean, is_whole
 from vispe.images.labels.levels import Level, Naming, load_json
@@ -16,7 +16,11 @@ KEYS = ("class", "width", "points", "page")
 WIDEST = 1024
 """Pixels across the widest pen."""
 
-_RUN = 256  # pixels of a line whose surroundings are drawn at once with a wide pen
+MOST_WORK = 500_000_000
+"""Pixels that the pen of all strokes passes over, each as often as it is passed."""
+
+_NARROW = 16  # pixels; the tip of a wider pen is drawn as intervals of its rows
+_RUN = 4096  # pixels of a path that are drawn at once with a wide pen
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ def placed(
 ) -> Iterator[tuple[Stroke, np.ndarray, np.ndarray]]:
     """Yield each stroke with the rows and columns of its pixels; raises as `draw_strokes`."""
     z, h, w = shape
+    check_work(str(path), strokes, h, w)
     for number, stroke in enumerate(strokes):
         if stroke.page >= z:
             raise InputError(
@@ -101,21 +106,67 @@ def overdrawn(path: Path, pixels: int) -> list[str]:
     return [note] if pixels else []
 
 
+def check_work(where: str, strokes: Iterable[Stroke], h: int, w: int) -> None:
+    """Check that strokes can be drawn in seconds, before any is drawn.
+
+    Args:
+        where: owner of the strokes, for the message.
+        strokes: in an image of h x w pixels.
+        h: height in pixels.
+        w: width in pixels.
+
+    Raises:
+        InputError: the pen covers more than `MOST_WORK` pixels in total, each as often as it is passed.
+    """
+    work = 0
+    for stroke in strokes:
+        ends = np.clip(stroke.points, -stroke.width, np.array([w, h]) + stroke.width)
+        length = np.abs(np.diff(ends, axis=0)).max(1).sum() + 1
+        work += int(length) * min(stroke.width, h) * (min(stroke.width, w) if stroke.width <= _NARROW else 1)
+    if work > MOST_WORK:
+        raise InputError(
+            f"{where}: the strokes pass over {work / 1e9:.1f} billion pixels, more than {MOST_WORK / 1e9:g}; use fewer "
+            "strokes, or a narrower pen."
+        )
+
+
 def stroke_pixels(stroke: Stroke, h: int, w: int) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and columns of the pixels of a stroke that lie in an image of h x w; some may come twice."""
     ends = np.floor(stroke.points + 0.5).astype(int)
     if len(ends) == 1:
         ends = np.repeat(ends, 2, axis=0)
-    parts = [line(y0, x0, y1, x1) for (x0, y0), (x1, y1) in pairwise(ends)]
+    reach = stroke.width // 2 + 1  # a line farther away than the pen reaches leaves no mark
+    parts = [_line(a, b, (-reach, h + reach), (-reach, w + reach)) for a, b in pairwise(ends)]
     rows, columns = (np.concatenate(p) for p in zip(*parts, strict=True))
     tip = _tip(stroke.width)
-    if stroke.width <= 16:
-        rows, columns = (rows[:, None] + tip[0]).ravel(), (columns[:, None] + tip[1]).ravel()
-    else:
-        runs = [slice(i, i + _RUN) for i in range(0, len(rows), _RUN)]
-        pieces = [_swept(rows[run], columns[run], *tip) for run in runs]
-        rows, columns = (np.concatenate(p) for p in zip(*pieces, strict=True))
+    if stroke.width > _NARROW:
+        return _swept(rows, columns, *tip, h, w)
+    rows, columns = (rows[:, None] + tip[0]).ravel(), (columns[:, None] + tip[1]).ravel()
     inside = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
+    return rows[inside], columns[inside]
+
+
+def _line(
+    start: np.ndarray, end: np.ndarray, row_range: tuple[int, int], column_range: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of a line, as `skimage.draw.line`, without the pixels outside the ranges.
+
+    The cost follows the part inside, so a point that is far away costs nothing.
+    """
+    (x0, y0), (x1, y1) = start.tolist(), end.tolist()
+    steep = abs(y1 - y0) > abs(x1 - x0)
+    a0, a1, b0, b1 = (y0, y1, x0, x1) if steep else (x0, x1, y0, y1)
+    low, high = row_range if steep else column_range
+    length, rise = abs(a1 - a0), abs(b1 - b0)
+    sign = 1 if a1 >= a0 else -1
+    # steps along the longer side that stay in the range
+    first, last = sorted((sign * (low - a0), sign * (high - 1 - a0)))
+    step = np.arange(max(first, 0), min(last, length) + 1)
+    a = a0 + sign * step
+    b = b0 + (1 if b1 >= b0 else -1) * ((2 * rise * step + length) // max(2 * length, 1))
+    rows, columns = (a, b) if steep else (b, a)
+    inside = (rows >= row_range[0]) & (rows < row_range[1])
+    inside &= (columns >= column_range[0]) & (columns < column_range[1])
     return rows[inside], columns[inside]
 
 
@@ -126,19 +177,32 @@ def _tip(width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _swept(
-    rows: np.ndarray, columns: np.ndarray, tip_rows: np.ndarray, tip_columns: np.ndarray
+    rows: np.ndarray, columns: np.ndarray, tip_rows: np.ndarray, tip_columns: np.ndarray, h: int, w: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw a wide tip at every pixel of a short line: the ends of the runs in its rows are counted and summed up."""
+    """Return the pixels in an image of h x w under a wide tip at every pixel of a path.
+
+    Each row of the tip is an interval of columns. Counting where intervals begin and end, and summing up along the
+    row, costs the number of rows of the tip for a pixel of the path, not its area.
+    """
     steps, first = np.unique(tip_rows, return_index=True)  # the tip lists its pixels row by row
     left = tip_columns[first]
-    right = tip_columns[np.append(first[1:], len(tip_rows)) - 1]
-    top, start = rows.min() + steps[0], columns.min() + left.min()
-    shape = rows.max() + steps[-1] - top + 1, columns.max() + right.max() - start + 2
-    count = np.zeros(shape, np.int32)
-    y = rows[:, None] + steps - top
-    np.add.at(count, (y, columns[:, None] + left - start), 1)
-    np.add.at(count, (y, columns[:, None] + right + 1 - start), -1)
-    y, x = np.nonzero(np.cumsum(count, axis=1))
+    right = tip_columns[np.append(first[1:], len(tip_rows)) - 1] + 1
+    if not len(rows):
+        return rows, columns
+    rows, columns = np.unique(np.stack([rows, columns]), axis=1)  # a path that comes back costs nothing more
+    top, bottom = max(rows.min() + steps[0], 0), min(rows.max() + steps[-1] + 1, h)
+    start, end = max(columns.min() + left.min(), 0), min(columns.max() + right.max(), w)
+    if top >= bottom or start >= end:
+        return rows[:0], columns[:0]
+    count = np.zeros((bottom - top, end - start + 1), np.int32)
+    for run in range(0, len(rows), _RUN):
+        y = rows[run : run + _RUN, None] + steps
+        x = columns[run : run + _RUN, None]
+        inside = (y >= top) & (y < bottom)
+        y = y[inside] - top
+        for edge, change in ((left, 1), (right, -1)):
+            np.add.at(count, (y, np.clip((x + edge)[inside], start, end) - start), change)
+    y, x = np.nonzero(np.cumsum(count[:, :-1], axis=1))
     return y + top, x + start
 
 

@@ -12,11 +12,14 @@ import numpy as np
 
 from vispe.errors import InputError, require
 from vispe.images.formats.decoded import BROKEN, check_pixels, checked_axes, damaged, times, to_pages
+from vispe.images.formats.guards import amount, check_size
 from vispe.images.formats.units import MICRONS
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.segment.big import is_store
 from vispe.segment.features.tiles import Region
 
+MOST_PAGES, MOST_CHANNELS = 1_000_000, 10_000
+LARGEST_CHUNK = 1 << 29  # bytes
 LARGEST = 1 << 37
 """Most pixels that a page may have."""
 
@@ -197,11 +200,12 @@ def open_image(
         if letter not in "YXCS"
     )
     count = math.prod(axis.length for axis in page_axes)
+    channels = math.prod(n for n, letter in zip(array.shape, asked, strict=True) if letter in "CS")
+    _check_counts(path, array, asked, count, channels)
     chosen = tuple(int(i) for i in pick_pages(path, np.arange(count), z))
     if len(chosen) != count:
         alone = len(page_axes) == 1
         page_axes = (replace(page_axes[0] if alone else _MIXED, length=len(chosen)),)
-    channels = math.prod(n for n, letter in zip(array.shape, asked, strict=True) if letter in "CS")
     names = tuple(facts.get("names", ()))
     names = names if len(names) == channels else ()
     kept = tuple(range(channels) if channel is None else channel_numbers(path, channel, channels, names))
@@ -211,6 +215,28 @@ def open_image(
     return BigImage(
         path, array, asked, page_axes, chosen, kept, facts["version"], *pixel, shown, tuple(notes)
     )
+
+
+def _check_counts(path: Path, array: Any, axes: str, pages: int, channels: int) -> None:
+    """Check what a few bytes of metadata can claim: pages, channels, and the size of a chunk.
+
+    Raises:
+        InputError: one of them is larger than any image needs.
+    """
+    if pages > MOST_PAGES or channels > MOST_CHANNELS:
+        raise InputError(
+            f"{path} says that it has {pages} pages of {channels} channels; at most {MOST_PAGES} and {MOST_CHANNELS} "
+            "are read: cut it into parts."
+        )
+    itemsize = np.dtype(array.dtype).itemsize
+    size = math.prod(min(n, c) for n, c in zip(array.shape, array.chunks, strict=True)) * itemsize
+    if path.is_file():
+        check_size(path, tuple(map(min, array.shape, array.chunks)), 8 * itemsize)
+    elif size > LARGEST_CHUNK:
+        raise InputError(
+            f"{path} has chunks of {amount(size)}, each of which is decoded as a whole; store it again in chunks of at "
+            f"most {amount(LARGEST_CHUNK)}."
+        )
 
 
 def _open_store(path: Path) -> tuple[Any, dict[str, Any], list[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.files import atomic_path
+from vispe.files import atomic_path, csv_cell
 from vispe.images.exchange.objects import ENDINGS as EXCHANGED
 from vispe.images.exchange.objects import write_objects
 from vispe.images.exchange.shapes import Color
@@ -131,7 +131,7 @@ def write_table(path: Path, image: str, rows: Iterable[Row], force: bool) -> Non
     ):
         writer = csv.DictWriter(stream, COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
-        writer.writerows({"image": image, **row} for row in rows)
+        writer.writerows({k: csv_cell(v) for k, v in {"image": image, **row}.items()} for row in rows)
 
 
 def write_together(out: Path, tables: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from vispe.errors import InputError, OptionError, is_whole
 from vispe.files import check_writable, write_json
 from vispe.images.labels.levels import LONGEST, has_controls
-from vispe.images.labels.strokes import WIDEST, Stroke, stroke_pixels
+from vispe.images.labels.strokes import WIDEST, Stroke, check_work, stroke_pixels
 from vispe.images.read import Micrograph
 from vispe.images.write import write_labels
 from vispe.segment.draw import PALETTE, Color
@@ -298,6 +298,7 @@ def checked_strokes(content: Any, count: int, page: int, shape: tuple[int, int])
         found.append(Stroke((int(level),), int(width), points, page))
     if total > _POINTS:
         raise InputError(f"the strokes have {total} points, more than {_POINTS}; undo some.")
+    check_work("the window", found, *shape)
     return found
 
 
