@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from vispe.errors import OptionError
 from vispe.train.retrofit.config import Teacher, flat
+from vispe.train.retrofit.recipes import with_recipes
 
 FREE = ("out", "force", "device", "checkpoint_every", "log_every")
 """Keys that may differ when a stopped run goes on."""
@@ -117,6 +118,6 @@ def read_task(argv: Sequence[str]) -> LinearTask:
     )
     parser.add_class_arguments(LinearTask, as_group=False)
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the older name
-    values = vars(instantiate(parser.parse_args(list(argv))))
+    values = vars(instantiate(parser.parse_args(with_recipes(argv))))
     values.pop("config")
     return LinearTask(**values)

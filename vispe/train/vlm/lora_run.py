@@ -18,7 +18,7 @@ import torch
 
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import write_json
-from vispe.train.retrofit.recipes import as_permitted
+from vispe.train.retrofit.recipes import as_permitted, with_recipes
 from vispe.train.vlm.lora import LoraRecipe, accuracy, learn_scheme
 from vispe.train.vlm.run import read_prompts
 
@@ -104,7 +104,7 @@ def read_task(argv: Sequence[str]) -> LoraTask:
     )
     parser.add_argument("--json", action="store_true", help="write the card to standard output")
     parser.add_class_arguments(LoraTask, as_group=False)
-    values = vars(parser.parse_args(list(argv)))
+    values = vars(parser.parse_args(with_recipes(argv)))
     values.pop("config"), values.pop("json")
     return LoraTask(**values)
 

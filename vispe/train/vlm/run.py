@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vispe.backbones.processes import Processes
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import write_json
-from vispe.train.retrofit.recipes import as_permitted
+from vispe.train.retrofit.recipes import as_permitted, with_recipes
 from vispe.train.vlm.order import OnStep, OrderRecipe, learn_orders, order_scores
 from vispe.train.vlm.prompts import Piece, Prompt
 
@@ -196,7 +196,7 @@ def read_task(argv: Sequence[str]) -> OrderTask:
         "--config", action="config", help="YAML file, or a recipe of vispe by name; options after it win"
     )
     parser.add_class_arguments(OrderTask, as_group=False)
-    values = vars(parser.parse_args(list(argv)))
+    values = vars(parser.parse_args(with_recipes(argv)))
     values.pop("config")
     return OrderTask(**values)
 
