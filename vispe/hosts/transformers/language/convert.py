@@ -137,7 +137,7 @@ def convert_vlm(
     inner.vispe_scheme = scheme
     numbered(inner)
     text.__class__ = positioned(type(text), PositionedText)
-    text.vispe_late, text.vispe_axes = late_rotation, scheme.axes
+    text.vispe_late, text.vispe_given_scheme = late_rotation, scheme
     text.vispe_rotary = {key_of(kind, n): rotaries[kind] for kind in rotaries for n in sorted(set(of_layer))}
     text.vispe_beside, text.vispe_extend = parallel, self_extend
     if late_rotation:
@@ -326,7 +326,7 @@ def restore_vlm(model: nn.Module) -> None:
         inner.vispe_number,
         text.vispe_allocation,
         text.vispe_late,
-        text.vispe_axes,
+        text.vispe_given_scheme,
     )
     del text.vispe_beside, text.vispe_extend, text.vispe_rotary
 
