@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from vispe.attention.precision import float32_buffers, restore_buffers
 from vispe.errors import InputError
 from vispe.hosts.transformers.language import late as hf_late
 from vispe.hosts.transformers.language.apart import Apart, extended, ordered, rates_of
@@ -245,8 +246,15 @@ class PositionedText:
             cls.vispe_kept = kept_class(cls.vispe_stock)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move the model, and write the allocation anew: `to_empty` leaves buffers without values."""
+        """Move or cast the model: frequencies stay in float32.
+
+        The allocation is written again, as `to_empty` leaves buffers without values.
+        """
+        modules = [getattr(self, name) for name in {own.module for own in self.vispe_rotary.values()}]
+        before = [float32_buffers(module, "inv_freq") for module in modules]
         moved = super()._apply(fn, recurse)  # type: ignore[misc]
+        for module, buffers in zip(modules, before, strict=True):
+            restore_buffers(module, buffers)
         self._fill()
         return moved
 

@@ -125,6 +125,7 @@ def convert_vlm(
             UserWarning,
             stacklevel=5,
         )
+    _warn_of_cast(text, rotaries)
     if stock_of(type(inner)) is not None:
         restore_vlm(model)
     if model is not inner:
@@ -149,6 +150,22 @@ def convert_vlm(
     for layer, kind in zip(text.layers, kinds, strict=True):
         layer.__class__ = positioned(type(layer), PositionedLayer)
         layer.vispe_kind = kind
+
+
+def _warn_of_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
+    """Warn where the frequencies of a model were cast to half precision before the conversion."""
+    for rotary in rotaries.values():
+        rates = rotary.rates(text)
+        if rates.dtype.itemsize < 4:
+            off = 1e4 * torch.finfo(rates.dtype).eps / 2
+            warnings.warn(
+                f"{type(text).__name__}: frequencies of the rotary embedding were cast to {rates.dtype} before the "
+                f"conversion, so angles at position 10,000 are off by up to {off:.0f} radians, as in the stock model. "
+                "Load the model with from_pretrained(dtype=...), which leaves them in float32, or cast it afterwards.",
+                UserWarning,
+                stacklevel=6,
+            )
+            return
 
 
 def _parts(scheme: Scheme) -> list[tuple[int | None, Scheme, int]]:
