@@ -250,10 +250,9 @@ class PositionedText:
 
         The allocation is written again, as `to_empty` leaves buffers without values.
         """
-        modules = [getattr(self, name) for name in {own.module for own in self.vispe_rotary.values()}]
-        before = [float32_buffers(module, "inv_freq") for module in modules]
+        before = [(module, float32_buffers(module, "inv_freq")) for module in self.modules()]  # type: ignore[attr-defined]
         moved = super()._apply(fn, recurse)  # type: ignore[misc]
-        for module, buffers in zip(modules, before, strict=True):
+        for module, buffers in before:
             restore_buffers(module, buffers)
         self._fill()
         return moved

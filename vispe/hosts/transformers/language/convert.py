@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,7 @@ from vispe.multimodal.allocation import ZERO
 from vispe.multimodal.layered import Layered, scheme_of
 from vispe.multimodal.properties import keeps_text
 
+_logger = logging.getLogger(__name__)
 GENERATION = (
     "_prepare_position_ids_for_generation",
     "_get_candidate_generator",
@@ -125,7 +127,7 @@ def convert_vlm(
             UserWarning,
             stacklevel=5,
         )
-    _warn_of_cast(text, rotaries)
+    _log_cast(text, rotaries)
     if stock_of(type(inner)) is not None:
         restore_vlm(model)
     if model is not inner:
@@ -152,18 +154,20 @@ def convert_vlm(
         layer.vispe_kind = kind
 
 
-def _warn_of_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
-    """Warn where the frequencies of a model were cast to half precision before the conversion."""
+def _log_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
+    """Log where the frequencies of a model were cast to half precision before the conversion."""
     for rotary in rotaries.values():
         rates = rotary.rates(text)
         if rates.dtype.itemsize < 4:
             off = 1e4 * torch.finfo(rates.dtype).eps / 2
-            warnings.warn(
-                f"{type(text).__name__}: frequencies of the rotary embedding were cast to {rates.dtype} before the "
-                f"conversion, so angles at position 10,000 are off by up to {off:.0f} radians, as in the stock model. "
-                "Load the model with from_pretrained(dtype=...), which leaves them in float32, or cast it afterwards.",
-                UserWarning,
-                stacklevel=6,
+            # not a warning: the results are those of the stock model, which says nothing
+            _logger.warning(
+                "%s: frequencies of the rotary embedding were cast to %s before the conversion, so angles at position "
+                "10,000 are off by up to %.0f radians, as in the stock model. Load the model with "
+                "from_pretrained(dtype=...), which leaves them in float32, or cast it after the conversion.",
+                type(text).__name__,
+                rates.dtype,
+                off,
             )
             return
 
