@@ -709,10 +709,22 @@ def test_what_saves_nothing_is_unchanged_by_half_precision(spec):
     pos = positions(encoding, shapes(encoding)[0])
     before = tensors_of(encoding, pos)
     encoding.half().float()
-    if not encoding.state_dict():
+    if not list(encoding.parameters()):
         after = tensors_of(encoding, positions(encoding, shapes(encoding)[0]))
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(before, tensors_of(encoding, pos), strict=True))
+
+
+@every
+def test_buffers_are_unchanged_by_half_precision(spec):
+    """Fixed frequencies and locations: rounded to bfloat16 they would be off by radians at position 10,000."""
+    encoding = build(spec)
+    before = {name: b.clone() for name, b in encoding.named_buffers() if b.is_floating_point()}
+    for cast in (torch.nn.Module.half, torch.nn.Module.bfloat16, lambda m: m.double().to(torch.bfloat16)):
+        cast(encoding)
+        for name, wanted in before.items():
+            assert encoding.get_buffer(name).dtype == torch.float32
+            assert torch.equal(encoding.get_buffer(name), wanted)
 
 
 @every

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def autocast_on(device: torch.device) -> bool:
@@ -69,3 +69,28 @@ def exact_product(a: Tensor, b: Tensor) -> Tensor:
     dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)
     with no_autocast(a.device):
         return a.to(dtype) @ b.to(dtype)
+
+
+def float32_buffers(module: nn.Module, suffix: str = "") -> dict[str, Tensor]:
+    """Return the buffers of a module itself that are float32 or float64, by name, for `restore_buffers`."""
+    return {
+        name: buffer
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name.endswith(suffix) and buffer.dtype in (torch.float32, torch.float64)
+    }
+
+
+def restore_buffers(module: nn.Module, before: dict[str, Tensor]) -> None:
+    """Give buffers that a cast has rounded to half precision their values back, on the device that they are on now.
+
+    Frequencies in half precision would be off by radians at a few thousand positions, whatever the angles are computed
+    in.
+    """
+    for name, old in before.items():
+        new = module._buffers[name]
+        if new is None or not new.is_floating_point() or new.dtype.itemsize >= 4:
+            continue
+        if old.is_meta:
+            module._buffers[name] = torch.empty_like(old, dtype=torch.float32, device=new.device)
+        else:
+            module._buffers[name] = old.to(device=new.device, dtype=torch.float32)

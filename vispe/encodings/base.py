@@ -8,7 +8,7 @@ the constructor, so that `Encoding.config` rebuilds an equal module.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any, ClassVar, cast, dataclass_transform
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.values import ValueTerm
+from vispe.attention.precision import float32_buffers, restore_buffers
 from vispe.attention.transform.base import Transform
 from vispe.encodings.parts.kept import Kept
 from vispe.encodings.saved import keep, refuse_other, saved_grid
@@ -93,6 +94,13 @@ class Encoding(nn.Module):
 
     def __post_init__(self) -> None:
         """Check what options say together, and make the parameters; called by the constructor."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Move or cast the module; its buffers, such as fixed frequencies, are not cast to half precision."""
+        before = float32_buffers(self)
+        moved = super()._apply(fn, recurse)
+        restore_buffers(self, before)
+        return moved
 
     def _accept(self, *axes: int) -> None:
         """Keep which numbers of axes this instance accepts, among those of its class."""

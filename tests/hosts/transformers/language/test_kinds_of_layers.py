@@ -1,6 +1,7 @@
 """Layers with frequencies of their own kind (Gemma): a scheme changes coordinates, each kind keeps its frequencies."""
 
 import copy
+import types
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.hosts.transformers.tiny import IMAGE, VIDEO, transformers
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.convert import describe_vlm
 from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.rotary import kinds_of, rotaries_of
 from vispe.multimodal import Stream, Text, Video, create_scheme
 
 kinds = pytest.mark.parametrize("family", KINDS)
@@ -204,3 +206,59 @@ def test_images_whose_sizes_are_missing_are_named():
     inputs = prompt("gemma4").inputs | {"image_position_ids": None}
     with pytest.raises(InputError, match="more than the image grids account for"):
         converted("gemma4", "vrope")(**inputs)
+
+
+def by_layer(old):
+    """Return the forward of a rotary embedding that is asked by the number of a layer, or by keyword for its kind."""
+
+    def forward(self, x, position_ids, layer_idx=None, layer_type=None):
+        assert layer_idx is None or isinstance(layer_idx, int)
+        kind = self.config.layer_types[layer_idx] if layer_type is None else layer_type
+        return old(self, x, position_ids, kind)
+
+    return forward
+
+
+@kinds
+@pytest.mark.parametrize("grouped", [False, True])
+def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch):
+    """As on the development branch of transformers: (x, position_ids, layer_idx, layer_type)."""
+    wanted = logits(converted(family, "vrope"), prompt(family).inputs)
+    model = copy.deepcopy(stock(family))
+    text = text_of(model.model)
+    made = type(text.rotary_emb)
+    old = made.forward
+    monkeypatch.setattr(made, "forward", by_layer(old))
+    if grouped:
+        text.rotary_emb.layer_idx_to_group = dict(enumerate(text.config.layer_types))
+    with pytest.MonkeyPatch.context() as patch:
+        vispe.convert(model, "vrope")
+        patch.setattr(made, "forward", old)  # what the model calls while it runs
+        assert torch.equal(logits(model, prompt(family).inputs), wanted)
+    assert set(text.vispe_rotary) == {"full_attention", "sliding_attention"}
+
+
+def test_groups_of_layers_with_names_of_their_own():
+    """Only the number of a layer says which group it is in."""
+
+    class Rotary(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer_idx_to_group = {0: "near", 1: "far", 2: "near"}
+            for name, base in (("near", 10.0), ("far", 100.0)):
+                self.register_buffer(f"{name}_inv_freq", base ** -(torch.arange(4) / 4))
+                setattr(self, f"{name}_attention_scaling", 1.0)
+
+        def forward(self, x, position_ids, layer_idx=None, layer_type=None):
+            assert layer_type is None
+            rates = getattr(self, f"{self.layer_idx_to_group[layer_idx]}_inv_freq")
+            angle = (position_ids[..., None].float() * rates).repeat(1, 1, 2)
+            return angle.cos().to(x), angle.sin().to(x)
+
+    text = torch.nn.Module()
+    text.rotary_emb, text.layers = Rotary(), torch.nn.ModuleList(torch.nn.Identity() for _ in range(3))
+    text.config = types.SimpleNamespace(layer_types=["full_attention"] * 3)
+    assert kinds_of(text) == ["near", "far", "near"]
+    found = rotaries_of(text)
+    assert set(found) == {"near", "far"}
+    assert torch.equal(found["far"].rates(text), text.rotary_emb.far_inv_freq)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError
+from vispe.errors import InputError, VispeError
 from vispe.hosts.transformers.language import traced
 from vispe.hosts.transformers.language.beside import (
     IDS,
@@ -26,7 +26,7 @@ from vispe.hosts.transformers.language.beside import (
 )
 from vispe.hosts.transformers.language.families import text_of
 from vispe.hosts.transformers.language.pictures import stream_of, token_types, types_by_embedding
-from vispe.hosts.transformers.language.position_ids import check_given, split_ids, stock_scheme
+from vispe.hosts.transformers.language.position_ids import check_given, check_layout, split_ids, stock_scheme
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     check_filled_here,
@@ -177,9 +177,10 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     pictures = bool(given(call.kwargs, *PIXELS, *(GRIDS if state is None else ()), IDS))
     pictures |= call.input_ids is None and call.types is not None
     axes = call.model.vispe_scheme.axes
-    keys, ids = (None, None) if position_ids is None else split_ids(position_ids, axes)
+    keys, ids = _split(call, tokens, position_ids)
     keys, counted = _keys(call, tokens, keys, state, pictures)
     if ids is not None:
+        _check_layout(call, position_ids, keys, state)  # type: ignore[arg-type]
         if state is None and (stock := stock_scheme(call.model.config)) is not None:
             valid = valid_tokens(keys, call.mask)
             grids = any(call.kwargs.get(name) is not None for name in GRIDS[:2])
@@ -212,6 +213,63 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
         )
         state.marks = plain_marks(axes, seen)
     return Placed(keys, ids, state, after, call.marks)
+
+
+def place_text(call: Call, position_ids: Tensor | None) -> Placed:
+    """Return where the tokens of a call of the language model alone are: all are text, unless coordinates are given.
+
+    Raises:
+        InputError: a cache was filled by another model.
+        ShapeError: `position_ids` have another shape.
+    """
+    tokens = call.inputs_embeds if call.input_ids is None else call.input_ids
+    state: SequenceState | None = getattr(call.cache, "vispe_state", None)
+    if state is None:
+        check_filled_here(call.cache)
+    keys, ids = _split(call, tokens, position_ids)
+    keys, counted = _keys(call, tokens, keys, state, pictures=False)
+    if ids is None:
+        ids, after = _of_text(call, keys, counted, state)
+    else:
+        _check_layout(call, position_ids, keys, state, alone=True)  # type: ignore[arg-type]
+        after = _after_ids(call, keys, ids, state)
+    marks = None
+    if state is not None and state.marks is not None:
+        marks = plain_marks(len(ids), valid_tokens(keys, call.mask))
+    return Placed(keys, ids, state, after, marks)
+
+
+def _split(call: Call, tokens: Any, position_ids: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the keys and the coordinates that the caller gave, see `split_ids`."""
+    if position_ids is None:
+        return None, None
+    return split_ids(position_ids, call.model.vispe_scheme.axes, (tokens.shape[0], tokens.shape[1]))
+
+
+def _check_layout(
+    call: Call, position_ids: Tensor, keys: Tensor, state: SequenceState | None, alone: bool = False
+) -> None:
+    """Raise `ShapeError` where coordinates are known to be laid out as (b, axes, s), see `check_layout`."""
+    scheme = call.model.vispe_scheme
+    valid = valid_tokens(keys, call.mask)
+
+    def text() -> Tensor | None:
+        try:
+            return None if alone else call.types_of(keys) == 0
+        except VispeError:
+            return None
+
+    def expected(keys: Tensor) -> Tensor | None:
+        if alone:
+            return None if state is None else text_coordinates(scheme, keys, state)
+        first = torch.where(valid, keys, keys.max()).amin(1)
+        start = None if state is None else scheme.counted_on(state.offset, first)
+        try:
+            return scheme.coordinates(call.stream(keys, valid), start=start).ids
+        except VispeError:
+            return None
+
+    check_layout(scheme, position_ids, keys, text, expected, valid)
 
 
 def _check_members(call: Call, beside: str | None, tokens: Tensor) -> None:

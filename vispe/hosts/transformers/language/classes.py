@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from vispe.attention.precision import float32_buffers, restore_buffers
+from vispe.errors import InputError
 from vispe.hosts.transformers.language import late as hf_late
 from vispe.hosts.transformers.language.apart import Apart, extended, ordered, rates_of
 from vispe.hosts.transformers.language.beside import IDS, MARKS, Beside, joined, seen
@@ -24,21 +26,23 @@ from vispe.hosts.transformers.language.call import (
     SPAN,
     TABLE,
     Call,
+    Placed,
     given,
     place,
+    place_text,
 )
-from vispe.hosts.transformers.language.families import family_of
+from vispe.hosts.transformers.language.families import family_of, text_of
 from vispe.hosts.transformers.language.late import LATE, LateRotation
 from vispe.hosts.transformers.language.placing import (
     OWN,
     Waiting,
     call_of,
-    in_rows,
     keep,
     kept_class,
     open_cache,
     waits,
 )
+from vispe.hosts.transformers.language.position_ids import TokenPositions
 from vispe.hosts.transformers.language.rotary import Rotary
 from vispe.hosts.transformers.language.state import (
     SequenceState,
@@ -209,12 +213,16 @@ class PositionedModel:
                     waiting.place()  # what is wrong with the call is said before what the model says
                 raise
         placed = place(call, position_ids)
-        host["position_ids"] = in_rows(placed)
+        host["position_ids"] = _positions(placed)
         if family_of(self.config).masks:  # type: ignore[attr-defined]
             host[PLACED], host["position_ids"] = host["position_ids"], placed.keys
         outputs = super().forward(**host)  # type: ignore[misc]
-        keep(self, call.cache, outputs, placed)
+        keep(text_of(self), call.cache, outputs, placed)
         return outputs
+
+
+def _positions(placed: Placed) -> TokenPositions:
+    return TokenPositions(placed.keys, placed.ids, placed.marks)
 
 
 class PositionedText:
@@ -222,7 +230,7 @@ class PositionedText:
 
     vispe_allocation: dict[str, list[Any]]  # of each kind of layers, what its buffer has, in plain numbers
     vispe_late: bool
-    vispe_axes: int
+    vispe_given_scheme: Scheme
     vispe_rotary: dict[str, Rotary]  # of each kind of layers
     vispe_beside: Beside | None
     vispe_extend: tuple[int, int] | None
@@ -238,8 +246,14 @@ class PositionedText:
             cls.vispe_kept = kept_class(cls.vispe_stock)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move the model, and write the allocation anew: `to_empty` leaves buffers without values."""
+        """Move or cast the model: frequencies stay in float32.
+
+        The allocation is written again, as `to_empty` leaves buffers without values.
+        """
+        before = [(module, float32_buffers(module, "inv_freq")) for module in self.modules()]  # type: ignore[attr-defined]
         moved = super()._apply(fn, recurse)  # type: ignore[misc]
+        for module, buffers in before:
+            restore_buffers(module, buffers)
         self._fill()
         return moved
 
@@ -256,21 +270,36 @@ class PositionedText:
             if not buffer.is_meta:
                 buffer.copy_(torch.tensor(axes, device="cpu"))
 
-    def forward(self, *args: Any, position_ids: Tensor, **kwargs: Any) -> Any:
-        """Run the model; `position_ids` are keys and coordinates (1 + axes, b, s)."""
+    @property
+    def vispe_scheme(self) -> Scheme:
+        """The scheme; not an attribute, as the record of a conversion lists the modules that have one."""
+        return self.vispe_given_scheme
+
+    def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        """Run the model, on the positions that the model around it hands down, or alone.
+
+        Args:
+            *args: arguments by position, as the stock language model takes them.
+            position_ids: `TokenPositions` or `Waiting` from the model around it. Called alone: ordinary ids (b, s), of
+                text; coordinates (axes, b, s); both (1 + axes, b, s); or None for text that is counted from 0, or goes
+                on after what is in the cache.
+            **kwargs: what the stock language model takes.
+        """
+        tokens = [kwargs.get(name) for name in ("input_ids", "inputs_embeds")]
+        if (tokens[0] is None) == (tokens[1] is None):
+            return super().forward(*args, **kwargs)  # type: ignore[misc]  # the host refuses both and neither
         if self.vispe_late:
             hf_late.keep_on(self)
-        waiting = position_ids if isinstance(position_ids, Waiting) else None
-        if waiting is not None:
-            placed = waiting.place()
-            position_ids = in_rows(placed).to(kwargs["inputs_embeds"].device)
-            cache = open_cache(self, kwargs)
-        position_ids = kwargs.pop(PLACED, position_ids)
-        axes = self.vispe_axes
-        keys, ids, marks = position_ids[0].long(), position_ids[1 : 1 + axes], position_ids[1 + axes :]
-        state: SequenceState | None = getattr(cache_of(kwargs), "vispe_state", None)
-        dtype = kwargs["inputs_embeds"].dtype
-        made = {kind: self._turned(kind, ids, marks, state, dtype) for kind in self.vispe_rotary}
+        positions, placed, cache = kwargs.pop(PLACED, position_ids), None, cache_of(kwargs)
+        if not isinstance(positions, TokenPositions):
+            waiting = isinstance(positions, Waiting)
+            placed = positions.place() if waiting else place_text(call_of(self, kwargs), positions)
+            positions, cache = _positions(placed), open_cache(self, kwargs)
+        like = self.get_input_embeddings().weight if tokens[1] is None else tokens[1]  # type: ignore[attr-defined]
+        positions = positions.to(like.device)
+        keys, ids, marks = positions.keys, positions.coordinates, positions.marks
+        state: SequenceState | None = getattr(cache, "vispe_state", None)
+        made = {kind: self._turned(kind, ids, marks, state, like.dtype) for kind in self.vispe_rotary}
         rotation, late = ({kind: both[n] for kind, both in made.items()} for n in (0, 1))
         kwargs[ROTATION] = rotation.get("", rotation)
         if self.vispe_late:
@@ -278,8 +307,8 @@ class PositionedText:
         rows = next(iter(self.vispe_rotary.values())).rows
         host = keys if rows == 1 else keys.expand(rows, *keys.shape)
         outputs = super().forward(*args, position_ids=host, **kwargs)  # type: ignore[misc]
-        if waiting is not None:
-            keep(waiting.call.model, cache, outputs, placed)
+        if placed is not None:
+            keep(self, cache, outputs, placed)
         return outputs
 
     def _maybe_slice_kv_shared_inputs(
@@ -295,7 +324,7 @@ class PositionedText:
         return super()._maybe_slice_kv_shared_inputs(*given, **kwargs)  # type: ignore[misc]
 
     def _turned(
-        self, kind: str, ids: Tensor, marks: Tensor, state: SequenceState | None, dtype: torch.dtype
+        self, kind: str, ids: Tensor, marks: Tensor | None, state: SequenceState | None, dtype: torch.dtype
     ) -> tuple[tuple[Tensor, Tensor], LateRotation | None]:
         """Return what layers of a kind turn by, and what their attention does; in its place where that turns."""
         own = self.vispe_rotary[kind]
@@ -315,7 +344,7 @@ class PositionedText:
     def _apart(
         self,
         ids: Tensor,
-        marks: Tensor,
+        marks: Tensor | None,
         state: SequenceState | None,
         factor: float,
         frequencies: Tensor,
@@ -326,7 +355,7 @@ class PositionedText:
         at = ids.movedim(0, -1), every.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
         if self.vispe_extend is not None:
             return None, extended(*at, factor, *self.vispe_extend)
-        if not len(marks):
+        if marks is None:
             return None, None
         marks = joined(None if state is None else state.marks, marks)
         mask = seen(marks, ids.shape[2])
@@ -348,8 +377,17 @@ class PositionedLayer:
         super().__init_subclass__(**kwargs)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer with the rotation of the scheme."""
-        rotation, late = kwargs.pop(ROTATION), kwargs.get(LATE)
+        """Run the layer with the rotation that the language model hands down.
+
+        Called alone, with the rotation in `position_embeddings`, as the stock layer.
+
+        Raises:
+            InputError: there is neither; or there is a cache whose keys have no rotation.
+        """
+        rotation, late = kwargs.pop(ROTATION, None), kwargs.get(LATE)
+        if rotation is None:
+            self._check_alone(kwargs)
+            return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         if isinstance(rotation, dict):
             given, rotation = kwargs["position_embeddings"], rotation[self.vispe_kind]
             # layers that share keys may be given some tokens only, and with them the rotation of these
@@ -358,3 +396,17 @@ class PositionedLayer:
         if isinstance(late, dict):
             kwargs[LATE] = late[self.vispe_kind]
         return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+
+    def _check_alone(self, kwargs: dict[str, Any]) -> None:
+        """Raise `InputError` where a call of the layer alone lacks its rotation, or has the wrong cache for it."""
+        if kwargs.get("position_embeddings") is None:
+            raise InputError(
+                f"{type(self).__qualname__}: position_embeddings are missing, got None. Give the cosines and sines "
+                "that the rotary embedding of the language model returns, or call the language model."
+            )
+        state: SequenceState | None = getattr(cache_of(kwargs), "vispe_state", None)
+        if state is not None and state.ids is not None:
+            raise InputError(
+                f"{type(self).__qualname__}: the cache holds keys without rotation, which only the attention of the "
+                "language model rotates, got a layer called alone. Call the language model, or leave the cache out."
+            )

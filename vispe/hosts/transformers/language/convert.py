@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,7 @@ from vispe.multimodal.allocation import ZERO
 from vispe.multimodal.layered import Layered, scheme_of
 from vispe.multimodal.properties import keeps_text
 
+_logger = logging.getLogger(__name__)
 GENERATION = (
     "_prepare_position_ids_for_generation",
     "_get_candidate_generator",
@@ -125,6 +127,7 @@ def convert_vlm(
             UserWarning,
             stacklevel=5,
         )
+    _log_cast(text, rotaries)
     if stock_of(type(inner)) is not None:
         restore_vlm(model)
     if model is not inner:
@@ -137,7 +140,7 @@ def convert_vlm(
     inner.vispe_scheme = scheme
     numbered(inner)
     text.__class__ = positioned(type(text), PositionedText)
-    text.vispe_late, text.vispe_axes = late_rotation, scheme.axes
+    text.vispe_late, text.vispe_given_scheme = late_rotation, scheme
     text.vispe_rotary = {key_of(kind, n): rotaries[kind] for kind in rotaries for n in sorted(set(of_layer))}
     text.vispe_beside, text.vispe_extend = parallel, self_extend
     if late_rotation:
@@ -149,6 +152,24 @@ def convert_vlm(
     for layer, kind in zip(text.layers, kinds, strict=True):
         layer.__class__ = positioned(type(layer), PositionedLayer)
         layer.vispe_kind = kind
+
+
+def _log_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
+    """Log where the frequencies of a model were cast to half precision before the conversion."""
+    for rotary in rotaries.values():
+        rates = rotary.rates(text)
+        if rates.dtype.itemsize < 4:
+            off = 1e4 * torch.finfo(rates.dtype).eps / 2
+            # not a warning: the results are those of the stock model, which says nothing
+            _logger.warning(
+                "%s: frequencies of the rotary embedding were cast to %s before the conversion, so angles at position "
+                "10,000 are off by up to %.0f radians, as in the stock model. Load the model with "
+                "from_pretrained(dtype=...), which leaves them in float32, or cast it after the conversion.",
+                type(text).__name__,
+                rates.dtype,
+                off,
+            )
+            return
 
 
 def _parts(scheme: Scheme) -> list[tuple[int | None, Scheme, int]]:
@@ -326,7 +347,7 @@ def restore_vlm(model: nn.Module) -> None:
         inner.vispe_number,
         text.vispe_allocation,
         text.vispe_late,
-        text.vispe_axes,
+        text.vispe_given_scheme,
     )
     del text.vispe_beside, text.vispe_extend, text.vispe_rotary
 

@@ -60,15 +60,9 @@ def waits(call: Call, position_ids: Tensor | None) -> bool:
     if not torch.compiler.is_compiling() or exporting():
         return False
     model = call.model
-    ordinary = position_ids is None or position_ids.ndim == 2
+    ordinary = position_ids is None or (isinstance(position_ids, Tensor) and position_ids.ndim == 2)
     before = family_of(model.config).masks or text_of(model).vispe_beside is not None or model.training
     return ordinary and not before
-
-
-def in_rows(placed: Placed) -> Tensor:
-    """Return keys, coordinates and marks as rows (1 + axes + marks, b, s)."""
-    marks = () if placed.marks is None else (placed.marks,)
-    return torch.cat([placed.keys[None].to(placed.ids), placed.ids, *marks])
 
 
 def kept_class(text: type) -> type | None:
@@ -90,12 +84,21 @@ def open_cache(text: Any, kwargs: dict[str, Any]) -> Any:
     return cache
 
 
-def keep(model: Any, cache: Any, outputs: Any, placed: Placed) -> None:
-    """Put where the sequences stand onto the cache of a call, or the one that came out, where it has changed."""
+def keep(text: Any, cache: Any, outputs: Any, placed: Placed) -> None:
+    """Put where the sequences stand onto the cache of a call, or the one that came out, where it has changed.
+
+    Args:
+        text: the language model.
+        cache: of the call, or None.
+        outputs: of the model or its language model.
+        placed: where the tokens of the call are.
+    """
     if cache is None and hasattr(outputs, "get"):
         cache = cache_of(outputs)
+    elif cache is None and isinstance(outputs, tuple):
+        cache = next((x for x in outputs if hasattr(x, "get_seq_length")), None)
     after = placed.after
-    if text_of(model).vispe_late:
+    if text.vispe_late:
         before = None if placed.before is None else placed.before.ids
         after = replace(after, ids=placed.ids if before is None else torch.cat([before, placed.ids], 2))
         if placed.marks is not None:
@@ -104,5 +107,5 @@ def keep(model: Any, cache: Any, outputs: Any, placed: Placed) -> None:
     if cache is None or after is placed.before:
         return
     if after.settled is None:
-        after.settled = settled(after, cache, placed.keys, placed.ids, model.vispe_scheme)
+        after.settled = settled(after, cache, placed.keys, placed.ids, text.vispe_scheme)
     remember(cache, after)

@@ -7,6 +7,7 @@ frequencies of their own.
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,11 +79,33 @@ def kinds_of(text: Any) -> list[str]:
     """Return the kind of each layer of a language model; '' where all have the same frequencies."""
     if hasattr(text, "rotary_emb_unscaled"):
         return list(text.rope_types)
-    kinds = list(getattr(text.config, "layer_types", None) or ())
     rotary = getattr(text, "rotary_emb", None)
-    if kinds and not hasattr(rotary, "inv_freq") and any(hasattr(rotary, f"{k}_inv_freq") for k in kinds):
-        return kinds
-    return [""] * len(getattr(text, "layers", None) or ("",))
+    layers = len(getattr(text, "layers", None) or ("",))
+    for kinds in (_groups(rotary, layers), list(getattr(text.config, "layer_types", None) or ())):
+        if not hasattr(rotary, "inv_freq") and any(hasattr(rotary, f"{k}_inv_freq") for k in kinds):
+            return kinds
+    return [""] * layers
+
+
+def _groups(rotary: Any, layers: int) -> list[str]:
+    """Return the group of each layer, where the rotary embedding lists them; else an empty list."""
+    groups = getattr(rotary, "layer_idx_to_group", None)
+    if groups is None:
+        return []
+    return [str(groups[number]) for number in range(layers)]
+
+
+def _kind_argument(text: Any, rotary: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the arguments, by position and by keyword, that say for which kind of layers tables are asked."""
+    if not kind:
+        return (), {}
+    named = inspect.signature(rotary.forward).parameters
+    grouped = kind not in (getattr(text.config, "layer_types", None) or ())
+    if "layer_type" in named and not (grouped and "layer_idx" in named):
+        return (), {"layer_type": kind}
+    if "layer_idx" in named:
+        return (), {"layer_idx": kinds_of(text).index(kind)}
+    return (kind,), {}
 
 
 def rotaries_of(text: Any) -> dict[str, Rotary]:
@@ -130,9 +153,10 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
     rates, scaling = (getattr(rotary, prefix + name) for name in ("inv_freq", "attention_scaling"))
     at = torch.ones(1, 1, dtype=torch.long, device="cpu")
     x = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")  # loading has set another default
-    how = (at.expand(3, 1, 1) if several else at, *((kind,) if kind else ()))
-    made = rotary(x, *how)[1].flatten()
-    full = rotary(x.bfloat16(), *how)[1].dtype == torch.float32
+    ids = at.expand(3, 1, 1) if several else at
+    args, named = _kind_argument(text, rotary, kind)
+    made = rotary(x, ids, *args, **named)[1].flatten()
+    full = rotary(x.bfloat16(), ids, *args, **named)[1].dtype == torch.float32
     interleaved = torch.equal(made[::2], made[1::2])
     # the sines of one step, as the module makes them, name the frequency of each pair; cosines of slow pairs are all 1
     found = made[::2] if interleaved else made.chunk(2)[0]

@@ -1,0 +1,142 @@
+"""Frequencies stay in float32 when a converted model is cast to half precision: position 10,000 keeps its angles."""
+
+import copy
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.transformers.language.test_alone import converted, stock
+from tests.hosts.transformers.reference import copy_of
+from vispe.hosts.transformers.language.families import text_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not encode text as:UserWarning")
+FAMILIES = (
+    "qwen2_vl",
+    "qwen3_vl",
+    "llava",
+    "glm4v",
+    "qwen3_5",
+    "ernie4_5_vl_moe",
+    "gemma3",
+    "gemma3n",
+    "gemma4",
+)
+FAMILIES += ("molmo2", "mistral3")
+CASTS = {
+    "to": lambda m: m.to(torch.bfloat16),
+    "half": lambda m: m.half(),
+    "bfloat16": lambda m: m.bfloat16(),
+    "device and dtype": lambda m: m.to("cpu", torch.bfloat16),
+    "twice": lambda m: m.half().to(torch.bfloat16),
+    "there and back": lambda m: m.bfloat16().float(),
+    "by double": lambda m: m.double().bfloat16(),
+    "copied": lambda m: copy.deepcopy(m.bfloat16()),
+    "of the model inside": lambda m: m.model.bfloat16() and m,
+    "of the language model": lambda m: text_of(m.model).bfloat16() and m,
+    "restored": lambda m: vispe.restore(m.bfloat16()),
+}
+
+
+def frequencies(model):
+    """Return all buffers with frequencies of a language model."""
+    text = text_of(model.model)
+    return {n: b for n, b in text.named_buffers() if n.startswith("rotary_emb") and n.endswith("inv_freq")}
+
+
+def tables_of(model):
+    """Return what the attention of each layer rotates by at positions 9,999 and 10,000."""
+    found, hooks = {}, []
+    for number, layer in enumerate(text_of(model.model).layers):
+        if hasattr(layer, "self_attn"):
+
+            def keep(_, args, kwargs, number=number):
+                found[number] = kwargs["position_embeddings"]
+
+            hooks.append(layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True))
+    text_of(model.model)(input_ids=torch.tensor([[5, 6]]), position_ids=torch.tensor([[9999, 10000]]))
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_cast_changes_frequencies(family, cast):
+    wanted = {name: buffer.clone() for name, buffer in frequencies(stock(family)).items()}
+    assert wanted
+    found = frequencies(CASTS[cast](copy.deepcopy(converted(family, "vrope"))))
+    assert set(found) == set(wanted)
+    for name, buffer in found.items():
+        assert buffer.dtype == torch.float32
+        assert torch.equal(buffer, wanted[name])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_angles_of_a_far_position(family):
+    """The layers of a model in bfloat16 rotate by the cosines of the float32 model, rounded once."""
+    before = converted(family, "vrope")
+    seen = [tables_of(model) for model in (before, copy.deepcopy(before).to(torch.bfloat16))]
+    assert seen[0]
+    assert set(seen[0]) == set(seen[1])
+    for number, tables in seen[0].items():
+        for wanted, found in zip(tables, seen[1][number], strict=True):
+            assert torch.equal(found, wanted.to(found.dtype))
+
+
+def test_autocast_computes_the_same_angles():
+    model = converted("llava", "vrope")
+    given = {"input_ids": torch.tensor([[5, 6]]), "position_ids": torch.tensor([[9999, 10000]])}
+    found = []
+
+    def keep(_, args, kwargs):
+        found.append(kwargs["position_embeddings"])
+
+    hook = text_of(model.model).layers[0].self_attn.register_forward_pre_hook(keep, with_kwargs=True)
+    with torch.no_grad():
+        model(**given)
+        with torch.autocast("cpu", torch.bfloat16):
+            model(**given)
+    hook.remove()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*is saved with:UserWarning")
+def test_loaded_in_half_precision(tmp_path, caplog):
+    model = copy_of("llava")
+    wanted = {name: buffer.clone() for name, buffer in frequencies(model).items()}
+    model.save_pretrained(tmp_path / "stock")
+    vispe.convert(model, "vrope").save_pretrained(tmp_path / "ours")
+    made = type(stock("llava"))
+    loaded = (
+        made.from_pretrained(tmp_path / "stock", dtype=torch.bfloat16),
+        vispe.from_pretrained(made, tmp_path / "ours", dtype=torch.bfloat16),
+    )
+    for one in loaded:
+        vispe.convert(one, "mrope_i")
+        assert one.dtype == torch.bfloat16
+        assert all(torch.equal(b, wanted[n]) for n, b in frequencies(one).items())
+    assert not [r for r in caplog.records if "frequencies" in r.getMessage()]
+
+
+def test_on_meta_and_cast_before_there_are_values():
+    with torch.device("meta"):
+        model = type(stock("llava"))(stock("llava").config)
+    model = vispe.convert(model, "mrope_i").to(torch.bfloat16).to_empty(device="cpu")
+    model.init_weights()
+    wanted = frequencies(stock("llava"))
+    for name, buffer in frequencies(model).items():
+        assert torch.equal(buffer, wanted[name])
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+def test_a_model_that_was_cast_before_is_named(family, caplog):
+    """Its text keeps the angles of the stock model, and these are wrong far away."""
+    model = vispe.convert(copy_of(family, 1, torch.bfloat16), "mrope_i")
+    assert "angles at position 10,000 are off by up to 39 radians" in caplog.text
+    wanted = frequencies(copy_of(family, 1, torch.bfloat16))
+    assert all(torch.equal(buffer, wanted[name]) for name, buffer in frequencies(model).items())
+    caplog.clear()
+    vispe.convert(copy_of(family), "mrope_i").bfloat16()
+    assert not caplog.text

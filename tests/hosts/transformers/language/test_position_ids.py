@@ -1,0 +1,211 @@
+"""Position ids of the caller are checked against the tokens: shape, batch, axes, layout, dtype and values."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.transformers.reference import converted
+from tests.hosts.transformers.tiny import CACHE, FAMILIES, QWEN, batch, transformers
+from vispe.errors import InputError, ShapeError
+from vispe.hosts.transformers.language.position_ids import TokenPositions
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+SPECS = ("mrope_i", "vrope", "v2pe", "videorope")
+AXES = {"mrope_i": 3, "vrope": 4, "v2pe": 1, "videorope": 3}
+FORMS = {
+    "one short": lambda x: x[..., 1:],
+    "two too many": lambda x: torch.cat([x, x[..., :2]], -1),
+    "a row too many": lambda x: torch.cat([x, x[..., :1, :]], -2),
+    "a row missing": lambda x: x[..., :-1, :],
+    "an axis too many": lambda x: x.expand(x.shape[0] + 2, *x.shape[-2:]) if len(x) == 1 else x[[0, 0, *range(len(x))]],
+    "another dimension": lambda x: x[None, None],
+    "a vector": lambda x: x.flatten(0, -2)[0],
+}  # fmt: skip
+
+
+def prompt(family):
+    """Three rows of other lengths, one with an image."""
+    return batch(family, [3, "image", 4], [7], [5])
+
+
+def coordinates(model, given, mask):
+    """Return the coordinates of a prompt (axes, b, s), and its ordinary ids (b, s)."""
+    scheme = model.model.vispe_scheme
+    return scheme.coordinates(given.stream).ids, (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def step(model, given, length=2, **first):
+    """Return the inputs of text tokens after a prompt, which is in the cache."""
+    with torch.no_grad():
+        cache = model(**given.inputs, use_cache=True, **first)[CACHE]
+    seen = torch.cat([given["attention_mask"], torch.ones(3, length, dtype=torch.long)], 1)
+    return {"input_ids": torch.full((3, length), 7), "attention_mask": seen, CACHE: cache}
+
+
+def calls(model, given):
+    """Yield the inputs of calls of several kinds, and coordinates and ordinary ids that fit them."""
+    ids, keys = coordinates(model, given, given["attention_mask"])
+    yield given.inputs, ids, keys
+    embeds = model.get_input_embeddings()(given["input_ids"]).detach()
+    yield {"inputs_embeds": embeds, "attention_mask": given["attention_mask"]}, ids, keys
+    static = transformers.StaticCache(config=model.config.get_text_config(), max_cache_len=64)
+    for cache in ({}, {CACHE: static}):
+        for length in (1, 3):
+            inputs = step(model, given, length, **cache)
+            text = torch.arange(length).expand(3, length) + 9
+            yield inputs, text.expand(len(ids), 3, length).double(), text
+            if cache:
+                break  # the cache is one object
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+@torch.no_grad()
+def test_other_shapes_are_refused_in_every_kind_of_call(family, spec):
+    model, given = converted(family, spec), prompt(family)
+    for inputs, ids, keys in calls(model, given):
+        length = ids.shape[-1]
+        for base in (ids, keys, torch.cat([keys[None].double(), ids])):
+            for name, form in FORMS.items():
+                wrong = form(base)
+                fits = (
+                    wrong.shape[-2:] == keys.shape
+                    and wrong.ndim == 3
+                    and len(wrong) in (AXES[spec], AXES[spec] + 1)
+                )
+                if fits or wrong.shape[-1:] == (0,) or (name == "a vector" and length == 1):
+                    continue
+                with pytest.raises(ShapeError, match=r"position_ids needs the shape \(b, s\)") as error:
+                    model(**inputs, position_ids=wrong)
+                assert str(tuple(wrong.shape)) in str(error.value)
+                assert f"(3, {length})" in str(error.value)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_ids_of_one_row_are_those_of_all(family, spec):
+    model, given = converted(family, spec), batch(family, [6], [6])
+    keys = torch.arange(6)[None]
+    ids = keys.expand(AXES[spec], 1, 6)
+    wanted = model(**given.inputs, position_ids=keys.expand(2, 6)).logits
+    asked = [keys, ids, torch.cat([keys[None], ids])]
+    asked = asked[:2] if spec == "v2pe" else asked  # (2, 1, s) of two rows and one axis has two meanings
+    for said in asked:
+        assert torch.equal(model(**given.inputs, position_ids=said).logits, wanted)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
+@torch.no_grad()
+def test_the_layout_with_rows_first_is_refused(family, rows, spec):
+    """verl keeps ids as (b, axes, s); where b is the number of axes, the shape says nothing."""
+    items = [[3, "image", 4], [9], [5], [2, "image", 1], [1]][:rows]
+    model, given = converted(family, spec), batch(family, *items)
+    ids, keys = coordinates(model, given, given["attention_mask"])
+    embeds = model.get_input_embeddings()(given["input_ids"]).detach()
+    text = {"inputs_embeds": embeds, "attention_mask": given["attention_mask"]}
+    for inputs in (given.inputs, {k: given[k] for k in ("input_ids", "attention_mask")}, text):
+        for said in (ids, torch.cat([keys[None].double(), ids])):
+            valid = given["attention_mask"].bool()
+            if inputs is given.inputs:
+                wanted = model(**inputs).logits[valid]
+                torch.testing.assert_close(
+                    model(**inputs, position_ids=said).logits[valid], wanted, rtol=1e-5, atol=1e-5
+                )
+            else:
+                model(**inputs, position_ids=said)
+            turned = said.movedim(0, 1)
+            if turned.shape == said.shape and torch.equal(turned, said):
+                continue
+            if inputs is text and len(turned) == len(said):
+                continue  # nothing says what stands in the sequence
+            with pytest.raises((ShapeError, InputError), match=r"position_ids") as error:
+                model(**inputs, position_ids=turned)
+            if isinstance(error.value, ShapeError):
+                assert "not (b, axes, s)" in str(error.value)
+
+
+@pytest.mark.parametrize("spec", ["mrope_i", "vrope"])
+@torch.no_grad()
+def test_rows_first_are_refused_with_a_cache_and_in_the_language_model_alone(spec):
+    rows = AXES[spec]
+    model = converted("qwen2_vl", spec)
+    given = batch("qwen2_vl", *[[n + 2, "image", 2] for n in range(rows)])
+    cache = model(**given.inputs, use_cache=True)[CACHE]
+    seen = torch.cat([given["attention_mask"], torch.ones(rows, 2, dtype=torch.long)], 1)
+    ids = (given["attention_mask"].sum(1)[:, None] + torch.arange(2)).expand(rows, rows, 2)
+    inputs = {"input_ids": torch.full((rows, 2), 7), "attention_mask": seen}
+    with pytest.raises(ShapeError, match=r"not \(b, axes, s\)"):
+        model(**inputs, **{CACHE: copy.deepcopy(cache)}, position_ids=ids.movedim(0, 1))
+    model(**inputs, **{CACHE: cache}, position_ids=ids)
+    tokens = torch.full((rows, 5), 7)
+    ids = (torch.arange(5) + 4 * torch.arange(rows)[:, None]).expand(rows, rows, 5)
+    text = model.model.language_model
+    with pytest.raises(ShapeError, match=r"not \(b, axes, s\)"):
+        text(input_ids=tokens, position_ids=ids.movedim(0, 1))
+    text(input_ids=tokens, position_ids=ids)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "internvl"])
+@torch.no_grad()
+def test_dtypes_and_values(family):
+    model, given = converted(family, "mrope_i"), prompt(family)
+    ids, keys = coordinates(model, given, given["attention_mask"])
+    valid = given["attention_mask"].bool()
+    wanted = model(**given.inputs).logits[valid]
+    for kind in (torch.int32, torch.uint8, torch.int16, torch.float32, torch.float64):
+        for said in (keys, ids, torch.cat([keys[None].double(), ids])):
+            assert torch.equal(model(**given.inputs, position_ids=said.to(kind)).logits[valid], wanted)
+    below = keys.masked_fill(~valid, -1)  # cumsum(-1) - 1, as it is often written
+    assert torch.equal(model(**given.inputs, position_ids=below).logits[valid], wanted)
+    early = model(**given.inputs, position_ids=keys - 5).logits[valid]
+    torch.testing.assert_close(early, wanted, rtol=1e-4, atol=1e-4)
+    wrong = {
+        "must be a tensor, got list": keys.tolist(),
+        "got torch.bool": keys.bool(),
+        "got torch.complex64": keys.to(torch.complex64),
+        "must be whole, got 0.5": keys.float() + 0.5,
+        "must be finite": ids.masked_fill(ids == 3, torch.nan),
+        "finite, got NaN or infinity": keys.float().masked_fill(keys == 3, torch.inf),
+        "does not tell positions beyond 256 apart": ids.bfloat16(),
+        "beyond 2048": ids.half(),
+    }
+    for words, said in wrong.items():
+        with pytest.raises(InputError, match=words):
+            model(**given.inputs, position_ids=said)
+        if torch.is_tensor(said):
+            last = said[..., -1:] * torch.nan if "finite" in words else said[..., :1]
+            with pytest.raises(InputError, match=words):
+                model(**step(model, given, 1), position_ids=last)
+
+
+@pytest.mark.parametrize("family", QWEN)
+def test_generate_refuses_them_too(family):
+    model, given = converted(family, "mrope_i"), prompt(family)
+    ids, _ = coordinates(model, given, given["attention_mask"])
+    for wrong in (ids[..., 1:], ids[:, :2], ids.movedim(0, 1)):
+        with pytest.raises(ShapeError, match="position_ids"):
+            model.generate(**given.inputs, position_ids=wrong, max_new_tokens=2, do_sample=False)
+
+
+def test_the_type_that_travels():
+    keys, ids = torch.arange(4).expand(2, 4), torch.rand(3, 2, 4, dtype=torch.float64)
+    first = TokenPositions(keys, ids)
+    for same in (
+        copy.deepcopy(first),
+        pickle.loads(pickle.dumps(first)),
+        first.to("cpu"),
+        first.to(torch.bfloat16),
+    ):
+        assert torch.equal(same.keys, keys)
+        assert torch.equal(same.coordinates, ids)
+        assert same.coordinates.dtype == torch.float64
+        assert same.marks is None
+    assert not hasattr(first, "__dict__")
+    assert "TokenPositions" in dict(inspect.getmembers(vispe.hosts.transformers.language.position_ids))
