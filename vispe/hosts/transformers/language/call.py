@@ -38,6 +38,7 @@ from vispe.hosts.transformers.language.state import (
     text_coordinates,
     valid_tokens,
 )
+from vispe.hosts.transformers.packed import check_cache, check_call
 from vispe.multimodal import Coordinates, Stream
 
 PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
@@ -65,6 +66,7 @@ class Call:
         kwargs: the other keyword arguments.
         marks: what is said of tokens that stand side by side (rows, b, s), once their coordinates are known; None where
             none do.
+        masked: whether there is a mask of any kind, 4-D ones included.
     """
 
     model: Any
@@ -75,6 +77,7 @@ class Call:
     cache: Any
     kwargs: dict[str, Any]
     marks: Tensor | None = None
+    masked: bool = False
 
     def __post_init__(self) -> None:
         if self.input_ids is None and self.inputs_embeds is None:
@@ -151,6 +154,7 @@ class Placed:
         before: state of the cache before the call, or None.
         after: state after it.
         marks: what is said of tokens that stand side by side (rows, b, s); None where neither they nor those before do.
+        packed: whether rows are packed samples that are isolated from each other.
     """
 
     keys: Tensor
@@ -158,6 +162,7 @@ class Placed:
     before: SequenceState | None
     after: SequenceState
     marks: Tensor | None = None
+    packed: bool = False
 
 
 def place(call: Call, position_ids: Tensor | None) -> Placed:
@@ -171,6 +176,7 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     if state is None:
         check_filled_here(call.cache)
+    check_cache(state)
     table, span, offset, marks = (call.kwargs.get(name) for name in (TABLE, SPAN, OFFSET, MARKS))
     beside = text_of(call.model).vispe_beside
     _check_members(call, beside, tokens)
@@ -178,7 +184,11 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     pictures |= call.input_ids is None and call.types is not None
     axes = call.model.vispe_scheme.axes
     keys, ids = (None, None) if position_ids is None else split_ids(position_ids, axes)
+    restarts = keys is not None
     keys, counted = _keys(call, tokens, keys, state, pictures)
+    packed = restarts and check_call(
+        call.model, text_of(call.model), keys, call.mask, call.masked, state is not None
+    )
     if ids is not None:
         if state is None and (stock := stock_scheme(call.model.config)) is not None:
             valid = valid_tokens(keys, call.mask)
@@ -211,7 +221,9 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
             else call.mask[:, : past.shape[1]].bool()
         )
         state.marks = plain_marks(axes, seen)
-    return Placed(keys, ids, state, after, call.marks)
+    if packed and beside is None and not torch.compiler.is_compiling():
+        after = replace(after, packed=True)
+    return Placed(keys, ids, state, after, call.marks, packed)
 
 
 def _check_members(call: Call, beside: str | None, tokens: Tensor) -> None:

@@ -48,6 +48,13 @@ from vispe.hosts.transformers.language.state import (
     valid_tokens,
 )
 from vispe.hosts.transformers.language.traced import numbered
+from vispe.hosts.transformers.packed import (
+    SAMPLES,
+    Samples,
+    flash_arguments,
+    isolated,
+    samples_of,
+)
 from vispe.hosts.transformers.signature import by_name, like_stock, order_of, signed_like_stock
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 from vispe.multimodal import Scheme, tables
@@ -212,6 +219,10 @@ class PositionedModel:
         host["position_ids"] = in_rows(placed)
         if family_of(self.config).masks:  # type: ignore[attr-defined]
             host[PLACED], host["position_ids"] = host["position_ids"], placed.keys
+            if placed.packed:
+                # image blocks are found by index, which ids that restart would hide from the host
+                host[SAMPLES] = samples_of(placed.keys)
+                host["position_ids"] = torch.arange(placed.keys.shape[1], device=placed.keys.device)[None]
         outputs = super().forward(**host)  # type: ignore[misc]
         keep(self, call.cache, outputs, placed)
         return outputs
@@ -269,6 +280,13 @@ class PositionedText:
         axes = self.vispe_axes
         keys, ids, marks = position_ids[0].long(), position_ids[1 : 1 + axes], position_ids[1 + axes :]
         state: SequenceState | None = getattr(cache_of(kwargs), "vispe_state", None)
+        samples = kwargs.pop(SAMPLES, None)
+        counted = waiting is not None and waiting.position_ids is None  # so every row is one sample
+        if not counted and samples is None and state is None and kwargs.get("attention_mask") is None:
+            samples = samples_of(keys)
+        if samples is not None:
+            kwargs.update(flash_arguments(self, samples))
+            kwargs[SAMPLES] = samples
         dtype = kwargs["inputs_embeds"].dtype
         made = {kind: self._turned(kind, ids, marks, state, dtype) for kind in self.vispe_rotary}
         rotation, late = ({kind: both[n] for kind, both in made.items()} for n in (0, 1))
@@ -350,6 +368,12 @@ class PositionedLayer:
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the layer with the rotation of the scheme."""
         rotation, late = kwargs.pop(ROTATION), kwargs.get(LATE)
+        samples: Samples | None = kwargs.pop(SAMPLES, None)
+        # layers that share keys may be given the last tokens only, and masks of these
+        if samples is not None and samples.number.shape[1] == hidden_states.shape[1]:
+            kwargs["attention_mask"] = isolated(
+                kwargs.get("attention_mask"), samples, self, cache_of(kwargs), hidden_states.dtype
+            )
         if isinstance(rotation, dict):
             given, rotation = kwargs["position_embeddings"], rotation[self.vispe_kind]
             # layers that share keys may be given some tokens only, and with them the rotation of these

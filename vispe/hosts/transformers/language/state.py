@@ -27,6 +27,7 @@ class SequenceState:
         by_mask: whether padding has no keys; text alone is counted with its padding, as the model of before does.
         marks: what is said of all tokens (rows, b, s) where some stand side by side, see `beside`; else None.
         settled: from how many cached tokens on this holds: all that follows them is text; None until it is known.
+        packed: whether rows are packed samples, which no call can go on from.
     """
 
     offset: Tensor
@@ -35,6 +36,7 @@ class SequenceState:
     by_mask: bool = True
     settled: int | Tensor | None = None
     marks: Tensor | None = None
+    packed: bool = False
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of these rows."""
