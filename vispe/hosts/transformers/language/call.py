@@ -28,6 +28,7 @@ from vispe.hosts.transformers.language.families import text_of
 from vispe.hosts.transformers.language.pictures import stream_of, token_types, types_by_embedding
 from vispe.hosts.transformers.language.position_ids import check_given, split_ids, stock_scheme
 from vispe.hosts.transformers.language.state import (
+    PREFIX,
     SequenceState,
     check_filled_here,
     documents,
@@ -35,6 +36,7 @@ from vispe.hosts.transformers.language.state import (
     next_keys,
     prompt_keys,
     state_after,
+    state_of_prefix,
     text_coordinates,
     valid_tokens,
 )
@@ -174,15 +176,16 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     """
     tokens = call.inputs_embeds if call.input_ids is None else call.input_ids
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
-    if state is None:
-        check_filled_here(call.cache)
     check_cache(state)
     table, span, offset, marks = (call.kwargs.get(name) for name in (TABLE, SPAN, OFFSET, MARKS))
-    beside = text_of(call.model).vispe_beside
+    beside, axes = text_of(call.model).vispe_beside, call.model.vispe_scheme.axes
     _check_members(call, beside, tokens)
     pictures = bool(given(call.kwargs, *PIXELS, *(GRIDS if state is None else ()), IDS))
     pictures |= call.input_ids is None and call.types is not None
-    axes = call.model.vispe_scheme.axes
+    if state is None:
+        check_filled_here(call.cache)
+        late = text_of(call.model).vispe_late
+        state = state_of_prefix(call.cache, tokens, axes, late=late, by_mask=pictures)
     keys, ids = (None, None) if position_ids is None else split_ids(position_ids, axes)
     restarts = keys is not None
     keys, counted = _keys(call, tokens, keys, state, pictures)
@@ -269,8 +272,10 @@ def _from_table(
 ) -> tuple[Tensor, SequenceState]:
     """Return coordinates out of the table of the prompt, while `generate` runs."""
     scheme = call.model.vispe_scheme
-    ids = look_up(keys, table, span, scheme.going_on(keys, offset))
-    if state is None:
+    # virtual tokens of prompt tuning come before the prompt
+    beyond = torch.where(keys < span[:, :1], scheme.text(keys.double()), scheme.going_on(keys, offset))
+    ids = look_up(keys, table, span, beyond)
+    if state is None or hasattr(call.cache, PREFIX):
         state = SequenceState(offset, (~valid_tokens(keys, call.mask)).sum(1))
     return ids, state
 

@@ -45,6 +45,7 @@ from vispe.hosts.transformers.language.state import (
     by_key,
     check_filled_here,
     state_after,
+    text_state,
     valid_tokens,
 )
 from vispe.hosts.transformers.language.traced import numbered
@@ -55,6 +56,7 @@ from vispe.hosts.transformers.packed import (
     isolated,
     samples_of,
 )
+from vispe.hosts.transformers.saving.adapters import virtual_tokens
 from vispe.hosts.transformers.signature import by_name, like_stock, order_of, signed_like_stock
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 from vispe.multimodal import Scheme, tables
@@ -105,6 +107,9 @@ class PositionedGeneration:
             check_filled_here(cache)
         seen = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
         new = keys.expand(len(inputs_tensor), -1)[:, seen:]
+        if state is None and (virtual := virtual_tokens(self)):  # the prompt follows text without input_ids
+            new = new + virtual
+            state = text_state(len(new), new.device)
         call = self._call_of(inputs_tensor, model_kwargs, seen, new.shape[1])
         # grids of pictures that the cache holds already
         if seen and not given(model_kwargs, *PIXELS, IDS) and not call.types_of(new).any():

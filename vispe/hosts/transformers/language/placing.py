@@ -50,11 +50,20 @@ def call_of(model: Any, given: dict[str, Any]) -> Call:
     """Return the call of a model with these arguments, by name."""
     ids, embeds, types, mask = (given.get(name) for name in READ)
     masked = mask is not None
+    if ids is None and _types_of_text_only(types, embeds):
+        types = None
     mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
     others = {
         n: v for n, v in given.items() if n not in READ and n not in CACHE_NAMES and n != "position_ids"
     }
     return Call(model, ids, embeds, types, mask, cache_of(given), others, masked=masked)
+
+
+def _types_of_text_only(types: Tensor | None, embeds: Tensor | None) -> bool:
+    """Whether types of text came for a part of the embeddings: prompt tuning puts virtual tokens before the others."""
+    if types is None or embeds is None or torch.compiler.is_compiling():
+        return False
+    return types.ndim == 2 and types.shape[1] < embeds.shape[1] and not bool(types.any())
 
 
 def waits(call: Call, position_ids: Tensor | None) -> bool:
