@@ -99,7 +99,7 @@ def check_call(model: Any, text: Any, keys: Tensor, mask: Tensor | None, masked:
         seen = mask[:, -keys.shape[1] :].bool()
         number = (number.diff(dim=1) > 0) & seen[:, 1:] & seen[:, :-1]
         if bool(number.any()):
-            _warn_of_mask(model)
+            _warn_of_mask(model, isolates(text))
         return False
     if not bool(number[:, -1].any()):
         return False
@@ -205,7 +205,7 @@ def _in_blocks(mask: Any, number: Tensor, of_key: Tensor) -> Any:
 
 
 def _layer_types(text: Any) -> list[str]:
-    return list(getattr(text.config, "layer_types", None) or ())
+    return list(getattr(getattr(text, "config", None), "layer_types", None) or ())
 
 
 def _attention(module: Any) -> str:
@@ -213,15 +213,17 @@ def _attention(module: Any) -> str:
     return str(getattr(module.config, "_attn_implementation", "")).removeprefix("vispe_")
 
 
-def _warn_of_mask(model: Any) -> None:
+def _warn_of_mask(model: Any, isolable: bool) -> None:
     """Warn, at the line that called the model, that a padding mask does not separate packed samples."""
     frame, level = sys._getframe(1), 2  # 1 is this function
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
         frame, level = frame.f_back, level + 1
+    advice = "Pass position_ids without attention_mask, or a mask (b, 1, s, s)."
+    if not isolable:
+        advice = "Use one sample for each row: layers of this model carry a state from sample to sample."
     warnings.warn(
         f"{type(model).__name__}.forward: position_ids restart within a row, but with a padding mask (b, s) the packed "
-        "samples are not separated: they attend to each other. Pass position_ids without attention_mask, or a mask "
-        "(b, 1, s, s).",
+        f"samples are not separated: they attend to each other. {advice}",
         UserWarning,
         stacklevel=level,
     )

@@ -28,7 +28,6 @@ from vispe.hosts.transformers.language.families import text_of
 from vispe.hosts.transformers.language.pictures import stream_of, token_types, types_by_embedding
 from vispe.hosts.transformers.language.position_ids import check_given, split_ids, stock_scheme
 from vispe.hosts.transformers.language.state import (
-    PREFIX,
     SequenceState,
     check_filled_here,
     documents,
@@ -275,7 +274,7 @@ def _from_table(
     # virtual tokens of prompt tuning come before the prompt
     beyond = torch.where(keys < span[:, :1], scheme.text(keys.double()), scheme.going_on(keys, offset))
     ids = look_up(keys, table, span, beyond)
-    if state is None or hasattr(call.cache, PREFIX):
+    if state is None or state.prefix:
         state = SequenceState(offset, (~valid_tokens(keys, call.mask)).sum(1))
     return ids, state
 

@@ -30,6 +30,7 @@ class SequenceState:
         marks: what is said of all tokens (rows, b, s) where some stand side by side, see `beside`; else None.
         settled: from how many cached tokens on this holds: all that follows them is text; None until it is known.
         packed: whether rows are packed samples, which no call can go on from.
+        prefix: whether the cache holds nothing but slots of prefix tuning.
     """
 
     offset: Tensor
@@ -39,6 +40,7 @@ class SequenceState:
     settled: int | Tensor | None = None
     marks: Tensor | None = None
     packed: bool = False
+    prefix: bool = False
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of these rows."""
@@ -209,6 +211,7 @@ def state_of_prefix(
         return None
     shape = axes, len(tokens), int(cache.get_seq_length())
     ids = torch.zeros(shape, dtype=torch.float64, device=tokens.device) if late else None
-    state = replace(text_state(len(tokens), tokens.device), ids=ids, by_mask=by_mask)
+    state = replace(text_state(len(tokens), tokens.device), ids=ids, by_mask=by_mask, prefix=True)
+    delattr(cache, PREFIX)
     remember(cache, state)
     return state
