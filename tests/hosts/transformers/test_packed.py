@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vispe
+from tests.hosts.transformers.more import text_part, vision_part
 from tests.hosts.transformers.samples import model_of
 from tests.hosts.transformers.tiny import CACHE, IMAGE, batch
 from vispe.errors import InputError, UnsupportedHost
@@ -185,3 +186,22 @@ def test_images_that_meet_at_the_end_of_a_sample(family):
         found = logits(slice(None))
         for part in (slice(0, 11), slice(11, 22)):
             torch.testing.assert_close(found[:, part], logits(part), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_layers_that_are_given_the_last_tokens_only(attention):
+    """Gemma 4: the last layers reuse keys of earlier ones, and masks are cut to the logits that are kept."""
+    kinds = ["sliding_attention", "full_attention"] * 3
+    part = text_part("gemma4") | {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "layer_types": kinds}
+    config = transformers.Gemma4Config(
+        text_config=part, vision_config=vision_part("gemma4"), image_token_id=IMAGE
+    )
+    torch.manual_seed(0)
+    model = transformers.Gemma4ForConditionalGeneration(config).eval()
+    model.set_attn_implementation(attention)
+    vispe.convert(model, "mrope_i")
+    wanted = checked(model).logits
+    for kept in (1, 2):
+        with torch.no_grad():
+            found = model(input_ids=TOKENS, position_ids=IDS, logits_to_keep=kept).logits
+        torch.testing.assert_close(found, wanted[:, -kept:], atol=2e-5, rtol=1e-5)

@@ -162,9 +162,9 @@ def isolated(mask: Any, samples: Samples, layer: Any, cache: Any, dtype: torch.d
     length = samples.number.shape[1]
     if mask is not None:
         keys = int(mask.shape[-1])
-    else:  # a cache of fixed size has room behind its keys
+    else:  # a cache of fixed size has room behind its keys; one that grows may hold those of this call already
         number = getattr(attention, "layer_idx", None)
-        keys = length if cache is None else int(cache.get_mask_sizes(length, number)[0])
+        keys = length if cache is None else max(length, int(cache.get_mask_sizes(0, number)[0]))
     for before, size, after in samples.masks:
         if before is mask and size == keys:
             return after

@@ -183,7 +183,7 @@ def accuracy(model: Any, samples: Sequence[Arranged], *, length: int = 1024, bat
 
 def _names(model: nn.Module, layers: Sequence[str]) -> list[str]:
     """Return the full names of linear layers of the language model, so that those of the vision tower stay."""
-    text: Any = inner_of(model).language_model
+    text = text_of(inner_of(model))
     inside = {id(m) for m in text.modules()}
     found = [
         name

@@ -310,11 +310,19 @@ class PositionedText:
         hidden_states: Tensor,
         per_layer_inputs: Any,
         position_embeddings: Any,
+        masks: dict[str, Any],
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Take some tokens for layers that share keys (Gemma 4): with them, their part of the scheme's rotation."""
-        given = hidden_states, per_layer_inputs, kwargs.get(ROTATION, position_embeddings), *args
+        """Take some tokens for layers that share keys (Gemma 4): with them, their part of rotation and masks."""
+        samples: Samples | None = kwargs.get(SAMPLES)
+        if samples is not None:
+            kinds, cache, dtype = self.config.layer_types, cache_of(kwargs), hidden_states.dtype  # type: ignore[attr-defined]
+            layers = {kind: self.layers[kinds.index(kind)] for kind in masks}  # type: ignore[attr-defined]
+            masks = {
+                kind: isolated(mask, samples, layers[kind], cache, dtype) for kind, mask in masks.items()
+            }
+        given = hidden_states, per_layer_inputs, kwargs.get(ROTATION, position_embeddings), masks, *args
         return super()._maybe_slice_kv_shared_inputs(*given, **kwargs)  # type: ignore[misc]
 
     def _turned(
@@ -374,8 +382,8 @@ class PositionedLayer:
         """Run the layer with the rotation of the scheme."""
         rotation, late = kwargs.pop(ROTATION), kwargs.get(LATE)
         samples: Samples | None = kwargs.pop(SAMPLES, None)
-        # layers that share keys may be given the last tokens only, and masks of these
-        if samples is not None and samples.number.shape[1] == hidden_states.shape[1]:
+        # layers that share keys may be given the last tokens only, and masks of these; Gemma 3n stacks its inputs
+        if samples is not None and samples.number.shape[1] == hidden_states.shape[-2]:
             kwargs["attention_mask"] = isolated(
                 kwargs.get("attention_mask"), samples, self, cache_of(kwargs), hidden_states.dtype
             )
