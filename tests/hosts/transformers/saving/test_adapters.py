@@ -50,8 +50,10 @@ def spoken(model, **inputs):
 
 
 @pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
-@pytest.mark.parametrize("family", sampled(f for f in EVERY if f not in (*RECURRENT, "gemma3n", "gemma4")))
+@pytest.mark.parametrize("family", sampled(f for f in EVERY if f not in RECURRENT))
 def test_text_is_that_of_the_stock_model(family, kind):
+    if (family, kind) == ("gemma4", "PromptTuningConfig"):
+        pytest.skip("the stock model needs embeddings of its own tokens")
     stock, model = tuned(family, kind=kind), tuned(family, "vrope", kind)
     text = {"input_ids": ROWS[1:]}
     for inputs in (text, text | {"attention_mask": SEEN[1:]}, {"input_ids": ROWS, "attention_mask": SEEN}):
