@@ -100,7 +100,7 @@ def wanted_logits(family: str, spec: str, batch: Batch, kv_heads: int = 1) -> Te
     inputs["position_ids"] = keys.expand(4, -1, -1) if family in QWEN else keys
     model = stock(family, kv_heads)
     with torch.no_grad(), angles_of(model, coordinates.ids, scheme.allocation(pairs, kv_heads)):
-        return model(**inputs, attention_mask=mask, use_cache=False).logits
+        return model(**inputs, attention_mask=mask).logits
 
 
 @torch.no_grad()
@@ -108,7 +108,7 @@ def recomputed(model: Any, batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
     """Return tokens (b, steps) and logits (b, steps, v) of greedy decoding that starts from nothing every time."""
     tokens, logits = batch["input_ids"][:, :0], []
     for _ in range(steps):
-        out = model(**batch.with_tokens(tokens), use_cache=False).logits
+        out = model(**batch.with_tokens(tokens)).logits
         logits.append(last_valid(out, batch.with_tokens(tokens).get("attention_mask")))
         tokens = torch.cat([tokens, logits[-1].argmax(-1, keepdim=True)], 1)
     return tokens, torch.stack(logits, 1)

@@ -54,11 +54,11 @@ def test_packed_samples_give_the_logits_of_each_alone(scheme):
     inputs = packing(samples)
     labels = inputs.pop("labels")
     with torch.no_grad():
-        found = model(**inputs, use_cache=False).logits
+        found = model(**inputs).logits
         for at, row in enumerate(rows):
             end = 0
             for k in row:
-                alone = model(**samples[k].inputs, use_cache=False).logits[0]
+                alone = model(**samples[k].inputs).logits[0]
                 start, end = end, end + len(alone)
                 torch.testing.assert_close(found[at, start:end], alone, atol=2e-5, rtol=1e-4)
                 wanted = torch.full((len(alone),), IGNORED)
@@ -71,11 +71,11 @@ def test_gradients_of_packed_samples_are_those_of_each_alone():
     model = vispe.convert(make("qwen2_vl"), "vrope")
     samples = some()
     inputs = Packing(model, 80)(samples)
-    model(**inputs, use_cache=False).loss.backward()
+    model(**inputs).loss.backward()
     packed = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     for s in samples:
-        logits = model(**s.inputs, use_cache=False).logits[0, s.asking]
+        logits = model(**s.inputs).logits[0, s.asking]
         (torch.nn.functional.cross_entropy(logits, s.wanted) / len(samples)).backward()
     alone = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     assert packed.keys() == alone.keys()
@@ -86,14 +86,11 @@ def test_gradients_of_packed_samples_are_those_of_each_alone():
 def test_the_stock_scheme_packed_is_the_stock_model():
     stock, samples = make("qwen2_vl"), some(3)
     with torch.no_grad():
-        alone = [
-            stock(**s.inputs, mm_token_type_ids=types(s), use_cache=False).logits[0, s.asking]
-            for s in samples
-        ]
+        alone = [stock(**s.inputs, mm_token_type_ids=types(s)).logits[0, s.asking] for s in samples]
         model = vispe.convert(make("qwen2_vl"), "mrope(after=side)")
         inputs = Packing(model, 400)(samples)
         labels = inputs.pop("labels")
-        found = model(**inputs, use_cache=False).logits
+        found = model(**inputs).logits
     order = Packing(model, 400).rows([s.inputs["input_ids"].shape[1] for s in samples])[0]
     asked = (labels[0, 1:] != IGNORED).nonzero()[:, 0]
     torch.testing.assert_close(found[0, asked], torch.cat([alone[k] for k in order]), atol=2e-5, rtol=1e-4)
@@ -155,12 +152,12 @@ def test_an_adapter_loads_on_a_stock_model_with_its_scheme(trained):
     samples = some(5, seed=3)
     inputs = Packing(tuned.get_base_model(), 80)(samples)
     with torch.no_grad():
-        wanted = tuned(**inputs, use_cache=False).logits
-        assert torch.equal(fresh(**inputs, use_cache=False).logits, wanted)
-        plain = vispe.convert(make("qwen2_vl"), "v2pe")(**inputs, use_cache=False).logits
+        wanted = tuned(**inputs).logits
+        assert torch.equal(fresh(**inputs).logits, wanted)
+        plain = vispe.convert(make("qwen2_vl"), "v2pe")(**inputs).logits
         assert not torch.allclose(plain, wanted, atol=1e-3)
         merged_model = fresh.merge_and_unload()
-        found = merged_model(**inputs, use_cache=False).logits
+        found = merged_model(**inputs).logits
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     weights = {n for n, p in tuned.named_parameters() if p.requires_grad}
     assert weights

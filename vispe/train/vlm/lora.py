@@ -19,6 +19,8 @@ from vispe.errors import InputError, OptionError, UnsupportedHost, require
 from vispe.files import write_json
 from vispe.hosts.convert import convert
 from vispe.hosts.transformers.language.convert import inner_of
+from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.packed import check_layers
 from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import Arranged
@@ -88,7 +90,7 @@ def learn_scheme(
     Raises:
         OptionError: no samples.
         InputError: a sample is longer than a row, or `out` holds a run of another recipe.
-        UnsupportedHost: the model takes no scheme, or has none of the layers.
+        UnsupportedHost: the model takes no scheme, cannot isolate packed samples, or has none of the layers.
         MissingExtra: peft or accelerate is not installed.
     """
     if not samples:
@@ -101,6 +103,7 @@ def learn_scheme(
     from transformers import Trainer, TrainingArguments
 
     before = _resumed(out, recipe)
+    check_layers(text_of(inner_of(model)), "learn_scheme")
     convert(model, recipe.scheme)
     packing = Packing(model, recipe.length, training=True, seed=recipe.seed)
     packing.rows([s.inputs["input_ids"].shape[1] for s in samples])  # so that what is too long is said now
@@ -180,7 +183,7 @@ def accuracy(model: Any, samples: Sequence[Arranged], *, length: int = 1024, bat
 
 def _names(model: nn.Module, layers: Sequence[str]) -> list[str]:
     """Return the full names of linear layers of the language model, so that those of the vision tower stay."""
-    text: Any = inner_of(model).language_model
+    text = text_of(inner_of(model))
     inside = {id(m) for m in text.modules()}
     found = [
         name

@@ -1,4 +1,4 @@
-"""Several samples in a row: position ids of a scheme made by the collator, and attention confined to each sample."""
+"""Collator that packs several samples into a row, with the position ids of a scheme; the model isolates the samples."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from vispe.errors import InputError, OptionError
 from vispe.hosts.transformers.language.convert import inner_of
+from vispe.hosts.transformers.language.families import text_of
 from vispe.hosts.transformers.language.pictures import stream_of, token_types
+from vispe.hosts.transformers.packed import check_layers
 from vispe.train.vlm.prompts import Arranged
 
 IGNORED = -100  # label of a token that has no loss, as in transformers
-PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
+PER_TOKEN = {"mm_token_type_ids": 0, "token_type_ids": 0, "moe_mm_token_type_ids": 0, "parallel_ids": -1}
+"""Inputs with one value for each token, and that of padding."""
 
 
 class Packing:
     """A collator: samples in, inputs of a converted model out, as many samples in a row as fit.
 
-    It gives `position_ids` (1 + axes, b, s) and no mask: ordinary ids, which start at 0 with each sample and so confine
-    attention to it, and the coordinates of the scheme. A row is filled up with a sample of padding, without loss.
+    It gives `position_ids` (1 + axes, b, s) and no mask: ordinary ids, which start at 0 with each sample, and the
+    coordinates of the scheme. The converted model isolates samples by the ordinary ids, in training and evaluation,
+    with a cache or without; no keyword is needed. A row is filled up with a sample of padding, without loss.
 
     Args:
         model: converted; says which scheme, and which tokens are pictures.
@@ -32,7 +37,8 @@ class Packing:
         seed: of the draw.
 
     Raises:
-        OptionError: the model is not converted, or lays pictures out in another order.
+        OptionError: the model is not converted.
+        UnsupportedHost: layers of the model carry a state from sample to sample, as linear attention does.
     """
 
     def __init__(self, model: nn.Module, length: int, *, training: bool = False, seed: int = 0) -> None:
@@ -43,6 +49,7 @@ class Packing:
                 f"Packing needs a model that vispe.convert has given a scheme, and a length of 1 or more, got a "
                 f"{type(model).__name__} {'without' if scheme is None else 'with'} one and length={length}."
             )
+        check_layers(text_of(inner), "Packing")
         self.inner, self.scheme, self.length = inner, scheme, length
         self.training, self.seed = training, seed
 
@@ -50,13 +57,19 @@ class Packing:
         """Return the inputs of the model and `labels` (b, s), `IGNORED` but for answers.
 
         Raises:
-            InputError: a sample is longer than a row.
+            InputError: a sample is longer than a row, has padding, or is a batch of several; or inputs of two samples
+                cannot be joined.
         """
+        for number, sample in enumerate(samples):
+            _check_sample(number, sample)
         rows = self.rows([s.inputs["input_ids"].shape[1] for s in samples])
         ordered = [samples[k] for row in rows for k in row]
         width = max(sum(samples[k].inputs["input_ids"].shape[1] for k in row) for row in rows)
         tokens, keys, number, labels = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(4))
         labels.fill_(IGNORED)
+        per_token = {
+            n: torch.full_like(tokens, v) for n, v in PER_TOKEN.items() if any(n in s.inputs for s in samples)
+        }
         for at, row in enumerate(rows):
             end = 0
             for count, k in enumerate(row):
@@ -66,6 +79,10 @@ class Packing:
                 number[at, start:end] = count
                 asked = samples[k].answer
                 labels[at, start + asked.start : start + asked.stop] = samples[k].wanted
+                labels[at, start] = IGNORED  # the token before it is of another sample
+                for name, values in per_token.items():
+                    if name in samples[k].inputs:
+                        values[at, start:end] = samples[k].inputs[name][0]
             # padding is a sample of its own
             keys[at, end:] = torch.arange(width - end)
             number[at, end:] = len(row)
@@ -77,7 +94,7 @@ class Packing:
         generator = torch.Generator().manual_seed(zlib.crc32(tokens.numpy().tobytes()) + self.seed)
         found = self.scheme.coordinates(stream, training=self.training, generator=generator)
         ids = torch.cat([keys[None].double(), found.ids])
-        return {"input_ids": tokens, "position_ids": ids, "labels": labels, **inputs}
+        return {"input_ids": tokens, "position_ids": ids, "labels": labels, **per_token, **inputs}
 
     def rows(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return which samples stand in each row: longest first, each in the first row with room.
@@ -102,8 +119,54 @@ class Packing:
         return rows
 
 
-def _joined(samples: Sequence[Arranged]) -> dict[str, Tensor]:
-    """Return what samples hold beside tokens, sample after sample; what is said of each token the model finds anew."""
+def _check_sample(number: int, sample: Arranged) -> None:
+    """Raise `InputError` unless a sample is one row without padding."""
+    rows = sample.inputs["input_ids"].shape[0]
+    mask = sample.inputs.get("attention_mask")
+    if rows != 1 or (mask is not None and not bool((mask == 1).all())):
+        raise InputError(
+            f"Packing: a sample is one row (1, s) without padding, got sample {number} with {rows} rows"
+            f"{'' if mask is None else f' and an attention_mask with the sum {int(mask.sum())} of {mask.numel()}'}. "
+            "Split the batch, and remove padding."
+        )
+
+
+def _joined(samples: Sequence[Arranged]) -> dict[str, Any]:
+    """Return the inputs that are not one value for each token, sample after sample."""
     names = {n: None for s in samples for n in s.inputs}
-    left = ("input_ids", "attention_mask", *PER_TOKEN)
-    return {n: torch.cat([s.inputs[n] for s in samples if n in s.inputs]) for n in names if n not in left}
+    others = ("input_ids", "attention_mask", *PER_TOKEN)
+    values = {n: [s.inputs[n] for s in samples if n in s.inputs] for n in names if n not in others}
+    for name in [
+        n for n in values if n.endswith("token_pooling")
+    ]:  # indices into the patches of the whole call
+        pixels = "pixel_values_videos" if name.startswith("video") else "pixel_values"
+        counts = torch.tensor([0, *(p.shape[:-1].numel() for p in values[pixels])]).cumsum(0).tolist()
+        values[name] = [torch.where(v < 0, v, v + n) for v, n in zip(values[name], counts, strict=False)]
+    return {n: _one(n, v) for n, v in values.items()}
+
+
+def _one(name: str, values: list[Any]) -> Any:
+    """Return the values of all samples as one; images of several sizes are padded as processors do."""
+    if not isinstance(values[0], Tensor):
+        if any(value != values[0] for value in values):
+            raise InputError(
+                f"Packing: {name} must be the same in all samples of a call, got {values}. Sort them."
+            )
+        return values[0]
+    if len({v.shape[1:] for v in values}) > 1 and len({v.ndim for v in values}) == 1:
+        if not name.startswith("pixel") and not name.endswith("position_ids"):
+            raise InputError(
+                f"Packing: {name} of several samples cannot be joined, got the shapes "
+                f"{', '.join(str(tuple(v.shape)) for v in values)}. Give all samples the same."
+            )
+        fill = -1 if name.endswith("position_ids") else 0
+        most = torch.tensor([v.shape[1:] for v in values]).amax(0).tolist()
+        values = [
+            pad(
+                v,
+                [n for m, s in zip(most[::-1], v.shape[:0:-1], strict=True) for n in (0, m - s)],
+                value=fill,
+            )
+            for v in values
+        ]
+    return torch.cat(values)

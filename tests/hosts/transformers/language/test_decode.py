@@ -30,7 +30,7 @@ def step(model, cache, seen, token) -> Tensor:
 def after(model, given, tokens) -> Tensor:
     """Logits (b, v) after more tokens (b, n), from nothing."""
     with torch.no_grad():
-        return model(**given.with_tokens(tokens), use_cache=False).logits[:, -1]
+        return model(**given.with_tokens(tokens)).logits[:, -1]
 
 
 def close(found, wanted):
@@ -72,7 +72,7 @@ def test_beam_search_of_a_batch(family):
     )
     said = out.sequences[:, given["input_ids"].shape[1] :]
     with torch.no_grad():
-        logits = model(**given.with_tokens(said), use_cache=False).logits[:, -5:-1]
+        logits = model(**given.with_tokens(said)).logits[:, -5:-1]
     close(out.sequences_scores, logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2)))
 
 
@@ -107,7 +107,7 @@ def test_a_conversation_goes_on_with_another_picture(family, spec):
     whole = batch(family, [3, "image", 4, "wide", 5], counted=False)
     parts, at = pictures_of(family, whole), cut_of(whole)
     with torch.no_grad():
-        wanted = model(**whole.inputs, use_cache=False).logits
+        wanted = model(**whole.inputs).logits
         shared = {
             k: whole[k] for k in ("input_ids", "attention_mask", "mm_token_type_ids") if k in whole.inputs
         }
@@ -183,7 +183,7 @@ def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, cou
         if name in first.inputs:
             whole[name] = joined(*(t[name] for t in (first, turn) if name in t.inputs))
     with torch.no_grad():
-        wanted = model(**whole, use_cache=False).logits
+        wanted = model(**whole).logits
         given |= {"input_ids": turn["input_ids"], "attention_mask": seen}
         given |= {"mm_token_type_ids": turn["mm_token_type_ids"]} if family in QWEN else {}
         given |= {"position_ids": ids[:, -length:]} if counted else {}
@@ -245,9 +245,9 @@ def test_a_cache_is_cropped_before_a_picture(family):
     tokens = torch.cat([given["input_ids"][:, :at], word], 1)
     types = {"mm_token_type_ids": (tokens == IMAGE).long()} if family in QWEN else {}
     with torch.no_grad():
-        wanted = model(
-            input_ids=tokens, attention_mask=torch.ones_like(tokens), **types, **pixels, use_cache=False
-        ).logits[:, -1]
+        wanted = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **types, **pixels).logits[
+            :, -1
+        ]
         with pytest.raises(InputError, match="the last picture in it ends at token"):
             cache.crop(at - given["input_ids"].shape[1])
         out = model(

@@ -118,7 +118,7 @@ def test_several_tokens_at_once(family):
     model, given = converted(family, "v2pe"), prompt(family, "mixed")
     words = torch.tensor([[3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]])
     with torch.no_grad():
-        wanted = model(**given.with_tokens(words), use_cache=False).logits[:, -3:]
+        wanted = model(**given.with_tokens(words)).logits[:, -3:]
         out = model(**given.inputs, use_cache=True)
         seen = given.with_tokens(words)["attention_mask"]
         found = model(input_ids=words, attention_mask=seen, **{CACHE: out[CACHE]}).logits

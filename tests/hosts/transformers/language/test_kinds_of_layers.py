@@ -144,7 +144,7 @@ def test_gradients_with_checkpointing_are_those_without(family):
         if saving:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         torch.manual_seed(1)
-        out = model(**inputs, use_cache=False).logits
+        out = model(**inputs).logits
         (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
         found.append([w.grad for w in text_of(model.model).layers.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True) if a is not None)

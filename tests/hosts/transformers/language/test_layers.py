@@ -83,7 +83,7 @@ def test_each_layer_turns_by_its_scheme(family, kind):
     inputs = given.without("mm_token_type_ids", "attention_mask", "second_per_grid_ts")
     inputs["position_ids"] = keys.expand(4, -1, -1) if family in QWEN else keys
     with torch.no_grad(), angles_of_layers(model, angles) as calls:
-        wanted = model(**inputs, attention_mask=mask, use_cache=False).logits
+        wanted = model(**inputs, attention_mask=mask).logits
     assert len(calls) == len(angles)
     for late in (False, True):
         with torch.no_grad():
@@ -119,7 +119,7 @@ def test_beams_keep_the_counters_of_their_rows():
     )
     said = out.sequences[:, given["input_ids"].shape[1] :]
     with torch.no_grad():
-        logits = model(**given.with_tokens(said), use_cache=False).logits[:, -5:-1]
+        logits = model(**given.with_tokens(said)).logits[:, -5:-1]
     wanted = logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2))
     torch.testing.assert_close(out.sequences_scores, wanted, rtol=1e-5, atol=1e-5)
 

@@ -138,11 +138,11 @@ def test_ids_of_packed_samples_are_known_again():
 
     model = converted("qwen2_vl", "videorope")
     with torch.no_grad():
-        found = model(**one, position_ids=packed(model), use_cache=False).logits
-        wanted = torch.cat([model(**p.inputs, use_cache=False).logits for p in parts], 1)
+        found = model(**one, position_ids=packed(model)).logits
+        wanted = torch.cat([model(**p.inputs).logits for p in parts], 1)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
         with pytest.raises(InputError, match="had before it was converted"):
-            model(**one, position_ids=packed(stock("qwen2_vl")), use_cache=False)
+            model(**one, position_ids=packed(stock("qwen2_vl")))
 
 
 @pytest.mark.parametrize("family", QWEN)

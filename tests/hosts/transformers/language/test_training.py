@@ -1,4 +1,4 @@
-"""Training: no mask and no cache, fractions and shared ids, packing, gradient checkpointing."""
+"""Training: no mask, fractions and shared ids, packing, gradient checkpointing."""
 
 import pytest
 import torch
@@ -32,14 +32,14 @@ def test_ids_that_do_not_count_by_one_do_not_cut_attention(family, spec):
     found, wanted = [], []
     for out, given in ((found, bare), (wanted, masked)):
         torch.manual_seed(11)  # v2pe draws its strides
-        logits = model(**given.inputs, use_cache=False).logits
+        logits = model(**given.inputs).logits
         out.extend((logits, gradients(model, logits)))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-5)
     changed = dict(bare.inputs, input_ids=bare["input_ids"].clone())
     changed["input_ids"][0, 0] = changed["input_ids"][0, 0] % 200 + 7
     torch.manual_seed(11)
     with torch.no_grad():
-        other = model(**changed, use_cache=False).logits
+        other = model(**changed).logits
     assert (other[0, -1] - found[0][0, -1]).abs().max() > 1e-3  # the last token sees the first
 
 
@@ -77,12 +77,12 @@ def test_packing_cuts_exactly(family, spec):
             packed[name] = torch.cat([p[name] for p in parts], 1)
     ids = torch.cat([torch.arange(p["input_ids"].shape[1]) for p in parts])[None]
     with torch.no_grad():
-        found = model(**packed, position_ids=ids, use_cache=False).logits
-        wanted = [model(**p.inputs, use_cache=False).logits for p in parts]
+        found = model(**packed, position_ids=ids).logits
+        wanted = [model(**p.inputs).logits for p in parts]
         torch.testing.assert_close(found, torch.cat(wanted, 1), rtol=1e-5, atol=1e-5)
         first = parts[0]["input_ids"].shape[1]
         packed["input_ids"][0, :2] = torch.tensor([17, 18])
-        changed = model(**packed, position_ids=ids, use_cache=False).logits
+        changed = model(**packed, position_ids=ids).logits
     assert torch.equal(changed[:, first:], found[:, first:])
     assert not torch.equal(changed[:, first - 1], found[:, first - 1])
 
@@ -97,9 +97,9 @@ def test_packing_takes_coordinates_too(family):
     both = torch.cat([keys[None], 0.5 * keys[None]])
     types = {"mm_token_type_ids": torch.zeros_like(tokens)} if family in QWEN else {}
     with torch.no_grad():
-        found = model(input_ids=tokens, position_ids=both, use_cache=False, **types).logits
+        found = model(input_ids=tokens, position_ids=both, **types).logits
         halves = [
-            model(**p.inputs, position_ids=0.5 * torch.arange(n)[None, None], use_cache=False).logits
+            model(**p.inputs, position_ids=0.5 * torch.arange(n)[None, None]).logits
             for p, n in ((first, 6), (second, 8))
         ]
     torch.testing.assert_close(found, torch.cat(halves, 1), rtol=1e-5, atol=1e-5)
@@ -119,7 +119,7 @@ def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             model.enable_input_require_grads()
         torch.manual_seed(3)
-        out = model(**given.inputs, labels=labels, use_cache=False)
+        out = model(**given.inputs, labels=labels)
         out.loss.backward()
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         results.append((out.loss.detach(), grads))
@@ -137,5 +137,5 @@ def test_every_layer_is_computed_again_where_checkpointing_is_on(family, reentra
     for number, layer in enumerate(layers):
         layer.self_attn.register_forward_pre_hook(lambda *_, number=number: runs.append(number))
     given = batch(family, [3, "image", 4])
-    model(**given.inputs, use_cache=False).logits.sum().backward()
+    model(**given.inputs).logits.sum().backward()
     assert sorted(runs) == sorted([*range(len(layers))] * 2)

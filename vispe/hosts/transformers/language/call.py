@@ -35,9 +35,11 @@ from vispe.hosts.transformers.language.state import (
     next_keys,
     prompt_keys,
     state_after,
+    state_of_prefix,
     text_coordinates,
     valid_tokens,
 )
+from vispe.hosts.transformers.packed import check_cache, check_call
 from vispe.multimodal import Coordinates, Stream
 
 PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
@@ -65,6 +67,7 @@ class Call:
         kwargs: the other keyword arguments.
         marks: what is said of tokens that stand side by side (rows, b, s), once their coordinates are known; None where
             none do.
+        masked: whether there is a mask of any kind, 4-D ones included.
     """
 
     model: Any
@@ -75,6 +78,7 @@ class Call:
     cache: Any
     kwargs: dict[str, Any]
     marks: Tensor | None = None
+    masked: bool = False
 
     def __post_init__(self) -> None:
         if self.input_ids is None and self.inputs_embeds is None:
@@ -151,6 +155,7 @@ class Placed:
         before: state of the cache before the call, or None.
         after: state after it.
         marks: what is said of tokens that stand side by side (rows, b, s); None where neither they nor those before do.
+        packed: whether rows are packed samples that are isolated from each other.
     """
 
     keys: Tensor
@@ -158,6 +163,7 @@ class Placed:
     before: SequenceState | None
     after: SequenceState
     marks: Tensor | None = None
+    packed: bool = False
 
 
 def place(call: Call, position_ids: Tensor | None) -> Placed:
@@ -169,16 +175,22 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     """
     tokens = call.inputs_embeds if call.input_ids is None else call.input_ids
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
-    if state is None:
-        check_filled_here(call.cache)
+    check_cache(state)
     table, span, offset, marks = (call.kwargs.get(name) for name in (TABLE, SPAN, OFFSET, MARKS))
-    beside = text_of(call.model).vispe_beside
+    beside, axes = text_of(call.model).vispe_beside, call.model.vispe_scheme.axes
     _check_members(call, beside, tokens)
     pictures = bool(given(call.kwargs, *PIXELS, *(GRIDS if state is None else ()), IDS))
     pictures |= call.input_ids is None and call.types is not None
-    axes = call.model.vispe_scheme.axes
+    if state is None:
+        check_filled_here(call.cache)
+        late = text_of(call.model).vispe_late
+        state = state_of_prefix(call.cache, tokens, axes, late=late, by_mask=pictures)
     keys, ids = _split(call, tokens, position_ids)
+    restarts = keys is not None
     keys, counted = _keys(call, tokens, keys, state, pictures)
+    packed = restarts and check_call(
+        call.model, text_of(call.model), keys, call.mask, call.masked, state is not None
+    )
     if ids is not None:
         _check_layout(call, position_ids, keys, state)  # type: ignore[arg-type]
         if state is None and (stock := stock_scheme(call.model.config)) is not None:
@@ -212,7 +224,9 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
             else call.mask[:, : past.shape[1]].bool()
         )
         state.marks = plain_marks(axes, seen)
-    return Placed(keys, ids, state, after, call.marks)
+    if packed and beside is None and not torch.compiler.is_compiling():
+        after = replace(after, packed=True)
+    return Placed(keys, ids, state, after, call.marks, packed)
 
 
 def place_text(call: Call, position_ids: Tensor | None) -> Placed:
@@ -226,8 +240,11 @@ def place_text(call: Call, position_ids: Tensor | None) -> Placed:
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     if state is None:
         check_filled_here(call.cache)
+    check_cache(state)
     keys, ids = _split(call, tokens, position_ids)
+    restarts = keys is not None
     keys, counted = _keys(call, tokens, keys, state, pictures=False)
+    packed = restarts and check_call(call.model, call.model, keys, call.mask, call.masked, state is not None)
     if ids is None:
         ids, after = _of_text(call, keys, counted, state)
     else:
@@ -236,7 +253,9 @@ def place_text(call: Call, position_ids: Tensor | None) -> Placed:
     marks = None
     if state is not None and state.marks is not None:
         marks = plain_marks(len(ids), valid_tokens(keys, call.mask))
-    return Placed(keys, ids, state, after, marks)
+    if packed and not torch.compiler.is_compiling():
+        after = replace(after, packed=True)
+    return Placed(keys, ids, state, after, marks, packed)
 
 
 def _split(call: Call, tokens: Any, position_ids: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -315,8 +334,10 @@ def _from_table(
 ) -> tuple[Tensor, SequenceState]:
     """Return coordinates out of the table of the prompt, while `generate` runs."""
     scheme = call.model.vispe_scheme
-    ids = look_up(keys, table, span, scheme.going_on(keys, offset))
-    if state is None:
+    # virtual tokens of prompt tuning come before the prompt
+    beyond = torch.where(keys < span[:, :1], scheme.text(keys.double()), scheme.going_on(keys, offset))
+    ids = look_up(keys, table, span, beyond)
+    if state is None or state.prefix:
         state = SequenceState(offset, (~valid_tokens(keys, call.mask)).sum(1))
     return ids, state
 

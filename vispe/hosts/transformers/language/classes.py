@@ -49,9 +49,18 @@ from vispe.hosts.transformers.language.state import (
     by_key,
     check_filled_here,
     state_after,
+    text_state,
     valid_tokens,
 )
 from vispe.hosts.transformers.language.traced import numbered
+from vispe.hosts.transformers.packed import (
+    SAMPLES,
+    Samples,
+    flash_arguments,
+    isolated,
+    samples_of,
+)
+from vispe.hosts.transformers.saving.adapters import virtual_tokens
 from vispe.hosts.transformers.signature import by_name, like_stock, order_of, signed_like_stock
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 from vispe.multimodal import Scheme, tables
@@ -102,6 +111,9 @@ class PositionedGeneration:
             check_filled_here(cache)
         seen = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
         new = keys.expand(len(inputs_tensor), -1)[:, seen:]
+        if state is None and (virtual := virtual_tokens(self)):  # the prompt follows text without input_ids
+            new = new + virtual
+            state = text_state(len(new), new.device)
         call = self._call_of(inputs_tensor, model_kwargs, seen, new.shape[1])
         # grids of pictures that the cache holds already
         if seen and not given(model_kwargs, *PIXELS, IDS) and not call.types_of(new).any():
@@ -216,6 +228,10 @@ class PositionedModel:
         host["position_ids"] = _positions(placed)
         if family_of(self.config).masks:  # type: ignore[attr-defined]
             host[PLACED], host["position_ids"] = host["position_ids"], placed.keys
+            if placed.packed:
+                # image blocks are found by index, which ids that restart would hide from the host
+                host[SAMPLES] = samples_of(placed.keys)
+                host["position_ids"] = torch.arange(placed.keys.shape[1], device=placed.keys.device)[None]
         outputs = super().forward(**host)  # type: ignore[misc]
         keep(text_of(self), call.cache, outputs, placed)
         return outputs
@@ -291,6 +307,8 @@ class PositionedText:
         if self.vispe_late:
             hf_late.keep_on(self)
         positions, placed, cache = kwargs.pop(PLACED, position_ids), None, cache_of(kwargs)
+        # ids that are counted here do not restart, so every row is one sample
+        asked = positions.position_ids if isinstance(positions, Waiting) else positions
         if not isinstance(positions, TokenPositions):
             waiting = isinstance(positions, Waiting)
             placed = positions.place() if waiting else place_text(call_of(self, kwargs), positions)
@@ -299,6 +317,12 @@ class PositionedText:
         positions = positions.to(like.device)
         keys, ids, marks = positions.keys, positions.coordinates, positions.marks
         state: SequenceState | None = getattr(cache, "vispe_state", None)
+        samples = kwargs.pop(SAMPLES, None)
+        if asked is not None and samples is None and state is None and kwargs.get("attention_mask") is None:
+            samples = samples_of(keys)
+        if samples is not None:
+            kwargs.update(flash_arguments(self, samples))
+            kwargs[SAMPLES] = samples
         made = {kind: self._turned(kind, ids, marks, state, like.dtype) for kind in self.vispe_rotary}
         rotation, late = ({kind: both[n] for kind, both in made.items()} for n in (0, 1))
         kwargs[ROTATION] = rotation.get("", rotation)
@@ -316,11 +340,19 @@ class PositionedText:
         hidden_states: Tensor,
         per_layer_inputs: Any,
         position_embeddings: Any,
+        masks: dict[str, Any],
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Take some tokens for layers that share keys (Gemma 4): with them, their part of the scheme's rotation."""
-        given = hidden_states, per_layer_inputs, kwargs.get(ROTATION, position_embeddings), *args
+        """Take some tokens for layers that share keys (Gemma 4): with them, their part of rotation and masks."""
+        samples: Samples | None = kwargs.get(SAMPLES)
+        if samples is not None:
+            kinds, cache, dtype = self.config.layer_types, cache_of(kwargs), hidden_states.dtype  # type: ignore[attr-defined]
+            layers = {kind: self.layers[kinds.index(kind)] for kind in masks}  # type: ignore[attr-defined]
+            masks = {
+                kind: isolated(mask, samples, layers[kind], cache, dtype) for kind, mask in masks.items()
+            }
+        given = hidden_states, per_layer_inputs, kwargs.get(ROTATION, position_embeddings), masks, *args
         return super()._maybe_slice_kv_shared_inputs(*given, **kwargs)  # type: ignore[misc]
 
     def _turned(
@@ -388,6 +420,12 @@ class PositionedLayer:
         if rotation is None:
             self._check_alone(kwargs)
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        samples: Samples | None = kwargs.pop(SAMPLES, None)
+        # layers that share keys may be given the last tokens only, and masks of these; Gemma 3n stacks its inputs
+        if samples is not None and samples.number.shape[1] == hidden_states.shape[-2]:
+            kwargs["attention_mask"] = isolated(
+                kwargs.get("attention_mask"), samples, self, cache_of(kwargs), hidden_states.dtype
+            )
         if isinstance(rotation, dict):
             given, rotation = kwargs["position_embeddings"], rotation[self.vispe_kind]
             # layers that share keys may be given some tokens only, and with them the rotation of these

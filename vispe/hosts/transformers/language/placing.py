@@ -19,6 +19,7 @@ from vispe.hosts.transformers.language.beside import IDS, MARKS, joined
 from vispe.hosts.transformers.language.call import OFFSET, SPAN, TABLE, Call, Placed, place
 from vispe.hosts.transformers.language.families import family_of, text_of
 from vispe.hosts.transformers.language.state import PositionedCache, remember, settled
+from vispe.hosts.transformers.packed import isolates
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 
 READ = ("input_ids", "inputs_embeds", "mm_token_type_ids", "attention_mask")
@@ -48,11 +49,21 @@ class Waiting:
 def call_of(model: Any, given: dict[str, Any]) -> Call:
     """Return the call of a model with these arguments, by name."""
     ids, embeds, types, mask = (given.get(name) for name in READ)
+    masked = mask is not None
+    if ids is None and _types_of_text_only(types, embeds):
+        types = None
     mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
     others = {
         n: v for n, v in given.items() if n not in READ and n not in CACHE_NAMES and n != "position_ids"
     }
-    return Call(model, ids, embeds, types, mask, cache_of(given), others)
+    return Call(model, ids, embeds, types, mask, cache_of(given), others, masked=masked)
+
+
+def _types_of_text_only(types: Tensor | None, embeds: Tensor | None) -> bool:
+    """Whether types of text came for a part of the embeddings: prompt tuning puts virtual tokens before the others."""
+    if types is None or embeds is None or torch.compiler.is_compiling():
+        return False
+    return types.ndim == 2 and types.shape[1] < embeds.shape[1] and not bool(types.any())
 
 
 def waits(call: Call, position_ids: Tensor | None) -> bool:
@@ -61,8 +72,10 @@ def waits(call: Call, position_ids: Tensor | None) -> bool:
         return False
     model = call.model
     ordinary = position_ids is None or (isinstance(position_ids, Tensor) and position_ids.ndim == 2)
-    before = family_of(model.config).masks or text_of(model).vispe_beside is not None or model.training
-    return ordinary and not before
+    text = text_of(model)
+    before = family_of(model.config).masks or text.vispe_beside is not None or model.training
+    # whether packed samples can be isolated is known before the model runs only
+    return ordinary and not before and (position_ids is None or isolates(text))
 
 
 def kept_class(text: type) -> type | None:

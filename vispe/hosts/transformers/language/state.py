@@ -15,6 +15,8 @@ from vispe.errors import InputError
 from vispe.hosts.transformers.classes import positioned
 from vispe.multimodal import Coordinates, Scheme
 
+PREFIX = "vispe_prefix"  # attribute of a cache that was filled with slots of prefix tuning
+
 
 @dataclass(eq=False)
 class SequenceState:
@@ -27,6 +29,8 @@ class SequenceState:
         by_mask: whether padding has no keys; text alone is counted with its padding, as the model of before does.
         marks: what is said of all tokens (rows, b, s) where some stand side by side, see `beside`; else None.
         settled: from how many cached tokens on this holds: all that follows them is text; None until it is known.
+        packed: whether rows are packed samples, which no call can go on from.
+        prefix: whether the cache holds nothing but slots of prefix tuning.
     """
 
     offset: Tensor
@@ -35,6 +39,8 @@ class SequenceState:
     by_mask: bool = True
     settled: int | Tensor | None = None
     marks: Tensor | None = None
+    packed: bool = False
+    prefix: bool = False
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of these rows."""
@@ -130,6 +136,12 @@ def documents(keys: Tensor, valid: Tensor) -> Tensor:
     return ((keys != before + 1) & valid & was_valid).cumsum(1)
 
 
+def text_state(rows: int, device: torch.device) -> SequenceState:
+    """Return what follows text without padding."""
+    offset = torch.zeros(rows, dtype=torch.float64, device=device)
+    return SequenceState(offset, torch.zeros_like(offset, dtype=torch.long))
+
+
 def state_after(coordinates: Coordinates, keys: Tensor, valid: Tensor) -> SequenceState:
     """Return what follows a prompt."""
     last = torch.where(valid, torch.arange(keys.shape[1], device=keys.device), -1).amax(1)
@@ -176,8 +188,30 @@ def look_up(keys: Tensor, table: Tensor, span: Tensor, beyond: Tensor) -> Tensor
 
 def check_filled_here(cache: Any) -> None:
     """Raise `InputError` where a cache holds tokens but not where they are."""
-    if cache is not None and cache.get_seq_length():
+    if cache is not None and cache.get_seq_length() and not hasattr(cache, PREFIX):
         raise InputError(
             "The cache was filled by a model without this position scheme; fill a new cache with this model, "
             "giving input_ids and the grids of the images."
         )
+
+
+def state_of_prefix(
+    cache: Any, tokens: Tensor, axes: int, *, late: bool, by_mask: bool
+) -> SequenceState | None:
+    """Return the state of a cache that holds slots of prefix tuning: text that came before, without rotation.
+
+    Args:
+        cache: of a call, or None.
+        tokens: of the call (b, s) or (b, s, width).
+        axes: of the scheme.
+        late: whether keys are rotated inside the attention, so that their coordinates are cached.
+        by_mask: whether padding behind the slots has no keys.
+    """
+    if not hasattr(cache, PREFIX):
+        return None
+    shape = axes, len(tokens), int(cache.get_seq_length())
+    ids = torch.zeros(shape, dtype=torch.float64, device=tokens.device) if late else None
+    state = replace(text_state(len(tokens), tokens.device), ids=ids, by_mask=by_mask, prefix=True)
+    delattr(cache, PREFIX)
+    remember(cache, state)
+    return state

@@ -1,4 +1,4 @@
-"""Adapters of peft, once vispe is imported: saving some for a converted model warns of what they belong to."""
+"""Adapters of peft, once vispe is imported: what their files belong to, and which caches are slots of prefix tuning."""
 
 from __future__ import annotations
 
@@ -8,21 +8,44 @@ from collections.abc import Callable
 from typing import Any
 
 from vispe.hosts.doors import Door
+from vispe.hosts.transformers.language.state import PREFIX
 from vispe.hosts.transformers.saving import record
 
 
 def install() -> None:
-    """Wrap `PeftModel.save_pretrained`; once is enough, more often does no harm."""
-    _door().install()
+    """Wrap `PeftModel.save_pretrained` and `get_prompt`; once is enough, more often does no harm."""
+    for door in _doors():
+        door.install()
 
 
 def uninstall() -> None:
-    """Take the wrapper away again."""
-    _door().uninstall()
+    """Take the wrappers away again."""
+    for door in _doors():
+        door.uninstall()
 
 
-def _door() -> Door:
-    return Door(importlib.import_module("peft.peft_model").PeftModel, "save_pretrained", _saving)
+def _doors() -> tuple[Door, Door]:
+    owner = importlib.import_module("peft.peft_model").PeftModel
+    return Door(owner, "save_pretrained", _saving), Door(owner, "get_prompt", _prompting)
+
+
+def virtual_tokens(model: Any) -> int:
+    """Return how many tokens peft puts in front of the prompt while it generates with a model."""
+    method = vars(model).get(
+        "prepare_inputs_for_generation"
+    )  # of the adapter, which peft puts there meanwhile
+    config = getattr(getattr(method, "__self__", None), "active_peft_config", None)
+    return int(config.num_virtual_tokens) if getattr(config, "is_prompt_learning", False) else 0
+
+
+def _prompting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_prompt(self: Any, *args: Any, **kwargs: Any) -> Any:
+        prompt = original(self, *args, **kwargs)
+        if hasattr(prompt, "get_seq_length"):  # a cache; prompt tuning gives embeddings
+            setattr(prompt, PREFIX, True)
+        return prompt
+
+    return get_prompt
 
 
 def _saving(original: Callable[..., None]) -> Callable[..., None]:

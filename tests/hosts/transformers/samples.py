@@ -1,0 +1,69 @@
+"""Samples of uneven length for every family: text alone, and one or two images, each with an answer at its end."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from tests.hosts.transformers import more, reference, tiny
+from tests.hosts.transformers.more import LACKING
+from tests.hosts.transformers.tiny import IMAGE
+from vispe.train.vlm.prompts import Arranged
+
+RECURRENT = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6")  # some layers carry a state along the row
+EVERY = (*tiny.FAMILIES, *(family for family in more.CLASSES if family not in LACKING))
+TYPED = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids", "molmo2": "mm_token_type_ids"}
+"""What the families read whose image tokens attend to each other."""
+
+
+def model_of(family: str, attention: str = "sdpa") -> Any:
+    """Return a stock model of one's own; windows are shorter than the samples."""
+    model = reference.copy_of(family) if family in tiny.FAMILIES else copy.deepcopy(more.stock(family))
+    text = model.config.get_text_config()
+    if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
+        text.sliding_window = 8
+    model.set_attn_implementation(attention)
+    return model
+
+
+def inputs_of(family: str, images: bool, words: int, seed: int) -> dict[str, Any]:
+    """Return the inputs of one sample, with so many words at its end."""
+    generator = torch.Generator().manual_seed(seed)
+    said = torch.randint(1, 200, (1, words), generator=generator)
+    if not images:
+        inputs = {"input_ids": said, "attention_mask": torch.ones_like(said)}
+    elif family in tiny.FAMILIES:
+        items = [3, "image", 2] if seed % 2 else [2, "wide", 1, "image", 2]
+        inputs = tiny.batch(family, items, seed=seed).with_tokens(said)
+    else:
+        inputs = dict(more.prompt(family, seed=seed).inputs)
+        inputs["input_ids"] = torch.cat([inputs["input_ids"], said], 1)
+        for name in [n for n in inputs if n.endswith("type_ids") or n == "attention_mask"]:
+            fill = int(name == "attention_mask")
+            inputs[name] = torch.cat([inputs[name], torch.full_like(said, fill)], 1)
+    if (name := TYPED.get(family)) is not None and name not in inputs:
+        inputs[name] = (inputs["input_ids"] == IMAGE).long()
+    return inputs
+
+
+def samples_of(family: str) -> list[Arranged]:
+    """Return text alone, two images, one image or two more, and text again."""
+    samples = []
+    for images, words, seed in ((False, 5, 1), (True, 4, 2), (True, 7, 3), (False, 9, 4)):
+        inputs = inputs_of(family, images, words, seed)
+        length = inputs["input_ids"].shape[1]
+        samples.append(Arranged(inputs, (), slice(length - 2 - seed % 2, length)))
+    return samples
+
+
+def longest_of(samples: list[Arranged]) -> int:
+    """Return a row length into which two samples fit, and not all, so that rows end in padding."""
+    lengths = sorted(s.inputs["input_ids"].shape[1] for s in samples)
+    return lengths[-1] + lengths[0] + lengths[1] + 1
+
+
+def alone(model: Any, sample: Arranged) -> Any:
+    """Return the logits (s, v) of one sample in a call of its own."""
+    return model(**sample.inputs).logits[0]
