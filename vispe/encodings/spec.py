@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from vispe.errors import OptionError
 
+# names of position schemes, as `vispe.multimodal` registers them: only for messages about unknown names
+SCHEME_NAMES: set[str] = set()
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -42,7 +44,8 @@ def _value_text(value: Any) -> str:
 
 
 def _term(term: str) -> tuple[str, dict[str, Any]]:
-    match = re.fullmatch(r"\s*([\w.]+)\s*(?:\((.*)\))?\s*", term, re.DOTALL)
+    # a hyphen is in no name, but the look-up then suggests the right one
+    match = re.fullmatch(r"\s*(\w[\w.-]*)\s*(?:\((.*)\))?\s*", term, re.DOTALL)
     if not match:
         raise OptionError(
             f"The encoding {term!r} cannot be read; write name, name.preset or name(option=value, ...), joined by +."

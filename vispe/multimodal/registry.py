@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
-from vispe.encodings.spec import parse_text
+from vispe.encodings.registry import list_encodings
+from vispe.encodings.spec import SCHEME_NAMES, parse_text
 from vispe.errors import OptionError, UnknownName, did_you_mean
 from vispe.multimodal.scheme import Scheme
 
@@ -25,6 +26,7 @@ def register_scheme(cls: S) -> S:
             f"The scheme name {cls.name!r} is taken by {_SCHEMES[cls.name].__qualname__}; choose another."
         )
     _SCHEMES[cls.name] = cls
+    SCHEME_NAMES.add(cls.name)
     return cls
 
 
@@ -37,12 +39,17 @@ def scheme_class(name: str) -> type[Scheme]:
     """Return the class that is registered as `name`.
 
     Raises:
-        UnknownName: there is none; the message lists all names.
+        UnknownName: there is none; the message has close matches, encodings among them, then all names.
     """
     if name not in _SCHEMES:
-        raise UnknownName(
-            f"There is no position scheme {name!r}.{did_you_mean(name, _SCHEMES)} Known: {', '.join(list_schemes())}."
-        )
+        encodings = list_encodings()
+        if name.partition(".")[0] in encodings:
+            raise UnknownName(
+                f"There is no position scheme {name!r}: it is an encoding, for vision transformers. Use "
+                f"vispe.create_encoding({name!r}), or vispe.convert(model, {name!r})."
+            )
+        hint = did_you_mean(name, [*_SCHEMES, *encodings])
+        raise UnknownName(f"There is no position scheme {name!r}.{hint} Known: {', '.join(list_schemes())}.")
     return _SCHEMES[name]
 
 
