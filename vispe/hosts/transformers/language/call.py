@@ -30,6 +30,7 @@ from vispe.hosts.transformers.language.position_ids import check_given, split_id
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     check_filled_here,
+    check_mask,
     documents,
     look_up,
     next_keys,
@@ -40,6 +41,8 @@ from vispe.hosts.transformers.language.state import (
 )
 from vispe.multimodal import Coordinates, Stream
 
+# what to do with packed samples
+PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those of vispe.train.vlm.packing.Packing do."
 PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "tile_grids")
 TABLE, SPAN, OFFSET = "vispe_table", "vispe_span", "vispe_offset"  # a prompt by key, while generating
@@ -171,6 +174,8 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     if state is None:
         check_filled_here(call.cache)
+    if (state is None or tokens.shape[1] > 1) and not torch.compiler.is_compiling():
+        check_mask(call.mask, type(call.model).__name__, PACKED)
     table, span, offset, marks = (call.kwargs.get(name) for name in (TABLE, SPAN, OFFSET, MARKS))
     beside = text_of(call.model).vispe_beside
     _check_members(call, beside, tokens)

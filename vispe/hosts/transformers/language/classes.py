@@ -20,6 +20,7 @@ from vispe.hosts.transformers.language.beside import IDS, MARKS, Beside, joined,
 from vispe.hosts.transformers.language.call import (
     GRIDS,
     OFFSET,
+    PACKED,
     PIXELS,
     SPAN,
     TABLE,
@@ -44,6 +45,7 @@ from vispe.hosts.transformers.language.state import (
     SequenceState,
     by_key,
     check_filled_here,
+    check_mask,
     state_after,
     valid_tokens,
 )
@@ -96,6 +98,8 @@ class PositionedGeneration:
         state: SequenceState | None = getattr(cache, "vispe_state", None)
         if state is None:
             check_filled_here(cache)
+        if mask is not None and mask.ndim == 2:
+            check_mask(mask, f"{type(self).__name__}.generate", PACKED)
         seen = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
         new = keys.expand(len(inputs_tensor), -1)[:, seen:]
         call = self._call_of(inputs_tensor, model_kwargs, seen, new.shape[1])

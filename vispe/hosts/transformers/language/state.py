@@ -174,6 +174,24 @@ def look_up(keys: Tensor, table: Tensor, span: Tensor, beyond: Tensor) -> Tensor
     return torch.where(inside, prompt, beyond)
 
 
+def check_mask(mask: Tensor | None, owner: str, advice: str) -> None:
+    """Raise `InputError` where a mask (b, s) has values other than 0 and 1.
+
+    Args:
+        mask: bool, integers or floating point, or None.
+        owner: what was called, for the message.
+        advice: what to do for packed samples, as a sentence.
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return
+    other = mask[(mask != 0) & (mask != 1)]
+    if len(other):
+        raise InputError(
+            f"{owner}: attention_mask (b, s) must be 1 for tokens and 0 for padding, got the value "
+            f"{other[0].item():g}. If it numbers packed samples: {advice}"
+        )
+
+
 def check_filled_here(cache: Any) -> None:
     """Raise `InputError` where a cache holds tokens but not where they are."""
     if cache is not None and cache.get_seq_length():
