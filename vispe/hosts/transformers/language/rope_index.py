@@ -81,7 +81,7 @@ class PositionedIndex(PositionedModel):
             InputError: placeholders and grids do not agree, or the mask numbers packed samples.
         """
         check_mask(
-            attention_mask, "get_rope_index", "get the ids of each sample by itself and concatenate them."
+            attention_mask, "get_rope_index", "get the ids of the samples one by one and concatenate them."
         )
         mask = None if attention_mask is None else attention_mask.bool()
         grids: dict[str, Any] = {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
