@@ -183,7 +183,7 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     pictures |= call.input_ids is None and call.types is not None
     axes = call.model.vispe_scheme.axes
     keys, ids = (None, None) if position_ids is None else split_ids(position_ids, axes)
-    keys, counted = _keys(call, tokens, keys, state, pictures)
+    keys, counted = keys_of(call, tokens, keys, state, pictures)
     if ids is not None:
         if state is None and (stock := stock_scheme(call.model.config)) is not None:
             valid = valid_tokens(keys, call.mask)
@@ -234,7 +234,7 @@ def _check_members(call: Call, beside: str | None, tokens: Tensor) -> None:
         )
 
 
-def _keys(
+def keys_of(
     call: Call, tokens: Tensor, keys: Tensor | None, state: SequenceState | None, pictures: bool
 ) -> tuple[Tensor, bool]:
     """Return the keys (b, s), and whether padding was left out when they were counted."""

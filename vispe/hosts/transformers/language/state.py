@@ -17,6 +17,33 @@ from vispe.multimodal import Coordinates, Scheme
 
 
 @dataclass(eq=False)
+class NextTokens:
+    """The rotation of the text tokens that follow a cache, computed once for many steps of decoding.
+
+    Attributes:
+        scheme: that the coordinates are of.
+        keys: of the tokens (b, n).
+        offset: that their coordinates were computed with, (b) or (b, k).
+        length: how many tokens the cache had before the first of them.
+        rotation: cosines and sines (b, n, width) for each kind of layers.
+    """
+
+    scheme: Scheme
+    keys: Tensor
+    offset: Tensor
+    length: int
+    rotation: dict[str, tuple[Tensor, Tensor]]
+
+    def select(self, rows: Tensor) -> NextTokens:
+        """Return the same for these rows."""
+        rotation = {
+            kind: (cos[rows.to(cos.device)], sin[rows.to(sin.device)])
+            for kind, (cos, sin) in self.rotation.items()
+        }
+        return replace(self, keys=self.keys[rows], offset=self.offset[rows], rotation=rotation)
+
+
+@dataclass(eq=False)
 class SequenceState:
     """What follows a prompt: the coordinates of text are ``scheme.going_on(key, offset)``.
 
@@ -27,6 +54,7 @@ class SequenceState:
         by_mask: whether padding has no keys; text alone is counted with its padding, as the model of before does.
         marks: what is said of all tokens (rows, b, s) where some stand side by side, see `beside`; else None.
         settled: from how many cached tokens on this holds: all that follows them is text; None until it is known.
+        upcoming: rotation of the next text tokens, while single tokens are decoded; else None.
     """
 
     offset: Tensor
@@ -35,12 +63,21 @@ class SequenceState:
     by_mask: bool = True
     settled: int | Tensor | None = None
     marks: Tensor | None = None
+    upcoming: NextTokens | None = None
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of these rows."""
         rows = rows.to(self.offset.device)
         ids, marks = (None if x is None else x[:, rows] for x in (self.ids, self.marks))
-        return replace(self, offset=self.offset[rows], padding=self.padding[rows], ids=ids, marks=marks)
+        upcoming = None if self.upcoming is None else self.upcoming.select(rows)
+        return replace(
+            self,
+            offset=self.offset[rows],
+            padding=self.padding[rows],
+            ids=ids,
+            marks=marks,
+            upcoming=upcoming,
+        )
 
     def repeat(self, times: int) -> SequenceState:
         """Return the state with every row repeated."""
