@@ -62,9 +62,18 @@ def is_memory(error: BaseException) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """Return ``" Did you mean 'x' or 'y'?"`` for the closest known names, or ``""``."""
-    close = difflib.get_close_matches(name, list(known), n=limit, cutoff=0.55)
+    """Return ``" Did you mean 'x' or 'y'?"`` for the closest known names, or ``""``.
+
+    Names that differ only in case, hyphens and underscores (``'M-RoPE-I'`` and ``'mrope_i'``) are suggested alone.
+    """
+    names = list(known)
+    close = [n for n in names if _letters(n) == _letters(name)]
+    close = close or difflib.get_close_matches(name, names, n=limit, cutoff=0.55)
     return f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name).casefold()
 
 
 def require(module: str, extra: str, purpose: str) -> None:

@@ -16,6 +16,7 @@ from vispe.cli import options
 from vispe.cli.main import COMMANDS, load_command, main
 from vispe.cli.options import read_docstring
 from vispe.errors import InputError, MissingExtra
+from vispe.multimodal import create_scheme, list_schemes
 
 LACKS = {
     "numpy": MemoryError("Unable to allocate 8.00 GiB for an array"),
@@ -365,6 +366,44 @@ def test_list_and_info_and_cite(capsys):
     out = capsys.readouterr().out
     assert "arxiv.org/abs/2603.16840" in out
     assert f"version = {{{vispe.__version__}}}" in out
+
+
+def test_list_and_info_and_cite_of_position_schemes(capsys):
+    assert main(["list", "--kind", "scheme", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list_schemes()
+    assert main(["list", "*", "--json"]) == 0
+    every = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in every] == [*vispe.list_encodings("*"), *list_schemes()]
+    assert {*every[0]} <= {*every[-1]}
+    assert main(["list"]) == 0
+    assert "\n\nposition schemes" in capsys.readouterr().out
+    for words in (["--kind", "bias"], ["--ndim", "2"], ["alibi*"]):
+        assert main(["list", *words]) == 0
+        assert "position schemes" not in capsys.readouterr().out
+    assert "--ndim selects encodings" in failed(capsys, "list", "--kind", "scheme", "--ndim", "2")
+    for name in list_schemes():
+        assert main(["info", name, "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["name"], facts["axes"]) == (name, create_scheme(name).axes)
+        assert main(["info", name]) == 0
+        assert facts["summary"] in (text := capsys.readouterr().out)
+        assert "qwen2_5_vl" in text
+        assert main(["cite", name]) == 0
+        assert facts["paper"] in capsys.readouterr().out
+    assert main(["cite", "vrope", "alibi2d", "--json"]) == 0
+    cited = json.loads(capsys.readouterr().out)
+    assert "2502.11664" in cited["schemes"]["vrope"]["paper"]
+    assert cited["encodings"]["alibi2d"]["year"] == 2026
+
+
+@pytest.mark.parametrize(
+    ("spelled", "right"),
+    [("mrope-i", "mrope_i"), ("VRoPE", "vrope"), ("alibi-2d", "alibi2d"), ("v2pee", "v2pe")],
+)
+@pytest.mark.parametrize("command", ["info", "cite"])
+def test_misspelled_names_are_suggested_from_both(capsys, command, spelled, right):
+    assert f"Did you mean '{right}'" in failed(capsys, command, spelled)
 
 
 def test_info_of_a_preset_that_does_not_exist_is_refused(capsys):

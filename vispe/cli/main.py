@@ -35,8 +35,8 @@ from vispe.cli.streams import one_line, outlasting_readers
 from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, is_memory
 
 COMMANDS: dict[str, str] = {
-    "list": "List the positional encodings.",
-    "info": "Show what one encoding is, its options, presets and hosts; without a name, the hosts of all encodings.",
+    "list": "List the positional encodings and the position schemes.",
+    "info": "Show an encoding or a position scheme, its options and hosts; without a name, the hosts of all encodings.",
     "plot": "Draw what an encoding adds to attention around a query patch.",
     "plot positions": "Draw the coordinates that position schemes give text, images and videos.",
     "segment": "Segment micrographs from a few scribbles, from no labels, or from words.",
@@ -54,7 +54,7 @@ COMMANDS: dict[str, str] = {
     "convert-weights": "Rename the weights of a released checkpoint to vispe's names.",
     "bench": "Measure on this machine which backend is the fastest for attention with a position bias.",
     "doctor": "Show what this installation has; with a model, which attention path its layers take and why.",
-    "cite": "Print how to cite vispe and the encodings.",
+    "cite": "Print how to cite vispe, the encodings and the position schemes.",
 }
 
 

@@ -31,7 +31,7 @@ from vispe.encodings.base import (
 from vispe.encodings.compose import Compose
 from vispe.encodings.parts.preparing import check_samplers
 from vispe.encodings.parts.sampler import Sampler
-from vispe.encodings.spec import parse_text
+from vispe.encodings.spec import SCHEME_NAMES, parse_text
 from vispe.errors import OptionError, UnknownEncoding, VispeError, did_you_mean
 
 Spec = Any
@@ -210,7 +210,8 @@ def encoding_class(name: str) -> type[Encoding]:
     """Return the class that is registered as `name`.
 
     Raises:
-        UnknownEncoding: there is none; the message lists close matches, then all names.
+        UnknownEncoding: there is none; the message has close matches, position schemes among them where
+            `vispe.multimodal` is imported, then all names.
     """
     cls = _known(name)
     if cls is None:
@@ -218,9 +219,13 @@ def encoding_class(name: str) -> type[Encoding]:
         cls = _known(name)
     if cls is None:
         known = [n for name, c in _all().items() for n in (name, *(f"{name}.{p}" for p in c.presets))]
-        raise UnknownEncoding(
-            f"There is no encoding {name!r}.{did_you_mean(name, known)} Known: {', '.join(list_encodings())}."
-        )
+        if name in SCHEME_NAMES:
+            raise UnknownEncoding(
+                f"There is no encoding {name!r}: it is a position scheme, for the language model of a vision-language "
+                f"model. Use vispe.convert(model, {name!r}) there, or vispe.multimodal.create_scheme({name!r})."
+            )
+        hint = did_you_mean(name, [*known, *SCHEME_NAMES])
+        raise UnknownEncoding(f"There is no encoding {name!r}.{hint} Known: {', '.join(list_encodings())}.")
     return cls
 
 

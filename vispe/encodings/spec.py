@@ -12,6 +12,8 @@ from vispe.errors import OptionError
 LONGEST, DEEPEST = 32_768, 20
 """Characters of a spec, and levels of brackets in it, at most."""
 
+# names of position schemes, as `vispe.multimodal` registers them: only for messages about unknown names
+SCHEME_NAMES: set[str] = set()
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -49,7 +51,8 @@ def _value_text(value: Any) -> str:
 
 
 def _term(term: str) -> tuple[str, dict[str, Any]]:
-    match = re.fullmatch(r"([\w.]+)\s*(?:\((.*)\))?", term.strip(), re.DOTALL)
+    # a hyphen is in no name, but the look-up then suggests the right one
+    match = re.fullmatch(r"(\w[\w.-]*)\s*(?:\((.*)\))?", term.strip(), re.DOTALL)
     if not match:
         raise OptionError(
             f"The encoding {term!r} cannot be read; write name, name.preset or name(option=value, ...), joined by +."

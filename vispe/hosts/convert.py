@@ -10,11 +10,12 @@ from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
 from vispe.hosts.timm.family import family_of
+from vispe.hosts.transformers.diagnosis import check_no_scheme
 from vispe.hosts.transformers.version import check_version
 from vispe.hosts.transplant.plan import converted_parts, in_words, put_in, take_out
 from vispe.hosts.transplant.words import read
 from vispe.hosts.windows import family as windows
-from vispe.hosts.wrappers import unknown, unwrapped
+from vispe.hosts.wrappers import opened, unknown, unwrapped
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -73,18 +74,21 @@ def convert(
         _convert_named(model, {**options, "keep_abs": keep_abs, "keep_rope": keep_rope})
         return given
     if host := _open_clip(model):
+        check_no_scheme(model, spec)
         host.convert_image_tower(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return given
     if host := _transformers(model):
         host.convert_transformers(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return given
-    wanted = read(spec, options, keep_abs, keep_rope)
-    if family := windows.family_of(model):
-        put_in(model, family, wanted)
-        return given
-    if family_of(model) is None:
+    family = windows.family_of(model)
+    if family is None and family_of(model) is None:
         raise UnsupportedHost(unknown(model))
-    convert_timm(model, wanted)
+    check_no_scheme(model, spec)
+    wanted = read(spec, options, keep_abs, keep_rope)
+    if family is not None:
+        put_in(model, family, wanted)
+    else:
+        convert_timm(model, wanted)
     return given
 
 
@@ -118,7 +122,7 @@ def restore(model: M) -> M:
         UnsupportedHost: the model is not converted.
         UnsupportedCombination: the model was built with the encoding, so there is no table to bring back.
     """
-    given, model = model, unwrapped(model)
+    given, model = model, unwrapped(model, "restore")
     if host := _open_clip(model):
         host.restore_image_tower(model)
     elif host := _transformers(model):
@@ -142,6 +146,7 @@ def describe(model: nn.Module) -> str:
           pos_enc: alibi2d, 0 parameters
           2 attention layers swapped; backend auto
     """
+    model = opened(model)
     if host := _transformers(model):
         return host.describe_transformers(model)
     texts = [(name, _described(m)) for name, m in converted_parts(model)]

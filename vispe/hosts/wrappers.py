@@ -12,6 +12,7 @@ from torch import nn
 from vispe.errors import UnsupportedHost
 from vispe.hosts.timm.family import family_of
 from vispe.hosts.timm.refusals import refusal
+from vispe.hosts.transformers.diagnosis import supported_part
 from vispe.hosts.transplant.twins import advice
 
 # class name: where the model is
@@ -26,8 +27,12 @@ _REBUILT = ("FeatureListNet", "FeatureDictNet", "FeatureHookNet", "FeatureGraphN
 _REBUILT += ("GraphModule", "DualGraphModule")
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module, function: str = "convert") -> nn.Module:
     """Return the model inside wrappers that can be looked through; itself if there are none.
+
+    Args:
+        model: wrapped or not.
+        function: of vispe that was called, for messages.
 
     Raises:
         UnsupportedHost: a wrapper knows parameters or code of the model inside.
@@ -54,10 +59,31 @@ def unwrapped(model: nn.Module) -> nn.Module:
                 f"The model is a {rebuilt}, made of parts of another model, whose own forward pass is gone; convert "
                 "that model first, or build it with pos_embed=..., and take features from it then."
             )
+        if callable(getattr(model, "get_base_model", None)):
+            raise UnsupportedHost(
+                f"vispe.{function}: the model is wrapped in a {type(model).__name__}, which adds adapters. Call "
+                f"vispe.{function} with the model inside, {path}.get_base_model(); it is changed in place, and the "
+                "adapters stay."
+            )
         inner = next((_OPEN[n] for n in names if n in _OPEN), None)
         if inner is None:
             return model
         model, path = getattr(model, inner), f"{path}.{inner}"
+
+
+def opened(model: nn.Module) -> nn.Module:
+    """Return the model inside all wrappers, also those that cannot be converted through; for reading only."""
+    while True:
+        libraries = ("torch", "timm")
+        names = [c.__name__ for c in type(model).__mro__ if c.__module__.partition(".")[0] in libraries]
+        attributes = _OPEN | {name: attribute for name, (attribute, _) in _CLOSED.items()}
+        inner = next((attributes[n] for n in names if n in attributes), None)
+        if callable(get_base_model := getattr(model, "get_base_model", None)):
+            model = get_base_model()
+        elif inner is not None:
+            model = getattr(model, inner)
+        else:
+            return model
 
 
 def unknown(model: nn.Module) -> str:
@@ -68,6 +94,8 @@ def unknown(model: nn.Module) -> str:
     if paths:
         calls = [f"vispe.convert({_spelled(path)}, ...)" for path in paths[:3]]
         return f"{text} Inside it there is a model that takes an encoding: {' or '.join(calls)}."
+    if path := supported_part(model):
+        return f"{text} Inside it there is a model that takes a position scheme: vispe.convert({_spelled(path)}, ...)."
     if any(c.__module__.startswith("timm.models.") for c in cls.__mro__):
         return f"{text} {refusal(cls)}"
     return (

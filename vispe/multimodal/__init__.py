@@ -6,7 +6,14 @@ coordinates = create_scheme("mrope_i").coordinates(stream)  # .ids (3, 1, 32), .
 
 from vispe.multimodal import schemes as schemes
 from vispe.multimodal.layers import LayerSchemes, alternating, pyramid
-from vispe.multimodal.registry import create_scheme, list_schemes, register_scheme, scheme_class
+from vispe.multimodal.registry import (
+    SchemeInfo,
+    create_scheme,
+    list_schemes,
+    register_scheme,
+    scheme_class,
+    scheme_info,
+)
 from vispe.multimodal.rotary import angles, on_axis, rotation, tables, to_half, to_interleaved
 from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
 from vispe.multimodal.schemes.tiles import media_ids
@@ -26,6 +33,7 @@ __all__ = [
     "Merged",
     "Parallel",
     "Scheme",
+    "SchemeInfo",
     "Stream",
     "Streamed",
     "Text",
@@ -43,6 +51,7 @@ __all__ = [
     "register_scheme",
     "rotation",
     "scheme_class",
+    "scheme_info",
     "streamed",
     "tables",
     "to_half",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
-from vispe.encodings.spec import parse_text
+from vispe.encodings.registry import list_encodings
+from vispe.encodings.spec import SCHEME_NAMES, parse_text
 from vispe.errors import OptionError, UnknownName, did_you_mean
 from vispe.multimodal.scheme import Scheme
 
@@ -25,6 +26,7 @@ def register_scheme(cls: S) -> S:
             f"The scheme name {cls.name!r} is taken by {_SCHEMES[cls.name].__qualname__}; choose another."
         )
     _SCHEMES[cls.name] = cls
+    SCHEME_NAMES.add(cls.name)
     return cls
 
 
@@ -37,13 +39,55 @@ def scheme_class(name: str) -> type[Scheme]:
     """Return the class that is registered as `name`.
 
     Raises:
-        UnknownName: there is none; the message lists all names.
+        UnknownName: there is none; the message has close matches, encodings among them, then all names.
     """
     if name not in _SCHEMES:
-        raise UnknownName(
-            f"There is no position scheme {name!r}.{did_you_mean(name, _SCHEMES)} Known: {', '.join(list_schemes())}."
-        )
+        encodings = list_encodings()
+        if name.partition(".")[0] in encodings:
+            raise UnknownName(
+                f"There is no position scheme {name!r}: it is an encoding, for vision transformers. Use "
+                f"vispe.create_encoding({name!r}), or vispe.convert(model, {name!r})."
+            )
+        hint = did_you_mean(name, [*_SCHEMES, *encodings])
+        raise UnknownName(f"There is no position scheme {name!r}.{hint} Known: {', '.join(list_schemes())}.")
     return _SCHEMES[name]
+
+
+@dataclass(frozen=True)
+class SchemeInfo:
+    """The facts of one position scheme, with default options.
+
+    Attributes:
+        name: name in the registry.
+        summary: what it does, in one line.
+        paper: title and link; empty without one.
+        axes: coordinates of a token.
+        options: option name to its default.
+        text_exact: whether text alone is rotated as by rotary embedding of one position, to the last bit.
+        by_head: whether the axis of a pair of channels depends on the head; such schemes need attention over all keys,
+            so they cannot go into models with sliding windows.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    axes: int
+    options: dict[str, Any]
+    text_exact: bool
+    by_head: bool
+
+
+def scheme_info(name: str) -> SchemeInfo:
+    """Return the facts of a position scheme, for example ``scheme_info('vrope')``.
+
+    Raises:
+        UnknownName: there is no such scheme.
+    """
+    scheme = scheme_class(name)()
+    by_head = not scheme.added and scheme.allocation(64, 8).ndim == 2
+    return SchemeInfo(
+        scheme.name, scheme.summary, scheme.paper, scheme.axes, scheme.options(), scheme.text_exact, by_head
+    )
 
 
 def create_scheme(spec: str | Mapping[str, Any] | Scheme, **options: Any) -> Scheme:

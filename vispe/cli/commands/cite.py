@@ -4,24 +4,28 @@ POSITIONALS = ("names",)
 
 
 def cite(names: list[str] | None = None, json: bool = False) -> None:
-    """Print how to cite vispe and the encodings.
+    """Print how to cite vispe, the encodings and the position schemes.
 
     Args:
-        names: encodings that were used; without any, only vispe.
+        names: encodings and position schemes that were used; without any, only vispe.
         json: print JSON.
 
     Examples:
         vispe cite
-        vispe cite alibi2d sincos2d
+        vispe cite alibi2d sincos2d vrope
     """
     from json import dumps
 
     import vispe
+    from vispe.multimodal import list_schemes, scheme_info
 
-    infos = [vispe.encoding_info(name) for name in names or ()]
+    known = list_schemes()
+    infos = [vispe.encoding_info(name) for name in names or () if name not in known]
     papers = {info.name: {"paper": info.paper, "year": info.year} for info in infos}
+    schemes = {name: {"paper": scheme_info(name).paper} for name in names or () if name in known}
     if json:
-        print(dumps({"vispe": {"version": vispe.__version__}, "encodings": papers}, indent=2))
+        entries = {"vispe": {"version": vispe.__version__}, "encodings": papers, "schemes": schemes}
+        print(dumps(entries, indent=2))
         return
     print(
         "@software{vispe,\n"
@@ -29,5 +33,6 @@ def cite(names: list[str] | None = None, json: bool = False) -> None:
         f"  version = {{{vispe.__version__}}}\n"
         "}"
     )
-    for name, entry in papers.items():
-        print(f"\n{name}: {entry['paper'] or 'no paper'}" + (f" ({entry['year']})" if entry["year"] else ""))
+    for name, entry in (papers | schemes).items():
+        year = f" ({entry['year']})" if entry.get("year") else ""
+        print(f"\n{name}: {entry['paper'] or 'no paper'}{year}")

@@ -1,24 +1,28 @@
-"""`vispe info`: the facts of one encoding, or which encoding works in which host."""
+"""`vispe info`: the facts of one encoding or position scheme, or which encoding works in which host."""
+
+from typing import Any
 
 POSITIONALS = ("name",)
 
 
 def info(name: str = "", json: bool = False) -> None:
-    """Show what one encoding is, its options, presets and hosts; without a name, the hosts of all encodings.
+    """Show an encoding or a position scheme, its options and hosts; without a name, the hosts of all encodings.
 
     Args:
-        name: name of the encoding, or of one of its presets; all encodings without one.
+        name: name of an encoding, of one of its presets, or of a position scheme; all encodings without one.
         json: print JSON.
 
     Examples:
         vispe info
         vispe info alibi2d
         vispe info alibi2d.geometric --json
+        vispe info vrope
     """
     from json import dumps
 
     import vispe
     from vispe.hosts.support import HOSTS, support, support_table
+    from vispe.multimodal import list_schemes
 
     if not name:
         table = support_table()
@@ -26,6 +30,10 @@ def info(name: str = "", json: bool = False) -> None:
             print(dumps(dict(table), indent=2))
         else:
             _print_table(table, HOSTS)
+        return
+    if name in list_schemes():
+        facts = _scheme(name)
+        print(dumps(facts, indent=2, default=str) if json else _scheme_text(facts))
         return
     facts = vars(vispe.encoding_info(name))
     hosts = support(name)
@@ -54,6 +62,37 @@ def info(name: str = "", json: bool = False) -> None:
     print("\nhosts")
     for host, reason in hosts.items():
         print(f"  {host:<10} {'yes' if reason is None else 'no: ' + reason}")
+
+
+def _scheme(name: str) -> dict[str, Any]:
+    """Return the facts of a position scheme, and the model types that take it."""
+    from vispe.hosts.transformers.language.families import FAMILIES
+    from vispe.multimodal import scheme_info
+
+    return {**vars(scheme_info(name)), "kinds": ["scheme"], "families": [*FAMILIES]}
+
+
+def _scheme_text(facts: dict[str, Any]) -> str:
+    """Return the facts of a position scheme as text."""
+    rows = {
+        "kind": "position scheme, for the language model of a vision-language model",
+        "axes": str(facts["axes"]),
+        "text": "exactly as with one position" if facts["text_exact"] else "changed: needs training",
+        "paper": facts["paper"] or "none",
+    }
+    options = facts["options"]
+    width = max(map(len, options), default=0)
+    limit = "\n  not those with sliding windows: the axes depend on the head" if facts["by_head"] else ""
+    return "\n".join(
+        [
+            f"{facts['name']}: {facts['summary']}\n",
+            *(f"{key:<18} {value}" for key, value in rows.items()),
+            *(["\noptions"] if options else []),
+            *(f"  {key:<{width}}  {value!r}" for key, value in options.items()),
+            f"\nmodel types of transformers\n  {', '.join(facts['families'])}{limit}",
+            f"\nvispe.convert(model, {facts['name']!r})",
+        ]
+    )
 
 
 def _print_table(table: list[tuple[str, dict[str, str | None]]], hosts: dict[str, str]) -> None:

@@ -1,24 +1,26 @@
-"""`vispe list`: the encodings by name."""
+"""`vispe list`: the encodings and position schemes by name."""
 
-from typing import Literal
+from typing import Any, Literal
 
 POSITIONALS = ("filter",)
 
 
 def list(
     filter: str = "*",
-    kind: Literal["additive", "rotary", "bias", "mixing", "positions"] | None = None,
+    kind: Literal["additive", "rotary", "bias", "mixing", "positions", "scheme"] | None = None,
     ndim: int | None = None,
     exclude: str | None = None,
     knows: Literal["distance", "direction", "place", "content"] | None = None,
     invariant: Literal["translation", "quarter_turns", "reflection", "rotation"] | None = None,
     json: bool = False,
 ) -> None:
-    """List the positional encodings.
+    """List the positional encodings and the position schemes.
+
+    Schemes are listed below the encodings, unless an option selects among encodings only.
 
     Args:
         filter: wildcard for the names; one with a dot lists presets.
-        kind: only encodings of this kind.
+        kind: only encodings of this kind; scheme for position schemes of vision-language models.
         ndim: only encodings that accept this number of axes.
         exclude: wildcard for names to leave out.
         knows: only encodings that tell tokens apart by this.
@@ -29,31 +31,74 @@ def list(
         vispe list
         vispe list 'alibi2d.*'
         vispe list --kind additive --json
+        vispe list --kind scheme
         vispe list --kind bias --invariant rotation --ndim 3
     """
     import vispe
 
-    names = vispe.list_encodings(
-        filter, kind=kind, ndim=ndim, exclude=exclude or (), knows=knows, invariant=invariant
-    )
-    infos = {name: vispe.encoding_info(name) for name in names}
+    only = {"ndim": ndim, "knows": knows, "invariant": invariant}
+    schemes = [] if kind not in (None, "scheme") or any(only.values()) else _schemes(filter, exclude)
+    if kind == "scheme":
+        _refuse(only)
+        names = []
+    else:
+        names = vispe.list_encodings(filter, kind=kind, exclude=exclude or (), **only)
+    infos = [vispe.encoding_info(name) for name in names]
+    rows: Any = [
+        {
+            "name": name,
+            "kinds": i.kinds,
+            "ndim": i.ndim,
+            "summary": i.summary,
+            "year": i.year,
+            "knows": i.knows,
+            "invariant": i.invariant,
+        }
+        for name, i in zip(names, infos, strict=True)
+    ]
     if json:
         from json import dumps
 
-        rows = [
-            {
-                "name": name,
-                "kinds": i.kinds,
-                "ndim": i.ndim,
-                "summary": i.summary,
-                "year": i.year,
-                "knows": i.knows,
-                "invariant": i.invariant,
-            }
-            for name, i in infos.items()
-        ]
-        print(dumps(rows, indent=2))
+        print(dumps([*rows, *schemes], indent=2))
         return
-    width = max(map(len, names), default=0)
-    for name, info in infos.items():
-        print(f"{name:<{width}}  {'+'.join(info.kinds):<8}  {info.summary}")
+    width = max((len(row["name"]) for row in (*rows, *schemes)), default=0)
+    for row in rows:
+        print(f"{row['name']:<{width}}  {'+'.join(row['kinds']):<8}  {row['summary']}")
+    if rows and schemes:
+        print("\nposition schemes, for the language model of vision-language models")
+    for row in schemes:
+        print(f"{row['name']:<{width}}  {'scheme':<8}  {row['summary']}")
+
+
+def _schemes(filter: str, exclude: str | None) -> Any:
+    """Return the rows of the position schemes with these names."""
+    from fnmatch import fnmatch
+
+    from vispe.multimodal import list_schemes, scheme_info
+
+    names = [n for n in list_schemes() if fnmatch(n, filter) and not (exclude and fnmatch(n, exclude))]
+    return [
+        {
+            "name": name,
+            "kinds": ["scheme"],
+            "ndim": None,  # the keys of an encoding, then those that only a scheme has
+            "summary": i.summary,
+            "year": None,
+            "knows": None,
+            "invariant": None,
+            "axes": i.axes,
+            "paper": i.paper,
+        }
+        for name, i in zip(names, map(scheme_info, names), strict=True)
+    ]
+
+
+def _refuse(only: Any) -> None:
+    """Raise where options that select encodings come with schemes."""
+    from vispe.errors import OptionError
+
+    given = [f"--{name}" for name, value in only.items() if value is not None]
+    if given:
+        raise OptionError(
+            f"vispe list: {', '.join(given)} selects encodings, got --kind scheme. Leave out one of them."
+        )

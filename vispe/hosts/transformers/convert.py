@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from vispe.encodings.registry import Spec, list_encodings
-from vispe.encodings.spec import parse_text
 from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
 from vispe.hosts.transformers.classes import Named, positioned, stock_of
-from vispe.hosts.transformers.language.convert import convert_vlm, describe_vlm, inner_of, is_vlm, restore_vlm
+from vispe.hosts.transformers.diagnosis import names_of, names_scheme, refusal
+from vispe.hosts.transformers.language.convert import convert_vlm, describe_vlm, is_vlm, restore_vlm
+from vispe.hosts.transformers.language.families import inner_of
 from vispe.hosts.transformers.saving import record as hf_record
-from vispe.multimodal import LayerSchemes, Scheme, list_schemes
-from vispe.multimodal.layered import Layered
+from vispe.multimodal import list_schemes
 
 KEPT = ("learn", "rope")  # words of a sum that keep what a tower has of its own
 
@@ -34,7 +33,7 @@ def convert_transformers(
         OptionError: what is to be kept of a tower was given with a position scheme.
         UnsupportedHost: a position scheme was given for a model without a language model.
     """
-    if not _names_scheme(spec):
+    if not names_scheme(spec):
         if is_vlm(model):
             _check_names(spec)
         _vision().convert_vision(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
@@ -45,10 +44,7 @@ def convert_transformers(
             "keep_abs and keep_rope belong to vision towers; a position scheme replaces the one before."
         )
     if not is_vlm(model):
-        raise UnsupportedHost(
-            f"The position scheme {spec!s} goes into a vision-language model; a {type(model).__name__} has no "
-            "language model inside."
-        )
+        raise UnsupportedHost(refusal(model, spec))
     _convert_language(model, spec, **options)
     _finish(model)
 
@@ -136,19 +132,10 @@ def _put_named(model: nn.Module) -> int:
     return new
 
 
-def _names_scheme(spec: Spec) -> bool:
-    """Whether a spec names a position scheme of multimodal sequences."""
-    if isinstance(spec, Scheme | LayerSchemes):
-        return True
-    if isinstance(spec, Mapping):
-        return spec.get("name") in (*list_schemes(), Layered.name)
-    return isinstance(spec, str) and any(name in list_schemes() for name, _ in parse_text(spec))
-
-
 def _check_names(spec: Spec) -> None:
     """Raise `UnknownEncoding` for a name that is neither that of an encoding nor that of a scheme."""
     known = [*list_encodings(), *list_schemes()]
-    for name in [n.partition(".")[0] for n, _ in parse_text(spec)] if isinstance(spec, str) else []:
+    for name in (name.partition(".")[0] for name in names_of(spec)):
         if name not in (*known, *KEPT):
             raise UnknownEncoding(
                 f"There is no encoding for the vision tower and no position scheme for the language model called "

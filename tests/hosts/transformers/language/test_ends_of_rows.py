@@ -101,3 +101,38 @@ def test_rows_and_columns_of_images_of_any_size_are_those_of_their_pixels():
                 changed.append(int((seen[-1] - seen[0])[0].norm(dim=-1)[placeholders][:6].argmax()))
         hook.remove()
         assert changed == list(range(6))
+
+
+def run_on(place):
+    """Return Mistral 3's prompt with a placeholder at a token, and the sample, token and length of its run."""
+    inputs = dict(prompt("mistral3").inputs)
+    inputs["input_ids"] = inputs["input_ids"].clone()
+    tokens = inputs["input_ids"][0]
+    tokens[place] = IMAGE
+    first = last = place % len(tokens)
+    while first and tokens[first - 1] == IMAGE:
+        first -= 1
+    while last + 1 < len(tokens) and tokens[last + 1] == IMAGE:
+        last += 1
+    return inputs, first, last - first + 1
+
+
+@pytest.mark.parametrize("place", [0, 11, -1])
+def test_the_run_that_is_odd_is_named(place):
+    """A model may say the token of an image, before, between or behind its images."""
+    inputs, token, count = run_on(place)
+    with pytest.raises(
+        InputError, match=f"Sample 0, token {token} .*: {count} image placeholders stand together"
+    ):
+        converted("mistral3", "vrope")(**inputs)
+
+
+def test_an_end_that_is_missing_is_named():
+    inputs = dict(prompt("mistral3").inputs)
+    at = int((inputs["input_ids"][0] == BREAK).nonzero()[0, 0])
+    inputs["input_ids"] = inputs["input_ids"].clone()
+    inputs["input_ids"][0, at] = IMAGE
+    with pytest.raises(
+        InputError, match=r"token 3 .*: 7 image placeholders stand together, where image 0 has 2 rows"
+    ):
+        converted("mistral3", "vrope")(**inputs)

@@ -343,3 +343,25 @@ def test_a_rotation_that_is_none_of_these_is_refused():
     rotary.forward = lambda x, position_ids: tuple(t.square() for t in turned(x, position_ids))
     with pytest.raises(UnsupportedHost, match="not those of its frequencies"):
         vispe.convert(model, "mrope")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        f if f in ("gemma3", "glm4v", "mistral3", "smolvlm") else pytest.param(f, marks=pytest.mark.slow)
+        for f in CLASSES
+    ],
+)
+def test_the_model_inside_alone_generates_equally_or_is_refused(family):
+    """A head of the stock class may encode images first and drop their sizes, or count positions itself."""
+    given, inner = prompt(family).inputs, copy.deepcopy(stock(family))
+    vispe.convert(inner.model, "videorope")
+    settings = {"max_new_tokens": 2, "do_sample": False}
+    try:
+        found = inner.generate(**given, **settings)
+    except InputError as error:
+        found, said = None, str(error)
+    if found is None:
+        assert "call vispe.convert with the whole model" in said
+    else:
+        assert torch.equal(found, converted(family, "videorope").generate(**given, **settings))

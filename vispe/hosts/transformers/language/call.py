@@ -30,6 +30,7 @@ from vispe.hosts.transformers.language.position_ids import check_given, check_la
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     check_filled_here,
+    check_mask,
     documents,
     look_up,
     next_keys,
@@ -42,6 +43,8 @@ from vispe.hosts.transformers.language.state import (
 from vispe.hosts.transformers.packed import check_cache, check_call
 from vispe.multimodal import Coordinates, Stream
 
+# what to do with packed samples
+PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those of vispe.train.vlm.packing.Packing do."
 PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "tile_grids")
 TABLE, SPAN, OFFSET = "vispe_table", "vispe_span", "vispe_offset"  # a prompt by key, while generating
@@ -176,6 +179,8 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
     tokens = call.inputs_embeds if call.input_ids is None else call.input_ids
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     check_cache(state)
+    if (state is None or tokens.shape[1] > 1) and not torch.compiler.is_compiling():
+        check_mask(call.mask, type(call.model).__name__, PACKED)
     table, span, offset, marks = (call.kwargs.get(name) for name in (TABLE, SPAN, OFFSET, MARKS))
     beside, axes = text_of(call.model).vispe_beside, call.model.vispe_scheme.axes
     _check_members(call, beside, tokens)
@@ -187,7 +192,7 @@ def place(call: Call, position_ids: Tensor | None) -> Placed:
         state = state_of_prefix(call.cache, tokens, axes, late=late, by_mask=pictures)
     keys, ids = _split(call, tokens, position_ids)
     restarts = keys is not None
-    keys, counted = _keys(call, tokens, keys, state, pictures)
+    keys, counted = keys_of(call, tokens, keys, state, pictures)
     packed = restarts and check_call(
         call.model, text_of(call.model), keys, call.mask, call.masked, state is not None
     )
@@ -243,7 +248,7 @@ def place_text(call: Call, position_ids: Tensor | None) -> Placed:
     check_cache(state)
     keys, ids = _split(call, tokens, position_ids)
     restarts = keys is not None
-    keys, counted = _keys(call, tokens, keys, state, pictures=False)
+    keys, counted = keys_of(call, tokens, keys, state, pictures=False)
     packed = restarts and check_call(call.model, call.model, keys, call.mask, call.masked, state is not None)
     if ids is None:
         ids, after = _of_text(call, keys, counted, state)
@@ -306,7 +311,7 @@ def _check_members(call: Call, beside: str | None, tokens: Tensor) -> None:
         )
 
 
-def _keys(
+def keys_of(
     call: Call, tokens: Tensor, keys: Tensor | None, state: SequenceState | None, pictures: bool
 ) -> tuple[Tensor, bool]:
     """Return the keys (b, s), and whether padding was left out when they were counted."""

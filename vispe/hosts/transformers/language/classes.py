@@ -22,6 +22,7 @@ from vispe.hosts.transformers.language.beside import IDS, MARKS, Beside, joined,
 from vispe.hosts.transformers.language.call import (
     GRIDS,
     OFFSET,
+    PACKED,
     PIXELS,
     SPAN,
     TABLE,
@@ -35,19 +36,24 @@ from vispe.hosts.transformers.language.families import family_of, text_of
 from vispe.hosts.transformers.language.late import LATE, LateRotation
 from vispe.hosts.transformers.language.placing import (
     OWN,
+    STEPS,
+    Step,
     Waiting,
     call_of,
     keep,
     kept_class,
     open_cache,
+    step_of,
     waits,
 )
 from vispe.hosts.transformers.language.position_ids import TokenPositions
 from vispe.hosts.transformers.language.rotary import Rotary
 from vispe.hosts.transformers.language.state import (
+    NextTokens,
     SequenceState,
     by_key,
     check_filled_here,
+    check_mask,
     state_after,
     text_state,
     valid_tokens,
@@ -109,6 +115,8 @@ class PositionedGeneration:
         state: SequenceState | None = getattr(cache, "vispe_state", None)
         if state is None:
             check_filled_here(cache)
+        if mask is not None and mask.ndim == 2:
+            check_mask(mask, f"{type(self).__name__}.generate", PACKED)
         seen = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
         new = keys.expand(len(inputs_tensor), -1)[:, seen:]
         if state is None and (virtual := virtual_tokens(self)):  # the prompt follows text without input_ids
@@ -216,6 +224,11 @@ class PositionedModel:
         if not self.vispe_typed:
             host.pop("mm_token_type_ids", None)
         position_ids = named.get("position_ids")
+        if (step := step_of(call, position_ids)) is not None:
+            host["position_ids"] = step
+            if family_of(self.config).masks:  # type: ignore[attr-defined]
+                host[PLACED], host["position_ids"] = step, step.keys
+            return super().forward(**host)  # type: ignore[misc]
         if waits(call, position_ids):
             waiting = Waiting(call, position_ids)
             try:
@@ -307,6 +320,9 @@ class PositionedText:
         if self.vispe_late:
             hf_late.keep_on(self)
         positions, placed, cache = kwargs.pop(PLACED, position_ids), None, cache_of(kwargs)
+        if isinstance(positions, Step):
+            kwargs[ROTATION] = self._rotation_of_step(positions, kwargs["inputs_embeds"])
+            return super().forward(*args, position_ids=self._host_ids(positions.keys), **kwargs)  # type: ignore[misc]
         # ids that are counted here do not restart, so every row is one sample
         asked = positions.position_ids if isinstance(positions, Waiting) else positions
         if not isinstance(positions, TokenPositions):
@@ -328,12 +344,33 @@ class PositionedText:
         kwargs[ROTATION] = rotation.get("", rotation)
         if self.vispe_late:
             kwargs[LATE] = late.get("", late)
-        rows = next(iter(self.vispe_rotary.values())).rows
-        host = keys if rows == 1 else keys.expand(rows, *keys.shape)
-        outputs = super().forward(*args, position_ids=host, **kwargs)  # type: ignore[misc]
+        outputs = super().forward(*args, position_ids=self._host_ids(keys), **kwargs)  # type: ignore[misc]
         if placed is not None:
             keep(self, cache, outputs, placed)
         return outputs
+
+    def _host_ids(self, keys: Tensor) -> Tensor:
+        """Return keys (b, s) in the rows of position ids that the stock class takes."""
+        rows = next(iter(self.vispe_rotary.values())).rows
+        return keys if rows == 1 else keys.expand(rows, *keys.shape)
+
+    def _rotation_of_step(self, step: Step, embeds: Tensor) -> Any:
+        """Return the cosines and sines of one text token for each kind of layers, computed for many at once."""
+        known = step.upcoming()
+        if known is None or any(
+            cos.device != embeds.device or (cos.dtype != embeds.dtype and not self.vispe_rotary[kind].full)
+            for kind, (cos, _) in known.rotation.items()
+        ):
+            # a cache may be used outside of inference mode later
+            with torch.inference_mode(False), torch.no_grad():
+                keys = step.keys + torch.arange(STEPS, device=step.keys.device)
+                ids = step.scheme.going_on(keys, step.offset).to(embeds.device)
+                made = {k: self._turned(k, ids, ids[:0], None, embeds.dtype)[0] for k in self.vispe_rotary}
+            known = NextTokens(step.scheme, keys, step.offset, step.length, made)
+            step.state.upcoming = known
+        at = step.length - known.length
+        rotation = {k: (c[:, at : at + 1], s[:, at : at + 1]) for k, (c, s) in known.rotation.items()}
+        return rotation.get("", rotation)
 
     def _maybe_slice_kv_shared_inputs(
         self,

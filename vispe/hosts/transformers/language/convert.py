@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vispe.attention.turned.grouped import check_grouping
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.classes import positioned, stock_of
+from vispe.hosts.transformers.diagnosis import refusal
 from vispe.hosts.transformers.language import late as hf_late
 from vispe.hosts.transformers.language.beside import Beside, check_beside
 from vispe.hosts.transformers.language.classes import (
@@ -26,7 +27,7 @@ from vispe.hosts.transformers.language.classes import (
 from vispe.hosts.transformers.language.families import (
     FAMILIES,
     family_of,
-    missing,
+    inner_of,
     text_of,
 )
 from vispe.hosts.transformers.language.rope_index import (
@@ -53,11 +54,6 @@ def is_vlm(model: nn.Module) -> bool:
     """Whether a model is one of transformers', with a language model inside."""
     made_there = any(c.__module__.startswith("transformers.") for c in type(model).__mro__)
     return made_there and text_of(inner_of(model)) is not None
-
-
-def inner_of(model: Any) -> Any:
-    """Return the model without its head."""
-    return model.model if text_of(getattr(model, "model", None)) is not None else model
 
 
 def convert_vlm(
@@ -92,10 +88,7 @@ def convert_vlm(
     _refuse_tables(scheme, type(model).__name__)
     kind = getattr(inner.config, "model_type", "")
     if kind not in FAMILIES:
-        raise UnsupportedHost(
-            f"The position scheme {scheme.name} was to go into a {type(model).__name__} ({kind}), but "
-            f"{missing(inner)}. Families that take one: {', '.join(FAMILIES)}."
-        )
+        raise UnsupportedHost(refusal(model, scheme.name))
     text = text_of(inner)
     rotaries, heads = _check_text(text)
     scheme, of_layer = _sectioned(scheme, inner, rotaries), _of_layer(scheme, text)

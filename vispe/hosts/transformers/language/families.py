@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vispe.errors import UnsupportedHost
-from vispe.hosts.transformers.language.rotary import rotaries_of
 from vispe.multimodal import Scheme, create_scheme
 
 Pictures = Literal["grids", "squares", "sizes", "runs", "places", "patches", "regions", "tiles", "one_vision"]
@@ -102,20 +100,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def missing(inner: Any) -> str:
-    """Return what vispe lacks for a model whose family it does not know, in words that go on from 'but'."""
-    config, text = inner.config, text_of(inner)
-    if getattr(config, "is_encoder_decoder", False) or getattr(text.config, "is_encoder_decoder", False):
-        return "its language model is an encoder and a decoder, whose positions are not those of one sequence"
-    if getattr(text.config, "cross_attention_layers", None):
-        return "its pictures are no tokens of the sequence: layers of their own attend to them"
-    try:
-        rotaries_of(text)
-    except UnsupportedHost as error:
-        return f"{str(error)[0].lower()}{str(error)[1:]}".rstrip(".")
-    return "nothing that vispe knows says where its pictures are among the tokens, and how large they are"
-
-
 def text_of(inner: Any) -> Any:
     """Return the language model inside a model without its head, or None."""
     if hasattr(inner, "language_model"):
@@ -123,6 +107,11 @@ def text_of(inner: Any) -> Any:
     # a text tower is called text_model elsewhere
     known = getattr(getattr(inner, "config", None), "model_type", None) in FAMILIES
     return getattr(inner, "text_model", None) if known else None
+
+
+def inner_of(model: Any) -> Any:
+    """Return the model without its head."""
+    return model.model if text_of(getattr(model, "model", None)) is not None else model
 
 
 def family_of(config: Any) -> Family:

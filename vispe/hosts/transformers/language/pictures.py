@@ -15,6 +15,18 @@ from vispe.hosts.transformers.language.families import family_of
 from vispe.multimodal import Image, Stream, Video
 from vispe.multimodal.streams.segments import IMAGE, VIDEO
 
+# of images and videos that were encoded before a call: the argument that gives their sizes, by the rule of the family
+NEEDED: dict[str, dict[str, str]] = {
+    "grids": {"image": "image_grid_thw", "video": "video_grid_thw"},
+    "sizes": {"image": "image_sizes"},
+    "runs": {"image": "pixel_values"},
+    "places": {"image": "image_position_ids", "video": "video_position_ids"},
+    "patches": {"image": "target_sizes", "video": "target_sizes_videos"},
+    "regions": {"image": "image_grids", "video": "video_grids"},
+    "tiles": {"image": "image_sizes"},
+    "one_vision": {"image": "image_sizes", "video": "pixel_values_videos"},
+}
+
 
 def token_types(
     config: Any, input_ids: Tensor | None, given: Tensor | None, shape: tuple[int, int]
@@ -63,6 +75,7 @@ def stream_of(
             f"tile_grids was given to a {config.model_type}, which says by itself how its pictures are cut; leave it "
             "out."
         )
+    _check_encoded(config, given)
     if family.pictures == "grids":
         clips: Tensor | None = given.get("video_grid_thw")
         if clips is not None and (frames := getattr(config.vision_config, "temporal_merge_size", 1)) != 1:
@@ -77,12 +90,10 @@ def stream_of(
             **common,
         )
     if family.pictures == "one_vision":
-        _check_sizes(given)
         if given.get("pixel_values_videos") is None:  # as the host has it, their token is then like any other
             types = types.masked_fill(types == VIDEO, 0)
         return Stream.from_ids(types, _any_resolution(model, given), _frames(config, given), **common)
     if family.pictures == "tiles":
-        _check_sizes(given)
         return Stream.from_ids(types, _any_resolution(model, given), **common)
     if family.pictures == "places":
         pictures, frames = (_pooled(config, given.get(f"{n}_position_ids")) for n in ("image", "video"))
@@ -97,8 +108,6 @@ def stream_of(
         return Stream.from_ids(types, *regions, **common)
     if family.pictures == "runs":
         return Stream.from_ids(types, _even(model, types, mask, given), **common)
-    if config.vision_config.model_type == "pixtral":
-        _check_sizes(given)
     if family.pictures == "sizes" and (
         given.get("image_sizes") is not None or hasattr(config, "spatial_merge_size")
     ):
@@ -130,14 +139,22 @@ def _seconds(given: dict[str, Any]) -> Any:
     return next((seconds for seconds in named if seconds is not None), None)
 
 
-def _check_sizes(given: dict[str, Any]) -> None:
-    """Raise `InputError` where images were encoded before the call, which then does not say how large they are."""
+def _check_encoded(config: Any, given: dict[str, Any]) -> None:
+    """Raise `InputError` where images or videos were encoded before the call, which does not give their sizes."""
     encoded = given.get("mm_encoder_outputs") or {}
-    if encoded.get("image") is not None and given.get("image_sizes") is None:
+    needed = NEEDED.get(family_of(config).pictures, {})
+    if hasattr(config, "scale_factor") or (
+        family_of(config).pictures == "sizes" and config.vision_config.model_type != "pixtral"
+    ):
+        needed = {}  # squares of the configured size
+    for kind, name in needed.items():
+        if encoded.get(kind) is None or given.get(name) is not None:
+            continue
+        instead = f"{name} in place of mm_encoder_outputs" if name.startswith("pixel_values") else name
         raise InputError(
-            "mm_encoder_outputs came without image_sizes, so nothing says where in their images the tokens are; give "
-            "image_sizes. If this came from generate(), only the model inside was converted: call vispe.convert with "
-            "the whole model, head included."
+            f"mm_encoder_outputs came without {name}, which gives the sizes of {kind}s. If this came from generate(), "
+            "only the model inside was converted: call vispe.convert with the whole model, head included. Otherwise "
+            f"pass {instead}."
         )
 
 
@@ -165,22 +182,74 @@ def _with_ends(
     kinds, sample = types[mask], torch.arange(len(types), device=types.device)[:, None].expand_as(types)[mask]
     widths = torch.tensor([w for h, w in sizes for _ in range(h)], dtype=torch.long, device=types.device)
     places = (kinds == kind).nonzero()[:, 0]
-    if not len(widths) or int(widths.sum()) != len(places):
-        return types, sizes  # what does not fit is named where blocks are made
+    about = torch.stack([sample, documents[mask]])
+    if not len(widths):
+        return types, sizes  # placeholders without images are named where blocks are made
+    if int(widths.sum()) != len(places):
+        raise InputError(_odd_run(places, about, sizes))
     last = places[widths.cumsum(0) - 1]
     after = (last + 1).clamp(max=len(kinds) - 1)
-    about = torch.stack([sample, documents[mask]])
     broken = (after > last) & (kinds[after] == 0) & (about[:, after] == about[:, last]).all(0)
     found = [bool(part.all()) for part in broken.split([h for h, _ in sizes])]
     rows = [(view, e) for view, e, (h, _) in zip(views, found, sizes, strict=True) if h > 1]
     alike = [[e for v, e in rows if v == view] or [e for _, e in rows] for view in views]
     ended = [e and all(others) for e, others in zip(found, alike, strict=True)]
+    for number, (e, others, (h, w)) in enumerate(zip(found, alike, sizes, strict=True)):
+        if h > 1 and not e and any(others):
+            start = last[sum(rows for rows, _ in sizes[:number])] - w + 1
+            raise InputError(
+                f"Sample {int(about[0, start])}, image {number} of {h} rows and {w} columns: image placeholders stand "
+                "together without a token after every row, which other images of the call have; give the tokens that "
+                "the processor of the model does."
+            )
     of_row = torch.tensor(
         [e for e, (h, _) in zip(ended, sizes, strict=True) for _ in range(h)], device=types.device
     )
     marked = kinds.index_fill(0, after[of_row], kind)
     wider = [(h, w + e) for e, (h, w) in zip(ended, sizes, strict=True)]
     return types.masked_scatter(mask, marked), wider
+
+
+def _odd_run(places: Tensor, about: Tensor, sizes: list[tuple[int, int]]) -> str:
+    """Return a sentence about the first run of placeholders that does not fit the images, whose total is wrong.
+
+    Args:
+        places: number of each placeholder among the tokens that are not padding (k), ascending.
+        about: sample and document of each of these tokens (2, n).
+        sizes: rows and columns of the images. Either a token follows every row, or none.
+    """
+    new = torch.ones_like(places, dtype=torch.bool)
+    new[1:] = (places.diff() != 1) | (about[:, places[1:]] != about[:, places[:-1]]).any(0)
+    starts = new.nonzero()[:, 0]
+    runs = starts.diff(append=starts.new_tensor([len(places)])).tolist()
+    at = used = began = (
+        0  # the run, its placeholders that belong to images, and the image that it begins with
+    )
+    which: int | None = None
+    for number, (h, w) in enumerate(sizes):
+        began = began if used else number
+        rows = runs[at : at + h]
+        if not used and rows == [w] * h:
+            at += h
+        elif at < len(runs) and runs[at] - used >= h * w:
+            used += h * w
+            at, used = (at + 1, 0) if used == runs[at] else (at, used)
+        else:
+            which = began
+            if not used and rows and rows[0] == w:  # the first row that differs
+                at += next((n for n, row in enumerate(rows) if row != w), len(rows))
+            break
+    counted = "give as many placeholders as the processor of the model does."
+    if at >= len(runs):
+        return f"The call has {len(sizes)} images, but its placeholders end before those of image {which}; {counted}"
+    first = int(places[starts[at]])
+    row = int(about[0, first])
+    token = first - int((about[0] < row).sum())
+    image = f"more than the {len(sizes)} images of the call have"
+    if which is not None:
+        image = "where image {} has {} rows and {} columns".format(which, *sizes[which])
+    where = f"Sample {row}, token {token} (without padding)"
+    return f"{where}: {runs[at]} image placeholders stand together, {image}; {counted}"
 
 
 def _regions(

@@ -16,12 +16,30 @@ from torch import Tensor
 from vispe.attention.precision import exporting
 from vispe.hosts.transformers.classes import positioned
 from vispe.hosts.transformers.language.beside import IDS, MARKS, joined
-from vispe.hosts.transformers.language.call import OFFSET, SPAN, TABLE, Call, Placed, place
+from vispe.hosts.transformers.language.call import (
+    OFFSET,
+    PIXELS,
+    SPAN,
+    TABLE,
+    Call,
+    Placed,
+    given,
+    keys_of,
+    place,
+)
 from vispe.hosts.transformers.language.families import family_of, text_of
-from vispe.hosts.transformers.language.state import PositionedCache, remember, settled
+from vispe.hosts.transformers.language.state import (
+    NextTokens,
+    PositionedCache,
+    SequenceState,
+    remember,
+    settled,
+)
 from vispe.hosts.transformers.packed import isolates
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
+from vispe.multimodal import Scheme
 
+STEPS = 32  # tokens whose rotation is computed at once while single tokens are decoded
 READ = ("input_ids", "inputs_embeds", "mm_token_type_ids", "attention_mask")
 OWN = (TABLE, SPAN, OFFSET, MARKS, "tile_grids", IDS)  # keywords that the model of before does not take
 
@@ -46,17 +64,82 @@ class Waiting:
         return place(self.call, self.position_ids)
 
 
-def call_of(model: Any, given: dict[str, Any]) -> Call:
+@dataclass(eq=False)
+class Step:
+    """A call of one text token in each row after a cache, given to the language model as its position ids.
+
+    Attributes:
+        keys: (b, 1).
+        offset: of the text, (b) or (b, k): that of the state, or of the prompt that `generate` handed on.
+        length: how many tokens the cache has.
+        state: of the cache.
+        scheme: of the model.
+    """
+
+    keys: Tensor
+    offset: Tensor
+    length: int
+    state: SequenceState
+    scheme: Scheme
+
+    def upcoming(self) -> NextTokens | None:
+        """Return the rotation of this token and those after it where it was computed before, else None."""
+        known = self.state.upcoming
+        if known is None or known.scheme is not self.scheme:
+            return None
+        at = self.length - known.length
+        fits = 0 <= at < known.keys.shape[1] and torch.equal(self.keys, known.keys[:, at : at + 1])
+        same = self.offset is known.offset or torch.equal(self.offset, known.offset)
+        return known if fits and same else None
+
+
+def step_of(call: Call, position_ids: Tensor | None) -> Step | None:
+    """Return a call of one text token after a cache, whose rotation needs no more than a look-up; None for others."""
+    if torch.compiler.is_compiling() or exporting() or text_of(call.model).vispe_late:
+        return None
+    state: SequenceState | None = getattr(call.cache, "vispe_state", None)
+    if (
+        state is None
+        or call.input_ids is None
+        or call.input_ids.shape[1] != 1
+        or state.packed
+        or state.prefix
+    ):
+        return None
+    shape = tuple(call.input_ids.shape)  # any other is checked where all calls are
+    ordinary = position_ids is None or (
+        isinstance(position_ids, Tensor)
+        and tuple(position_ids.shape) == shape
+        and position_ids.dtype == torch.long
+    )
+    if not ordinary or state.settled is None or given(call.kwargs, *PIXELS, IDS):
+        return None
+    length = call.cache.get_seq_length()
+    if isinstance(length, Tensor) and length.device.type != "cpu":
+        return None  # reading it would wait for the device
+    keys, _ = keys_of(call, call.input_ids, position_ids, state, False)
+    offset = call.kwargs.get(OFFSET)
+    step = Step(keys, state.offset if offset is None else offset, int(length), state, call.model.vispe_scheme)
+    if step.upcoming() is None:
+        span = call.kwargs.get(SPAN)
+        behind = span is None or bool((keys >= span.sum(1, keepdim=True)).all())
+        if not behind or step.length < int(state.settled):
+            return None
+        state.upcoming = None
+    return step
+
+
+def call_of(model: Any, named: dict[str, Any]) -> Call:
     """Return the call of a model with these arguments, by name."""
-    ids, embeds, types, mask = (given.get(name) for name in READ)
+    ids, embeds, types, mask = (named.get(name) for name in READ)
     masked = mask is not None
     if ids is None and _types_of_text_only(types, embeds):
         types = None
     mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
     others = {
-        n: v for n, v in given.items() if n not in READ and n not in CACHE_NAMES and n != "position_ids"
+        n: v for n, v in named.items() if n not in READ and n not in CACHE_NAMES and n != "position_ids"
     }
-    return Call(model, ids, embeds, types, mask, cache_of(given), others, masked=masked)
+    return Call(model, ids, embeds, types, mask, cache_of(named), others, masked=masked)
 
 
 def _types_of_text_only(types: Tensor | None, embeds: Tensor | None) -> bool:

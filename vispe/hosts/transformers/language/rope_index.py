@@ -14,6 +14,7 @@ from vispe.hosts.transformers.language.classes import PositionedGeneration, Posi
 from vispe.hosts.transformers.language.state import (
     SequenceState,
     check_filled_here,
+    check_mask,
     next_keys,
     prompt_keys,
     text_coordinates,
@@ -79,11 +80,9 @@ class PositionedIndex(PositionedModel):
         Raises:
             InputError: placeholders and grids do not agree, or the mask numbers packed samples.
         """
-        if attention_mask is not None and bool((attention_mask > 1).any()):
-            raise InputError(
-                "attention_mask is 1 for tokens and 0 for padding, but has numbers above 1; ask for the ids of packed "
-                "samples one by one, and put them together."
-            )
+        check_mask(
+            attention_mask, "get_rope_index", "get the ids of the samples one by one and concatenate them."
+        )
         mask = None if attention_mask is None else attention_mask.bool()
         grids: dict[str, Any] = {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
         seconds = second_per_grids if second_per_grid_ts is None else second_per_grid_ts

@@ -155,7 +155,13 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
     x = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")  # loading has set another default
     ids = at.expand(3, 1, 1) if several else at
     args, named = _kind_argument(text, rotary, kind)
-    made = rotary(x, ids, *args, **named)[1].flatten()
+    tables = rotary(x, ids, *args, **named)
+    if not isinstance(tables, tuple) or len(tables) != 2:
+        raise UnsupportedHost(
+            f"The rotary embedding {type(rotary).__name__} does not return cosines and sines; position schemes need "
+            "them."
+        )
+    made = tables[1].flatten()
     full = rotary(x.bfloat16(), ids, *args, **named)[1].dtype == torch.float32
     interleaved = torch.equal(made[::2], made[1::2])
     # the sines of one step, as the module makes them, name the frequency of each pair; cosines of slow pairs are all 1

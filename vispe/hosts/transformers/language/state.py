@@ -19,6 +19,33 @@ PREFIX = "vispe_prefix"  # attribute of a cache that was filled with slots of pr
 
 
 @dataclass(eq=False)
+class NextTokens:
+    """The rotation of the text tokens that follow a cache, computed once for many steps of decoding.
+
+    Attributes:
+        scheme: that the coordinates are of.
+        keys: of the tokens (b, n).
+        offset: that their coordinates were computed with, (b) or (b, k).
+        length: how many tokens the cache had before the first of them.
+        rotation: cosines and sines (b, n, width) for each kind of layers.
+    """
+
+    scheme: Scheme
+    keys: Tensor
+    offset: Tensor
+    length: int
+    rotation: dict[str, tuple[Tensor, Tensor]]
+
+    def select(self, rows: Tensor) -> NextTokens:
+        """Return the same for these rows."""
+        rotation = {
+            kind: (cos[rows.to(cos.device)], sin[rows.to(sin.device)])
+            for kind, (cos, sin) in self.rotation.items()
+        }
+        return replace(self, keys=self.keys[rows], offset=self.offset[rows], rotation=rotation)
+
+
+@dataclass(eq=False)
 class SequenceState:
     """What follows a prompt: the coordinates of text are ``scheme.going_on(key, offset)``.
 
@@ -31,6 +58,7 @@ class SequenceState:
         settled: from how many cached tokens on this holds: all that follows them is text; None until it is known.
         packed: whether rows are packed samples, which no call can go on from.
         prefix: whether the cache holds nothing but slots of prefix tuning.
+        upcoming: rotation of the next text tokens, while single tokens are decoded; else None.
     """
 
     offset: Tensor
@@ -41,12 +69,21 @@ class SequenceState:
     marks: Tensor | None = None
     packed: bool = False
     prefix: bool = False
+    upcoming: NextTokens | None = None
 
     def select(self, rows: Tensor) -> SequenceState:
         """Return the state of these rows."""
         rows = rows.to(self.offset.device)
         ids, marks = (None if x is None else x[:, rows] for x in (self.ids, self.marks))
-        return replace(self, offset=self.offset[rows], padding=self.padding[rows], ids=ids, marks=marks)
+        upcoming = None if self.upcoming is None else self.upcoming.select(rows)
+        return replace(
+            self,
+            offset=self.offset[rows],
+            padding=self.padding[rows],
+            ids=ids,
+            marks=marks,
+            upcoming=upcoming,
+        )
 
     def repeat(self, times: int) -> SequenceState:
         """Return the state with every row repeated."""
@@ -184,6 +221,24 @@ def look_up(keys: Tensor, table: Tensor, span: Tensor, beyond: Tensor) -> Tensor
         2, slot.clamp(0, table.shape[2] - 1)[:, None].expand(-1, table.shape[1], -1)
     ).movedim(1, 0)
     return torch.where(inside, prompt, beyond)
+
+
+def check_mask(mask: Tensor | None, owner: str, advice: str) -> None:
+    """Raise `InputError` where a mask (b, s) has values other than 0 and 1.
+
+    Args:
+        mask: bool, integers or floating point, or None.
+        owner: what was called, for the message.
+        advice: what to do for packed samples, as a sentence.
+    """
+    if mask is None or mask.dtype == torch.bool:
+        return
+    other = mask[(mask != 0) & (mask != 1)]
+    if len(other):
+        raise InputError(
+            f"{owner}: attention_mask (b, s) must be 1 for tokens and 0 for padding, got the value "
+            f"{other[0].item():g}. If it numbers packed samples: {advice}"
+        )
 
 
 def check_filled_here(cache: Any) -> None:

@@ -1,0 +1,149 @@
+"""Refusals of position schemes: each is true for the model, and says what to do."""
+
+import pytest
+import torch
+from torch import nn
+
+import vispe
+from tests.hosts.transformers.tiny import make, transformers
+from vispe.errors import UnsupportedHost
+from vispe.hosts.transformers.language.families import FAMILIES
+
+NO_RULE = "no rule for this model type.*Families that take one"
+AUDIO = "takes audio and no images"
+ENCODER = "has an encoder and a decoder"
+CROSS = "layers of their own attend to them"
+ROTARY = "has no rotary embedding"
+SAMPLE = {
+    "idefics2": r"no rule for this model type, whose language model is `model\.text_model`",
+    "granite_docling": r"no rule for this model type, whose language model is `model\.text_model`",
+    "phi4_multimodal": NO_RULE,
+    "kosmos-2": ROTARY,
+    "kosmos-2.5": ROTARY,
+    "llama4": "does not return cosines and sines",
+    "qwen2_5_omni": r"Call vispe\.convert\(model\.thinker",
+    "qwen2_audio": AUDIO,
+    "glmasr": AUDIO,
+    "mistral4": "takes no images",
+    "idefics": CROSS,
+    "mllama": CROSS,
+    "pix2struct": ENCODER,
+    "blip-2": ROTARY,
+}
+OTHERS = {
+    AUDIO: (
+        "fun_asr_nano", "granite_speech", "granite_speech_plus", "kyutai_speech_to_text", "moss_transcribe_diarize",
+        "nemo_speechlm", "omniasr", "qwen3_asr", "vibevoice_asr", "voxtral", "voxtral_realtime",
+    ),
+    ENCODER: ("florence2", "pp_formulanet", "t5gemma2", "udop", "vision-encoder-decoder"),
+    CROSS: ("blip",),
+    ROTARY: (
+        "git", "glm5_next", "inkling2", "inkling2_loop", "inkling_mm_model", "instructblip", "instructblipvideo",
+        "lfm3_vl", "nemotron_h_omni",
+    ),
+    "takes no images": ("evolla",),
+    NO_RULE: (
+        "apertus1p5", "aria", "cosmos3_edge", "cosmos3_omni", "deepseek_vl_hybrid", "dots3_note", "exaone4_5",
+        "fast_vlm", "fuyu", "gemma4_unified", "hy_v4_vl", "hyperclovax_vision_v2", "janus", "kimi_k25", "lfm2_vl",
+        "llava_next_video", "minicpm_ocr", "minicpmv4_7", "minimax_m3_vl", "mistral_large4", "muse_glimmer",
+        "muse_spark", "paligemma", "pi0", "shieldgemma2", "step3p7", "unlimited_ocr", "video_llama_3", "video_llava",
+    ),
+}  # fmt: skip
+REST = {name: phrase for phrase, names in OTHERS.items() for name in names}
+
+
+def classes():
+    """Return the class of every type of image-text-to-text and multimodal models."""
+    auto = transformers.models.auto.modeling_auto
+    named = dict(getattr(auto, "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", {}))
+    named |= dict(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    return {kind: cls if isinstance(cls, str) else cls[0] for kind, cls in named.items()}
+
+
+def built(kind):
+    """Return a model of a type from its default configuration, on the meta device, with few layers."""
+    if kind not in classes():
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    try:
+        config = transformers.AutoConfig.for_model(kind)
+        for part in (config, *(v for v in vars(config).values() if hasattr(v, "to_dict"))):
+            for name in ("num_hidden_layers", "encoder_layers", "decoder_layers", "depth"):
+                if isinstance(getattr(part, name, None), int):
+                    setattr(part, name, 2)
+            if getattr(part, "layer_types", None):
+                part.layer_types = part.layer_types[:2]
+        with torch.device("meta"):
+            return getattr(transformers, classes()[kind])(config)
+    except (AttributeError, KeyError, TypeError) as error:
+        pytest.skip(f"{kind} cannot be built from a default configuration: {error}")
+
+
+@pytest.mark.parametrize("kind", SAMPLE)
+def test_refusals_are_true_for_the_model(kind):
+    with pytest.raises(UnsupportedHost, match=SAMPLE[kind]) as refused:
+        vispe.convert(built(kind), "vrope")
+    assert f"({kind}) cannot take the position scheme vrope" in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REST)
+def test_refusals_of_all_other_types(kind):
+    with pytest.raises(UnsupportedHost, match=REST[kind]):
+        vispe.convert(built(kind), "vrope")
+
+
+@pytest.mark.slow
+def test_every_type_is_in_a_table():
+    """A new type of transformers needs a sentence that somebody has read."""
+    if transformers.__version__ < "5.24":
+        pytest.skip("the table is that of 5.24")
+    unbuilt = {
+        "chameleon", "cohere_compass", "deepseek_ocr2", "diffusion_gemma", "emu3", "granite4_vision", "hunyuan_vl",
+        "perception_lm", "qwen3_omni_moe", "qwen4_exp",
+    }  # fmt: skip
+    assert set(classes()) - {*SAMPLE, *REST, *FAMILIES} <= unbuilt
+
+
+def test_parts_of_a_vision_language_model():
+    model = make("qwen3_vl")
+    with pytest.raises(UnsupportedHost, match=r"takes no images.*call vispe\.convert with the whole model"):
+        vispe.convert(model.model.language_model, "vrope")
+    with pytest.raises(UnsupportedHost, match=r"vision model without a language model.*Use an encoding"):
+        vispe.convert(model.model.visual, "vrope")
+
+
+def test_a_vision_model_of_another_library():
+    timm = pytest.importorskip("timm")
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    with pytest.raises(
+        UnsupportedHost, match=r"VisionTransformer cannot take the position scheme vrope.*encoding"
+    ):
+        vispe.convert(model, "vrope")
+
+
+class Reward(nn.Module):
+    """A head of one's own around a vision-language model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.backbone = model
+
+
+def test_a_module_around_the_model():
+    with pytest.raises(
+        UnsupportedHost, match=r"takes a position scheme: vispe\.convert\(model\.backbone, \.\.\.\)"
+    ):
+        vispe.convert(Reward(make("llava")), "vrope")
+
+
+def test_adapters_around_the_model():
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(make("llava"), peft.LoraConfig(target_modules=["q_proj"]))
+    for function in (vispe.convert, vispe.restore):
+        with pytest.raises(UnsupportedHost, match=rf"vispe\.{function.__name__} .*model\.get_base_model\(\)"):
+            function(adapted, *(["vrope"] if function is vispe.convert else []))
+    vispe.convert(adapted.get_base_model(), "vrope")
+    assert "vrope in 2 decoder layers" in vispe.describe(adapted)
+    assert "vrope in 2 decoder layers" in vispe.describe(nn.DataParallel(adapted))
+    vispe.restore(adapted.get_base_model())
+    assert "its own position scheme" in vispe.describe(adapted)

@@ -1,0 +1,147 @@
+"""Why a model of transformers cannot take a position scheme, and what to do instead.
+
+`refusal` is the only place that phrases this; it inspects the model that was given and says what holds for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from vispe.encodings.spec import parse_text
+from vispe.errors import UnsupportedHost
+from vispe.hosts.transformers.classes import stock_of
+from vispe.hosts.transformers.language.families import FAMILIES, inner_of, text_of
+from vispe.hosts.transformers.language.rotary import rotaries_of
+from vispe.multimodal import LayerSchemes, Scheme, list_schemes
+from vispe.multimodal.layered import Layered
+
+# attributes of models that hold the language model, in the order in which they are tried
+TEXT_TOWERS = ("language_model", "text_model", "text_decoder", "decoder")
+
+
+def names_of(spec: Any) -> list[str]:
+    """Return the names in a spec of encodings or of a position scheme; finished ones have none to look up."""
+    if isinstance(spec, str):
+        return [name for name, _ in parse_text(spec)]
+    if isinstance(spec, Mapping):
+        return [str(spec.get("name", ""))]
+    return [name for part in spec for name in names_of(part)] if isinstance(spec, list | tuple) else []
+
+
+def names_scheme(spec: Any) -> bool:
+    """Whether a spec is a position scheme of multimodal sequences, or names one."""
+    if isinstance(spec, Scheme | LayerSchemes):
+        return True
+    return any(name in (*list_schemes(), Layered.name) for name in names_of(spec))
+
+
+def check_no_scheme(model: nn.Module, spec: Any) -> None:
+    """Raise `UnsupportedHost` where a vision model of another library than transformers is given a position scheme."""
+    if names_scheme(spec):
+        raise UnsupportedHost(
+            f"vispe.convert: {type(model).__name__} cannot take the position scheme {spec}: it is a vision model "
+            "without a language model. Use an encoding, such as vispe.convert(model, 'alibi2d'); see "
+            "vispe.list_encodings()."
+        )
+
+
+def refusal(model: nn.Module, scheme: Any) -> str:
+    """Return why a model of transformers cannot take a position scheme, and what to do.
+
+    Args:
+        model: of a class of transformers, and not of a family that takes a scheme.
+        scheme: the scheme, or its spec, for the message.
+    """
+    inner = inner_of(model)
+    kind = getattr(getattr(inner, "config", None), "model_type", "")
+    cls = (stock_of(type(model)) or type(model)).__name__
+    reason, advice = _reason(model, inner)
+    return f"vispe.convert: {cls} ({kind}) cannot take the position scheme {scheme}: {reason}. {advice}"
+
+
+def supported_part(model: nn.Module) -> str | None:
+    """Return the path of the first part, such as ``'thinker'``, that takes a position scheme; None without one."""
+    for path, part in model.named_modules():
+        config = getattr(part, "config", None)
+        if path and getattr(config, "model_type", None) in FAMILIES and text_of(inner_of(part)) is not None:
+            return path
+    return None
+
+
+def _reason(model: Any, inner: Any) -> tuple[str, str]:
+    """Return what is wrong, without a full stop, and what to do."""
+    families = f"Use a model of another family. Families that take one: {', '.join(FAMILIES)}."
+    if path := supported_part(model):
+        return f"the vision-language model is its part `{path}`", f"Call vispe.convert(model.{path}, ...)."
+    tower, path = _text_tower(model, inner)
+    inputs = _modalities(model)
+    if inputs and not inputs & {"image", "video"}:
+        if "audio" in inputs:
+            return "it takes audio and no images, and position schemes place the tokens of images", families
+        return (
+            "it takes no images, and position schemes place the tokens of images",
+            "If it is part of a vision-language model, call vispe.convert with the whole model, head included. "
+            f"Families that take one: {', '.join(FAMILIES)}.",
+        )
+    if _is_encoder_decoder(model, inner, tower):
+        return "it has an encoder and a decoder, whose positions are not those of one sequence", families
+    if inputs and "text" not in inputs:
+        return (
+            "it is a vision model without a language model",
+            "Use an encoding, such as vispe.convert(model, 'alibi2d'); see vispe.list_encodings().",
+        )
+    if _has_cross_attention(tower):
+        return "its images are not tokens of the sequence: layers of their own attend to them", families
+    try:
+        rotaries_of(tower)
+    except UnsupportedHost as error:
+        return f"{str(error)[0].lower()}{str(error)[1:]}".rstrip("."), families
+    named = f", whose language model is `{path}`" if path else ""
+    return (
+        "nothing that vispe knows says where its pictures are among the tokens, and how large they are: there is no "
+        f"rule for this model type{named}",
+        families,
+    )
+
+
+def _modalities(model: Any) -> set[str]:
+    """Return what a model takes: image, video, audio, text; empty where its class does not say."""
+    named = getattr(model, "input_modalities", None) or ()
+    return {named} if isinstance(named, str) else set(named)
+
+
+def _text_tower(model: Any, inner: Any) -> tuple[Any, str]:
+    """Return the language model of a vision-language model, and the path of its attribute; '' where it has none.
+
+    Where that has no rotary embedding, the first part below it with one and with layers is returned.
+    """
+    below = getattr(model, "model", None)
+    starts = [(below, "model.")] if isinstance(below, nn.Module) else []
+    starts.append((model, ""))
+    found = (
+        (getattr(part, name), path + name)
+        for part, path in starts
+        for name in TEXT_TOWERS
+        if isinstance(getattr(part, name, None), nn.Module)
+    )
+    tower, path = next(found, (inner if inner is not model else starts[0][0], ""))
+    if hasattr(tower, "rotary_emb"):
+        return tower, path
+    parts = (part for part in tower.modules() if hasattr(part, "rotary_emb") and hasattr(part, "layers"))
+    return next(parts, tower), path
+
+
+def _is_encoder_decoder(model: Any, inner: Any, tower: Any) -> bool:
+    configs = (getattr(part, "config", None) for part in (model, inner, tower))
+    return any(getattr(config, "is_encoder_decoder", False) for config in configs)
+
+
+def _has_cross_attention(tower: Any) -> bool:
+    """Whether layers of a language model attend to images, which are then not among its tokens."""
+    if getattr(getattr(tower, "config", None), "cross_attention_layers", None):
+        return True
+    names = (name.rpartition(".")[2].lower() for name, _ in tower.named_modules())
+    return any("cross" in name and "att" in name for name in names)
