@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from timm.layers import DiffAttention, resample_abs_pos_embed
 from timm.models import Eva, NaFlexVit, VisionTransformer
+from timm.models.naflexvit import NaFlexEmbeds
 from timm.models.vision_transformer import DiffParallelScalingBlock
 from torch import nn
 
@@ -206,8 +207,12 @@ class _NaFlex(_Timm):
     def finish(self, model: Any, old: HostState | None) -> None:
         super().finish(model, old)
         model.embeds.pos_drop.__class__ = naflex.LaterDropout
+        if type(model.embeds) is NaFlexEmbeds and any(isinstance(e, Additive) for e in model._vispe_shared()):
+            model.embeds.__class__ = naflex.HostedEmbeds
 
     def leave(self, model: Any) -> None:
+        if isinstance(model.embeds, naflex.HostedEmbeds):
+            model.embeds.__class__ = NaFlexEmbeds
         model.embeds.pos_drop.__class__ = nn.Dropout
 
 
