@@ -14,7 +14,7 @@ from vispe.hosts.transformers.version import check_version
 from vispe.hosts.transplant.plan import converted_parts, in_words, put_in, take_out
 from vispe.hosts.transplant.words import read
 from vispe.hosts.windows import family as windows
-from vispe.hosts.wrappers import unknown, unwrapped
+from vispe.hosts.wrappers import unknown, unwrapped, without_adapters
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -142,6 +142,7 @@ def describe(model: nn.Module) -> str:
           pos_enc: alibi2d, 0 parameters
           2 attention layers swapped; backend auto
     """
+    model = without_adapters(model)
     if host := _transformers(model):
         return host.describe_transformers(model)
     texts = [(name, _described(m)) for name, m in converted_parts(model)]

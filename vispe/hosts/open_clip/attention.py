@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vispe.errors import InputError
 from vispe.hosts.transplant.context import Context
-from vispe.hosts.transplant.layers import converted_in, layer_in
+from vispe.hosts.transplant.layers import converted_in, layer_in, plain_class
 from vispe.hosts.transplant.loop import context_for, mask_of_torch
 
 CALLS = "the tower, encode_image or forward_intermediates"  # what supplies positions to the blocks
@@ -113,11 +113,13 @@ LAYERS = (VispeMultiheadAttention, VispeClipAttention)
 
 def stock_type(module: nn.Module) -> type[nn.Module]:
     """Return the class that an attention layer or block has in open_clip, whether it is swapped or not."""
-    return STOCK.get(type(module), type(module))
+    cls = plain_class(type(module))
+    return STOCK.get(cls, cls)
 
 
 def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
     """Yield (block, path, module) of every attention layer of an image tower, or of the block without one."""
     for i, block in enumerate(tower.transformer.resblocks):
         path, block = layer_in(f"transformer.resblocks.{i}", block)
-        yield (i, *converted_in(f"{path}.attn", block.attn)) if hasattr(block, "attn") else (i, path, block)
+        inside = (f"{path}.attn", block.attn) if hasattr(block, "attn") else (path, block)
+        yield i, *converted_in(*inside)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.hosts.transplant.context import Context
-from vispe.hosts.transplant.layers import converted_in, layer_in
+from vispe.hosts.transplant.layers import converted_in, layer_in, plain_class
 from vispe.hosts.transplant.loop import context_for
 
 CALLS = "the model, forward_features or forward_intermediates"  # what supplies positions to the blocks
@@ -199,7 +199,8 @@ LAYERS = (_Contextual, _Rotated)
 
 def stock_type(module: nn.Module) -> type[nn.Module]:
     """Return timm's class of an attention layer or block, whether it is swapped or not."""
-    return STOCK.get(type(module), type(module))
+    cls = plain_class(type(module))
+    return STOCK.get(cls, cls)
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
@@ -217,4 +218,4 @@ def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
         elif hasattr(block, "attn"):
             yield i, *converted_in(f"{path}.attn", block.attn)
         else:
-            yield i, path, block
+            yield i, *converted_in(path, block)

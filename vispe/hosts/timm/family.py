@@ -23,6 +23,7 @@ from vispe.hosts.timm.attention import SWAPS, attentions, stock_type
 from vispe.hosts.transplant import plan
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.fitting import moved, with_training_grid
+from vispe.hosts.transplant.layers import layer_in
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ class _Timm(plan.Family):
                     )
 
     def check_inside(self, model: Any) -> None:
-        for i, block in enumerate(model.blocks):
+        for i, outer in enumerate(model.blocks):
+            _, block = layer_in("", outer)
             arguments = [*inspect.signature(block.forward).parameters][1:]
             reached = "attn_mask" in arguments
             if self.mask_at is not None:

@@ -27,6 +27,15 @@ def layer_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
     return path, module
 
 
+def block_in(path: str, module: nn.Module, known: tuple[type[nn.Module], ...]) -> tuple[str, nn.Module]:
+    """Return path and module of the block of a `known` class at or below a module; the module itself if none is."""
+    path, module = layer_in(path, module)
+    for name, inner in () if isinstance(module, known) else module._modules.items():
+        if isinstance(inner, known):
+            return f"{path}.{name}", inner
+    return path, module
+
+
 def converted_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
     """Return path and module of the converted layer at or below a module; the module itself where there is none."""
     path, module = layer_in(path, module)
@@ -37,6 +46,34 @@ def converted_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
         if "vispe_layer" in vars(below[1]):
             return below
     return path, module
+
+
+def plain_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return a class without the subclasses that torch puts in its place: parametrized weights, sharded modules."""
+    while cls.__module__ == "torch.nn.utils.parametrize" or "FSDPModule" in {
+        c.__name__ for c in cls.__bases__
+    }:
+        cls = cls.__bases__[-1]
+    return cls
+
+
+def state_path(path: str) -> str:
+    """Return the path of a module as state dicts have it."""
+    return ".".join(part for part in path.split(".") if part not in _UNNAMED)
+
+
+def refuse_parametrized(path: str, module: nn.Module) -> None:
+    """Raise `UnsupportedHost` where a change of class would drop the parametrization of a weight."""
+    if type(module) is not plain_class(type(module)):
+        raise UnsupportedHost(
+            f"{path}: its class cannot be changed, got {type(module).__name__} with {', '.join(_parametrized(module))} "
+            "parametrized. Call torch.nn.utils.parametrize.remove_parametrizations first, and parametrize it again "
+            "afterwards."
+        )
+
+
+def _parametrized(module: nn.Module) -> list[str]:
+    return list(getattr(module, "parametrizations", {})) or ["its weights"]
 
 
 def check_layers(

@@ -93,7 +93,10 @@ class LoadsWeights(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that must not decay."""
         theirs = getattr(super(), "no_weight_decay", set)()
-        return theirs | {f"{path}.{name}" for path, e in self._vispe_paths() for name in e.no_weight_decay()}
+        ours = {id(e.get_parameter(name)) for _, e in self._vispe_paths() for name in e.no_weight_decay()}
+        return theirs | {
+            name for name, p in self.named_parameters() if id(p) in ours
+        }  # wrappers are in these names
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         """Return the names of the state of the absolute table that the stock model has."""

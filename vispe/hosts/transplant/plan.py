@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
-from vispe.encodings.registry import create_encoding
+from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transplant.context import HostState, backend_in_words
 from vispe.hosts.transplant.fitting import (
@@ -27,6 +27,7 @@ from vispe.hosts.transplant.fitting import (
     take_over,
     too_small,
 )
+from vispe.hosts.transplant.layers import refuse_parametrized
 from vispe.hosts.transplant.moved import aliased, check_moved, without_effect
 from vispe.hosts.transplant.words import Wanted
 
@@ -269,6 +270,8 @@ def take_out(model: Any, family: Family | None) -> None:
     if state.lost:
         _refuse(family, state.stock, "restore", " and ".join(state.lost), state.lost)
     family.check_aside(model, state.table)
+    for path, module, _ in family.swaps(model) if state.inside else ():
+        refuse_parametrized(path, module)
     _strip(model, family)
     _own(model, True, family.has_table(model), family.take_table, family.put_table, state.table)
     _own(model, True, family.has_rope(model), family.take_rope, family.put_rope, state.rope)
@@ -331,6 +334,10 @@ def _planned(
                 take_over(encoding, source, family.noun)
         return parts
 
+    classes = [encoding_class(term["name"]) for term in wanted.terms]
+    if layers and facts.get("num_heads") is None and any(issubclass(c, Biased | Rotary) for c in classes):
+        family.check_inside(model)
+        _check_swaps(model, family)  # of an unknown layer not even the heads are known
     parts = build()
     for encoding in parts:
         check_part(encoding, family, stock, len(facts["grid"] or "hw"), keep_rope)
@@ -371,6 +378,7 @@ def _check_swaps(model: Any, family: Family) -> None:
                 "an additive encoding, or vispe.Attention in your own blocks."
             )
         refuse_patched(module, path, family.patchable)
+        refuse_parametrized(path, module)
 
 
 def _strip(model: Any, family: Family) -> None:
