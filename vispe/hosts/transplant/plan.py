@@ -22,6 +22,7 @@ from vispe.hosts.transplant.context import HostState, backend_in_words
 from vispe.hosts.transplant.fitting import (
     attach,
     check_part,
+    check_term,
     joined,
     refuse_patched,
     take_over,
@@ -338,6 +339,8 @@ def _planned(
     if layers and facts.get("num_heads") is None and any(issubclass(c, Biased | Rotary) for c in classes):
         family.check_inside(model)
         _check_swaps(model, family)  # of an unknown layer not even the heads are known
+    for cls_of_term in classes:
+        check_term(cls_of_term, len(facts["grid"] or "hw"), stock)
     parts = build()
     for encoding in parts:
         check_part(encoding, family, stock, len(facts["grid"] or "hw"), keep_rope)
