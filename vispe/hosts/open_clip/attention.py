@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch.fx
 from open_clip.transformer import Attention, CustomResidualAttentionBlock, ResidualAttentionBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -46,7 +47,8 @@ class VispeMultiheadAttention(nn.MultiheadAttention):
                 )
             attn_mask = mask_of_torch(attn_mask, self.num_heads)
         context = context_for(self, query, attn_mask, CALLS, is_causal and attn_mask is None)
-        if context.idle(self):
+        # torch.fx cannot follow torch's own forward pass
+        if context.idle(self) and not isinstance(query, torch.fx.Proxy):
             return super().forward(query, key, value, None, need_weights, None, average_attn_weights)
         q, k, v = _projected(self, query)
         weights = None
