@@ -53,3 +53,23 @@ def test_images_of_any_size_and_gradients():
 def test_the_whole_model_is_refused_with_what_to_convert():
     with pytest.raises(UnsupportedHost, match=r"vispe\.convert\(model\.encoder\.model, \.\.\.\)"):
         vispe.convert(dpt(), "alibi2d")
+
+
+@pytest.mark.parametrize("name", [NAME, "tu-vit_small_patch14_reg4_dinov2"])
+def test_batches_and_rectangles_are_equal_to_a_converted_encoder(name):
+    side = 16 if "16" in name else 14
+    small = {"embed_dim": 48, "num_heads": 3, "img_size": 14 * side, "dynamic_img_size": True}
+
+    def build(**options):
+        torch.manual_seed(0)
+        return smp.DPT(name, encoder_weights=None, classes=2, **small, **options).eval()
+
+    model, after = build(pos_embed="alibi2d"), build()
+    vispe.convert(after.encoder.model, "alibi2d")
+    after.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for shape in ((8, 3, 14 * side, 14 * side), (1, 3, 10 * side, 14 * side)):
+            x = torch.rand(shape)
+            found = model(x)
+            assert found.shape == (shape[0], 2, *shape[2:])
+            assert torch.equal(found, after(x))
