@@ -29,6 +29,7 @@ PUBLIC = [
     "from_pretrained",
     "list_encodings",
     "plot_bias",
+    "positions_for",
     "register",
     "restore",
     "symmetrize",

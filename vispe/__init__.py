@@ -24,6 +24,7 @@ from vispe.version import __version__ as __version__
 if TYPE_CHECKING:
     from vispe.hosts.convert import convert, describe, restore
     from vispe.hosts.transformers.saving.loading import from_pretrained
+    from vispe.hosts.transplant.loop import positions_for
     from vispe.symmetry.remedies import symmetrize
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "from_pretrained",
     "list_encodings",
     "plot_bias",
+    "positions_for",
     "register",
     "restore",
     "symmetrize",
@@ -59,6 +61,7 @@ __getattr__, __dir__ = face(  # names whose modules import timm, which is slow, 
         "convert": "vispe.hosts.convert",
         "describe": "vispe.hosts.convert",
         "from_pretrained": "vispe.hosts.transformers.saving.loading",
+        "positions_for": "vispe.hosts.transplant.loop",
         "restore": "vispe.hosts.convert",
         "symmetrize": "vispe.symmetry.remedies",
     },

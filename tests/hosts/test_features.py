@@ -10,7 +10,7 @@ import torch
 
 import vispe
 from tests.hosts.common import SHAPE, close, dense, head_masks, image, oracle, set_fused, tiny, without_table
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import InputError, OptionError, ShapeError
 from vispe.hosts.transplant.context import Context
 
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+alibi2d"]
@@ -135,13 +135,13 @@ def test_causal(spec):
     close(ours.forward_intermediates(image(), is_causal=True)[0], wanted)
 
 
-def test_the_swapped_attention_still_takes_plain_masks():
-    stock = tiny()
-    ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
+def test_swapped_attention_needs_positions():
+    ours = vispe.convert(tiny(), "alibi2d")
     x, mask = torch.randn(2, 16, 32), torch.randn(16, 16)
-    for a, b in zip(stock.blocks, ours.blocks, strict=True):
-        assert torch.equal(a(x), b(x))
-        assert torch.equal(a(x, attn_mask=mask), b(x, attn_mask=mask))
+    for block in ours.blocks:
+        for arguments in ({}, {"attn_mask": mask}):
+            with pytest.raises(InputError, match="needs positions"):
+                block(x, **arguments)
 
 
 @pytest.mark.parametrize("size", [(40, 24), (48, 64), (8, 8), (8, 80)])

@@ -7,6 +7,8 @@ gradients, or a graph would go on without it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from vispe.errors import UnsupportedHost
@@ -59,6 +61,9 @@ def unwrapped(model: nn.Module, function: str = "convert") -> nn.Module:
                 f"The model is a {rebuilt}, made of parts of another model, whose own forward pass is gone; convert "
                 "that model first, or build it with pos_embed=..., and take features from it then."
             )
+        if (adapted := without_adapters(model)) is not model:
+            model, path = adapted, f"{path}.get_base_model()"
+            continue
         if callable(getattr(model, "get_base_model", None)):
             raise UnsupportedHost(
                 f"vispe.{function}: the model is wrapped in a {type(model).__name__}, which adds adapters. Call "
@@ -84,6 +89,16 @@ def opened(model: nn.Module) -> nn.Module:
             model = getattr(model, inner)
         else:
             return model
+
+
+def without_adapters(model: Any) -> nn.Module:
+    """Return the model inside a `PeftModel` of peft; itself where it is another one, or a model of transformers."""
+    classes = {f"{c.__module__.partition('.')[0]}.{c.__name__}" for c in type(model).__mro__}
+    if "peft.PeftModel" not in classes:
+        return model
+    base = model.get_base_model()
+    hub = any(c.__module__.partition(".")[0] == "transformers" for c in type(base).__mro__)
+    return model if hub else base
 
 
 def unknown(model: nn.Module) -> str:

@@ -11,7 +11,7 @@ import vispe
 from tests.hosts.common import close, cotangent, dense, grads, image, shake
 from tests.hosts.open_clip.common import CUSTOM, TOWER, as_custom, tiny_clip, tiny_tower, tower_oracle, words
 from vispe.backbones.attention import watch
-from vispe.errors import OptionError
+from vispe.errors import InputError, OptionError
 from vispe.hosts.open_clip.tower import HostedTower
 
 GEOMETRIC = torch.tensor([2.0 ** (-2 * k) for k in (1, 2, 3, 4)])
@@ -74,12 +74,12 @@ def test_additive_encodings_spare_the_class_token():
 
 def test_mixing_follows_its_blocks():
     tower = vispe.convert(tiny_tower(), "peg(after=[0])")
-    x = as_custom(vispe.restore(copy.deepcopy(tower)))._embeds(image())
-    x = tower.transformer.resblocks[0](x)
+    stock = vispe.restore(copy.deepcopy(tower))
+    x = stock.transformer.resblocks[0](as_custom(stock)._embeds(image()))
     conv = tower.pos_enc.proj[0]
     picture = x[:, 1:].transpose(1, 2).unflatten(2, (3, 5))
     x = torch.cat([x[:, :1], (picture + conv(picture)).flatten(2).transpose(1, 2)], 1)
-    close(tokens_of(tower, image()), tower.transformer.resblocks[1](x))
+    close(tokens_of(tower, image()), stock.transformer.resblocks[1](x))
 
 
 @pytest.mark.parametrize("size", [(24, 40), (40, 24), (32, 32), (47, 9)])
@@ -402,13 +402,13 @@ def test_compiles_in_one_graph():
         close(compiled(image(2, 3, *size)), tower(image(2, 3, *size)))
 
 
-def test_plain_masks_still_reach_swapped_attention():
-    stock = tiny_tower()
-    ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
+def test_swapped_attention_needs_positions():
+    ours = vispe.convert(tiny_tower(), "alibi2d")
     x, mask = torch.randn(2, 16, 32), torch.randn(16, 16)
-    for mine, theirs in zip(ours.transformer.resblocks, stock.transformer.resblocks, strict=True):
-        assert torch.equal(mine(x, attn_mask=mask), theirs(x, attn_mask=mask))
-        assert torch.equal(mine(x), theirs(x))
+    for block in ours.transformer.resblocks:
+        for given in (None, mask):
+            with pytest.raises(InputError, match="needs positions"):
+                block(x, attn_mask=given)
 
 
 def test_dropout_of_attention_acts_in_training_only():

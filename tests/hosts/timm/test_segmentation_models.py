@@ -53,3 +53,22 @@ def test_images_of_any_size_and_gradients():
 def test_the_whole_model_is_refused_with_what_to_convert():
     with pytest.raises(UnsupportedHost, match=r"vispe\.convert\(model\.encoder\.model, \.\.\.\)"):
         vispe.convert(dpt(), "alibi2d")
+
+
+@pytest.mark.slow  # batches of eight through the decoder; the first test has one image
+@pytest.mark.parametrize("registers", [0, 4])
+def test_batches_and_rectangles_are_equal_to_a_converted_encoder(registers):
+    small = {"embed_dim": 48, "num_heads": 3, "dynamic_img_size": True, "reg_tokens": registers}
+
+    def build(**options):
+        return dpt(**small, **options)
+
+    model, after = build(pos_embed="alibi2d"), build()
+    vispe.convert(after.encoder.model, "alibi2d")
+    after.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for shape in ((8, 3, 224, 224), (1, 3, 160, 224)):
+            x = torch.rand(shape)
+            found = model(x)
+            assert found.shape == (shape[0], 2, *shape[2:])
+            assert torch.equal(found, after(x))

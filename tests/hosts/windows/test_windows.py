@@ -9,6 +9,7 @@ import warnings
 import pytest
 import timm
 import torch
+import torchvision
 
 import vispe
 from tests.hosts.common import cotangent, shake
@@ -297,3 +298,14 @@ def test_a_whole_sam_keeps_its_decoder(tmp_path):
     vispe.restore(sam)
     assert type(sam) is transformers.SamModel
     assert torch.equal(sam(**given).pred_masks, before)
+
+
+@pytest.mark.parametrize("size", [64, 96, 112])
+def test_the_kept_table_of_torchvision_swin_is_that_of_stock(size):
+    """Maps that windows of 7 x 7 divide, and maps that are padded; float64, as trained weights amplify rounding."""
+    torch.manual_seed(0)
+    stock = shake(torchvision.models.swin_t()).eval().double()
+    ours = vispe.convert(copy.deepcopy(stock), "learn")
+    with torch.no_grad():
+        x = torch.randn(1, 3, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        close(ours(x), stock(x), 1e-9)

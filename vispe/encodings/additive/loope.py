@@ -47,7 +47,8 @@ class Loope(Revealed, Additive):
             height if that is larger), 'even' (the height if it alone is even: then no step is diagonal).
         context: the shift: 'image', 'released', 'cells' or 'none', as above.
         class_token: what the first prefix token gets: a 'learned' vector, 0 at first; 'origin', the code of X = 0,
-            as the authors' static tables have it; or 'zero'.
+            as the authors' static tables have it; or 'zero'. Without effect in a model without prefix tokens, where the
+            learned vector is never read.
         rescale: X is multiplied by the cells of the training grid over those of the grid, so that it keeps its range.
         reference: shape of the training grid for `rescale`; that of the host by default.
         temperature: ratio of the longest to the shortest wavelength, about.

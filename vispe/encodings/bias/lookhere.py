@@ -148,7 +148,8 @@ class LookHere(Biased):
         if len(names) > self.num_heads:
             raise OptionError(
                 f"lookhere needs a head for each of the directions {self.directions}, got num_heads="
-                f"{self.num_heads}; name fewer."
+                f"{self.num_heads}; use at most {self.num_heads} of them, such as "
+                f"directions={'-'.join(names[-self.num_heads :])!r}."
             )
 
     def heads(self) -> list[tuple[Sees, float]]:

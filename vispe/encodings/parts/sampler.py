@@ -21,11 +21,13 @@ class Sampler(Encoding):
     Attributes:
         per: one draw for the whole batch, or one for every sample (slower: coordinates then differ in each).
         seed: of the draws, as `set_progress` says; None for torch's global generator.
+        reader: an encoding that notices the new coordinates, for advice in errors.
         steered: whether `set_progress` says how training goes; programs then draw outside compiled code.
     """
 
     per: Literal["batch", "sample"] = "batch"
     seed: ClassVar[int | None] = None
+    reader: ClassVar[str] = "rope_axial"
     steered: ClassVar[bool] = False
 
     @property

@@ -43,6 +43,7 @@ class Shift(Sampler):
     paper = "Randomized shift of positions (as in TAPE), https://arxiv.org/abs/2501.00712"
     year = 2025
     ndim = (1, 2, 3)
+    reader = "sincos2d"
 
     reach: Whole = 64
     curriculum: tuple[Count, Count] | None = None

@@ -1,18 +1,25 @@
 """open_clip's attention layers and default block, made to take a `Context`.
 
-Each class differs from its parent in one thing: when the mask argument is a `Context`, attention is computed
-with the encodings in it. Parameters keep their names and places. Anything else takes the parent's path.
+Each class differs from its parent in one thing: its mask argument is a `Context`, and attention is computed with the
+encodings in it. Parameters keep their names. Without a context, the positions of `vispe.positions_for` are used, or
+an error is raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch.fx
 from open_clip.transformer import Attention, CustomResidualAttentionBlock, ResidualAttentionBlock
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vispe.errors import InputError
 from vispe.hosts.transplant.context import Context
+from vispe.hosts.transplant.layers import converted_in, layer_in, plain_class
+from vispe.hosts.transplant.loop import context_for, mask_of_torch
+
+CALLS = "the tower, encode_image or forward_intermediates"  # what supplies positions to the blocks
 
 
 class VispeMultiheadAttention(nn.MultiheadAttention):
@@ -33,18 +40,25 @@ class VispeMultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the tokens (b, n, d) after attention, and its weights where they are asked for, as in torch."""
         if not isinstance(attn_mask, Context):
-            return super().forward(
-                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
-            )
+            if key_padding_mask is not None or key is not query or value is not query:
+                raise InputError(
+                    f"Attention of block {self.vispe_layer}: an encoding needs self-attention without a "
+                    "key_padding_mask, got other arguments. Pass the tokens three times, and a mask as attn_mask."
+                )
+            attn_mask = mask_of_torch(attn_mask, self.num_heads)
+        context = context_for(self, query, attn_mask, CALLS, is_causal and attn_mask is None)
+        # torch.fx cannot follow torch's own forward pass
+        if context.idle(self) and not isinstance(query, torch.fx.Proxy):
+            return super().forward(query, key, value, None, need_weights, None, average_attn_weights)
         q, k, v = _projected(self, query)
         weights = None
         if need_weights:
-            scores = attn_mask.scores(self, (q,), (k,), v, query)
+            scores = context.scores(self, (q,), (k,), v, query)
             weights = F.dropout(scores.softmax(), self.dropout, self.training)
             (out,) = scores.weigh(weights)
             weights = (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
         else:
-            out = attn_mask.attend(self, q, k, v, query, self.dropout if self.training else 0.0)
+            out = context.attend(self, q, k, v, query, self.dropout if self.training else 0.0)
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights
 
 
@@ -55,11 +69,12 @@ class VispeClipAttention(Attention):
 
     def forward(self, x: Tensor, attn_mask: Tensor | Context | None = None) -> Tensor:
         """Return the tokens (b, n, d) after attention."""
-        if not isinstance(attn_mask, Context):
-            return super().forward(x, attn_mask=attn_mask)
+        context = context_for(self, x, attn_mask, CALLS)
+        if context.idle(self):
+            return super().forward(x, attn_mask=context.mask)
         q, k, v = _projected(self, x)
         dropout = self.attn_drop.p if self.training else 0.0
-        out = attn_mask.attend(self, self.ln_q(q), self.ln_k(k), v, x, dropout)
+        out = context.attend(self, self.ln_q(q), self.ln_k(k), v, x, dropout)
         if self.head_scale is not None:
             out = out * self.head_scale
         return self.out_drop(self.out_proj(self.ln_inner(out.transpose(1, 2).flatten(2))))
@@ -95,15 +110,18 @@ SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     CustomResidualAttentionBlock: CustomResidualAttentionBlock,
 }
 STOCK = {ours: stock for stock, ours in SWAPS.items()}
+LAYERS = (VispeMultiheadAttention, VispeClipAttention)
 
 
 def stock_type(module: nn.Module) -> type[nn.Module]:
     """Return the class that an attention layer or block has in open_clip, whether it is swapped or not."""
-    return STOCK.get(type(module), type(module))
+    cls = plain_class(type(module))
+    return STOCK.get(cls, cls)
 
 
 def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
     """Yield (block, path, module) of every attention layer of an image tower, or of the block without one."""
     for i, block in enumerate(tower.transformer.resblocks):
-        path = f"transformer.resblocks.{i}"
-        yield (i, f"{path}.attn", block.attn) if hasattr(block, "attn") else (i, path, block)
+        path, block = layer_in(f"transformer.resblocks.{i}", block)
+        inside = (f"{path}.attn", block.attn) if hasattr(block, "attn") else (path, block)
+        yield i, *converted_in(*inside)

@@ -25,6 +25,7 @@ from vispe.hosts.timm.convert import convert_timm, restore_timm
 from vispe.hosts.transplant import plan
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.fitting import moved
+from vispe.hosts.transplant.layers import block_in
 from vispe.hosts.transplant.loading import encodings_of
 from vispe.hosts.transplant.words import Wanted, read
 
@@ -44,8 +45,9 @@ class _Tower(plan.Family):
     attentions = staticmethod(attentions)
 
     def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any] | None]]:
-        for (i, path, attention), block in zip(attentions(model), model.transformer.resblocks, strict=True):
-            yield f"transformer.resblocks.{i}", block, SWAPS.get(stock_type(block))
+        for (i, path, attention), outer in zip(attentions(model), model.transformer.resblocks, strict=True):
+            at, block = block_in(f"transformer.resblocks.{i}", outer, tuple(SWAPS))
+            yield at, block, SWAPS.get(stock_type(block))
             yield path, attention, SWAPS.get(stock_type(attention))
 
     def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:

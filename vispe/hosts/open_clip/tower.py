@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from vispe.encodings.base import Additive
 from vispe.errors import OptionError
-from vispe.grid import Positions
-from vispe.hosts.open_clip.attention import attentions
+from vispe.grid import Grid, Positions
+from vispe.hosts.open_clip.attention import LAYERS, attentions
 from vispe.hosts.transplant import overlap, traced
 from vispe.hosts.transplant.context import Context, HostState
 from vispe.hosts.transplant.fitting import counterpart, taken_blocks
@@ -34,6 +34,7 @@ class HostedTower(LoadsWeights, VisionTransformer):
     """The parts of open_clip's `VisionTransformer` that change when it is converted."""
 
     vispe_attentions = attentions
+    vispe_layers = LAYERS
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return the image features (b, output_dim) of images, and the tokens if `output_tokens`."""
@@ -79,6 +80,7 @@ class HostedTower(LoadsWeights, VisionTransformer):
 
     def _vispe_embed(self, image: Tensor) -> tuple[Tensor, Context, tuple[int, int]]:
         """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
+        self._vispe_intact()
         image = traced.one_size(image)
         x = self.conv1(image)
         shape = (x.shape[2], x.shape[3])
@@ -102,6 +104,15 @@ class HostedTower(LoadsWeights, VisionTransformer):
         if self.transformer.grad_checkpointing and torch.compiler.is_compiling():
             pos.memo = None  # fresh while compiling, so no other forward pass loses it
         return self.ln_pre(x), Context(pos, encodings, None, False), shape
+
+    def _embeds(self, x: Tensor) -> Tensor:
+        """Return the tokens (b, n, d) of images in front of the blocks, with what encodings add to them."""
+        self._vispe_refuse_draws("_embeds")
+        return self._vispe_embed(x)[0]
+
+    def _vispe_loop_grid(self, shape: tuple[int, ...], prefix: int | None) -> Grid:
+        spacing, reference = overlap.spacing_of(self.conv1), self.vispe.reference
+        return Grid(shape, prefix=1 if prefix is None else prefix, reference=reference, spacing=spacing)
 
     def _vispe_drop(self, x: Tensor, pos: Positions) -> tuple[Tensor, Positions]:
         """Drop patches by the same draws as open_clip, and their coordinates with them."""

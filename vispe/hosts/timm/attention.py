@@ -1,7 +1,7 @@
 """timm's attention layers and inlined-attention blocks, made to take a `Context`.
 
-Each class differs from its parent in one thing: when the mask argument is a `Context`, attention is computed
-with the encodings in it. Anything else takes timm's own path.
+Each class differs from its parent in one thing: its mask argument is a `Context`, and attention is computed with the
+encodings in it. Without one, the positions of `vispe.positions_for` are used, or an error is raised.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.hosts.transplant.context import Context
+from vispe.hosts.transplant.layers import converted_in, layer_in, plain_class
+from vispe.hosts.transplant.loop import context_for
+
+CALLS = "the model, forward_features or forward_intermediates"  # what supplies positions to the blocks
 
 
 class _Contextual(nn.Module):
@@ -27,11 +31,12 @@ class _Contextual(nn.Module):
         self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
     ) -> Tensor:
         """Return the tokens (b, n, d) after attention, or after the block."""
-        if not isinstance(attn_mask, Context):
-            return super().forward(x, attn_mask=attn_mask, is_causal=is_causal)
-        if self.vispe_stock_takes_masks and (plain := attn_mask.plain_mask(self, x)) is not None:
+        context = context_for(self, x, attn_mask, CALLS, is_causal)
+        if context.idle(self):
+            return super().forward(x, attn_mask=context.mask, is_causal=context.is_causal)
+        if self.vispe_stock_takes_masks and (plain := context.plain_mask(self, x)) is not None:
             return super().forward(x, attn_mask=plain)
-        return self.vispe_attend(x, attn_mask)
+        return self.vispe_attend(x, context)
 
     def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
         """Return the tokens (b, n, d) after attention with the encodings of `context`, or after the block."""
@@ -69,9 +74,10 @@ class _Rotated(nn.Module):
         is_causal: bool = False,
     ) -> Tensor:
         """Return the tokens (b, n, d) after attention; `rope` turns queries and keys before the encodings."""
-        if not isinstance(attn_mask, Context):
-            return super().forward(x, rope=rope, attn_mask=attn_mask, is_causal=is_causal)
-        plain = attn_mask.plain_mask(self, x)
+        context = context_for(self, x, attn_mask, CALLS, is_causal)
+        if context.idle(self):
+            return super().forward(x, rope=rope, attn_mask=context.mask, is_causal=context.is_causal)
+        plain = context.plain_mask(self, x)
         if plain is not None:
             return super().forward(x, rope=rope, attn_mask=plain)
         # EVA-02 keeps the biases outside of its projection, for that of keys is never trained
@@ -96,7 +102,7 @@ class _Rotated(nn.Module):
         groups = getattr(self, "num_kv_groups", 1)
         if groups > 1:
             k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
-        return _projected(self, self.norm(_attended(self, attn_mask, q, k, v, x)), x)
+        return _projected(self, self.norm(_attended(self, context, q, k, v, x)), x)
 
 
 class VispeEvaAttention(_Rotated, EvaAttention):
@@ -188,11 +194,13 @@ SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     DiffParallelScalingBlock: VispeDiffParallelScalingBlock,
 }
 STOCK = {ours: stock for stock, ours in SWAPS.items()}
+LAYERS = (_Contextual, _Rotated)
 
 
 def stock_type(module: nn.Module) -> type[nn.Module]:
     """Return timm's class of an attention layer or block, whether it is swapped or not."""
-    return STOCK.get(type(module), type(module))
+    cls = plain_class(type(module))
+    return STOCK.get(cls, cls)
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
@@ -201,12 +209,13 @@ def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
     The module need not be one that can be swapped.
     """
     for i, block in enumerate(model.blocks):
-        path = f"blocks.{i}"
+        path, block = layer_in(f"blocks.{i}", block)
         if stock_type(block) in SWAPS:
             yield i, path, block
         elif hasattr(block, "attns"):
-            yield from ((i, f"{path}.attns.{j}.attn", branch.attn) for j, branch in enumerate(block.attns))
+            for j, branch in enumerate(block.attns):
+                yield i, *converted_in(f"{path}.attns.{j}.attn", branch.attn)
         elif hasattr(block, "attn"):
-            yield i, f"{path}.attn", block.attn
+            yield i, *converted_in(f"{path}.attn", block.attn)
         else:
-            yield i, path, block
+            yield i, *converted_in(path, block)

@@ -32,6 +32,12 @@ class HostedEva(HostedTokens, Eva):
 
     vispe_make = staticmethod(hosted)
 
+    def _pos_embed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return tokens (b, n, d) of patches and the rotary embedding that is kept, as timm does."""
+        x, pos, shape = self._vispe_by_hand(x)
+        x, _, rope = self._vispe_drop(x, pos, self._vispe_rope(shape))
+        return x, rope
+
     def _vispe_rope(self, shape: tuple[int, int]) -> Tensor | None:
         if self.rope is None:
             return None

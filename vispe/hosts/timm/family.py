@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from timm.layers import DiffAttention, resample_abs_pos_embed
 from timm.models import Eva, NaFlexVit, VisionTransformer
+from timm.models.naflexvit import NaFlexEmbeds
 from timm.models.vision_transformer import DiffParallelScalingBlock
 from torch import nn
 
@@ -22,6 +23,7 @@ from vispe.hosts.timm.attention import SWAPS, attentions, stock_type
 from vispe.hosts.transplant import plan
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.fitting import moved, with_training_grid
+from vispe.hosts.transplant.layers import layer_in
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ class _Timm(plan.Family):
                     )
 
     def check_inside(self, model: Any) -> None:
-        for i, block in enumerate(model.blocks):
+        for i, outer in enumerate(model.blocks):
+            _, block = layer_in("", outer)
             arguments = [*inspect.signature(block.forward).parameters][1:]
             reached = "attn_mask" in arguments
             if self.mask_at is not None:
@@ -206,8 +209,12 @@ class _NaFlex(_Timm):
     def finish(self, model: Any, old: HostState | None) -> None:
         super().finish(model, old)
         model.embeds.pos_drop.__class__ = naflex.LaterDropout
+        if type(model.embeds) is NaFlexEmbeds and any(isinstance(e, Additive) for e in model._vispe_shared()):
+            model.embeds.__class__ = naflex.HostedEmbeds
 
     def leave(self, model: Any) -> None:
+        if isinstance(model.embeds, naflex.HostedEmbeds):
+            model.embeds.__class__ = NaFlexEmbeds
         model.embeds.pos_drop.__class__ = nn.Dropout
 
 

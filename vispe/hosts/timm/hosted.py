@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from vispe.encodings.base import Additive
 from vispe.errors import OptionError
-from vispe.grid import Positions
-from vispe.hosts.timm.attention import attentions
+from vispe.grid import Grid, Positions
+from vispe.hosts.timm.attention import LAYERS, attentions
 from vispe.hosts.transplant import overlap, traced
 from vispe.hosts.transplant.context import Context
 from vispe.hosts.transplant.fitting import counterpart, taken_blocks
@@ -32,6 +32,7 @@ class HostedTimm(LoadsWeights):
     """What changes in every timm model when it is converted."""
 
     vispe_attentions = attentions
+    vispe_layers = LAYERS
     vispe_make: ClassVar[Callable[[type[nn.Module]], type[nn.Module]]]  # the `hosted` of its family
     vispe_tables: ClassVar[tuple[str, ...]] = ("pos_embed",)  # state of the absolute table
 
@@ -58,6 +59,15 @@ class HostedTimm(LoadsWeights):
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         return self.vispe_tables
+
+    @property
+    def _vispe_spacing(self) -> tuple[float, float] | None:
+        """Distance of tokens in patches, where patches overlap."""
+        return None
+
+    def _vispe_loop_grid(self, shape: tuple[int, ...], prefix: int | None) -> Grid:
+        prefix = self.num_prefix_tokens if prefix is None else prefix
+        return Grid(shape, prefix=prefix, reference=self.vispe.reference, spacing=self._vispe_spacing)
 
     def _vispe_unused(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
         unused = super()._vispe_unused(state_dict, prefix)
@@ -119,6 +129,7 @@ class HostedTokens(HostedTimm):
         self, image: Tensor, mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Context, tuple[int, int]]:
         """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
+        self._vispe_intact()
         image = traced.one_size(image)
         if not isinstance(is_causal, torch.fx.Proxy):
             is_causal = bool(is_causal)  # a legacy ONNX export makes a tensor of it
@@ -135,19 +146,47 @@ class HostedTokens(HostedTimm):
         pos = traced.positions(
             image, x.shape[1], shape, self.num_prefix_tokens, *known, embed, self._vispe_spacing
         )
+        x = self._vispe_tokens(x, shape, pos, image)
+        x, pos, rope = self._vispe_drop(x, pos, self._vispe_rope(shape))
+        if self.grad_checkpointing and torch.compiler.is_compiling():
+            pos.memo = None  # fresh while compiling, so no other forward pass loses it
+        return self.norm_pre(x), Context(pos, encodings, mask, is_causal, rope), shape
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        """Return tokens (b, n, d) of patches, for code that assembles them itself; arguments as in timm.
+
+        Encodings that are added to tokens are among them.
+
+        Raises:
+            ShapeError: the patches do not fit the grid, or an encoding reads the image.
+            UnsupportedCombination: a sampler in training draws positions that attention would not share.
+        """
+        return self._vispe_by_hand(x)[0]
+
+    def _vispe_by_hand(self, x: Tensor) -> tuple[Tensor, Positions, tuple[int, int]]:
+        """Return tokens, positions and grid of patches that did not come through the forward pass."""
+        self._vispe_refuse_draws("_pos_embed")
+        shape = tuple(self.patch_embed.grid_size)
+        if self.dynamic_img_size:
+            shape = (x.shape[1], x.shape[2])
+            x = x.flatten(1, 2)
+        known = (self.num_prefix_tokens, self.vispe.reference, self._vispe_all(), self._vispe_cache(x))
+        pos = traced.positions(x, x.shape[1], shape, *known, None, self._vispe_spacing)
+        return self._vispe_tokens(x, shape, pos, None), pos, shape
+
+    def _vispe_tokens(
+        self, x: Tensor, shape: tuple[int, int], pos: Positions, image: Tensor | None
+    ) -> Tensor:
+        """Return patches (b, n, d) behind the prefix tokens, with all that is added to them."""
         prefix = [t for t in (self.cls_token, self._vispe_second_token()) if t is not None]
         if prefix:
             x = torch.cat([*(t.expand(x.shape[0], -1, -1) for t in prefix), x], dim=1)
         if self.pos_embed is not None:
             x = x + self._vispe_abs_table(shape)
-        for encoding in encodings:
+        for encoding in self._vispe_shared():
             if isinstance(encoding, Additive):
                 x = traced.add(encoding, x, pos, image)
-        x = self.pos_drop(x)
-        x, pos, rope = self._vispe_drop(x, pos, self._vispe_rope(shape))
-        if self.grad_checkpointing and torch.compiler.is_compiling():
-            pos.memo = None  # fresh while compiling, so no other forward pass loses it
-        return self.norm_pre(x), Context(pos, encodings, mask, is_causal, rope), shape
+        return self.pos_drop(x)
 
     def _vispe_second_token(self) -> Tensor | None:
         """Return the tokens (1, m, d) that follow the class token, if any."""
@@ -163,7 +202,6 @@ class HostedTokens(HostedTimm):
 
     @property
     def _vispe_spacing(self) -> tuple[float, float] | None:
-        """Distance of tokens in patches, where patches overlap."""
         return overlap.spacing_of(getattr(self.patch_embed, "proj", None))
 
     def _vispe_abs_table(self, shape: tuple[int, int]) -> Tensor:

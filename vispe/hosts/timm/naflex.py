@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 import torch.fx
-from timm.layers import apply_keep_indices_nlc, register_notrace_function
+from timm.layers import apply_keep_indices_nlc, register_notrace_function, register_notrace_module
 from timm.models import NaFlexVit
-from timm.models.naflexvit import create_attention_mask
+from timm.models.naflexvit import NaFlexEmbeds, create_attention_mask
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.encodings.base import Additive, Encoding
 from vispe.encodings.parts.preparing import prepare
 from vispe.encodings.parts.sampler import Sampler
-from vispe.errors import ShapeError
+from vispe.errors import InputError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.hosts.timm.hosted import HostedTimm, hosted_class
 from vispe.hosts.transplant import traced
@@ -41,6 +41,20 @@ class LaterDropout(nn.Dropout):
         return x
 
 
+@register_notrace_module
+class HostedEmbeds(NaFlexEmbeds):
+    """The embedding of a NaFlexVit whose encodings are added to tokens, which only the model can do."""
+
+    def forward(self, *args: Any, vispe_added: bool = False, **kwargs: Any) -> Any:
+        """Return the embedding of timm; raise `InputError` where the model does not add its encodings behind it."""
+        if not vispe_added:
+            raise InputError(
+                "NaFlexEmbeds: its encoding is added to the tokens by the model, got a call of the embedding alone. "
+                "Call the model, forward_features or forward_intermediates."
+            )
+        return super().forward(*args, **kwargs)
+
+
 @cache
 def hosted(stock: type[NaFlexVit]) -> type[NaFlexVit]:
     """Return the converted counterpart of a NaFlexVit class, or raise `UnsupportedHost` as `hosted_class` does."""
@@ -56,8 +70,10 @@ class HostedNaFlex(HostedTimm, NaFlexVit):
     def _forward_embeds(
         self, x: Tensor, patch_coord: Tensor | None, patch_valid: Tensor | None, attn_mask: Tensor | None
     ) -> dict[str, Any]:
+        self._vispe_intact()
         x = given = x if patch_coord is not None else traced.one_size(x)
-        x, shape = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid)
+        added = {"vispe_added": True} if isinstance(self.embeds, HostedEmbeds) else {}
+        x, shape = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid, **added)
         prefix, shared = self.num_prefix_tokens, self._vispe_shared()
         where = (prefix, self.vispe.reference, shared, self._vispe_all(), self._vispe_cache(x))
         x, pos, mixed = located(x, given, shape, patch_coord, patch_valid, *where)

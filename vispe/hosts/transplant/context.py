@@ -14,7 +14,7 @@ from vispe.attention.bias.windows import WindowMask
 from vispe.attention.choose import LONG
 from vispe.attention.precision import compute_dtype, exporting
 from vispe.attention.preference import selected
-from vispe.encodings.base import Encoding, Mixing, Rotary
+from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import bias_of, value_term_of
 from vispe.grid import Positions
 from vispe.hosts.transplant import traced
@@ -59,9 +59,9 @@ class Context:
         whole.selected = whole.patches.selected = self.selected
         return whole
 
-    def masked(self, mask: Tensor) -> Context:
+    def masked(self, mask: Tensor | None, is_causal: bool = False) -> Context:
         """Return the same context with another mask of the user, for one layer."""
-        other = Context(self.positions, self.encodings, mask, False, self.rope, self.mixed)
+        other = Context(self.positions, self.encodings, mask, is_causal, self.rope, self.mixed)
         other.selected = self.selected
         return other
 
@@ -71,6 +71,12 @@ class Context:
             if isinstance(encoding, Mixing) and encoding.active(layer):
                 x = traced.mix(encoding, x, self.positions, layer)
         return x
+
+    def idle(self, module: nn.Module) -> bool:
+        """Return whether nothing acts inside the attention layer `module`, so that stock attention serves."""
+        if module.pos_enc is not None:
+            return False
+        return not any(isinstance(e, Biased | Rotary) for e in self.encodings)
 
     def plain_mask(self, module: nn.Module, x: Tensor) -> Tensor | None:
         """Return one mask that says all of this layer's encodings, so that stock attention can run, or None.

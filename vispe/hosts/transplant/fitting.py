@@ -10,22 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.encodings.base import Encoding, Mixing, Rotary
+from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
 from vispe.encodings.parts.rope import RopeBase, TooSmall
+from vispe.encodings.parts.sampler import Sampler
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
 
+EXAMPLES = {
+    1: "alibi",
+    2: "alibi2d",
+    3: "alibi3d",
+}  # for each number of axes an encoding that every host takes
 _PER_AXIS = ("split", "spacing", "reference")  # options with one number for each axis
 
 
 def check_axes(encoding: Encoding, axes: int, stock: type[nn.Module]) -> None:
     """Raise when an encoding, or one of its options, is for grids with another number of axes."""
     if axes not in encoding.ndim:
-        raise UnsupportedCombination(
-            f"{encoding.name} is for {' or '.join(map(str, encoding.ndim))} axes, but the tokens of {stock.__name__} "
-            f"form a {axes}-axis grid; choose one of vispe.list_encodings(ndim={axes})."
-        )
+        raise UnsupportedCombination(_other_axes(encoding.name, encoding.ndim, axes, stock))
     for option in _PER_AXIS:
         value = getattr(encoding, option, None)
         if isinstance(value, list | tuple) and len(value) != axes:
@@ -33,6 +36,33 @@ def check_axes(encoding: Encoding, axes: int, stock: type[nn.Module]) -> None:
                 f"{encoding.name} has {option}={value}, but the tokens of {stock.__name__} form a {axes}-axis grid; "
                 "give one number per axis."
             )
+
+
+def check_term(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> None:
+    """Raise when no encoding of a class is for grids with this number of axes, whatever its options are."""
+    if axes not in cls.ndim:
+        raise UnsupportedCombination(_other_axes(cls.name, cls.ndim, axes, stock))
+
+
+def _other_axes(name: str, ndim: Sequence[int], axes: int, stock: type[nn.Module]) -> str:
+    return (
+        f"{name} is for {' or '.join(map(str, ndim))} axes, but the tokens of {stock.__name__} form a {axes}-axis "
+        f"grid; use an encoding for {axes} axes, such as {EXAMPLES[axes]}."
+    )
+
+
+def check_outside(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> None:
+    """Raise when an encoding acts outside of attention, for hosts whose attention layers alone are replaced."""
+    if issubclass(cls, Sampler):
+        raise UnsupportedCombination(
+            f"{cls.name} draws positions for one grid of all tokens, which {stock.__name__} does not have; use it in a "
+            f"plain ViT or Eva of timm, as in '{cls.name}+{cls.reader}'."
+        )
+    if issubclass(cls, Additive | Mixing) or not (issubclass(cls, Biased | Rotary) or cls.name == "none"):
+        raise UnsupportedCombination(
+            f"{cls.name} acts on the tokens outside of attention, which {stock.__name__} does not support; use an "
+            f"encoding that acts in attention, such as {EXAMPLES[axes]}."
+        )
 
 
 def check_part(e: Encoding, family: Any, stock: type[Any], axes: int, keep_rope: bool) -> None:

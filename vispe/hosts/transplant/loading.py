@@ -15,12 +15,15 @@ import torch.fx
 from torch import nn
 
 from vispe.encodings.base import Encoding
+from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import plain_terms
 from vispe.encodings.saved import keep, named, refuse_other, saved_grid, saved_terms
-from vispe.errors import EncodingMismatch
+from vispe.errors import EncodingMismatch, UnsupportedCombination, UnsupportedHost
+from vispe.grid import Grid
 from vispe.hosts.transplant.cache import PositionCache
 from vispe.hosts.transplant.context import HostState
 from vispe.hosts.transplant.fitting import uses_reference
+from vispe.hosts.transplant.layers import check_layers
 
 _logger = logging.getLogger("vispe.hosts")
 _HOME = "pos_enc"  # the name of every module that holds an encoding
@@ -34,6 +37,9 @@ class LoadsWeights(nn.Module):
     vispe_attentions: ClassVar[
         Callable[[Any], Iterator[tuple[int, str, Any]]]
     ]  # block, path, module of each layer
+    vispe_layers: ClassVar[tuple[type[nn.Module], ...]] = (
+        nn.Module,
+    )  # the classes that they have when swapped
 
     def _vispe_paths(self) -> Iterator[tuple[str, Encoding]]:
         """Yield path and encoding of every encoding of the model."""
@@ -51,6 +57,35 @@ class LoadsWeights(nn.Module):
         """Return the encodings that prepare positions: those of layers too, of which one of each kind counts."""
         return tuple(e for _, encoding in self._vispe_paths() for e in encoding.parts())
 
+    def _vispe_intact(self) -> None:
+        """Raise `UnsupportedHost` where another library has exchanged the class of an attention layer."""
+        if self.vispe.inside:
+            check_layers(self.vispe_attentions(), self.vispe_layers)
+
+    def _vispe_refuse_draws(self, call: str) -> None:
+        """Raise `UnsupportedCombination` where tokens would be assembled at positions that attention does not share."""
+        for e in self._vispe_all() if self.training else ():
+            if isinstance(e, Sampler):
+                raise UnsupportedCombination(
+                    f"{call}: {e.name} draws positions in training, which the blocks would not share. Call the model "
+                    "or its forward_intermediates."
+                )
+
+    def _vispe_loop_grid(self, shape: tuple[int, ...], prefix: int | None) -> Grid:
+        """Return the grid of `vispe.positions_for`.
+
+        Args:
+            shape: rows and columns of the patches.
+            prefix: tokens without a position; None for those of the model.
+
+        Raises:
+            UnsupportedHost: positions do not reach the blocks from outside.
+        """
+        raise UnsupportedHost(
+            f"vispe.positions_for: the attention layers of {self.vispe.stock.__name__} take no positions from a loop. "
+            "Call the model; in models with windows, and in those of torchvision and MONAI, layers know their grid."
+        )
+
     def _vispe_cache(self, image: Any) -> PositionCache | None:
         """Return where positions of a forward pass are kept; None while a graph is traced."""
         return None if isinstance(image, torch.fx.Proxy) else self.vispe.cache
@@ -58,7 +93,10 @@ class LoadsWeights(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that must not decay."""
         theirs = getattr(super(), "no_weight_decay", set)()
-        return theirs | {f"{path}.{name}" for path, e in self._vispe_paths() for name in e.no_weight_decay()}
+        ours = {id(e.get_parameter(name)) for _, e in self._vispe_paths() for name in e.no_weight_decay()}
+        return theirs | {
+            name for name, p in self.named_parameters() if id(p) in ours
+        }  # wrappers are in these names
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         """Return the names of the state of the absolute table that the stock model has."""

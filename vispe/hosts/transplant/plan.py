@@ -15,18 +15,20 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import nn
 
-from vispe.encodings.base import Biased, Encoding, Rotary
-from vispe.encodings.registry import create_encoding
+from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
+from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transplant.context import HostState, backend_in_words
 from vispe.hosts.transplant.fitting import (
     attach,
     check_part,
+    check_term,
     joined,
     refuse_patched,
     take_over,
     too_small,
 )
+from vispe.hosts.transplant.layers import refuse_parametrized
 from vispe.hosts.transplant.moved import aliased, check_moved, without_effect
 from vispe.hosts.transplant.words import Wanted
 
@@ -250,6 +252,8 @@ def put_in(model: Any, family: Family, wanted: Wanted, built: bool = False) -> N
         for (layer, _, module), encoding in zip(layers, plan.own, strict=True):
             module.vispe_layer = layer
             attach(module, encoding)
+            if all(e.name == "none" for e in plan.parts):
+                module.vispe_bare = keep_rope
     family.finish(model, old)
 
 
@@ -267,6 +271,8 @@ def take_out(model: Any, family: Family | None) -> None:
     if state.lost:
         _refuse(family, state.stock, "restore", " and ".join(state.lost), state.lost)
     family.check_aside(model, state.table)
+    for path, module, _ in family.swaps(model) if state.inside else ():
+        refuse_parametrized(path, module)
     _strip(model, family)
     _own(model, True, family.has_table(model), family.take_table, family.put_table, state.table)
     _own(model, True, family.has_rope(model), family.take_rope, family.put_rope, state.rope)
@@ -286,7 +292,9 @@ def in_words(model: Any, family: Family) -> str:
         lines.append(f"  own rotary embedding: {'in use' if state.keep_rope else 'taken out'}")
     if model.pos_enc is not None:
         lines.append(f"  pos_enc: {model.pos_enc.name}, {_count([model.pos_enc])} parameters")
-    layers: list[Any] = [m for _, _, m in family.attentions(model)] if state.inside else []
+    acting = [e for _, encoding in model._vispe_paths() for e in encoding.parts()]
+    inside = family.always_inside or any(isinstance(e, Biased | Rotary) for e in acting)
+    layers: list[Any] = [m for _, _, m in family.attentions(model)] if inside else []
     own = [m.pos_enc for m in layers if m.pos_enc is not None]
     if own:
         lines.append(f"  {len(own)} attention layers with their own: {own[0].name}, {_count(own)} parameters")
@@ -327,6 +335,12 @@ def _planned(
                 take_over(encoding, source, family.noun)
         return parts
 
+    classes = [encoding_class(term["name"]) for term in wanted.terms]
+    if layers and facts.get("num_heads") is None and any(issubclass(c, Biased | Rotary) for c in classes):
+        family.check_inside(model)
+        _check_swaps(model, family)  # of an unknown layer not even the heads are known
+    for cls_of_term in classes:
+        check_term(cls_of_term, len(facts["grid"] or "hw"), stock)
     parts = build()
     for encoding in parts:
         check_part(encoding, family, stock, len(facts["grid"] or "hw"), keep_rope)
@@ -336,6 +350,8 @@ def _planned(
     if inside:
         family.check_inside(model)
         _check_swaps(model, family)
+    elif any(isinstance(e, Mixing) for e in parts):
+        inside = _swappable(model, family)  # then blocks that are called without the model raise an error
     # each layer has parameters of its own, so encodings that are per layer are built once for each
     layered = family.apart or any(e.per_layer for e in parts)
     own: list[Encoding | None] = []
@@ -344,6 +360,16 @@ def _planned(
         own.append(joined([e for e in built if (family.apart or e.per_layer) and e.active(layer)]))
     shared = joined([e for e in parts if not (family.apart or e.per_layer)])
     return _Plan(cls, parts, shared, own, inside, facts["grid"])
+
+
+def _swappable(model: Any, family: Family) -> bool:
+    """Return whether attention layers can be swapped, for encodings that do not need it."""
+    try:
+        family.check_inside(model)
+        _check_swaps(model, family)
+    except UnsupportedHost:
+        return False
+    return True
 
 
 def _check_swaps(model: Any, family: Family) -> None:
@@ -355,6 +381,7 @@ def _check_swaps(model: Any, family: Family) -> None:
                 "an additive encoding, or vispe.Attention in your own blocks."
             )
         refuse_patched(module, path, family.patchable)
+        refuse_parametrized(path, module)
 
 
 def _strip(model: Any, family: Family) -> None:
@@ -365,6 +392,7 @@ def _strip(model: Any, family: Family) -> None:
         swapped = [module for _, module, _ in family.swaps(model)]
         for _, _, module in family.attentions(model):
             del module.vispe_layer, module.pos_enc
+            vars(module).pop("vispe_bare", None)
         for module in swapped:
             module.__class__ = family.stock_type(module)
     del model.pos_enc, model.vispe

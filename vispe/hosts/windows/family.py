@@ -13,18 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.base import Encoding
 from vispe.encodings.layer import attend
 from vispe.encodings.parts.preparing import prepare
-from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import encoding_class
-from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.errors import UnsupportedHost
 from vispe.grid import Grid
 from vispe.hosts.transformers.classes import positioned
 from vispe.hosts.transformers.vision.tables import Untabled
 from vispe.hosts.transplant import plan
 from vispe.hosts.transplant.context import HostState
-from vispe.hosts.transplant.fitting import moved
+from vispe.hosts.transplant.fitting import check_outside, moved
 from vispe.hosts.transplant.loading import LoadsWeights
 from vispe.hosts.windows.attention import Site
 from vispe.hosts.windows.known import (
@@ -188,14 +187,10 @@ class _Windows(plan.Family):
             layer.rotary_emb = rotary.to(like.device)
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
+        layer = next((module for _, _, module in attentions(model)), None)
         for term in terms:
-            cls = encoding_class(term["name"])
-            inside = issubclass(cls, Biased | Rotary) and not issubclass(cls, Additive | Mixing)
-            if (not inside and cls.name != "none") or issubclass(cls, Sampler):
-                raise UnsupportedCombination(
-                    f"{cls.name} works on the tokens of one grid outside of attention, and {stock.__name__} has no "
-                    "place for it; choose one of vispe.list_encodings(kind='bias', ndim=2)."
-                )
+            axes = 2 if layer is None else len(grid_of(model, layer))
+            check_outside(encoding_class(term["name"]), axes, stock)
         if getattr(model, "rope_global", None) is not None:
             raise UnsupportedHost(
                 f"This {stock.__name__} was built with use_rope=True, a rotation that vispe cannot take out of it; "

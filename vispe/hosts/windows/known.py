@@ -9,6 +9,7 @@ from torch import nn
 
 from vispe.errors import UnsupportedHost
 from vispe.hosts.transformers.classes import stock_of
+from vispe.hosts.transplant.layers import plain_class, state_path
 from vispe.hosts.windows.attention import Sited
 from vispe.hosts.windows.monai import VolumeAttention, VolumeBlock, VolumeWindowAttention
 from vispe.hosts.windows.timm import (
@@ -83,7 +84,8 @@ PARTS: dict[str, type[nn.Module]] = {"monai.networks.nets.swin_unetr.SwinTransfo
 
 def stock_type(module: nn.Module) -> type[Any]:
     """Return the class that a module has in its library, whether it is swapped or not."""
-    return stock_of(type(module)) or type(module)
+    cls = plain_class(type(module))
+    return stock_of(cls) or cls
 
 
 def known(cls: type[Any]) -> str | None:
@@ -95,7 +97,7 @@ def known(cls: type[Any]) -> str | None:
 def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
     """Yield (number, path, module) of every attention layer."""
     found = ((path, m) for path, m in model.named_modules() if name_of(m) in SITES)
-    yield from ((i, path, m) for i, (path, m) in enumerate(found))
+    yield from ((i, state_path(path), m) for i, (path, m) in enumerate(found))
 
 
 def name_of(module: nn.Module) -> str:

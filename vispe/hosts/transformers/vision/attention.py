@@ -1,7 +1,8 @@
 """Attention of transformers' vision towers, made to take a context.
 
-Each class differs from its parent in one thing: when it is handed a context, attention is computed with the encodings
-in it. Parameters keep their names and places. Without a context the parent's path is taken.
+Each class differs from its parent in one thing: it is handed a context, and attention is computed with the encodings in
+it. Parameters keep their names. Without a context, the positions of `vispe.positions_for` are used, or an error is
+raised.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from vispe.encodings.base import Encoding
-from vispe.errors import UnsupportedCombination
+from vispe.errors import InputError, UnsupportedCombination
 from vispe.hosts.transformers.vision.chunks import PackedContext
 from vispe.hosts.transformers.vision.family import heads_of
 from vispe.hosts.transplant.context import Context
+from vispe.hosts.transplant.loop import context_for
+
+CALLS = "the model"  # what supplies positions to the blocks
 
 
 class HostedAttention(nn.Module):
@@ -53,7 +57,10 @@ class PackedAttention(HostedAttention):
     ) -> Tensor:
         """Return the tokens (n, d) after attention; arguments as in transformers."""
         if vispe_context is None:
-            return super().forward(hidden_states, cu_seqlens, position_embeddings, max_seqlen, **kwargs)
+            raise InputError(
+                f"Attention of block {self.vispe_layer}: its encoding needs positions, got none. Call the tower; its "
+                "blocks cannot be called alone, since it packs images of several grids."
+            )
         qkv = self.qkv(hidden_states)
         q, k, v = rearrange(qkv, "n (three h d) -> three n h d", three=3, h=self.num_heads)
         if vispe_context.rope:
@@ -74,11 +81,9 @@ class ClipAttention(HostedAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
-        if vispe_context is None:
-            return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
-        x = hidden_states
+        x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        out, weights = _attended(self, vispe_context, x, *qkv, attention_mask, self.dropout)
+        out, weights = _attended(self, context, x, *qkv, attention_mask, self.dropout)
         return self.out_proj(out), weights
 
 
@@ -93,11 +98,9 @@ class InternAttention(HostedAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
-        if vispe_context is None:
-            return super().forward(hidden_states, attention_mask=attention_mask, **kwargs)
-        x = hidden_states
+        x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
-        out, weights = _attended(self, vispe_context, x, *qkv, attention_mask, self.attention_dropout)
+        out, weights = _attended(self, context, x, *qkv, attention_mask, self.attention_dropout)
         return self.projection_dropout(self.projection_layer(out)), weights
 
 
@@ -113,16 +116,14 @@ class GridAttention(HostedAttention):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
-        if vispe_context is None:
-            rope = {} if position_embeddings is None else {"position_embeddings": position_embeddings}
-            return super().forward(hidden_states, attention_mask=attention_mask, **rope, **kwargs)
         x, turn = hidden_states, None
-        if vispe_context.rope and position_embeddings is not None:
+        context = context_for(self, x, vispe_context, CALLS)
+        if context.rope and position_embeddings is not None:
             rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
             turn = functools.partial(rotate, cos=position_embeddings[0], sin=position_embeddings[1])
         qkv = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         dropout_p = self.attention_dropout if hasattr(self, "attention_dropout") else self.dropout
-        out, weights = _attended(self, vispe_context, x, *qkv, attention_mask, dropout_p, turn)
+        out, weights = _attended(self, context, x, *qkv, attention_mask, dropout_p, turn)
         return self.o_proj(out), weights
 
 
@@ -133,11 +134,9 @@ class FilmAttention(HostedAttention):
         self, hidden_states: Tensor, vispe_context: Context | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
-        if vispe_context is None:
-            return super().forward(hidden_states, **kwargs)
-        x = hidden_states
+        x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.query(x), self.key(x), self.value(x)
-        return _attended(self, vispe_context, x, *qkv, None, self.dropout_prob)
+        return _attended(self, context, x, *qkv, None, self.dropout_prob)
 
 
 class JepaAttention(HostedAttention):
@@ -147,14 +146,13 @@ class JepaAttention(HostedAttention):
         self, hidden_states: Tensor, position_mask: Tensor | None = None, vispe_context: Context | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
-        if vispe_context is None:
-            return super().forward(hidden_states, position_mask)
         x, turn = hidden_states, None
-        if vispe_context.rope:
+        context = context_for(self, x, vispe_context, CALLS)
+        if context.rope:
             places = self.get_position_ids(x)
             turn = lambda q, k: tuple(self.apply_rotary_embeddings(t, places) for t in (q, k))  # noqa: E731
         qkv = self.query(x), self.key(x), self.value(x)
-        out, weights = _attended(self, vispe_context, x, *qkv, None, self.dropout_prob, turn)
+        out, weights = _attended(self, context, x, *qkv, None, self.dropout_prob, turn)
         return self.proj(out), weights
 
 

@@ -16,7 +16,7 @@ import torch
 from einops import rearrange
 from torch import nn
 
-from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.base import Encoding
 from vispe.encodings.layer import attend
 from vispe.encodings.parts.preparing import prepare
 from vispe.encodings.registry import Spec, encoding_class, parse_spec
@@ -38,7 +38,7 @@ from vispe.hosts.transformers.vision.family import (
 from vispe.hosts.transformers.vision.tables import has_tables, never_loaded, put_tables, take_tables
 from vispe.hosts.transformers.vision.tower import SWAPS, swapped
 from vispe.hosts.transplant import plan
-from vispe.hosts.transplant.fitting import refuse_patched
+from vispe.hosts.transplant.fitting import check_outside, refuse_patched
 from vispe.hosts.transplant.twins import advice
 from vispe.hosts.transplant.words import Wanted, read
 from vispe.hosts.windows import family as windows
@@ -253,11 +253,7 @@ def _check_class(path: str, cls: type[Any], module: str, name: str) -> None:
 def _check_kind(term: dict[str, Any], grid: tuple[int, ...] | None, stock: type[nn.Module]) -> None:
     """Raise when an encoding has no place inside attention, or needs a grid that the tower does not have."""
     cls = encoding_class(term["name"])
-    if issubclass(cls, Additive | Mixing) or not (issubclass(cls, Biased | Rotary) or cls.name == "none"):
-        raise UnsupportedCombination(
-            f"{cls.name} works on the tokens outside of attention, where {stock.__name__} has no place for it; choose "
-            "one of vispe.list_encodings(kind='bias', ndim=2)."
-        )
+    check_outside(cls, 2 if grid is None else len(grid), stock)
     wanted = inspect.signature(cls).parameters.get("grid")
     if grid is None and wanted is not None and wanted.default is wanted.empty and "grid" not in term:
         raise OptionError(

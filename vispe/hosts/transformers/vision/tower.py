@@ -23,6 +23,7 @@ from vispe.hosts.transformers.vision.attention import (
     ClipAttention,
     FilmAttention,
     GridAttention,
+    HostedAttention,
     InternAttention,
     InternEncoder,
     InternLayer,
@@ -43,6 +44,7 @@ class HostedTower(LoadsWeights):
     """What every converted vision tower has."""
 
     vispe_attentions = attentions
+    vispe_layers = (HostedAttention,)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep the signature of the class that is replaced; callers ask which inputs a model takes."""
@@ -102,6 +104,7 @@ class GridTower(HostedTower):
 
     def _vispe_context(self, pixel_values: Tensor, keep: Tensor | None = None) -> Context:
         """Return the context of images (b, c, height, width), of which patches `keep` (b, m) remain, if given."""
+        self._vispe_intact()
         patch = pair(self.config.patch_size)
         shape = (pixel_values.shape[-2] // patch[0], pixel_values.shape[-1] // patch[1])
         grid = Grid(shape, prefix=prefix_of(self), reference=self.vispe.reference)
@@ -109,6 +112,11 @@ class GridTower(HostedTower):
         pos = prepare(self.vispe.cache(grid, pixel_values))
         pos = pos if keep is None else traced.gather(pos, keep)
         return Context(pos, self._vispe_shared(), None, False, rope=self.vispe.keep_rope)
+
+    def _vispe_loop_grid(self, shape: tuple[int, ...], prefix: int | None) -> Grid:
+        return Grid(
+            shape, prefix=prefix_of(self) if prefix is None else prefix, reference=self.vispe.reference
+        )
 
 
 class PlainTower(GridTower):
@@ -176,6 +184,9 @@ class FilmTower(HostedTower):
         patch, config = pair(self.config.patch_size), self.config
         shape = (frames // config.tubelet_size, height // patch[0], width // patch[1])
         return self.vispe.cache(Grid(shape, reference=self.vispe.reference), like)
+
+    def _vispe_loop_grid(self, shape: tuple[int, ...], prefix: int | None) -> Grid:
+        return Grid(shape, prefix=prefix or 0, reference=self.vispe.reference)
 
     def _vispe_of(self, pos: Positions) -> Context:
         prepare = prepared_alike(self._vispe_all(), self.training)

@@ -1,0 +1,88 @@
+"""Attention layers behind wrappers (LoRA, checkpointing, FSDP, compiled blocks), and layers with a foreign class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from vispe.errors import UnsupportedHost
+
+# name under which a wrapper registers the module that it wraps; those of the second group are absent from state dicts
+_NAMED = ("base_layer", "_orig_mod", "module")
+_UNNAMED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
+def layer_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
+    """Return path and module of the layer inside wrappers; the module itself where there are none.
+
+    The path is the one in state dicts. Submodules are read from `_modules`, since iterating over those of a LoRA layer
+    has side effects.
+    """
+    if "vispe_layer" in vars(module):
+        return path, module
+    for name in (*_NAMED, *_UNNAMED):
+        if (inner := module._modules.get(name)) is not None:
+            return layer_in(path if name in _UNNAMED else f"{path}.{name}", inner)
+    return path, module
+
+
+def block_in(path: str, module: nn.Module, known: tuple[type[nn.Module], ...]) -> tuple[str, nn.Module]:
+    """Return path and module of the block of a `known` class at or below a module; the module itself if none is."""
+    path, module = layer_in(path, module)
+    for name, inner in () if isinstance(module, known) else module._modules.items():
+        if isinstance(inner, known):
+            return f"{path}.{name}", inner
+    return path, module
+
+
+def converted_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
+    """Return path and module of the converted layer at or below a module; the module itself where there is none."""
+    path, module = layer_in(path, module)
+    if "vispe_layer" in vars(module):
+        return path, module
+    for name, inner in module._modules.items():
+        below = (path, module) if inner is None else converted_in(f"{path}.{name}", inner)
+        if "vispe_layer" in vars(below[1]):
+            return below
+    return path, module
+
+
+def plain_class(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return a class without the subclasses that torch puts in its place: parametrized weights, sharded modules."""
+    while cls.__module__ == "torch.nn.utils.parametrize" or "FSDPModule" in {
+        c.__name__ for c in cls.__bases__
+    }:
+        cls = cls.__bases__[-1]
+    return cls
+
+
+def state_path(path: str) -> str:
+    """Return the path of a module as state dicts have it."""
+    return ".".join(part for part in path.split(".") if part not in _UNNAMED)
+
+
+def refuse_parametrized(path: str, module: nn.Module) -> None:
+    """Raise `UnsupportedHost` where a change of class would drop the parametrization of a weight."""
+    if type(module) is not plain_class(type(module)):
+        raise UnsupportedHost(
+            f"{path}: its class cannot be changed, got {type(module).__name__} with {', '.join(_parametrized(module))} "
+            "parametrized. Call torch.nn.utils.parametrize.remove_parametrizations first, and parametrize it again "
+            "afterwards."
+        )
+
+
+def _parametrized(module: nn.Module) -> list[str]:
+    return list(getattr(module, "parametrizations", {})) or ["its weights"]
+
+
+def check_layers(
+    layers: Iterable[tuple[int, str, nn.Module]], swapped: type[nn.Module] | tuple[type[nn.Module], ...]
+) -> None:
+    """Raise `UnsupportedHost` where a layer of a converted model is no longer of a class of vispe."""
+    for _, path, layer in layers:
+        if not isinstance(layer, swapped):
+            raise UnsupportedHost(
+                f"{path}: its class was exchanged after vispe.convert, which drops the encoding, got "
+                f"{type(layer).__name__}. Use an additive encoding such as sincos2d with the patch, or no patch."
+            )
