@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.parts.context import ContextRotary, heads_of, unit_heads
-from vispe.encodings.parts.coords import affine, affine_weight
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -91,15 +91,15 @@ class SelectiveRope(ContextRotary):
             )
         if full and self.rank != 16:
             raise OptionError(f"projection='full' has no rank, got rank={self.rank}; leave it out.")
-        self.down = None if full else nn.Linear(self.dim, self.rank, bias=False)
-        self.up = None if full else nn.Linear(self.rank, heads * self.pairs, bias=False)
+        self.down = None if full else PreciseLinear(self.dim, self.rank, bias=False)
+        self.up = None if full else PreciseLinear(self.rank, heads * self.pairs, bias=False)
         self.weight = nn.Parameter(torch.empty(heads, self.dim // heads, self.pairs)) if full else None
         self.scalar = nn.Parameter(torch.empty(heads)) if full and scan else None
         self.temperature = nn.Parameter(torch.empty(self.pairs)) if scan else None
         learned = scan and self.filter == "learned"
         self.taps = nn.Parameter(torch.empty(heads * self.pairs, WIDTH)) if learned else None
         self.drift_log = nn.Parameter(torch.empty(heads, self.pairs)) if self.drift else None
-        self.gate_proj = nn.Linear(self.dim, heads) if self.gate else None
+        self.gate_proj = PreciseLinear(self.dim, heads) if self.gate else None
         self.reset_parameters()
 
     def _pair_count(self) -> int:
@@ -133,7 +133,7 @@ class SelectiveRope(ContextRotary):
             assert self.down is not None
             assert self.up is not None
             whole = unit.transpose(1, 2).flatten(2)
-            return heads_of(affine_weight(self.up, affine_weight(self.down, whole)), self.num_heads)
+            return heads_of(self.up(self.down(whole)), self.num_heads)
         weight = at_least_float32(self.weight)
         if self.scalar is not None:
             weight = F.normalize(weight, dim=1) * self.scalar[:, None, None]
@@ -151,7 +151,7 @@ class SelectiveRope(ContextRotary):
         if self.drift_log is not None:
             phi = phi + at_least_float32(self.drift_log).exp()[:, None]
         if self.gate_proj is not None:
-            opened = torch.sigmoid(affine(self.gate_proj, unit.transpose(1, 2).flatten(2)))
+            opened = torch.sigmoid(self.gate_proj(unit.transpose(1, 2).flatten(2)))
             phi = phi * opened.transpose(1, 2)[..., None]
         return phi
 

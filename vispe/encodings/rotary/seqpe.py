@@ -12,9 +12,9 @@ from vispe.attention.bias.dense import LowRankBias
 from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Biased, Rotary
-from vispe.encodings.parts.coords import affine
 from vispe.encodings.parts.digit_losses import contrastive_loss, transfer_loss
 from vispe.encodings.parts.digit_tokens import DigitEncoding
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -99,7 +99,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         channels = self.dim if self.multi_head else self.dim // self.num_heads
         count = self.depth if self.depth and self.projection == "multi" else 1
         self._last = -1  # the layer that asked last
-        self.pe_qk = nn.ModuleList(nn.Linear(self._out, 2 * channels) for _ in range(count))
+        self.pe_qk = nn.ModuleList(PreciseLinear(self._out, 2 * channels) for _ in range(count))
         self.reset_parameters()
 
     @property
@@ -110,7 +110,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         """Draw matrices from a truncated normal of 0.02; biases are 0."""
         super().reset_parameters()
         for layer in self.pe_qk:
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, PreciseLinear):
                 nn.init.trunc_normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
 
@@ -130,7 +130,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         again = False
         if not torch.compiler.is_compiling():
             again, self._last = layer > self._last, layer  # layers ask in order: a lower number is a new pass
-        both = affine(cast("nn.Linear", module), self.vectors(pos, again))
+        both = cast("PreciseLinear", module)(self.vectors(pos, again))
         heads = self.num_heads if self.multi_head else 1
         pair = both.reshape(*both.shape[:2], 2, heads, -1).permute(2, 0, 3, 1, 4)
         return pair[0], pair[1]

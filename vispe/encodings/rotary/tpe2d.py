@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.bias.dense import DenseBias
@@ -11,7 +11,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.branches import Branch
-from vispe.encodings.parts.coords import affine_weight
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -75,9 +75,9 @@ class TPE2D(Rotary):
                 f"num_heads={self.num_heads}); choose another num_heads."
             )
         inner = self.gate_dim or self.width
-        self.gate_1 = nn.Linear(self.width, inner, bias=False)
-        self.gate_2 = nn.Linear(self.width, inner, bias=False)
-        self.gate_3 = nn.Linear(inner, 2, bias=False)
+        self.gate_1 = PreciseLinear(self.width, inner, bias=False)
+        self.gate_2 = PreciseLinear(self.width, inner, bias=False)
+        self.gate_3 = PreciseLinear(inner, 2, bias=False)
 
     @property
     def per_layer(self) -> bool:
@@ -87,14 +87,14 @@ class TPE2D(Rotary):
     def reset_parameters(self) -> None:
         """Initialise the gates as torch does."""
         for layer in self.children():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, PreciseLinear):
                 layer.reset_parameters()
 
     def gates(self, x: Tensor) -> Tensor:
         """Return how much each token takes of either order, (b, h, n, 2), for the tokens `x` (b, n, d)."""
         heads = at_least_float32(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        inner = F.silu(affine_weight(self.gate_1, heads)) * affine_weight(self.gate_2, heads)
-        return affine_weight(self.gate_3, inner).softmax(-1)
+        inner = F.silu(self.gate_1(heads)) * self.gate_2(heads)
+        return self.gate_3(inner).softmax(-1)
 
     def branches(self, pos: Positions, layer: int, x: Tensor | None = None) -> list[Branch]:
         """Return one branch for the order along rows and one for that along columns."""
