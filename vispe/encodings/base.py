@@ -170,6 +170,10 @@ class Encoding(nn.Module):
     def truncate(self, depth: int) -> None:
         """Drop what belongs to blocks from `depth` on, which the model has lost; here nothing does."""
 
+    def restrict(self, layer: int) -> None:
+        """Drop parameters of all blocks but `layer`, for hosts where every block has an instance of its own."""
+        del layer
+
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that must not decay: all."""
         return {name for name, _ in self.named_parameters()}

@@ -99,6 +99,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         channels = self.dim if self.multi_head else self.dim // self.num_heads
         count = self.depth if self.depth and self.projection == "multi" else 1
         self._last = -1  # the layer that asked last
+        self._block: int | None = None  # the only block that this instance serves, see `restrict`
         self.pe_qk = nn.ModuleList(PreciseLinear(self._out, 2 * channels) for _ in range(count))
         self.reset_parameters()
 
@@ -119,6 +120,22 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         if len(self.pe_qk) > depth > 0:
             self.pe_qk = self.pe_qk[:depth]
             self.depth = depth
+
+    def restrict(self, layer: int) -> None:
+        """Keep the projection of block `layer` alone; the parameters of the others would never be read."""
+        if len(self.pe_qk) > 1:
+            self.pe_qk = self.pe_qk[layer : layer + 1]
+            self.depth, self._block = None, layer
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Select the projection of this block in a checkpoint that has those of all blocks."""
+        prefix = f"{own}pe_qk."
+        if self._block is None or f"{prefix}1.weight" not in state_dict:
+            return
+        saved = {k: state_dict.pop(k) for k in list(state_dict) if k.startswith(prefix)}
+        for kind in ("weight", "bias"):
+            if f"{prefix}{self._block}.{kind}" in saved:
+                state_dict[f"{prefix}0.{kind}"] = saved[f"{prefix}{self._block}.{kind}"]
 
     def _factors(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         """Return pq and pk of a block, (1 or b, h or 1, n, d_h) each."""

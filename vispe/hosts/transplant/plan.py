@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -314,7 +315,7 @@ def _planned(
     layers = list(family.attentions(model))
     facts, like = family.facts(model, layers), next(model.parameters())
 
-    def build(facts: dict[str, Any] = facts) -> tuple[Encoding, ...]:
+    def build(facts: dict[str, Any], layer: int) -> tuple[Encoding, ...]:
         with torch.device(like.device):
             widths = [family.width(term, layers, facts["dim"]) for term in wanted.terms]
             terms = [
@@ -322,12 +323,16 @@ def _planned(
                 for term, width in zip(wanted.terms, widths, strict=True)
             ]
             parts = joined(terms).to(dtype=like.dtype).train(model.training).parts()
-        for encoding, source in zip(parts, wanted.sources, strict=False):
+        for encoding, source in zip_longest(parts, wanted.sources):
             if source is not None:
+                if family.apart and source.state_dict().keys() != encoding.state_dict().keys():
+                    encoding.restrict(layer)  # the source may come from such a layer itself
                 take_over(encoding, source, family.noun)
+            if family.apart:
+                encoding.restrict(layer)
         return parts
 
-    parts = build()
+    parts = build(facts, layers[0][0] if layers else 0)
     for encoding in parts:
         check_part(encoding, family, stock, len(facts["grid"] or "hw"), keep_rope)
     check_moved(parts, stock, keep_abs, keep_rope)
@@ -340,7 +345,7 @@ def _planned(
     layered = family.apart or any(e.per_layer for e in parts)
     own: list[Encoding | None] = []
     for layer, _, module in layers:
-        built = build(family.facts_at(model, module, facts)) if layered else ()
+        built = build(family.facts_at(model, module, facts), layer) if layered else ()
         own.append(joined([e for e in built if (family.apart or e.per_layer) and e.active(layer)]))
     shared = joined([e for e in parts if not (family.apart or e.per_layer)])
     return _Plan(cls, parts, shared, own, inside, facts["grid"])
