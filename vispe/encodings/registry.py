@@ -44,7 +44,7 @@ KINDS: dict[str, type[Encoding]] = {
     "positions": Sampler,
 }
 _REGISTRY: dict[str, type[Encoding]] = {}
-_SIZES = ("dim", "num_heads", "depth")  # what an encoding and its host must agree on
+_SIZES = ("dim", "num_heads", "head_dim", "depth")  # what an encoding and its host must agree on
 # name of each encoding of vispe to its module, read from the names of files alone: importing vispe imports none of them
 _FILES = {
     file.stem: f"vispe.encodings.{kind}.{file.stem}"
@@ -304,7 +304,8 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
     Args:
         spec: see the module's docstring.
         **options: options of the encoding (for a single one), and the facts of the host that it needs:
-            `dim` (width), `num_heads`, `depth` (blocks) and `grid` (shape of the token grid). Facts that an
+            `dim` (width of the tokens), `num_heads`, `head_dim` (channels of a head, where it differs from
+            dim / num_heads), `depth` (blocks) and `grid` (shape of the token grid). Facts that an
             encoding has no use for are dropped; an unknown option is an error.
 
     Returns:
@@ -321,7 +322,10 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
                 f"Options {sorted(options)} were given beside a finished {spec.name}; give them to it."
             )
         for part in spec.parts():
-            _agrees(part.name, {k: getattr(part, k) for k in _SIZES if hasattr(part, k)}, facts)
+            own = {k: getattr(part, k) for k in _SIZES if hasattr(part, k)}
+            if own.get("dim") and own.get("head_dim", 0) is None:  # None stands for dim / num_heads
+                own["head_dim"] = own["dim"] // own["num_heads"]
+            _agrees(part.name, own, facts)
         return spec
     if _is_list(spec) and len(spec) > 1:
         built = [create_encoding(member, **facts) for member in spec]  # finished members stay themselves
@@ -360,6 +364,11 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
     cls = encoding_class(name)
     parameters = inspect.signature(cls).parameters
     known = {k: v for k, v in facts.items() if k in parameters and v is not None}
+    sizes = {**known, **options}
+    if "head_dim" in sizes and sizes.get("dim") == sizes["head_dim"] * sizes.get("num_heads", 0):
+        # the usual width is left out of the configuration
+        known.pop("head_dim", None)
+        options.pop("head_dim", None)
     missing = [
         p.name for p in parameters.values() if p.default is p.empty and p.name not in {**known, **options}
     ]

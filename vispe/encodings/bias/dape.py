@@ -64,6 +64,7 @@ class Dape(Biased):
 
     Args:
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         dim: width of the tokens, for biases that need it.
         depth: blocks of the model, likewise.
         grid: shape of the grid of the model, likewise; with version=2 its number of axes is that of the convolutions (2
@@ -105,6 +106,7 @@ class Dape(Biased):
 
     num_heads: Whole
     dim: Whole | None = None
+    head_dim: Whole | None = None
     depth: Whole | None = None
     grid: Shape | None = None
     inner: Any = "alibi2d"

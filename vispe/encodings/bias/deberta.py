@@ -35,6 +35,7 @@ class Deberta(Biased, Rotary):
     Args:
         dim: width of the tokens, d; dim / num_heads is that of a head, d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         terms: 'c2p' (the one with K), 'p2c' (the one with Q) or 'both'.
         share_att_key: project with the layers that make queries and keys, which `tie` has to be given, in place of own
             ones.
@@ -79,6 +80,7 @@ class Deberta(Biased, Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     terms: Literal["both", "c2p", "p2c"] = "both"
     share_att_key: bool = False
     position_buckets: Annotated[int, Limits(least=2)] | None = 32

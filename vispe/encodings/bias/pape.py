@@ -34,6 +34,7 @@ class PaPE(Biased):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes.
         form: 'projected' (the first line) or 'radial' (the second, alike in all directions).
         parabolas: of each head, m; one for each axis by default. Only 'projected' has several.
@@ -74,6 +75,7 @@ class PaPE(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     axes: Axes = 2
     form: Literal["projected", "radial"] = "projected"
     parabolas: Whole | None = None

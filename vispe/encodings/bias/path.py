@@ -31,6 +31,7 @@ class Path(Biased):
     Args:
         dim: width of the tokens; its channels per head are d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         causal: must be true: attention in both directions has no such ways.
         rank: width between D and U; the convolution runs over 3 tokens, the last its own, channel by channel.
         gate: whether there is g, which lets far tokens be forgotten.
@@ -63,20 +64,21 @@ class Path(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     causal: bool = False
     rank: Whole = 32
     gate: bool = False
 
     def __post_init__(self) -> None:
-        self._head_width()
+        inner = self.num_heads * self._head_width()
         if not self.causal:
             raise UnsupportedCombination(
                 "path walks from earlier keys to later queries, so attention in both directions cannot use it; say "
                 "causal=true if it is causal, or choose grape_alibi."
             )
         self.down = PreciseLinear(self.dim, self.rank, bias=False)
-        self.up = PreciseLinear(self.rank, self.dim, bias=False)
-        self.conv = PreciseConv(1, self.dim, self.dim, TAPS, groups=self.dim, bias=False)
+        self.up = PreciseLinear(self.rank, inner, bias=False)
+        self.conv = PreciseConv(1, inner, inner, TAPS, groups=inner, bias=False)
         self.beta = PreciseLinear(self.dim, self.num_heads)
         self.forget = PreciseLinear(self.dim, self.num_heads) if self.gate else None
 

@@ -40,6 +40,7 @@ class Shaw(Biased):
     Args:
         dim: width of the tokens; dim / num_heads is that of a head, d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         method: 'key', 'key_query', 'distance_factor' or 'offset_factor', see above.
         values: whether the values have a table of vectors, too.
         shared: one table for all heads instead of one per head.
@@ -88,6 +89,7 @@ class Shaw(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     method: TermOn = "key"
     values: bool = False
     shared: bool = True

@@ -43,13 +43,14 @@ class DigitEncoding(Encoding):
     shift: Chance = 0.0
 
     def __post_init__(self) -> None:
-        self._head_width()
         self.coordinates = coordinate_count(self.name, self.axes, self.grid)
         self._accept(self.coordinates)
         self.width = self.embed_dim or self.dim
         if self.width % self.num_heads:
+            what = "dim" if self.embed_dim is None else "embed_dim"
             raise OptionError(
-                f"{self.name} needs embed_dim={self.embed_dim} to be a multiple of num_heads={self.num_heads}."
+                f"{self.name} needs {what} to be a multiple of num_heads, got {what}={self.width}, "
+                f"num_heads={self.num_heads}."
             )
         if self.direction == "bi" and not self.class_token:
             raise OptionError(

@@ -32,6 +32,7 @@ class Carope(ContextRotary):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         form: 'field' on 1 to 3 axes, or 'scan' along one, as in the paper, where attention usually is causal.
         base: ratio of the first frequency of an axis to the one after its last.
         layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.

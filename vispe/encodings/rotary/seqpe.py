@@ -36,6 +36,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
     Args:
         dim: width of the tokens, d.
         num_heads: heads of the model and of the encoder, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         depth: blocks of the model: one projection to pq, pk for each ('multi'); one in all without it.
         grid: shape of the model's grid; says how many numbers a position has.
         axes: numbers per position, 1 to 3, where no grid is known; 2 by default.
@@ -85,6 +86,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     depth: Whole | None = None
     grid: tuple[Whole, ...] | None = None
     axes: Axes | None = None
@@ -96,7 +98,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        channels = self.dim if self.multi_head else self.dim // self.num_heads
+        channels = self._head_width() * (self.num_heads if self.multi_head else 1)
         count = self.depth if self.depth and self.projection == "multi" else 1
         self._last = -1  # the layer that asked last
         self._block: int | None = None  # the only block that this instance serves, see `restrict`
@@ -166,7 +168,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         if self.mode != "attn_scalar":
             return None
         pq, pk = self._factors(pos, layer)
-        scale = (self.dim // self.num_heads) ** -0.5
+        scale = self._head_width() ** -0.5
         return LowRankBias(self._bare(pq * scale, pos, 0.0), self._bare(pk, pos, 0.0), pos)
 
     def _bare(self, values: Tensor, pos: Positions, neutral: float) -> Tensor:

@@ -33,6 +33,7 @@ class TPE2D(Rotary):
     Args:
         dim: width of the tokens.
         num_heads: heads, h; their width d_h is even.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         gate_dim: width of the gates, rows of W_1 and W_2; d_h by default.
         temperature: ratio of the frequencies.
         causal: whether each order sees only what comes before in it, as the released language models; tokens without a
@@ -63,6 +64,7 @@ class TPE2D(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     gate_dim: Whole | None = None
     temperature: Positive = 10000.0
     causal: bool = False
@@ -74,9 +76,10 @@ class TPE2D(Rotary):
                 f"tpe2d turns pairs of channels, got {self.width} channels per head (dim={self.dim}, "
                 f"num_heads={self.num_heads}); choose another num_heads."
             )
-        inner = self.gate_dim or self.width
-        self.gate_1 = PreciseLinear(self.width, inner, bias=False)
-        self.gate_2 = PreciseLinear(self.width, inner, bias=False)
+        part = self._token_part()
+        inner = self.gate_dim or part
+        self.gate_1 = PreciseLinear(part, inner, bias=False)
+        self.gate_2 = PreciseLinear(part, inner, bias=False)
         self.gate_3 = PreciseLinear(inner, 2, bias=False)
 
     @property

@@ -82,7 +82,7 @@ class Family:
         raise NotImplementedError
 
     def facts(self, model: Any, layers: Layers) -> dict[str, Any]:
-        """Return what encodings need to know: dim, num_heads, depth and the grid of the training resolution."""
+        """Return what encodings need: dim, num_heads, head_dim, depth and the grid of the training resolution."""
         raise NotImplementedError
 
     def facts_at(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
@@ -117,10 +117,8 @@ class Family:
     def put_rope(self, model: Any, kept: Any) -> None:
         """Bring the rotary embedding back."""
 
-    def width(self, term: dict[str, Any], layers: Layers, dim: int) -> int:
-        """Return the width that a term is built for in a model of width `dim`."""
-        del term, layers
-        return dim
+    def check_widths(self, terms: Sequence[dict[str, Any]], layers: Layers) -> None:
+        """Raise where the heads of the layers differ in width, and a term is built for one width."""
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
         """Raise where the model, or a term in it, cannot be converted, before anything is built."""
@@ -313,15 +311,12 @@ def _planned(
     refuse_patched(model, stock.__name__, family.overridden)
     family.check_model(model, stock, wanted.terms)
     layers = list(family.attentions(model))
+    family.check_widths(wanted.terms, layers)
     facts, like = family.facts(model, layers), next(model.parameters())
 
     def build(facts: dict[str, Any], layer: int) -> tuple[Encoding, ...]:
         with torch.device(like.device):
-            widths = [family.width(term, layers, facts["dim"]) for term in wanted.terms]
-            terms = [
-                create_encoding(term, **facts | {"dim": width})
-                for term, width in zip(wanted.terms, widths, strict=True)
-            ]
+            terms = [create_encoding(term, **facts) for term in wanted.terms]
             parts = joined(terms).to(dtype=like.dtype).train(model.training).parts()
         for encoding, source in zip_longest(parts, wanted.sources):
             if source is not None:
