@@ -365,7 +365,7 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
     parameters = inspect.signature(cls).parameters
     known = {k: v for k, v in facts.items() if k in parameters and v is not None}
     sizes = {**known, **options}
-    if "head_dim" in sizes and sizes.get("dim") == sizes["head_dim"] * sizes.get("num_heads", 0):
+    if sizes.get("head_dim") and sizes.get("dim") == sizes["head_dim"] * sizes.get("num_heads", 0):
         # the usual width is left out of the configuration
         known.pop("head_dim", None)
         options.pop("head_dim", None)

@@ -49,8 +49,7 @@ class DigitEncoding(Encoding):
         if self.width % self.num_heads:
             what = "dim" if self.embed_dim is None else "embed_dim"
             raise OptionError(
-                f"{self.name} needs {what} to be a multiple of num_heads, got {what}={self.width}, "
-                f"num_heads={self.num_heads}."
+                f"{self.name} needs {what}={self.width} to be a multiple of num_heads={self.num_heads}."
             )
         if self.direction == "bi" and not self.class_token:
             raise OptionError(

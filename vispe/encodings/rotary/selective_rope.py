@@ -16,7 +16,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Positive, Whole
+from vispe.options import Even, Positive, Whole
 
 
 @register
@@ -73,6 +73,7 @@ class SelectiveRope(ContextRotary):
     invariant = ("translation",)
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"scan": ()}  # sums hold what stands before
 
+    head_dim: Even | None = None
     projection: Literal["low", "full"] = "low"
     rank: Whole = 16
     filter: Literal["learned", "difference"] = "learned"
