@@ -364,9 +364,17 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
     cls = encoding_class(name)
     parameters = inspect.signature(cls).parameters
     known = {k: v for k, v in facts.items() if k in parameters and v is not None}
+    if (
+        "head_dim" not in parameters
+        and "dim" in known
+        and issubclass(cls, Biased | Rotary)
+        and not cls.reads_tokens
+    ):
+        # a class without the option finds the width of its heads as dim / num_heads
+        known["dim"] = (facts.get("head_dim") or 0) * (facts.get("num_heads") or 0) or known["dim"]
     sizes = {**known, **options}
     if sizes.get("head_dim") and sizes.get("dim") == sizes["head_dim"] * sizes.get("num_heads", 0):
-        # the usual width is left out of the configuration
+        # the usual width is not part of the configuration
         known.pop("head_dim", None)
         options.pop("head_dim", None)
     missing = [
