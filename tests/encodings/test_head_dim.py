@@ -17,20 +17,16 @@ SIZES = [(12, 3, 12), (36, 3, 8), (16, 4, 12)]
 SHAPES = {1: (7,), 2: (3, 4), 3: (2, 3, 2)}
 
 
-def shape_of(encoding):
-    return SHAPES[max(encoding.ndim)]
-
-
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("name", INSIDE)
 def test_attention_with_heads_of_their_own_width(name, sizes):
     dim, heads, width = sizes
-    facts = {"dim": dim, "num_heads": heads, "head_dim": width, "depth": 2, "grid": (3, 4)}
     axes = encoding_class(name).ndim
-    facts["grid"] = SHAPES[2 if 2 in axes else max(axes)]
+    shape = SHAPES[2 if 2 in axes else max(axes)]
+    facts = {"dim": dim, "num_heads": heads, "head_dim": width, "depth": 2, "grid": shape}
     encoding = vispe.create_encoding(PROMISED.get(name, name), **facts)
+    shape = shape if len(shape) in encoding.ndim else SHAPES[max(encoding.ndim)]
     layer = vispe.Attention(dim, heads, encoding, head_dim=width)
-    shape = facts["grid"] if max(encoding.ndim) == len(facts["grid"]) else shape_of(encoding)
     x = torch.randn(2, vispe.Grid(shape).tokens, dim, requires_grad=True)
     y = layer(x, vispe.Grid(shape, reference=shape))
     assert y.shape == x.shape
