@@ -45,11 +45,10 @@ class DigitEncoding(Encoding):
     def __post_init__(self) -> None:
         self.coordinates = coordinate_count(self.name, self.axes, self.grid)
         self._accept(self.coordinates)
-        self.width = self.embed_dim or self.dim
+        self.width = self.embed_dim or self.num_heads * self._token_part()
         if self.width % self.num_heads:
-            what = "dim" if self.embed_dim is None else "embed_dim"
             raise OptionError(
-                f"{self.name} needs {what}={self.width} to be a multiple of num_heads={self.num_heads}."
+                f"{self.name} needs embed_dim={self.embed_dim} to be a multiple of num_heads={self.num_heads}."
             )
         if self.direction == "bi" and not self.class_token:
             raise OptionError(

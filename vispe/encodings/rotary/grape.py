@@ -85,7 +85,8 @@ class Grape(Rotary):
             self.a = nn.Parameter(torch.empty(self.num_heads, width))
             self.b = nn.Parameter(torch.empty(self.num_heads, width))
         elif width % 2:
-            raise OptionError(f"grape needs an even head width, got head_dim={width}.")
+            what = "dim / num_heads = " if self.head_dim is None else "head_dim="
+            raise OptionError(f"grape needs an even head width, got {what}{width}.")
         else:
             heads = () if self.shared else (self.num_heads,)
             self.log_freq = nn.Parameter(torch.empty(*heads, width // 2))
