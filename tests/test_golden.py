@@ -65,6 +65,21 @@ def test_a_norm_may_be_named_with_its_eps(text, tmp_path):
     assert result.status == "PASS", str(result)
 
 
+def test_use_bias_of_selective_rope_is_that_of_the_parameters(tmp_path):
+    path = HERE / "golden" / "vectors" / "selective_rope__lowrank.npz"
+    result = run_case(changed(path, tmp_path, lambda z: with_config(z, use_bias=False, d_conv=4)))
+    assert result.status == "PASS", str(result)
+    result = run_case(changed(path, tmp_path, lambda z: with_config(z, use_bias=True)))
+    assert "the options are not those of the parameters" in result.reason
+    # a bias of log(0) per token adds nothing
+    bias = np.full((1, 1, 2, 2), -np.inf, np.float32)
+    result = run_case(
+        changed(path, tmp_path, lambda z: with_config(z, use_bias=True) | {"param.phi_bias": bias})
+    )
+    assert "differs" not in result.reason
+    assert "not read" not in result.reason
+
+
 def test_norms_are_built_with_the_eps_behind_their_name():
     assert norm_of("LayerNorm eps 1e-5")(8).eps == 1e-5
     assert norm_of("RMSNorm(eps=1e-06)")(8).eps == 1e-6

@@ -25,7 +25,7 @@ from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.options import check_options, option_signature
 
-HOST_FACTS = ("dim", "num_heads", "depth", "grid")
+HOST_FACTS = ("dim", "num_heads", "head_dim", "depth", "grid")
 KNOWLEDGE = ("distance", "direction", "place", "content")  # what an encoding can tell tokens apart by
 INVARIANCES = (
     "translation",
@@ -107,7 +107,11 @@ class Encoding(nn.Module):
         vars(self)["ndim"] = axes
 
     def _head_width(self) -> int:
-        """Return the channels of a head, checked."""
+        """Return the channels of a head of queries and keys, checked: `head_dim`, else dim / num_heads."""
+        return getattr(self, "head_dim", None) or self._token_part()
+
+    def _token_part(self) -> int:
+        """Return dim / num_heads, checked: the channels of tokens that are read for each head."""
         dim, heads = getattr(self, "dim", 0), getattr(self, "num_heads", 0)
         if dim % heads:
             raise OptionError(
@@ -177,6 +181,10 @@ class Encoding(nn.Module):
 
     def truncate(self, depth: int) -> None:
         """Drop what belongs to blocks from `depth` on, which the model has lost; here nothing does."""
+
+    def restrict(self, layer: int) -> None:
+        """Drop parameters of all blocks but `layer`, for hosts where every block has an instance of its own."""
+        del layer
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that must not decay: all."""

@@ -24,19 +24,20 @@ class Attention(nn.Module):
 
     Args:
         dim: width of the tokens, d.
-        num_heads: heads, h; divides dim.
+        num_heads: heads, h; divides dim unless `head_dim` is given.
         encoding: spec or instance of an encoding that works inside attention; None for none.
         fused_qkv: one projection `qkv` (rows q, k, v, each head-major) instead of `q_proj`, `k_proj`, `v_proj`.
         qkv_bias: whether these have a bias.
         qk_norm: makes the norm of queries and of keys from the head width (``torch.nn.LayerNorm``, say).
         proj: whether an output projection follows.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         layer: index of the block, for encodings that differ between blocks.
         backend: who computes attention: 'auto', or a name of `vispe.attention`.
 
-    Shapes: x (b, n, d) -> (b, n, d).
+    Shapes: x (b, n, d) -> (b, n, d), or (b, n, h d_h) without an output projection.
 
     Raises:
-        OptionError: dim is not a multiple of num_heads.
+        OptionError: dim is not a multiple of num_heads, and head_dim is not given.
         UnsupportedCombination: the encoding works outside of attention (additive, mixing).
     """
 
@@ -50,26 +51,29 @@ class Attention(nn.Module):
         qkv_bias: bool = True,
         qk_norm: Callable[[int], nn.Module] | None = None,
         proj: bool = True,
+        head_dim: int | None = None,
         layer: int = 0,
         backend: Any = "auto",
     ) -> None:
         super().__init__()
-        if dim % num_heads:
+        if head_dim is None and dim % num_heads:
             raise OptionError(
-                f"Attention needs dim to be a multiple of num_heads, got dim={dim}, num_heads={num_heads}."
+                f"Attention needs dim to be a multiple of num_heads, got dim={dim}, num_heads={num_heads}. "
+                "Choose another num_heads, or pass head_dim."
             )
         self.num_heads, self.layer, self.backend = num_heads, layer, backend
-        head_dim = dim // num_heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias) if fused_qkv else None
+        head_dim = dim // num_heads if head_dim is None else head_dim
+        inner = num_heads * head_dim
+        self.qkv = nn.Linear(dim, 3 * inner, bias=qkv_bias) if fused_qkv else None
         for name in () if fused_qkv else ("q_proj", "k_proj", "v_proj"):
-            setattr(self, name, nn.Linear(dim, dim, bias=qkv_bias))
+            setattr(self, name, nn.Linear(dim, inner, bias=qkv_bias))
         self.q_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
         self.k_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
-        self.proj = nn.Linear(dim, dim) if proj else nn.Identity()
+        self.proj = nn.Linear(inner, dim) if proj else nn.Identity()
         self.pos_enc = None
         if encoding is not None:
             _works_inside(encoding)
-            self.pos_enc = create_encoding(encoding, dim=dim, num_heads=num_heads)
+            self.pos_enc = create_encoding(encoding, dim=dim, num_heads=num_heads, head_dim=head_dim)
             check_samplers(self.pos_enc.parts())
 
     def _terms(self) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ KINDS: dict[str, type[Encoding]] = {
     "positions": Sampler,
 }
 _REGISTRY: dict[str, type[Encoding]] = {}
-_SIZES = ("dim", "num_heads", "depth")  # what an encoding and its host must agree on
+_SIZES = ("dim", "num_heads", "head_dim", "depth")  # what an encoding and its host must agree on
 # name of each encoding of vispe to its module, read from the names of files alone: importing vispe imports none of them
 _FILES = {
     file.stem: f"vispe.encodings.{kind}.{file.stem}"
@@ -310,7 +310,8 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
     Args:
         spec: see the module's docstring.
         **options: options of the encoding (for a single one), and the facts of the host that it needs:
-            `dim` (width), `num_heads`, `depth` (blocks) and `grid` (shape of the token grid). Facts that an
+            `dim` (width of the tokens), `num_heads`, `head_dim` (channels of a head, where it differs from
+            dim / num_heads), `depth` (blocks) and `grid` (shape of the token grid). Facts that an
             encoding has no use for are dropped; an unknown option is an error.
 
     Returns:
@@ -327,7 +328,10 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
                 f"Options {sorted(options)} were given beside a finished {spec.name}; give them to it."
             )
         for part in spec.parts():
-            _agrees(part.name, {k: getattr(part, k) for k in _SIZES if hasattr(part, k)}, facts)
+            own = {k: getattr(part, k) for k in _SIZES if hasattr(part, k)}
+            if own.get("dim") and own.get("head_dim", 0) is None:  # None stands for dim / num_heads
+                own["head_dim"] = own["dim"] // own["num_heads"]
+            _agrees(part.name, own, facts)
         return spec
     if _is_list(spec) and len(spec) > 1:
         built = [create_encoding(member, **facts) for member in spec]  # finished members stay themselves
@@ -366,6 +370,19 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
     cls = encoding_class(name)
     parameters = inspect.signature(cls).parameters
     known = {k: v for k, v in facts.items() if k in parameters and v is not None}
+    if (
+        "head_dim" not in parameters
+        and "dim" in known
+        and issubclass(cls, Biased | Rotary)
+        and not cls.reads_tokens
+    ):
+        # a class without the option finds the width of its heads as dim / num_heads
+        known["dim"] = (facts.get("head_dim") or 0) * (facts.get("num_heads") or 0) or known["dim"]
+    sizes = {**known, **options}
+    if sizes.get("head_dim") and sizes.get("dim") == sizes["head_dim"] * sizes.get("num_heads", 0):
+        # the usual width is not part of the configuration
+        known.pop("head_dim", None)
+        options.pop("head_dim", None)
     missing = [
         p.name for p in parameters.values() if p.default is p.empty and p.name not in {**known, **options}
     ]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention import attention
-from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.rope import axial_angles, pair_counts
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
@@ -127,9 +128,9 @@ class TapeBlock(nn.Module):
         self.mlp_up = nn.Linear(dim, hidden, bias=False)
         self.mlp_down = nn.Linear(hidden, dim, bias=False)
         self.state_gain = nn.Parameter(torch.zeros(num_heads))
-        self.state_up = nn.Linear(num_heads, size, bias=False)
+        self.state_up = PreciseLinear(num_heads, size, bias=False)
         self.state_gate = nn.Linear(dim, size, bias=False)
-        self.state_down = nn.Linear(size, num_heads, bias=False)
+        self.state_down = PreciseLinear(size, num_heads, bias=False)
         nn.init.zeros_(self.state_up.weight)
 
     def forward(
@@ -179,8 +180,8 @@ class TapeBlock(nn.Module):
         """Return what the output of the MLP (b, n, d) changes in the tables, mixed across heads."""
         gate = self.act(at_least_float32(self.state_gate(h))).transpose(1, 2)[..., None]
         # heads last, for the two maps along them
-        up = exact_product(state.movedim(2, -1), self.state_up.weight.t()).movedim(-1, 2)
-        return exact_product((gate * up).movedim(2, -1), self.state_down.weight.t()).movedim(-1, 2)
+        up = self.state_up(state.movedim(2, -1)).movedim(-1, 2)
+        return self.state_down((gate * up).movedim(2, -1)).movedim(-1, 2)
 
 
 def _turned(x: Tensor, state: Tensor) -> Tensor:

@@ -33,8 +33,18 @@ def _spec(case, axes):
 
 def _run(case, backend, shape):
     heads, width = case.config("heads"), case.config("head_dim")
+    dim = case.input("x").shape[-1]
+    if case.config("dim", dim) != dim:
+        raise ValueError(f"tokens of {dim} channels")
     layer = vispe.Attention(
-        heads * width, heads, _spec(case, len(shape)), fused_qkv=False, proj=False, backend=backend
+        dim,
+        heads,
+        _spec(case, len(shape)),
+        fused_qkv=False,
+        qkv_bias="query_proj.bias" in case.params,
+        proj=False,
+        head_dim=width,
+        backend=backend,
     ).double()
     made = layer.pos_enc
     if made.share_att_key:
@@ -51,7 +61,7 @@ def _run(case, backend, shape):
             target = layer.get_parameter(own)
             (target[line] if name == "rel_embeddings" else target).copy_(case.param(name))
     x, grid = case.input("x").double().requires_grad_(), vispe.Grid(shape)
-    if x.shape != (case.config("B"), grid.tokens, heads * width):
+    if x.shape != (case.config("B"), grid.tokens, dim):
         raise ValueError(f"tokens of shape {tuple(x.shape)}")
     y = layer(x, grid)
     q, k, v = (

@@ -93,9 +93,10 @@ def _path(case):
     names |= {"q_norm": "q_rms", "k_norm": "k_rms"}
     for backend in ("reference", "sdpa"):
         layer = vispe.Attention(
-            heads * width,
+            case.input("x").shape[-1],
             heads,
             spec,
+            head_dim=width,
             fused_qkv=False,
             qkv_bias=False,
             qk_norm=lambda d: nn.RMSNorm(d, eps=eps),

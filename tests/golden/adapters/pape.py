@@ -16,8 +16,9 @@ def run(case):
     radial = case.config("variant") == "ri"
     made = vispe.create_encoding(
         "pape",
-        dim=heads * width,
+        dim=x.shape[-1],
         num_heads=heads,
+        head_dim=width,
         axes=coords.shape[-1],
         form="radial" if radial else "projected",
         parabolas=case.config("parabolas"),

@@ -30,13 +30,22 @@ def _run(case, backend, axis):
     heads, tokens = case.config("heads"), case.config("N")
     if not case.usual_scale(case.config("head_dim")):
         raise ValueError(f"unknown scale {case.config('scale')}")
-    dim = heads * case.config("head_dim")
+    dim = case.input("x").shape[-1]
+    if case.config("dim", dim) != dim:
+        raise ValueError(f"tokens of {dim} channels")
     spec = _spec(case) | {"axes": 1 if axis is None else 2}
     shape = (tokens,) if axis is None else (tokens, 1) if axis == 0 else (1, tokens)
     output = any(name.startswith("linear_out") for name in case.params)
     biased = any(_own(name).endswith("q_proj.bias") for name in case.params)
     layer = vispe.Attention(
-        dim, heads, spec, fused_qkv=False, qkv_bias=biased, proj=output, backend=backend
+        dim,
+        heads,
+        spec,
+        fused_qkv=False,
+        qkv_bias=biased,
+        proj=output,
+        head_dim=case.config("head_dim"),
+        backend=backend,
     ).double()
     mine = {name: _own(name) for name in case.params}
     table = layer.pos_enc.distance_embedding.weight

@@ -1,6 +1,7 @@
 """Golden cases of Selective RoPE: angles read from the tokens, turned queries and keys, and gradients."""
 
 import torch
+from torch.func import functional_call
 
 import vispe
 
@@ -17,6 +18,24 @@ NAMES = {
 }
 
 
+LOW = ("phase_gate_proj.0.weight", "phase_gate_proj.1.weight", "phase_gate_proj.1.bias")
+STARTS = {
+    *("temperature_type", "temp_type", "temperature_init", "t_max", "temp_max", "temp_theta", "temp_grad"),
+    *("use_triton", "fuse_gate"),
+}
+
+
+class _Transform(torch.nn.Module):
+    """Calls `transform` by `forward`, for `functional_call`."""
+
+    def __init__(self, encoding):
+        super().__init__()
+        self.encoding = encoding
+
+    def forward(self, pos, x):
+        return self.encoding.transform(pos, 0, x)
+
+
 def run(case):
     heads, width, dim = case.config("H"), case.config("D"), case.config("model_dim")
     length, full = case.config("N"), "phi_proj.scalar" in case.params
@@ -26,17 +45,34 @@ def run(case):
     rank = 16 if full else case.param("phi_proj.0.weight").shape[0]
     if not full and case.config("phi_proj_rank", rank) != rank:
         raise ValueError(f"the rank is {rank}")
-    has = {
-        "gate": ("use_gate", "phase_gate_proj.weight" in case.params),
-        "drift": ("use_phi_bias", "phi_bias" in case.params),
-    }
-    if any(case.config(key, asked) != asked for key, asked in has.values()):
+    gate = any(name.startswith("phase_gate_proj.") for name in case.params)
+    drift = "phi_bias" in case.params
+    has = {"use_gate": gate, "use_bias": drift, "use_phi_bias": drift}
+    if any(case.config(key, expected) != expected for key, expected in has.items()):
         raise ValueError("the options are not those of the parameters")
     skip = "phi_conv1d.weight" not in case.params
     if case.config("skip_conv", skip) != skip:
         raise ValueError("skip_conv is not that of the parameters")
-    for key in ("temperature_type", "temp_type", "temperature_init", "t_max", "temp_max", "temp_theta"):
-        case.ignore(key, "how the temperature started; it is given")
+    size = 4 if skip else case.param("phi_conv1d.weight").shape[-1]
+    if case.config("d_conv", size) != size and not skip:
+        raise ValueError(f"the filter has {size} taps")
+    if case.config("conv_act", None) is not None:
+        raise ValueError("a filter with an activation is not supported")
+    # a gate of low rank has two maps in a row, whose product is the one map of the encoding
+    low = "phase_gate_proj.0.weight" in case.params
+    if case.config("gate_parametrization", "low-rank" if low else "standard") != (
+        "low-rank" if low else "standard"
+    ) and (gate or low):
+        raise ValueError("the parametrization of the gate is not that of the parameters")
+    if low and case.config("gate_low_rank_dim", None) not in (
+        None,
+        len(case.param("phase_gate_proj.0.weight")),
+    ):
+        raise ValueError("the rank of the gate is not that of the parameters")
+    if "gate_low_rank_dim" in case.settings:
+        case.ignore("gate_low_rank_dim", "the rank is that of the parameters")
+    for key in STARTS & set(case.settings):
+        case.ignore(key, "how the temperature started, or how the reference computes; the values are given")
     encoding = vispe.create_encoding(
         "selective_rope.scan",
         dim=dim,
@@ -45,24 +81,29 @@ def run(case):
         projection="full" if full else "low",
         rank=rank,
         filter="difference" if skip else "learned",
+        kernel_size=size,
         eps=case.config("l2_eps", 1e-6),
-        **{option: asked for option, (_, asked) in has.items()},
+        gate=gate,
+        drift=drift,
     ).double()
-    for theirs in case.params:
+    for theirs in case.params - set(LOW if low else ()):
         with torch.no_grad():
             own = encoding.get_parameter(NAMES[theirs])
             own.copy_(_shared(case.param(theirs), own))
+    maps = [case.param(name).double().requires_grad_() for name in LOW] if low else []
     pos = vispe.Grid((length,)).positions()
     q, k, x = (case.input(name).double().requires_grad_() for name in "qkx")
     if q.shape != (case.config("B"), length, heads, width):
         raise ValueError(f"q is {tuple(q.shape)}")
-    turn = encoding.transform(pos, 0, x)
+    given = {"gate_proj.weight": maps[1] @ maps[0], "gate_proj.bias": maps[2]} if low else {}
+    turn = functional_call(_Transform(encoding), {f"encoding.{k}": v for k, v in given.items()}, (pos, x))
     turned = turn.query(q.transpose(1, 2)), turn.key(k.transpose(1, 2))
     found = {"q_rot": turned[0].transpose(1, 2), "k_rot": turned[1].transpose(1, 2)}
     found["scores"] = turned[0] @ turned[1].mT
     if case.backward(cotangent=found["scores"]):
         found |= {"grad.q": q.grad, "grad.k": k.grad, "grad.x": x.grad}
-        for theirs in case.params:
+        found |= {f"grad.{name}": value.grad for name, value in zip(LOW, maps, strict=False)}
+        for theirs in case.params - set(LOW if low else ()):
             own, given = encoding.get_parameter(NAMES[theirs]), case.param(theirs)
             found[f"grad.{theirs}"] = own.grad.sum_to_size(_shared(given, own).shape).reshape(given.shape)
     yield "scan", {name: value for name, value in found.items() if name in case.output_names}

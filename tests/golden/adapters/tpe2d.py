@@ -17,10 +17,11 @@ def run(case):
         "causal": case.config("causal"),
     }
     x = case.input("x")
-    if x.shape != (case.config("B"), shape[0] * shape[1], heads * width):
+    dim = x.shape[-1]
+    if x.shape[:2] != (case.config("B"), shape[0] * shape[1]) or case.config("dim", dim) != dim:
         raise ValueError("the tokens are not those of the configuration")
     for backend in ("reference", "sdpa"):
-        layer = vispe.Attention(heads * width, heads, spec, fused_qkv=False, backend=backend)
+        layer = vispe.Attention(dim, heads, spec, fused_qkv=False, head_dim=width, backend=backend)
         named = {
             f"{ours}.{kind}": f"{theirs}.{kind}"
             for ours, theirs in NAMES.items()

@@ -20,7 +20,9 @@ def _run(case, pos, backend, clamp):
     if not case.usual_scale(width):
         raise ValueError(f"unknown scale {case.config('scale')}")
     options = {"clamp_len": clamp} if clamp > 0 else {}
-    made = vispe.create_encoding("transformer_xl", dim=dim, num_heads=heads, **options).double()
+    made = vispe.create_encoding(
+        "transformer_xl", dim=dim, num_heads=heads, head_dim=width, **options
+    ).double()
     made.load_state_dict({name: case.param(name) for name in case.params})
     q, k, v = (case.input(name).double().requires_grad_() for name in "qkv")
     if q.shape != (case.config("B"), heads, pos.tokens, width):

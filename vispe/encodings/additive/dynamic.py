@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.ranks import check_ranks, follow, ranks_of
 from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
@@ -59,8 +59,8 @@ class Dynamic(Additive):
     temperature: Positive = 10000.0
 
     def __post_init__(self) -> None:
-        self.first = nn.Linear(self.dim, self.hidden or self.dim)
-        self.second = nn.Linear(self.hidden or self.dim, self.dim // 2)
+        self.first = PreciseLinear(self.dim, self.hidden or self.dim)
+        self.second = PreciseLinear(self.hidden or self.dim, self.dim // 2)
 
     def reset_parameters(self) -> None:
         """Initialise both layers as torch does."""
@@ -115,4 +115,4 @@ class Dynamic(Additive):
                 f"dynamic reads the tokens (b, {pos.tokens}, {self.dim}), got {tuple(x.shape)}; give those that it is "
                 "added to."
             )
-        return affine(self.second, F.gelu(affine(self.first, x)))
+        return self.second(F.gelu(self.first(x)))

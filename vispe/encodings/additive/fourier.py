@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import exact_product
-from vispe.encodings.parts.coords import affine, padded, small_init
+from vispe.encodings.parts.coords import padded
 from vispe.encodings.parts.fourier import FourierEncoding
+from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -104,7 +105,7 @@ class Fourier(FourierEncoding):
             self.frequency: Tensor | None = None if frequency is None else nn.Parameter(frequency)
         else:
             self.register_buffer("frequency", frequency)
-        self.head = nn.Linear(self.count, self.dim) if self.project else None
+        self.head = PreciseLinear(self.count, self.dim) if self.project else None
         self.reset_parameters()
 
     def _count(self) -> int:
@@ -160,4 +161,4 @@ class Fourier(FourierEncoding):
         return torch.arange(rows, device=frequency.device) % octaves, octaves
 
     def _joined(self, features: Tensor) -> Tensor:
-        return padded(features, self.dim) if self.head is None else affine(self.head, features)
+        return padded(features, self.dim) if self.head is None else self.head(features)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import exact_product
-from vispe.encodings.parts.coords import affine
 from vispe.encodings.parts.fourier import FourierEncoding, Normalize, with_first
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -105,8 +104,10 @@ class FourierLearned(FourierEncoding):
                 f"groups must divide the {self.coordinates} coordinates and dim={dim}, got groups={groups}."
             )
         count = self.features or dim + dim % 2
-        self.frequency = nn.Linear(self.coordinates // groups, count // 2, bias=False)
-        self.mlp = nn.ModuleList([nn.Linear(count, self.hidden), nn.Linear(self.hidden, dim // groups)])
+        self.frequency = PreciseLinear(self.coordinates // groups, count // 2, bias=False)
+        self.mlp = nn.ModuleList(
+            [PreciseLinear(count, self.hidden), PreciseLinear(self.hidden, dim // groups)]
+        )
         self.vector = nn.Parameter(torch.empty(1, dim)) if self.class_vector else None
         self.reset_parameters()
 
@@ -122,7 +123,7 @@ class FourierLearned(FourierEncoding):
         """Draw the frequencies with standard deviation `std`, and the MLP as torch does."""
         nn.init.normal_(self.frequency.weight, std=self.std)
         for layer in self.mlp.children():
-            cast("nn.Linear", layer).reset_parameters()
+            cast("PreciseLinear", layer).reset_parameters()
         if self.vector is not None:
             nn.init.zeros_(self.vector)
 
@@ -141,10 +142,10 @@ class FourierLearned(FourierEncoding):
 
     def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
         grouped = coords.reshape(*coords.shape[:-1], self.groups, -1)
-        angle = exact_product(grouped, self.frequency.weight.t())
+        angle = self.frequency(grouped)
         waves = torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * angle.shape[-1])
         if self.opening:  # as many bands as frequencies, by the length of their waves
             order = self.frequency.weight.detach().norm(dim=-1).argsort().argsort()
             waves = self.by_length(waves, order, len(order))
-        first, second = (cast("nn.Linear", layer) for layer in self.mlp)
-        return affine(second, F.gelu(affine(first, waves))).flatten(-2)
+        first, second = (cast("PreciseLinear", layer) for layer in self.mlp)
+        return second(F.gelu(first(waves))).flatten(-2)

@@ -13,11 +13,10 @@ from vispe.attention.precision import readable
 from vispe.encodings.parts.coords import (
     FRACTIONS,
     FieldEncoder,
-    affine,
     cell_centres,
     exact_device,
-    small_init,
 )
+from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.parts.orthogonal import chebyshev, haar, legendre, zernike
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
@@ -109,7 +108,7 @@ class Legendre(FieldEncoder):
         # the total degree of each feature
         self._totals = [sum(d) for d, size in zip(self._terms_of, sizes, strict=True) for _ in range(size)]
         self.gain = nn.Parameter(torch.empty(self.most + 1))
-        self.head = nn.Linear(len(self._totals), self.dim)
+        self.head = PreciseLinear(len(self._totals), self.dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -160,4 +159,4 @@ class Legendre(FieldEncoder):
         self._check_inside(coords, pos)
         features = self.features(coords).to(coords if pos is None else pos.coords)
         gains = self.gain.to(features.dtype)[torch.tensor(self._totals, device=features.device)]
-        return affine(self.head, features * gains)
+        return self.head(features * gains)

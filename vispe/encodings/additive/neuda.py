@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.encodings.parts.coords import FieldEncoder, affine, padded, small_init
+from vispe.encodings.parts.coords import FieldEncoder, padded
 from vispe.encodings.parts.fourier import Revealed, bands_open
+from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -93,7 +94,7 @@ class NeuDA(Revealed, FieldEncoder):
             )
         vertices = sum((n + 1) ** self.coordinates for n in self.scales)
         self.anchors = nn.Parameter(torch.empty(vertices, self.coordinates))
-        self.head = nn.Linear(self.count, self.dim) if self.project else None
+        self.head = PreciseLinear(self.count, self.dim) if self.project else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -150,4 +151,4 @@ class NeuDA(Revealed, FieldEncoder):
             low, high = self.box
             coords = low + (high - low) * coords
         features = self.features(coords)
-        return padded(features, self.dim) if self.head is None else affine(self.head, features)
+        return padded(features, self.dim) if self.head is None else self.head(features)

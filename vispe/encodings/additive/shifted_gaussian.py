@@ -6,9 +6,10 @@ import math
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vispe.encodings.parts.coords import FieldEncoder, affine, padded, small_init
+from vispe.encodings.parts.coords import FieldEncoder, padded
+from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -77,7 +78,7 @@ class ShiftedGaussian(FieldEncoder):
                 f"shifted_gaussian has {len(self._points)} centres on each of {self.coordinates} axes, which do not "
                 f"fit into dim={self.dim}; take fewer, or project=true."
             )
-        self.head = nn.Linear(features, self.dim) if self.project else None
+        self.head = PreciseLinear(features, self.dim) if self.project else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -95,7 +96,7 @@ class ShiftedGaussian(FieldEncoder):
             features = features / self._norm
         elif self.divisor == "batch":
             features = features / self._largest(features, pos)
-        return padded(features, self.dim) if self.head is None else affine(self.head, features)
+        return padded(features, self.dim) if self.head is None else self.head(features)
 
     def _bumps(self, coords: Tensor) -> Tensor:
         gap = (coords[..., None] - coords.new_tensor(self._points)) / self.sigma

@@ -6,10 +6,11 @@ import math
 from typing import Annotated, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vispe.encodings.parts.coords import FieldEncoder, affine, exact_device, padded
+from vispe.encodings.parts.coords import FieldEncoder, exact_device, padded
 from vispe.encodings.parts.fourier import Revealed
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -71,8 +72,8 @@ class SinCos3DPoints(Revealed, FieldEncoder):
                 f"sincos3d_points has 3 x {self.per_axis} features, which do not fit into dim={self.dim} without an "
                 "MLP; take fewer, or mlp=true."
             )
-        self.first = nn.Linear(3 * self.per_axis, self.dim) if self.mlp else None
-        self.second = nn.Linear(self.dim, self.dim) if self.mlp else None
+        self.first = PreciseLinear(3 * self.per_axis, self.dim) if self.mlp else None
+        self.second = PreciseLinear(self.dim, self.dim) if self.mlp else None
 
     def constant(self) -> bool:
         """Whether the table depends on positions alone."""
@@ -89,7 +90,7 @@ class SinCos3DPoints(Revealed, FieldEncoder):
         waves = self._waves(points)
         if self.first is None or self.second is None:
             return padded(waves, self.dim)
-        return affine(self.second, affine(self.first, waves).relu())
+        return self.second(self.first(waves).relu())
 
     def _waves(self, points: Tensor) -> Tensor:
         pairs = self.per_axis // 2

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.encodings.parts.coords import FieldEncoder, affine, small_init
+from vispe.encodings.parts.coords import FieldEncoder
+from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -73,8 +74,8 @@ class Spder(FieldEncoder):
             )
         inner = self.hidden or self.dim
         widths = [self.coordinates, *[inner] * (self.layers - 1), inner if self.project else self.dim]
-        self.sines = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
-        self.head = nn.Linear(inner, self.dim) if self.project else None
+        self.sines = nn.ModuleList(PreciseLinear(i, o) for i, o in pairwise(widths))
+        self.head = PreciseLinear(inner, self.dim) if self.project else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -92,8 +93,8 @@ class Spder(FieldEncoder):
         if pos is not None and self.normalize:
             x = 2 * x - 1
         for layer in _linears(self.sines):
-            x = damped_sine(self.omega * affine(layer, x))
-        return x if self.head is None else affine(self.head, x)
+            x = damped_sine(self.omega * layer(x))
+        return x if self.head is None else self.head(x)
 
 
 def damped_sine(u: Tensor) -> Tensor:
@@ -102,5 +103,5 @@ def damped_sine(u: Tensor) -> Tensor:
     return u.sin() * u.abs().clamp(min=torch.finfo(u.dtype).tiny).sqrt()
 
 
-def _linears(layers: nn.ModuleList) -> list[nn.Linear]:
-    return [layer for layer in layers if isinstance(layer, nn.Linear)]
+def _linears(layers: nn.ModuleList) -> list[PreciseLinear]:
+    return [layer for layer in layers if isinstance(layer, PreciseLinear)]

@@ -70,6 +70,7 @@ class Cope(Biased):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         max_pos: vectors in e; larger counts read the last one.
         causal: one axis, looking back, for sequences under a causal mask: the sum is over j <= m <= i, as in the paper.
         spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
@@ -102,6 +103,7 @@ class Cope(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     max_pos: Whole = 64
     causal: bool = False
     spacing: Spacing | None = None

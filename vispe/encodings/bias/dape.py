@@ -11,16 +11,14 @@ from torch.nn import functional as F
 
 from vispe.attention.bias.base import ALL, Bias, Request
 from vispe.attention.bias.values import ValueTerm
-from vispe.attention.precision import at_least_float32, exact_product, no_autocast
+from vispe.attention.precision import exact_product
 from vispe.encodings.base import HOST_FACTS, Additive, Biased, Encoding, Mixing, Rotary
-from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 from vispe.encodings.registry import create_encoding, parse_spec, register
 from vispe.encodings.spec import as_text
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.grid import Positions
 from vispe.options import NotNegative, Shape, Whole
-
-CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
 class AdaptedBias(Bias):
@@ -66,6 +64,7 @@ class Dape(Biased):
 
     Args:
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         dim: width of the tokens, for biases that need it.
         depth: blocks of the model, likewise.
         grid: shape of the grid of the model, likewise; with version=2 its number of axes is that of the convolutions (2
@@ -107,6 +106,7 @@ class Dape(Biased):
 
     num_heads: Whole
     dim: Whole | None = None
+    head_dim: Whole | None = None
     depth: Whole | None = None
     grid: Shape | None = None
     inner: Any = "alibi2d"
@@ -150,9 +150,9 @@ class Dape(Biased):
         if side % 2 == 0:
             raise OptionError(f"dape: kernel needs an odd number, got kernel={side}.")
         sizes = (2 * self.num_heads, self.width), (self.width, self.num_heads)
-        layers: list[nn.Module] = [nn.Linear(*size) for size in sizes]
+        layers: list[nn.Module] = [PreciseLinear(*size) for size in sizes]
         if self.version == 2:
-            layers = [CONVOLUTIONS[axes](*size, side, padding=side // 2) for size in sizes]
+            layers = [PreciseConv(axes, *size, side, padding=side // 2) for size in sizes]
         self.mlp2 = nn.Sequential(layers[0], nn.LeakyReLU(self.negative_slope), layers[1])
 
     def _start(self) -> None:
@@ -160,9 +160,8 @@ class Dape(Biased):
         nn.init.trunc_normal_(self._layer(2).weight, std=0.02)
         nn.init.zeros_(cast("Tensor", self._layer(2).bias))
 
-    def _layer(self, index: int) -> nn.Linear:
-        """Return a layer, which may be a convolution as well."""
-        return cast("nn.Linear", self.mlp2[index])
+    def _layer(self, index: int) -> PreciseLinear | PreciseConv:
+        return cast("PreciseLinear | PreciseConv", self.mlp2[index])
 
     @property
     def per_layer(self) -> bool:
@@ -216,8 +215,7 @@ class Dape(Biased):
         return AdaptedBias(inner, lambda both: self._convolve(both, grid.prefix, grid.shape), pos)
 
     def _pairs(self, both: Tensor) -> Tensor:
-        hidden = F.leaky_relu(affine(self._layer(0), both.movedim(1, -1)), self.negative_slope)
-        return affine(self._layer(2), hidden).movedim(-1, 1)
+        return self.mlp2(both.movedim(1, -1)).movedim(-1, 1)
 
     def _convolve(self, both: Tensor, prefix: int, shape: tuple[int, ...]) -> Tensor:
         both = both[..., prefix:, prefix:]
@@ -226,14 +224,6 @@ class Dape(Biased):
         # each query has a picture of its keys, of 2 h channels
         b, _, n, _ = both.shape
         pictures = both.transpose(1, 2).reshape(b * n, -1, *shape)
-        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(shape) - 1]
-        with no_autocast(both.device):
-            for i in (0, 2):
-                weight, bias = (
-                    at_least_float32(cast("Tensor", t)).to(pictures.dtype)
-                    for t in (self._layer(i).weight, self._layer(i).bias)
-                )
-                pictures = convolve(pictures, weight, bias, padding=weight.shape[-1] // 2)
-                pictures = F.leaky_relu(pictures, self.negative_slope) if i == 0 else pictures
+        pictures = self.mlp2(pictures)
         made = pictures.reshape(b, n, -1, n).transpose(1, 2)
         return F.pad(made, (prefix, 0, prefix, 0))

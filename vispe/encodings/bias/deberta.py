@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.dense import SumBias
-from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.precision import at_least_float32, exact_product, no_autocast
 from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Biased, Rotary
 from vispe.encodings.parts.buckets import log_bucket
 from vispe.encodings.parts.coords import coordinate_count
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.relative import Dot, read_by_axis
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
@@ -34,6 +35,7 @@ class Deberta(Biased, Rotary):
     Args:
         dim: width of the tokens, d; dim / num_heads is that of a head, d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         terms: 'c2p' (the one with K), 'p2c' (the one with Q) or 'both'.
         share_att_key: project with the layers that make queries and keys, which `tie` has to be given, in place of own
             ones.
@@ -78,6 +80,7 @@ class Deberta(Biased, Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     terms: Literal["both", "c2p", "p2c"] = "both"
     share_att_key: bool = False
     position_buckets: Annotated[int, Limits(least=2)] | None = 32
@@ -88,7 +91,7 @@ class Deberta(Biased, Rotary):
     axes: Axes | None = None
 
     def __post_init__(self) -> None:
-        self._head_width()
+        self.inner = self.num_heads * self._head_width()
         self._accept(coordinate_count(self.name, self.axes, self.grid))
         buckets, most = self.position_buckets, self.max_relative_positions
         if buckets is not None and most <= buckets // 2 + 1:
@@ -104,7 +107,7 @@ class Deberta(Biased, Rotary):
         self.rel_embeddings = nn.Parameter(torch.empty(self.ndim[0] * 2 * self.span, self.dim))
         for name, term in (("pos_key_proj", "c2p"), ("pos_query_proj", "p2c")):
             own = self.terms in (term, "both") and not self.share_att_key
-            setattr(self, name, nn.Linear(self.dim, self.dim) if own else None)
+            setattr(self, name, PreciseLinear(self.dim, self.inner) if own else None)
         self.reset_parameters()
 
     @property
@@ -116,25 +119,35 @@ class Deberta(Biased, Rotary):
         """Draw embeddings with standard deviation 0.02 and projections with `std`."""
         nn.init.normal_(self.rel_embeddings, std=0.02)
         for layer in self.children():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, PreciseLinear):
                 nn.init.normal_(layer.weight, std=self.std) if self.std else nn.init.zeros_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
     def tie(self, attention: nn.Module) -> None:
-        """Project with the layers of `attention` that make queries and keys: `qkv`, or `q_proj` and `k_proj`."""
-        fused = getattr(attention, "qkv", None)
-        layers = (
-            [fused, fused] if fused is not None else [getattr(attention, f"{c}_proj", None) for c in "qk"]
-        )
-        wanted = 3 * self.dim if fused is not None else self.dim
-        for layer in layers:
-            if not isinstance(layer, nn.Linear) or layer.weight.shape != (wanted, self.dim):
+        """Project with the layers of `attention` that make queries and keys: `qkv`, or `q_proj` and `k_proj`.
+
+        The layers are looked up in each forward pass, so that adapters and quantised layers that replace them count.
+        """
+        wanted = (3 if getattr(attention, "qkv", None) is not None else 1) * self.inner
+        for layer in self._layers(attention):
+            if (getattr(layer, "in_features", None), getattr(layer, "out_features", None)) != (
+                self.dim,
+                wanted,
+            ):
                 raise UnsupportedCombination(
                     f"{type(attention).__name__} has no linear layers qkv, or q_proj and k_proj, from {self.dim} to "
-                    f"{self.dim} channels that deberta could share; leave share_att_key out."
+                    f"{wanted} channels that deberta could share; leave share_att_key out."
                 )
-        # not as submodules: they belong to the attention layer
-        vars(self)["_tied"] = tuple(layers)
+        # not as a submodule: it holds this encoding
+        vars(self)["_tied"] = attention
+
+    @staticmethod
+    def _layers(attention: nn.Module) -> tuple[Any, Any]:
+        """Return the layers that make queries and keys."""
+        fused = getattr(attention, "qkv", None)
+        if fused is not None:
+            return fused, fused
+        return getattr(attention, "q_proj", None), getattr(attention, "k_proj", None)
 
     def buckets(self, offset: Tensor) -> Tensor:
         """Return the bucket of whole offsets, int64, from -span on."""
@@ -175,25 +188,32 @@ class Deberta(Biased, Rotary):
 
     def _tables(self, side: Literal["query", "key"]) -> list[Tensor]:
         """Return the projected embeddings of each axis, (h, 2 span, d_h)."""
-        weight, bias = self._projection(side)
-        made = exact_product(self.rel_embeddings, weight.t())
+        made, bias = self._projected(side)
         parts = list(made.split(2 * self.span))
         if bias is not None:  # once, however many axes there are
             parts[0] = parts[0] + bias
         return [(p * self._factor).unflatten(1, (self.num_heads, -1)).transpose(0, 1) for p in parts]
 
-    def _projection(self, side: Literal["query", "key"]) -> tuple[Tensor, Tensor | None]:
-        layer = self.pos_key_proj if side == "key" else self.pos_query_proj
+    def _projected(self, side: Literal["query", "key"]) -> tuple[Tensor, Tensor | None]:
+        """Return the embeddings times the projection, (axes * 2 span, h d_h), and its bias, in float32 or better."""
         if not self.share_att_key:
-            return cast("nn.Linear", layer).weight, cast("nn.Linear", layer).bias
+            own = cast("PreciseLinear", self.pos_key_proj if side == "key" else self.pos_query_proj)
+            return exact_product(self.rel_embeddings, own.weight.t()), own.bias
         tied = vars(self).get("_tied")
         if tied is None:
             raise UnsupportedCombination(
                 "deberta with share_att_key=True projects with the layers of its attention, which it was not given; "
                 "call its tie(attention), or leave share_att_key out."
             )
-        layer = tied[side == "key"]
+        layer = self._layers(tied)[side == "key"]
         # a fused layer has the rows of queries, then those of keys
-        start = self.dim if layer.weight.shape[0] > self.dim and side == "key" else 0
-        own = slice(start, start + self.dim)
-        return layer.weight[own], None if layer.bias is None else at_least_float32(layer.bias[own])
+        start = self.inner if layer.out_features > self.inner and side == "key" else 0
+        rows = slice(start, start + self.inner)
+        if type(layer) is nn.Linear:
+            bias = None if layer.bias is None else at_least_float32(layer.bias[rows])
+            return exact_product(self.rel_embeddings, layer.weight[rows].t()), bias
+        # an adapter or a quantised layer has no one weight: it is called, and its bias is what it makes of 0
+        with no_autocast(self.rel_embeddings.device):
+            table = torch.cat([self.rel_embeddings, torch.zeros_like(self.rel_embeddings[:1])])
+            made = at_least_float32(layer(table)[:, rows])
+        return made[:-1] - made[-1:], made[-1]

@@ -33,6 +33,7 @@ class Decomposed(Biased):
     Args:
         dim: width of the tokens; dim / num_heads is that of a head, d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         grid: shape of the token grid at the training resolution, 1 to 3 axes, supplied by the host.
         window: shape of the grid that the tables are for; `grid` by default.
         scaled: whether the term is multiplied by the scale of the logits, as in BoTNet; not in SAM and MViTv2.
@@ -71,6 +72,7 @@ class Decomposed(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     grid: Shape
     window: tuple[Whole, ...] | None = None
     scaled: bool = False
@@ -80,7 +82,7 @@ class Decomposed(Biased):
     def __post_init__(self) -> None:
         self._accept(len(self.grid))
         check_per_axis("window", self.window, len(self.grid))
-        channels = self._head_width() if self.shared else self.dim
+        channels = self._head_width() * (1 if self.shared else self.num_heads)
         self.names = TABLES[-len(self.grid) :]
         for name, n in zip(self.names, self.window or self.grid, strict=True):
             self.register_parameter(name, nn.Parameter(torch.empty(2 * n - 1, channels)))

@@ -12,7 +12,7 @@ from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.distances import distances
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -88,7 +88,7 @@ class DistanceBank(Biased):
                     f"distance_bank: spacing needs one number per axis ({self.ndim}), got {self.spacing}."
                 )
             self._accept(len(self.spacing))
-        self.gates = nn.Linear(self.dim, self.num_heads * self.basis)
+        self.gates = PreciseLinear(self.dim, self.num_heads * self.basis)
         self.distance_bank = nn.Parameter(torch.empty(self.basis, entries))
         self.reset_parameters()
 
@@ -112,7 +112,7 @@ class DistanceBank(Biased):
         spaced = pos if self.spacing is None else pos.spaced(self.spacing)
         key = ("distance bank", self.over, self.causal, self.max_dist)
         buckets = spaced.remember(key, lambda: self._buckets(spaced))
-        gates = affine(self.gates, x)
+        gates = self.gates(x)
         content = gates.reshape(*gates.shape[:2], self.num_heads, self.basis).transpose(1, 2)
         # the last bucket is for what the bank does not reach
         bank = nn.functional.pad(at_least_float32(self.distance_bank), (0, 1)).t()[None]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.dense import DenseBias
 from vispe.attention.bias.distances import distances, largest
-from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.radial import RadialEncoding
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
@@ -84,7 +85,9 @@ class Fire(RadialEncoding):
         if self.causal:
             self._accept(1)
         self.length = self._length()
-        self.mlp = nn.Sequential(nn.Linear(1, self.hidden), nn.ReLU(), nn.Linear(self.hidden, self.num_heads))
+        self.mlp = nn.Sequential(
+            PreciseLinear(1, self.hidden), nn.ReLU(), PreciseLinear(self.hidden, self.num_heads)
+        )
         self.c = nn.Parameter(torch.empty(()))
         self.L_multiplier = nn.Parameter(torch.empty(())) if self.causal else None
         self.reset_parameters()
@@ -146,7 +149,4 @@ class Fire(RadialEncoding):
             length = (at_least_float32(self.L_multiplier)[None] * length).abs()
         # where a distance is 0, so is its share
         share = (c * distance).abs().log1p() / ((c * torch.maximum(length, reach)).abs().log1p() + self.eps)
-        part = self.mlp.get_parameter
-        hidden = exact_product(share[..., None], part("0.weight").t()) + at_least_float32(part("0.bias"))
-        values = exact_product(hidden.relu(), part("2.weight").t()) + at_least_float32(part("2.bias"))
-        return values.movedim(-1, 1)
+        return self.mlp(share[..., None]).movedim(-1, 1)

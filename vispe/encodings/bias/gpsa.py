@@ -14,7 +14,7 @@ from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.branches import Branch
-from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.tables import take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
@@ -98,7 +98,7 @@ class GPSA(Biased):
             raise OptionError(
                 "late_prefix=true needs the blocks that prefix tokens do not enter; name them as layers."
             )
-        self.pos_proj = nn.Linear(self.axes + 1, self.num_heads)
+        self.pos_proj = PreciseLinear(self.axes + 1, self.num_heads)
         self.gating_param = nn.Parameter(torch.empty(self.num_heads))
         self.reset_parameters()
 
@@ -159,7 +159,7 @@ class GPSA(Biased):
         share = (
             torch.sigmoid(at_least_float32(self.gating_param))[:, None, None] * pos.spatial[:, None, :, None]
         )
-        values = affine(self.pos_proj, self._offsets(grid, pos.coords.device)).movedim(-1, 0)
+        values = self.pos_proj(self._offsets(grid, pos.coords.device)).movedim(-1, 0)
         # patches look at patches: prefix tokens are at no offset
         edge = values.new_tensor([[0.0, -torch.inf, 0.0]]) if grid.prefix else None
         by_place = TableBias(values, pos, edge, one_grid=False).as_whole()

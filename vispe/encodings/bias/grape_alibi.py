@@ -37,6 +37,7 @@ class GrapeAlibi(Biased):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         gates: 'key', 'query', 'query_key' (both), or 'none': plain ALiBi, without omega.
         slopes: 'alibi' (the rule of arXiv 2108.12409), 'geometric' (2^(-8k/h)) or 'constant' (1).
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
@@ -78,6 +79,7 @@ class GrapeAlibi(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     gates: Gates = "query_key"
     slopes: FixedSlopes = "alibi"
     metric: Metric = "euclidean"

@@ -9,7 +9,7 @@ from vispe.attention.bias.base import Bias
 from vispe.attention.bias.dense import DenseBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.coords import affine_weight
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.rank2 import path_bias
 from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.encodings.registry import register
@@ -60,7 +60,7 @@ class GrapePath(Biased):
     base: Positive = 1.0
 
     def __post_init__(self) -> None:
-        self.c_p = nn.Linear(self.dim, self.num_heads * self.p_dim, bias=False)
+        self.c_p = PreciseLinear(self.dim, self.num_heads * self.p_dim, bias=False)
 
     @property
     def per_layer(self) -> bool:
@@ -80,7 +80,7 @@ class GrapePath(Biased):
             raise ShapeError(
                 "grape_path sums over all tokens of a sequence, but some have been dropped; keep all."
             )
-        p = affine_weight(self.c_p, at_least_float32(x))
+        p = self.c_p(at_least_float32(x))
         p = p.reshape(*p.shape[:2], self.num_heads, -1).transpose(1, 2)
         prefix = 0 if pos.grid is None else pos.grid.prefix
         slopes = torch.tensor(fixed_slopes("alibi", self.num_heads), dtype=p.dtype, device=p.device)

@@ -34,6 +34,7 @@ class HopeHyperbolic(Biased):
     Args:
         dim: width of the tokens; its channels per head are d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes, 1 to 3; J = d / 2 / axes, rounded down. Channels beyond carry content only.
         temperature: ratio of the frequencies, 1 or more.
         spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
@@ -64,6 +65,7 @@ class HopeHyperbolic(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     axes: Axes = 2
     temperature: Annotated[float, Limits(least=1)] = 10000.0
     spacing: Spacing | None = None

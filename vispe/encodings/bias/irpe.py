@@ -91,6 +91,7 @@ class IRPE(Biased):
     Args:
         dim: width of the tokens; dim / num_heads is that of a head, d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         method: what b is: 'product' g(dy) and g(dx) as a pair; 'cross' a table for g(dy) and one for g(dx), which
             add up; 'euclidean' g(round(|o|)); 'quantization' g(|o|^2).
         mode: 'contextual' (vectors that q, k or the attention weights meet) or 'bias' (scalars).
@@ -141,6 +142,7 @@ class IRPE(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     method: Method = "product"
     mode: Mode = "contextual"
     on: str = "k"

@@ -12,9 +12,9 @@ from vispe.attention.bias.base import Bias
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.dense import LowRankBias
 from vispe.attention.bias.distance import DistanceBias
-from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.coords import affine_weight
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -34,6 +34,7 @@ class PaPE(Biased):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes.
         form: 'projected' (the first line) or 'radial' (the second, alike in all directions).
         parabolas: of each head, m; one for each axis by default. Only 'projected' has several.
@@ -74,6 +75,7 @@ class PaPE(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     axes: Axes = 2
     form: Literal["projected", "radial"] = "projected"
     parabolas: Whole | None = None
@@ -88,12 +90,12 @@ class PaPE(Biased):
                 raise OptionError(
                     f"parabolas={self.parabolas} has no effect with form='radial', which has one for each head."
                 )
-            self.a = nn.Linear(self.dim, self.num_heads, bias=False)
+            self.a = PreciseLinear(self.dim, self.num_heads, bias=False)
             self.register_buffer("position_scales", torch.empty(1, self.num_heads, 1, 1))
         else:
             rows = self.num_heads * (self.parabolas or self.axes)
-            self.position = nn.Linear(self.axes, rows, bias=False)
-            self.ab = nn.Linear(self.dim, 2 * rows, bias=False)
+            self.position = PreciseLinear(self.axes, rows, bias=False)
+            self.ab = PreciseLinear(self.dim, 2 * rows, bias=False)
         self.reset_parameters()
 
     @property
@@ -120,12 +122,8 @@ class PaPE(Biased):
         spaced = pos if self.spacing is None else pos.spaced(self.spacing)
         # only differences count, and small numbers leave more digits to them; prefix tokens are at 0
         coords = (spaced.coords - spaced.extent[:, None] / 2) * spaced.spatial[..., None]
-        u = (
-            exact_product(coords, self.position.weight.t())
-            .unflatten(-1, (self.num_heads, -1))
-            .transpose(1, 2)
-        )
-        ab = affine_weight(self.ab, x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        u = self.position(coords).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        ab = self.ab(x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         placed = spaced.spatial[:, None, :, None]
         # prefix queries have no parabola; the scale of the rows is that of the whole bias
         a, b = (t * placed * self._scale() for t in (F.softplus(ab[0]), ab[1]))
@@ -136,7 +134,7 @@ class PaPE(Biased):
 
     def _radial(self, pos: Positions, x: Tensor) -> Bias:
         scales = at_least_float32(self.position_scales).square().flatten()[:, None]
-        a = F.softplus(affine_weight(self.a, x)).transpose(1, 2)
+        a = F.softplus(self.a(x)).transpose(1, 2)
         profile = DistanceBias((1.0,), pos, metric="squared", spacing=self.spacing)
         return GatedBias(a * scales * self._scale(), None, profile)
 

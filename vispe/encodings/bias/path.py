@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.bias.base import Bias, Request
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.coords import affine, affine_weight
+from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 from vispe.encodings.parts.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, UnsupportedCombination
@@ -31,6 +31,7 @@ class Path(Biased):
     Args:
         dim: width of the tokens; its channels per head are d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         causal: must be true: attention in both directions has no such ways.
         rank: width between D and U; the convolution runs over 3 tokens, the last its own, channel by channel.
         gate: whether there is g, which lets far tokens be forgotten.
@@ -63,22 +64,23 @@ class Path(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     causal: bool = False
     rank: Whole = 32
     gate: bool = False
 
     def __post_init__(self) -> None:
-        self._head_width()
+        inner = self.num_heads * self._head_width()
         if not self.causal:
             raise UnsupportedCombination(
                 "path walks from earlier keys to later queries, so attention in both directions cannot use it; say "
                 "causal=true if it is causal, or choose grape_alibi."
             )
-        self.down = nn.Linear(self.dim, self.rank, bias=False)
-        self.up = nn.Linear(self.rank, self.dim, bias=False)
-        self.conv = nn.Conv1d(self.dim, self.dim, TAPS, groups=self.dim, bias=False)
-        self.beta = nn.Linear(self.dim, self.num_heads)
-        self.forget = nn.Linear(self.dim, self.num_heads) if self.gate else None
+        self.down = PreciseLinear(self.dim, self.rank, bias=False)
+        self.up = PreciseLinear(self.rank, inner, bias=False)
+        self.conv = PreciseConv(1, inner, inner, TAPS, groups=inner, bias=False)
+        self.beta = PreciseLinear(self.dim, self.num_heads)
+        self.forget = PreciseLinear(self.dim, self.num_heads) if self.gate else None
 
     @property
     def per_layer(self) -> bool:
@@ -88,7 +90,7 @@ class Path(Biased):
     def reset_parameters(self) -> None:
         """Initialise everything as torch does."""
         for layer in self.children():
-            if isinstance(layer, nn.Linear | nn.Conv1d):
+            if isinstance(layer, PreciseLinear | PreciseConv):
                 layer.reset_parameters()
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
@@ -107,15 +109,13 @@ class Path(Biased):
         # tokens without a place take no step, and look like the nothing before the first token
         placed = pos.spatial[..., None]
         x = at_least_float32(x) * placed
-        beta = 2 * affine(self.beta, x).sigmoid() * placed
-        forget = (
-            None if self.forget is None else (F.logsigmoid(affine(self.forget, x)) * placed).transpose(1, 2)
-        )
+        beta = 2 * self.beta(x).sigmoid() * placed
+        forget = None if self.forget is None else (F.logsigmoid(self.forget(x)) * placed).transpose(1, 2)
         return PathScores(pos, self._steps(x), beta.transpose(1, 2), forget)
 
     def _steps(self, x: Tensor) -> Tensor:
         """Return the directions w (b, h, n, d_h), of length 1."""
-        wide = F.pad(affine_weight(self.up, affine_weight(self.down, x)), (0, 0, TAPS - 1, 0))
+        wide = F.pad(self.up(self.down(x)), (0, 0, TAPS - 1, 0))
         # tap by tap: a convolution kernel would round under autocast
         taps = self.conv.weight[:, 0].to(wide.dtype).unbind(-1)
         mixed = sum(

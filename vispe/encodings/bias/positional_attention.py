@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.dense import LowRankBias
 from vispe.encodings.base import Additive, Biased
-from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import create_encoding, register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -72,7 +72,7 @@ class PositionalAttention(Biased):
         self.table = made.spec if self.table is made else self.table  # JSON-able
         self.places = made
         self._accept(*(n for n in (1, 2, 3) if all(n in e.ndim for e in made.parts())))
-        self.qk_proj = nn.Linear(self.pos_dim, 2 * self.num_heads * self.pos_dim)
+        self.qk_proj = PreciseLinear(self.pos_dim, 2 * self.num_heads * self.pos_dim)
 
     @property
     def per_layer(self) -> bool:
@@ -99,7 +99,7 @@ class PositionalAttention(Biased):
     def _columns(self, pos: Positions) -> tuple[Tensor, Tensor]:
         table = self.places.table(pos)
         # rows of the projection: head after head, the query of a head before its key
-        read = affine(self.qk_proj, table).unflatten(-1, (self.num_heads, 2, self.pos_dim))
+        read = self.qk_proj(table).unflatten(-1, (self.num_heads, 2, self.pos_dim))
         # the projection has a bias: tokens without a place are 0 after it
         row, col = (read * pos.spatial[..., None, None, None]).permute(3, 0, 2, 1, 4).unbind(0)
         return row * self.pos_dim**-0.5, col

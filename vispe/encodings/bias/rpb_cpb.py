@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vispe.attention.bias.base import Bias
 from vispe.attention.bias.table import TableBias
-from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.tables import drop_index, take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
@@ -94,8 +94,8 @@ class ContinuousBias(Biased):
                 f"pretrained={self.pretrained} with coords='cr'; leave them out."
             )
         check_per_axis("pretrained", self.pretrained, axes)
-        out = nn.Linear(self.hidden, self.num_heads, bias=not swin)
-        self.cpb_mlp = nn.Sequential(nn.Linear(axes, self.hidden), nn.ReLU(), out)
+        out = PreciseLinear(self.hidden, self.num_heads, bias=not swin)
+        self.cpb_mlp = nn.Sequential(PreciseLinear(axes, self.hidden), nn.ReLU(), out)
         self.reset_parameters()
 
     @property
@@ -145,17 +145,13 @@ class ContinuousBias(Biased):
 
     def _table(self, pos: Positions, grid: Grid) -> Tensor:
         offsets = self._offsets(pos, grid)
-        part = self.cpb_mlp.get_parameter
         # the network runs once per offset, not per pair of tokens
-        hidden = exact_product(offsets, part("0.weight").t()) + at_least_float32(part("0.bias"))
-        hidden = hidden.relu()
+        hidden = self.cpb_mlp[:2](offsets)
         if self.dropout and DRAW in pos.attrs:
             hidden = hidden * pos.attrs[DRAW]
-        values = exact_product(hidden, part("2.weight").t())
+        values = self.cpb_mlp[2](hidden)
         if self.coords == "swin":
             values = 16.0 * (values.sigmoid() - 0.5 if self.centre else values.sigmoid())
-        else:
-            values = values + at_least_float32(part("2.bias"))
         return values.t().reshape(self.num_heads, *(2 * n - 1 for n in grid.shape))
 
     def _offsets(self, pos: Positions, grid: Grid) -> Tensor:

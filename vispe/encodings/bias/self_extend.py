@@ -33,6 +33,7 @@ class SelfExtend(Biased):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         group: patches that become one, g.
         window: distance from which patches are grouped, w, in units of the spacing.
         temperature: ratio of the longest to the shortest wavelength, that of the model.
@@ -65,6 +66,7 @@ class SelfExtend(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     group: Whole = 2
     window: Whole = 8
     temperature: Positive = 100.0

@@ -15,6 +15,7 @@ from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.values import ValueTerm
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.coords import coordinate_count
+from vispe.encodings.parts.layers import Table
 from vispe.encodings.parts.regrid import trained_grid
 from vispe.encodings.parts.relative import FactorBias, offset_rows, pair_rows, with_none
 from vispe.encodings.parts.tables import Resample, resample_table, take
@@ -39,6 +40,7 @@ class Shaw(Biased):
     Args:
         dim: width of the tokens; dim / num_heads is that of a head, d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         method: 'key', 'key_query', 'distance_factor' or 'offset_factor', see above.
         values: whether the values have a table of vectors, too.
         shared: one table for all heads instead of one per head.
@@ -87,6 +89,7 @@ class Shaw(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     method: TermOn = "key"
     values: bool = False
     shared: bool = True
@@ -124,9 +127,9 @@ class Shaw(Biased):
         self.value_embedding = self._made(heads * width, False) if self.values else None
         self.reset_parameters()
 
-    def _made(self, channels: int, folded: bool) -> nn.Embedding:
+    def _made(self, channels: int, folded: bool) -> Table:
         rows = math.prod(self._sides(self.grid or (), folded))
-        return nn.Embedding(rows, channels)
+        return Table(rows, channels)
 
     def _sides(self, grid: Sequence[int], folded: bool) -> tuple[int, ...]:
         """Return the shape of the table for a grid."""
@@ -183,7 +186,7 @@ class Shaw(Biased):
         return ValueTerm(table, pairs)
 
     def _read(
-        self, pos: Positions, embedding: nn.Embedding, channels: int | None, folded: bool
+        self, pos: Positions, embedding: Table, channels: int | None, folded: bool
     ) -> tuple[Tensor, Tensor, Hashable]:
         """Return which row each pair reads (b or 1, n, n), the table (h or 1, rows, channels), a name of the first."""
         grid, weight = self._need_grid(pos), embedding.weight

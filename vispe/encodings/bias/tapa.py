@@ -29,6 +29,7 @@ class Tapa(Biased):
     Args:
         dim: width of the tokens; its channels per head are d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         theta: share of the channels that are amplitude, rounded to whole channels; above 0 and below 1.
         alpha: power of the distance; 0 tells a token from all others only.
         spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
@@ -59,6 +60,7 @@ class Tapa(Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     theta: Annotated[float, Limits(above=0, below=1)] = 0.5
     alpha: NotNegative = 0.1
     spacing: Spacing | None = None

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from vispe.attention.bias.base import Bias, Request
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.coords import affine
 from vispe.encodings.parts.counts import count_nearer
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -123,7 +123,7 @@ class Tra(Biased):
             raise OptionError("tra: causal=True counts along one axis, where spacing does nothing.")
         if self.causal or self.spacing is not None:
             self._accept(1 if self.spacing is None else len(self.spacing))
-        self.delta_proj = nn.Linear(self.dim, self.num_heads)
+        self.delta_proj = PreciseLinear(self.dim, self.num_heads)
         self.reset_parameters()
 
     @property
@@ -143,6 +143,6 @@ class Tra(Biased):
         self._need_axes(pos)
         if x is None:
             raise ShapeError("tra reads the tokens; pass x (b, n, d) to bias().")
-        decay = F.logsigmoid(affine(self.delta_proj, x)).transpose(1, 2)
+        decay = F.logsigmoid(self.delta_proj(x)).transpose(1, 2)
         order = pos if self.spacing is None else pos.spaced(self.spacing)
         return KeptBias(decay, pos, order, self.causal, self.eps)

@@ -35,6 +35,7 @@ class TransformerXL(Biased, Rotary):
     Args:
         dim: width of the tokens, d; a multiple of twice the number of axes.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         std: standard deviation of r at first; 0: nothing changes, and v learns from the second step on.
         temperature: ratio of the longest wavelength to the shortest.
         clamp_len: offsets beyond it, along each axis, count as this one.
@@ -71,6 +72,7 @@ class TransformerXL(Biased, Rotary):
 
     dim: Even
     num_heads: Whole
+    head_dim: Whole | None = None
     std: NotNegative = 0.0
     temperature: Positive = 10000.0
     clamp_len: Positive | None = None

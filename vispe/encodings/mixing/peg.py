@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, no_autocast
 from vispe.encodings.base import Mixing
+from vispe.encodings.parts.layers import PreciseConv
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid import Grid, Positions
@@ -79,7 +80,7 @@ class Peg(Mixing):
             raise OptionError(f"peg needs an odd kernel_size of 3 or more, got kernel_size={size}.")
         self.blocks = self._blocks()
         self.proj = nn.ModuleList(
-            nn.Conv2d(dim, dim, size, padding=size // 2, groups=dim) for _ in self.blocks
+            PreciseConv(2, dim, dim, size, padding=size // 2, groups=dim) for _ in self.blocks
         )
         self.reset_parameters()
 
@@ -103,7 +104,7 @@ class Peg(Mixing):
     def reset_parameters(self) -> None:
         """Initialise every kernel and bias, see `init`."""
         for conv in self.proj.children():
-            conv = cast("nn.Conv2d", conv)
+            conv = cast("PreciseConv", conv)
             nn.init.zeros_(cast("Tensor", conv.bias))
             if self.init == "zero":
                 nn.init.zeros_(conv.weight)
@@ -181,8 +182,8 @@ class Peg(Mixing):
             weight = (weight + weight.transpose(-1, -2)) / 8
         return weight
 
-    def _layer(self, layer: int) -> nn.Conv2d:
-        return cast("nn.Conv2d", self.proj[self.blocks.index(layer)])
+    def _layer(self, layer: int) -> PreciseConv:
+        return cast("PreciseConv", self.proj[self.blocks.index(layer)])
 
     def _grid(self, pos: Positions) -> tuple[tuple[int, ...], int]:
         grid = self._need_grid(pos, "it reads neighbours")

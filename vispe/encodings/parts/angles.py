@@ -27,6 +27,7 @@ class AxialRotary(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     base: Positive = 100.0
     layout: Layout = "half"
     spacing: Spacing | None = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -100,23 +100,6 @@ def coordinate_count(name: str, axes: int | None, grid: tuple[int, ...] | None) 
 def exact_device(like: Tensor) -> torch.device:
     """Return where float64 exists: the tensor's device, or the CPU for devices without it."""
     return torch.device("cpu") if like.device.type == "mps" else like.device
-
-
-def affine(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Return ``x W^T + b`` in float32 or better, for parameters of every dtype and under autocast."""
-    y = affine_weight(layer, x)
-    return y + layer.bias.to(y.dtype)
-
-
-def affine_weight(layer: nn.Linear, x: Tensor) -> Tensor:
-    """Return ``x W^T`` in float32 or better, for parameters of every dtype and under autocast."""
-    return exact_product(x, layer.weight.t())
-
-
-def small_init(layer: nn.Linear) -> None:
-    """Draw the weight of a projection to the tokens from a truncated normal of 0.02; the bias is 0."""
-    nn.init.trunc_normal_(layer.weight, std=0.02)
-    nn.init.zeros_(layer.bias)
 
 
 def padded(features: Tensor, dim: int) -> Tensor:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32, no_autocast
+from vispe.attention.precision import at_least_float32
+from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 
 Cells = NDArray[np.int64]
 
@@ -92,8 +93,8 @@ class ImageShift(nn.Module):
     def __init__(self, in_chans: int) -> None:
         super().__init__()
         widths = (32, 16, 8, 4, 1)
-        self.convs = nn.ModuleList([nn.Conv2d(in_chans + 2, widths[0], self.SIDE, self.SIDE)])
-        self.convs.extend(nn.Conv2d(i, o, 5, padding=2) for i, o in pairwise(widths))
+        self.convs = nn.ModuleList([PreciseConv(2, in_chans + 2, widths[0], self.SIDE, self.SIDE)])
+        self.convs.extend(PreciseConv(2, i, o, 5, padding=2) for i, o in pairwise(widths))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -112,8 +113,8 @@ class ImageShift(nn.Module):
         x = with_coordinates(F.adaptive_avg_pool2d(image, (shape[0] * side, shape[1] * side)))
         convs = _convs(self.convs)
         for conv in convs[:-1]:
-            x = F.gelu(convolve(conv, x))
-        return convolve(convs[-1], x)[:, 0].tanh()
+            x = F.gelu(conv(x))
+        return convs[-1](x)[:, 0].tanh()
 
 
 class ReleasedShift(nn.Module):
@@ -133,8 +134,8 @@ class ReleasedShift(nn.Module):
         super().__init__()
         self.grid = grid
         widths = (32, 16, 8, 4, 1)
-        self.convs = nn.ModuleList([nn.Conv2d(in_chans + 2, widths[0], self.PATCH, self.PATCH)])
-        self.convs.extend(nn.Conv2d(i, o, 5, padding=2) for i, o in pairwise(widths))
+        self.convs = nn.ModuleList([PreciseConv(2, in_chans + 2, widths[0], self.PATCH, self.PATCH)])
+        self.convs.extend(PreciseConv(2, i, o, 5, padding=2) for i, o in pairwise(widths))
         self.norm = nn.ParameterDict(
             {
                 name: nn.Parameter(torch.empty(1), requires_grad=name in ("weight", "bias"))
@@ -142,7 +143,7 @@ class ReleasedShift(nn.Module):
             }
         )
         cells = grid[0] * grid[1]
-        self.linear = nn.Linear(cells, cells, bias=False)
+        self.linear = PreciseLinear(cells, cells, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -161,10 +162,9 @@ class ReleasedShift(nn.Module):
             x = F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False)
         x = with_coordinates(x)
         for conv in _convs(self.convs):
-            x = F.gelu(convolve(conv, x))
+            x = F.gelu(conv(x))
         x = self._normed(x)
-        with no_autocast(x.device):
-            x = F.linear(x.flatten(1), self.linear.weight.to(x.dtype))
+        x = self.linear(x.flatten(1))
         shift = (2 * x.sigmoid() - 1).reshape(-1, *self.grid)
         if shape != self.grid:
             shift = F.interpolate(shift[:, None], size=shape, mode="bilinear", align_corners=False)[:, 0]
@@ -191,13 +191,5 @@ def with_coordinates(image: Tensor) -> Tensor:
     return torch.cat([image, places.expand(image.shape[0], -1, -1, -1)], 1)
 
 
-def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """Return the convolution in the dtype of `x`, for parameters of every dtype and under autocast."""
-    dtype = torch.promote_types(x.dtype, conv.weight.dtype)
-    bias = None if conv.bias is None else conv.bias.to(dtype)
-    with no_autocast(x.device):
-        return F.conv2d(x.to(dtype), conv.weight.to(dtype), bias, conv.stride, conv.padding)
-
-
-def _convs(modules: nn.ModuleList) -> list[nn.Conv2d]:
-    return [cast("nn.Conv2d", m) for m in modules.children()]
+def _convs(modules: nn.ModuleList) -> list[PreciseConv]:
+    return [cast("PreciseConv", m) for m in modules.children()]

@@ -43,10 +43,9 @@ class DigitEncoding(Encoding):
     shift: Chance = 0.0
 
     def __post_init__(self) -> None:
-        self._head_width()
         self.coordinates = coordinate_count(self.name, self.axes, self.grid)
         self._accept(self.coordinates)
-        self.width = self.embed_dim or self.dim
+        self.width = self.embed_dim or self.num_heads * self._token_part()
         if self.width % self.num_heads:
             raise OptionError(
                 f"{self.name} needs embed_dim={self.embed_dim} to be a multiple of num_heads={self.num_heads}."

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, no_autocast
+from vispe.encodings.parts.layers import PreciseLinear, PreciseNorm, Table
 
 Direction = Literal["causal", "bi"]
 
@@ -89,13 +90,13 @@ class DigitBlock(nn.Module):
     def __init__(self, width: int, heads: int, eps: float) -> None:
         super().__init__()
         self.attn, self.mlp = DigitAttention(width, heads), DigitMLP(width)
-        self.layernorm_1, self.layernorm_2 = nn.LayerNorm(width, eps=eps), nn.LayerNorm(width, eps=eps)
+        self.layernorm_1, self.layernorm_2 = PreciseNorm(width, eps), PreciseNorm(width, eps)
 
     def forward(self, x: Tensor, mask: Tensor, keep: Tensor | None) -> Tensor:
         """Return the sequences after the block; `keep` (2, p, s, e) are the factors of dropout."""
-        y = self.attn(_normed(self.layernorm_1, x), mask)
+        y = self.attn(self.layernorm_1(x), mask)
         x = x + (y if keep is None else y * keep[0])
-        y = self.mlp(_normed(self.layernorm_2, x))
+        y = self.mlp(self.layernorm_2(x))
         return x + (y if keep is None else y * keep[1])
 
 
@@ -139,13 +140,13 @@ class DigitEncoder(nn.Module):
         self.axes, self.max_digits, self.base = axes, max_digits, base
         self.direction: Direction = direction
         self.mask_padding, self.class_token, self.temperature = mask_padding, class_token, temperature
-        self.token_of_seqpe_embed = nn.Embedding(base, width)
-        self.pos_of_seqpe_embed = nn.Embedding(axes * max_digits, width)
+        self.token_of_seqpe_embed = Table(base, width)
+        self.pos_of_seqpe_embed = Table(axes * max_digits, width)
         self.dim_token_embed = nn.Parameter(torch.empty(axes, 1, width)) if axes > 1 else None
         self.cls_token_embed = nn.Parameter(torch.empty(1, 1, width)) if class_token else None
         self.transformers = nn.ModuleList(DigitBlock(width, heads, eps) for _ in range(layers))
-        self.layernorm = nn.LayerNorm(width, eps=eps) if final_norm else None
-        self.out_proj = nn.Linear(width, out)
+        self.layernorm = PreciseNorm(width, eps) if final_norm else None
+        self.out_proj = PreciseLinear(width, out)
         self.reset_parameters()
 
     @property
@@ -155,7 +156,7 @@ class DigitEncoder(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw matrices and vectors from a truncated normal of 0.02; biases are 0, norms the identity."""
-        norms = {id(p) for m in self.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
+        norms = {id(p) for m in self.modules() if isinstance(m, PreciseNorm) for p in m.parameters()}
         for name, p in self.named_parameters():
             if id(p) in norms:
                 nn.init.constant_(p, float(name.endswith("weight")))
@@ -188,11 +189,6 @@ class DigitEncoder(nn.Module):
             # the last entry has seen all digits
             x = x[:, -1]
             if self.layernorm is not None:
-                x = _normed(self.layernorm, x)
+                x = self.layernorm(x)
             out = F.linear(x, at_least_float32(self.out_proj.weight), at_least_float32(self.out_proj.bias))
             return out / self.temperature
-
-
-def _normed(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    weight, bias = at_least_float32(norm.weight), at_least_float32(norm.bias)
-    return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)

@@ -14,7 +14,7 @@ from vispe.attention.bias.decomposed import DecomposedBias, line_of
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.options import Number, Whole
@@ -42,7 +42,7 @@ class PathBias(Biased):
             )
         if self.causal:
             self._accept(1)
-        self.gate = nn.Linear(self.dim, self.num_heads if self.shared else 2 * self.num_heads)
+        self.gate = PreciseLinear(self.dim, self.num_heads if self.shared else 2 * self.num_heads)
         self.reset_parameters()
 
     @property
@@ -66,7 +66,7 @@ class PathBias(Biased):
         grid = self._need_grid(pos)
         if x is None:
             raise ShapeError(f"{self.name} reads the tokens; pass x (b, n, d) to bias().")
-        gates = self.log_gate(affine(self.gate, x)).transpose(1, 2)
+        gates = self.log_gate(self.gate(x)).transpose(1, 2)
         field = _field(gates, pos, grid)
         first = field if self.shared else field[:, : self.num_heads]
         second = field if self.shared else field[:, self.num_heads :]

@@ -86,6 +86,7 @@ class RopeBase(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     depth: Whole | None = None
     layout: Layout = "interleaved"
     rotated: Annotated[float, Limits(above=0, most=1)] = 1.0

@@ -30,6 +30,7 @@ class SkewRotary(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     axes: Axes = 2
 
     def __post_init__(self) -> None:

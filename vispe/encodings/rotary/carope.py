@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vispe.attention.precision import exact_product
 from vispe.encodings.parts.angles import even_counts
 from vispe.encodings.parts.context import ContextRotary, heads_of
-from vispe.encodings.parts.coords import affine
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
@@ -32,6 +32,7 @@ class Carope(ContextRotary):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         form: 'field' on 1 to 3 axes, or 'scan' along one, as in the paper, where attention usually is causal.
         base: ratio of the first frequency of an axis to the one after its last.
         layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.
@@ -66,7 +67,7 @@ class Carope(ContextRotary):
         super().__post_init__()
         if self.base <= 1:
             raise OptionError(f"carope needs a base above 1, of frequencies below 1, got base={self.base:g}.")
-        self.frequency = nn.Linear(self.dim, self.num_heads)
+        self.frequency = PreciseLinear(self.dim, self.num_heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -78,7 +79,7 @@ class Carope(ContextRotary):
 
     def _powers(self, x: Tensor, power: Tensor) -> Tensor:
         """Return f_h ** power (b, h, n, pairs) of the tokens."""
-        rise = nn.functional.softplus(affine(self.frequency, x))
+        rise = nn.functional.softplus(self.frequency(x))
         # log f = -log(1 + rise), times the powers of all pairs of its head
         own = torch.eye(self.num_heads, dtype=rise.dtype, device=rise.device)
         every = torch.kron(own, power.to(rise)[None])

@@ -34,6 +34,7 @@ class ComRoPEAP(ComRoPE):
     Args:
         dim: width of the tokens; its channels per head are d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes, 1 to 3.
         block: channels per block, s; 8 by default, or what fits `axes` times into d_h. Channels beyond a multiple of
             axes * block pass unchanged.

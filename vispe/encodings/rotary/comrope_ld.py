@@ -31,6 +31,7 @@ class ComRoPELD(ComRoPE):
     Args:
         dim: width of the tokens; its channels per head are d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes, 1 to 3.
         block: channels per block, s; 8 by default, or d_h if that is less. Channels beyond a multiple of it pass
             unchanged.

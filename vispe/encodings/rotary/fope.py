@@ -33,6 +33,7 @@ class Fope(AxialRotary):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: axes of the grids that it is for, each with its own waves, matrices and pairs, the last axis (x) first.
         train_length: the longest wavelength that is kept: the side of the training grid, in units of the spacing.
         norm: whether the columns of the matrices are divided by their sums.

@@ -35,6 +35,7 @@ class Grape(Rotary):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         planes: 'canonical' or 'rank2'.
         base: ratio of the first frequency to the one after the last; in 'rank2' heads share it out.
         shared: whether heads share the frequencies; only for canonical planes.
@@ -68,6 +69,7 @@ class Grape(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     planes: Planes = "canonical"
     base: Positive = 100.0
     shared: bool = True
@@ -83,7 +85,8 @@ class Grape(Rotary):
             self.a = nn.Parameter(torch.empty(self.num_heads, width))
             self.b = nn.Parameter(torch.empty(self.num_heads, width))
         elif width % 2:
-            raise OptionError(f"grape needs an even head width, got dim / num_heads = {width}.")
+            what = "dim / num_heads = " if self.head_dim is None else "head_dim="
+            raise OptionError(f"grape needs an even head width, got {what}{width}.")
         else:
             heads = () if self.shared else (self.num_heads,)
             self.log_freq = nn.Parameter(torch.empty(*heads, width // 2))
@@ -115,7 +118,7 @@ class Grape(Rotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the rotations of all tokens."""
         coords = pos.coords * pos.spatial[..., None]
-        width, axes = self.dim // self.num_heads, pos.axes
+        width, axes = self._head_width(), pos.axes
         if axes not in self.ndim:
             raise ShapeError(
                 f"grape needs heads of 2 or more channels for each of {axes} axes, all alike with planes='rank2', "
@@ -132,6 +135,6 @@ class Grape(Rotary):
 
     def _tables(self, coords: Tensor, axes: int) -> tuple[Tensor, Tensor]:
         rates = self.frequencies()
-        axis = torch.arange(self.dim // self.num_heads // 2, device=coords.device) % axes
+        axis = torch.arange(self._head_width() // 2, device=coords.device) % axes
         angle = coords.index_select(-1, axis)[:, None] * (rates if self.shared else rates[:, None])
         return angle.cos(), -angle.sin()

@@ -39,6 +39,7 @@ class GTA(Rotary):
     Args:
         dim: width of the tokens; its channels per head are d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes, 1 to 3 (t2 needs 2).
         se3: channels with the 4 x 4 matrix of the camera pose, a multiple of 4.
         so3: channels with the rotation of the inverse camera pose (no gradient), a multiple of 3 (so3_degree=1) or 8.
@@ -79,6 +80,7 @@ class GTA(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     axes: Axes = 2
     se3: Annotated[int, Limits(least=0, step=4)] = 0
     so3: Count = 0

@@ -36,6 +36,7 @@ class LightNet(Rotary):
     Args:
         dim: width of the tokens; its channels per head are d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes, 1 to 3.
         form: 'cosine' (e = ceil(d / axes), queries and keys get 2 d channels) or 'rotate' (e = d / 2 / axes, rounded
             down; channels beyond 2 * axes * e pass unchanged).
@@ -74,6 +75,7 @@ class LightNet(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     axes: Axes = 2
     form: Form = "cosine"
     spectrum: Spectrum = "shared"

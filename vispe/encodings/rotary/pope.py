@@ -33,6 +33,7 @@ class Pope(Rotary):
     Args:
         dim: width of the tokens; its channels per head are d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         base: ratio of the first frequency of an axis to the one after its last; the first is 1 per unit of the
             spacing.
         rotated: share r / d of the channels of a head, the first r, that become magnitudes; the others pass unchanged.
@@ -69,6 +70,7 @@ class Pope(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     base: Positive = 100.0
     rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
     split: Shape | None = None

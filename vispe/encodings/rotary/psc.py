@@ -28,6 +28,7 @@ class Psc(Rotary):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
 
     Shapes: queries and keys (b, h, n, d_h) stay as wide as they are; class and register tokens are calibrated like
         patches, since it does not ask where they are.
@@ -54,6 +55,7 @@ class Psc(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
 
     def __post_init__(self) -> None:
         width = self._head_width()

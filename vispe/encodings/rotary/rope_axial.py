@@ -42,6 +42,7 @@ class RopeAxial(RopeBase):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         depth: blocks of the model, for `per_block`.
         temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi units of the spacing. 100 is
             enough for a side of 24 patches with heads of 64 channels, 318 for one of 64

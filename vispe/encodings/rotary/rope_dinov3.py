@@ -36,6 +36,7 @@ class RopeDinov3(RopeBase):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         depth: blocks of the model, for `per_block`.
         temperature: ratio of the longest to the shortest period; the shortest is half a picture.
         min_period: shortest period, in half pictures; with `max_period` in place of `temperature`.

@@ -41,6 +41,7 @@ class RopeField(RopeBase):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         depth: blocks of the model, for `per_block`.
         directions: 'golden', or 'spiral' in groups. On three axes they are spread over the half sphere, on one axis
             they are all the same.

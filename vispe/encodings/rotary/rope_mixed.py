@@ -30,6 +30,7 @@ class RopeMixed(RopeBase):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         depth: blocks of the model, for `per_block`.
         axes: axes of the grids that it is for; frequencies are (axes, h, pairs), last axis (x) first.
         temperature: ratio of the longest to the shortest wavelength at the start; the shortest is 2 pi units of

@@ -31,6 +31,7 @@ class RopePp(AxialRotary):
     Args:
         dim: width of the tokens, d.
         num_heads: heads of queries, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         mode: which heads are imaginary: 'imagh' those after the first h / 2, 'imago' all, 'imag1' every second,
             'none' none: plain RoPE.
         turned: which pairs an imaginary head turns by 90 degrees: 'all', or those of one 'axis', the heads

@@ -11,14 +11,12 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.parts.context import ContextRotary, heads_of, unit_heads
-from vispe.encodings.parts.coords import affine, affine_weight
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.options import Even, Positive, Whole
-
-WIDTH = 4  # taps of the learned filter
 
 
 @register
@@ -28,18 +26,19 @@ class SelectiveRope(ContextRotary):
     scan:  angle_t = temperature * sum over s <= t of phi_s, phi = filter(W x~)          arXiv 2511.17388
     field: angle = w . p + pi tanh(W x~)          on grids, ours
 
-    x~ are the tokens with the part of every head at length 1. The filter runs over the last 4 tokens. The field moves
-    the place of each token by what it holds, half a turn at most; it starts at 0: as RoPE.
+    x~ are the tokens with the part of every head at length 1. The filter runs over the last `kernel_size` tokens. The
+    field moves the place of each token by what it holds, half a turn at most; it starts at 0: as RoPE.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
-        head_dim: channels of a head of queries and keys; d / h by default.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         form: 'field' on 1 to 3 axes, or 'scan' along one, as the reference, where attention usually is causal.
         projection: W: 'low' of rank `rank` from all channels, or 'full' from those of the head, of columns of length 1
             and a factor per head ('scan') or free ('field').
         rank: of W with projection='low'.
-        filter: of a scan: 'learned' taps of the last 4 tokens, or the 'difference' of the last two.
+        filter: of a scan: 'learned' taps of the last `kernel_size` tokens, or the 'difference' of the last two.
+        kernel_size: of a scan with filter='learned': number of taps.
         gate: of a scan: whether sigmoid(V x~ + c) of each head multiplies phi.
         drift: of a scan: whether exp(bias) is added to phi, 1 per token at the start: angles then grow as in RoPE.
         eps: added to the squared length of x~.
@@ -78,6 +77,7 @@ class SelectiveRope(ContextRotary):
     projection: Literal["low", "full"] = "low"
     rank: Whole = 16
     filter: Literal["learned", "difference"] = "learned"
+    kernel_size: Whole = 4
     gate: bool = False
     drift: bool = False
     eps: Positive = 1e-6
@@ -91,20 +91,25 @@ class SelectiveRope(ContextRotary):
             )
         if full and self.rank != 16:
             raise OptionError(f"projection='full' has no rank, got rank={self.rank}; leave it out.")
-        self.down = None if full else nn.Linear(self.dim, self.rank, bias=False)
-        self.up = None if full else nn.Linear(self.rank, heads * self.pairs, bias=False)
-        self.weight = nn.Parameter(torch.empty(heads, self.dim // heads, self.pairs)) if full else None
+        self.down = None if full else PreciseLinear(self.dim, self.rank, bias=False)
+        self.up = None if full else PreciseLinear(self.rank, heads * self.pairs, bias=False)
+        self.weight = nn.Parameter(torch.empty(heads, self._token_part(), self.pairs)) if full else None
         self.scalar = nn.Parameter(torch.empty(heads)) if full and scan else None
         self.temperature = nn.Parameter(torch.empty(self.pairs)) if scan else None
         learned = scan and self.filter == "learned"
-        self.taps = nn.Parameter(torch.empty(heads * self.pairs, WIDTH)) if learned else None
+        if not learned and self.kernel_size != 4:
+            raise OptionError(
+                f"selective_rope: kernel_size needs form='scan' and filter='learned', got "
+                f"kernel_size={self.kernel_size}. Remove it, or choose them."
+            )
+        self.taps = nn.Parameter(torch.empty(heads * self.pairs, self.kernel_size)) if learned else None
         self.drift_log = nn.Parameter(torch.empty(heads, self.pairs)) if self.drift else None
-        self.gate_proj = nn.Linear(self.dim, heads) if self.gate else None
+        self.gate_proj = PreciseLinear(self.dim, heads) if self.gate else None
         self.reset_parameters()
 
     def _pair_count(self) -> int:
-        self._head_width()  # of the tokens, checked as well
-        return self.head_dim // 2 if self.head_dim else super()._pair_count()
+        self._token_part()  # checked as well: tokens are read in parts, one for each head
+        return super()._pair_count()
 
     def reset_parameters(self) -> None:
         """Draw the maps as torch does; the last map of a field starts at 0."""
@@ -123,7 +128,8 @@ class SelectiveRope(ContextRotary):
                 freqs = inverse_frequencies(2 * self.pairs, self.base, torch.float64)
                 self.temperature.copy_(freqs)
             if self.taps is not None:
-                self.taps.uniform_(-1 / math.sqrt(WIDTH), 1 / math.sqrt(WIDTH))
+                bound = self.kernel_size**-0.5
+                self.taps.uniform_(-bound, bound)
             if self.drift_log is not None:
                 self.drift_log.zero_()
 
@@ -133,7 +139,7 @@ class SelectiveRope(ContextRotary):
             assert self.down is not None
             assert self.up is not None
             whole = unit.transpose(1, 2).flatten(2)
-            return heads_of(affine_weight(self.up, affine_weight(self.down, whole)), self.num_heads)
+            return heads_of(self.up(self.down(whole)), self.num_heads)
         weight = at_least_float32(self.weight)
         if self.scalar is not None:
             weight = F.normalize(weight, dim=1) * self.scalar[:, None, None]
@@ -145,13 +151,14 @@ class SelectiveRope(ContextRotary):
     def _steps(self, x: Tensor, spatial: Tensor) -> Tensor:
         unit = unit_heads(x, self.num_heads, self.eps)
         phi = self._phases(unit) * spatial  # tokens without a place stand in front, where the filter sees 0
+        size = self.kernel_size
         taps = phi.new_tensor([0.0, 0.0, -1.0, 1.0]) if self.taps is None else at_least_float32(self.taps)
-        shifted = F.pad(phi, (0, 0, WIDTH - 1, 0)).unfold(2, WIDTH, 1)  # (b, h, n, pairs, taps)
-        phi = (shifted * taps.reshape(-1, 1, self.pairs if self.taps is not None else 1, WIDTH)).sum(-1)
+        shifted = F.pad(phi, (0, 0, size - 1, 0)).unfold(2, size, 1)  # (b, h, n, pairs, taps)
+        phi = (shifted * taps.reshape(-1, 1, self.pairs if self.taps is not None else 1, size)).sum(-1)
         if self.drift_log is not None:
             phi = phi + at_least_float32(self.drift_log).exp()[:, None]
         if self.gate_proj is not None:
-            opened = torch.sigmoid(affine(self.gate_proj, unit.transpose(1, 2).flatten(2)))
+            opened = torch.sigmoid(self.gate_proj(unit.transpose(1, 2).flatten(2)))
             phi = phi * opened.transpose(1, 2)[..., None]
         return phi
 

@@ -12,9 +12,9 @@ from vispe.attention.bias.dense import LowRankBias
 from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Biased, Rotary
-from vispe.encodings.parts.coords import affine
 from vispe.encodings.parts.digit_losses import contrastive_loss, transfer_loss
 from vispe.encodings.parts.digit_tokens import DigitEncoding
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -36,6 +36,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
     Args:
         dim: width of the tokens, d.
         num_heads: heads of the model and of the encoder, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         depth: blocks of the model: one projection to pq, pk for each ('multi'); one in all without it.
         grid: shape of the model's grid; says how many numbers a position has.
         axes: numbers per position, 1 to 3, where no grid is known; 2 by default.
@@ -85,6 +86,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     depth: Whole | None = None
     grid: tuple[Whole, ...] | None = None
     axes: Axes | None = None
@@ -96,10 +98,11 @@ class SeqPE(DigitEncoding, Rotary, Biased):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        channels = self.dim if self.multi_head else self.dim // self.num_heads
+        channels = self._head_width() * (self.num_heads if self.multi_head else 1)
         count = self.depth if self.depth and self.projection == "multi" else 1
         self._last = -1  # the layer that asked last
-        self.pe_qk = nn.ModuleList(nn.Linear(self._out, 2 * channels) for _ in range(count))
+        self._block: int | None = None  # the only block that this instance serves, see `restrict`
+        self.pe_qk = nn.ModuleList(PreciseLinear(self._out, 2 * channels) for _ in range(count))
         self.reset_parameters()
 
     @property
@@ -110,7 +113,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         """Draw matrices from a truncated normal of 0.02; biases are 0."""
         super().reset_parameters()
         for layer in self.pe_qk:
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, PreciseLinear):
                 nn.init.trunc_normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
 
@@ -119,6 +122,22 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         if len(self.pe_qk) > depth > 0:
             self.pe_qk = self.pe_qk[:depth]
             self.depth = depth
+
+    def restrict(self, layer: int) -> None:
+        """Keep the projection of block `layer` alone; the parameters of the others would never be read."""
+        if len(self.pe_qk) > 1:
+            self.pe_qk = self.pe_qk[layer : layer + 1]
+            self.depth, self._block = None, layer
+
+    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
+        """Select the projection of this block in a checkpoint that has those of all blocks."""
+        prefix = f"{own}pe_qk."
+        if self._block is None or f"{prefix}1.weight" not in state_dict:
+            return
+        saved = {k: state_dict.pop(k) for k in list(state_dict) if k.startswith(prefix)}
+        for kind in ("weight", "bias"):
+            if f"{prefix}{self._block}.{kind}" in saved:
+                state_dict[f"{prefix}0.{kind}"] = saved[f"{prefix}{self._block}.{kind}"]
 
     def _factors(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         """Return pq and pk of a block, (1 or b, h or 1, n, d_h) each."""
@@ -130,7 +149,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         again = False
         if not torch.compiler.is_compiling():
             again, self._last = layer > self._last, layer  # layers ask in order: a lower number is a new pass
-        both = affine(cast("nn.Linear", module), self.vectors(pos, again))
+        both = cast("PreciseLinear", module)(self.vectors(pos, again))
         heads = self.num_heads if self.multi_head else 1
         pair = both.reshape(*both.shape[:2], 2, heads, -1).permute(2, 0, 3, 1, 4)
         return pair[0], pair[1]
@@ -149,7 +168,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         if self.mode != "attn_scalar":
             return None
         pq, pk = self._factors(pos, layer)
-        scale = (self.dim // self.num_heads) ** -0.5
+        scale = self._head_width() ** -0.5
         return LowRankBias(self._bare(pq * scale, pos, 0.0), self._bare(pk, pos, 0.0), pos)
 
     def _bare(self, values: Tensor, pos: Positions, neutral: float) -> Tensor:

@@ -29,6 +29,7 @@ class String(Rotary):
     Args:
         dim: width of the tokens; its channels per head are d_h.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes, 1 to 3.
         block: channels per block, s, 3 or more; 16 by default, or d_h if that is less. Channels beyond a multiple of it
             pass unchanged.
@@ -60,6 +61,7 @@ class String(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     axes: Axes = 2
     block: Whole | None = None
     std: NotNegative = 0.02

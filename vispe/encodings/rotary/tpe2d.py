@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.bias.dense import DenseBias
@@ -11,7 +11,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.branches import Branch
-from vispe.encodings.parts.coords import affine_weight
+from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
@@ -33,6 +33,7 @@ class TPE2D(Rotary):
     Args:
         dim: width of the tokens.
         num_heads: heads, h; their width d_h is even.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         gate_dim: width of the gates, rows of W_1 and W_2; d_h by default.
         temperature: ratio of the frequencies.
         causal: whether each order sees only what comes before in it, as the released language models; tokens without a
@@ -63,6 +64,7 @@ class TPE2D(Rotary):
 
     dim: Whole
     num_heads: Whole
+    head_dim: Whole | None = None
     gate_dim: Whole | None = None
     temperature: Positive = 10000.0
     causal: bool = False
@@ -74,10 +76,11 @@ class TPE2D(Rotary):
                 f"tpe2d turns pairs of channels, got {self.width} channels per head (dim={self.dim}, "
                 f"num_heads={self.num_heads}); choose another num_heads."
             )
-        inner = self.gate_dim or self.width
-        self.gate_1 = nn.Linear(self.width, inner, bias=False)
-        self.gate_2 = nn.Linear(self.width, inner, bias=False)
-        self.gate_3 = nn.Linear(inner, 2, bias=False)
+        part = self._token_part()
+        inner = self.gate_dim or part
+        self.gate_1 = PreciseLinear(part, inner, bias=False)
+        self.gate_2 = PreciseLinear(part, inner, bias=False)
+        self.gate_3 = PreciseLinear(inner, 2, bias=False)
 
     @property
     def per_layer(self) -> bool:
@@ -87,14 +90,14 @@ class TPE2D(Rotary):
     def reset_parameters(self) -> None:
         """Initialise the gates as torch does."""
         for layer in self.children():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, PreciseLinear):
                 layer.reset_parameters()
 
     def gates(self, x: Tensor) -> Tensor:
         """Return how much each token takes of either order, (b, h, n, 2), for the tokens `x` (b, n, d)."""
         heads = at_least_float32(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        inner = F.silu(affine_weight(self.gate_1, heads)) * affine_weight(self.gate_2, heads)
-        return affine_weight(self.gate_3, inner).softmax(-1)
+        inner = F.silu(self.gate_1(heads)) * self.gate_2(heads)
+        return self.gate_3(inner).softmax(-1)
 
     def branches(self, pos: Positions, layer: int, x: Tensor | None = None) -> list[Branch]:
         """Return one branch for the order along rows and one for that along columns."""

@@ -28,6 +28,7 @@ class Xpos(AxialRotary):
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
+        head_dim: channels of a head, d_h; dim / num_heads by default.
         causal: must be true: the promise that attention has a causal mask, which an encoding does not see.
         scale_base: positions in which a pair fades by zeta_c.
         centre: where the scale is 1, which no score depends on: half the length, rounded 'down' as in x-transformers,

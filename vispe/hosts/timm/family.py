@@ -14,7 +14,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from timm.models.vision_transformer import DiffParallelScalingBlock
 from torch import nn
 
-from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
+from vispe.encodings.base import Biased, Encoding
 from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
@@ -64,6 +64,7 @@ class _Timm(plan.Family):
         return {
             "dim": model.embed_dim,
             "num_heads": getattr(layers[0][2], "num_heads", None) if layers else None,
+            "head_dim": next((m.head_dim for _, _, m in layers if hasattr(m, "head_dim")), None),
             "depth": len(model.blocks),
             "grid": self.grid(model),
         }
@@ -108,26 +109,16 @@ class _Timm(plan.Family):
                 rope.update_feat_shape(grid)
         model.rope = rope.train(model.training)
 
-    def width(self, term: dict[str, Any], layers: plan.Layers, dim: int) -> int:
-        """Return the width of all heads for what works on heads; those of differential attention are half as wide."""
-        cls = encoding_class(term["name"])
-        if issubclass(cls, Additive | Mixing) or not issubclass(cls, Biased | Rotary):
-            return dim
-        if cls.reads_tokens and not issubclass(cls, Rotary):
-            return dim
-        widths = {m.head_dim * m.num_heads: path for _, path, m in layers if hasattr(m, "head_dim")}
-        if len(widths) > 1:
-            raise UnsupportedCombination(
-                f"{cls.name} works on heads of one width, but those of {' and '.join(widths.values())} differ; use an "
-                "additive encoding."
-            )
-        width = next(iter(widths), dim)
-        if cls.reads_tokens and width != dim:
-            raise UnsupportedCombination(
-                f"{cls.name} reads tokens and turns heads of one width, but those of {widths[width]} are {dim} and "
-                f"{width} channels wide; use a rotation that reads no tokens, such as rope_axial."
-            )
-        return width
+    def check_widths(self, terms: Sequence[dict[str, Any]], layers: plan.Layers) -> None:
+        """Raise where the heads of the layers differ in width, and a term is built for one width."""
+        widths = {m.head_dim: path for _, path, m in layers if hasattr(m, "head_dim")}
+        for term in terms if len(widths) > 1 else ():
+            cls = encoding_class(term["name"])
+            if "head_dim" in inspect.signature(cls).parameters:
+                raise UnsupportedCombination(
+                    f"{cls.name} works on heads of one width, but those of {' and '.join(widths.values())} differ; "
+                    "use an additive encoding."
+                )
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
         if self.grid(model) is None:

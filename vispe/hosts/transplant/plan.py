@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -83,7 +84,7 @@ class Family:
         raise NotImplementedError
 
     def facts(self, model: Any, layers: Layers) -> dict[str, Any]:
-        """Return what encodings need to know: dim, num_heads, depth and the grid of the training resolution."""
+        """Return what encodings need: dim, num_heads, head_dim, depth and the grid of the training resolution."""
         raise NotImplementedError
 
     def facts_at(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
@@ -118,10 +119,8 @@ class Family:
     def put_rope(self, model: Any, kept: Any) -> None:
         """Bring the rotary embedding back."""
 
-    def width(self, term: dict[str, Any], layers: Layers, dim: int) -> int:
-        """Return the width that a term is built for in a model of width `dim`."""
-        del term, layers
-        return dim
+    def check_widths(self, terms: Sequence[dict[str, Any]], layers: Layers) -> None:
+        """Raise where the heads of the layers differ in width, and a term is built for one width."""
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
         """Raise where the model, or a term in it, cannot be converted, before anything is built."""
@@ -320,19 +319,20 @@ def _planned(
     refuse_patched(model, stock.__name__, family.overridden)
     family.check_model(model, stock, wanted.terms)
     layers = list(family.attentions(model))
+    family.check_widths(wanted.terms, layers)
     facts, like = family.facts(model, layers), next(model.parameters())
 
-    def build(facts: dict[str, Any] = facts) -> tuple[Encoding, ...]:
+    def build(facts: dict[str, Any], layer: int) -> tuple[Encoding, ...]:
         with torch.device(like.device):
-            widths = [family.width(term, layers, facts["dim"]) for term in wanted.terms]
-            terms = [
-                create_encoding(term, **facts | {"dim": width})
-                for term, width in zip(wanted.terms, widths, strict=True)
-            ]
+            terms = [create_encoding(term, **facts) for term in wanted.terms]
             parts = joined(terms).to(dtype=like.dtype).train(model.training).parts()
-        for encoding, source in zip(parts, wanted.sources, strict=False):
+        for encoding, source in zip_longest(parts, wanted.sources):
             if source is not None:
+                if family.apart and source.state_dict().keys() != encoding.state_dict().keys():
+                    encoding.restrict(layer)  # the source may come from such a layer itself
                 take_over(encoding, source, family.noun)
+            if family.apart:
+                encoding.restrict(layer)
         return parts
 
     classes = [encoding_class(term["name"]) for term in wanted.terms]
@@ -341,7 +341,7 @@ def _planned(
         _check_swaps(model, family)  # of an unknown layer not even the heads are known
     for cls_of_term in classes:
         check_term(cls_of_term, len(facts["grid"] or "hw"), stock)
-    parts = build()
+    parts = build(facts, layers[0][0] if layers else 0)
     for encoding in parts:
         check_part(encoding, family, stock, len(facts["grid"] or "hw"), keep_rope)
     check_moved(parts, stock, keep_abs, keep_rope)
@@ -356,7 +356,7 @@ def _planned(
     layered = family.apart or any(e.per_layer for e in parts)
     own: list[Encoding | None] = []
     for layer, _, module in layers:
-        built = build(family.facts_at(model, module, facts)) if layered else ()
+        built = build(family.facts_at(model, module, facts), layer) if layered else ()
         own.append(joined([e for e in built if (family.apart or e.per_layer) and e.active(layer)]))
     shared = joined([e for e in parts if not (family.apart or e.per_layer)])
     return _Plan(cls, parts, shared, own, inside, facts["grid"])

@@ -38,6 +38,7 @@ from vispe.hosts.windows.known import (
     name_of,
     prefix_of,
     stock_type,
+    width_of,
 )
 from vispe.hosts.windows.timm import NoBias
 from vispe.hosts.windows.transformers import NoRotary
@@ -114,8 +115,14 @@ class _Windows(plan.Family):
         return self.facts_at(model, layers[0][2], {"depth": len(layers)})
 
     def facts_at(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
-        heads, dim = heads_of(attention)
-        return {"dim": dim, "num_heads": heads, "depth": facts["depth"], "grid": grid_of(model, attention)}
+        heads, inner = heads_of(attention)
+        return {
+            "dim": width_of(attention),
+            "num_heads": heads,
+            "head_dim": inner // heads,
+            "depth": facts["depth"],
+            "grid": grid_of(model, attention),
+        }
 
     def where(self, model: Any) -> str:
         grids = dict.fromkeys(grid_of(model, m) for _, _, m in attentions(model))
@@ -207,13 +214,13 @@ class _Windows(plan.Family):
 
     def check_parts(self, model: Any, parts: Sequence[Encoding], layers: plan.Layers) -> None:
         """Raise what the encodings raise when there is something that the model does not supply, such as poses."""
-        heads, dim = heads_of(layers[0][2])
+        heads, inner = heads_of(layers[0][2])
         like = next(model.parameters())
         grid = Grid(grid_of(model, layers[0][2]), prefix=prefix_of(model))
         with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
             pos = prepare(parts, grid.positions(like.device))
-            x = like.new_zeros(1, pos.tokens, dim)
-            q = x.unflatten(-1, (heads, -1)).transpose(1, 2)
+            x = like.new_zeros(1, pos.tokens, width_of(layers[0][2]))
+            q = like.new_zeros(1, heads, pos.tokens, inner // heads)
             attend(q, q, q, parts, pos, 0, x, backend="reference")
 
     def finish(self, model: Any, old: HostState | None) -> None:

@@ -107,7 +107,7 @@ def name_of(module: nn.Module) -> str:
 
 
 def heads_of(attention: Any) -> tuple[int, int]:
-    """Return the number of heads and the width of all together."""
+    """Return the number of heads of an attention layer, and the width of all together."""
     if isinstance(attention, nn.MultiheadAttention):
         return attention.num_heads, attention.embed_dim
     heads = getattr(attention, "num_heads", None) or attention.num_attention_heads
@@ -116,6 +116,14 @@ def heads_of(attention: Any) -> tuple[int, int]:
     if hasattr(attention, "q_proj"):
         return heads, attention.q_proj.out_features
     return heads, attention.qkv.out_features // 3
+
+
+def width_of(attention: Any) -> int:
+    """Return the width of the tokens that an attention layer reads."""
+    if isinstance(attention, nn.MultiheadAttention):
+        return attention.embed_dim
+    layer = attention.q_proj if hasattr(attention, "q_proj") else attention.qkv
+    return layer.in_features if hasattr(layer, "in_features") else layer.in_channels
 
 
 def prefix_of(model: nn.Module) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import nn
 
 from vispe.encodings.base import Encoding
@@ -34,6 +33,7 @@ from vispe.hosts.transformers.vision.family import (
     prefix_of,
     reference_of,
     stock_type,
+    width_of,
 )
 from vispe.hosts.transformers.vision.tables import has_tables, never_loaded, put_tables, take_tables
 from vispe.hosts.transformers.vision.tower import SWAPS, swapped
@@ -80,8 +80,9 @@ class _Tower(plan.Family):
     def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:
         heads, width = heads_of(layers[0][2])
         return {
-            "dim": heads * width,
+            "dim": width_of(layers[0][2]),
             "num_heads": heads,
+            "head_dim": width,
             "depth": len(layers),
             "grid": reference_of(model),
         }
@@ -111,8 +112,8 @@ class _Tower(plan.Family):
         like = next(model.parameters())
         few = (2, 2, 4) if family_of(model).kind in FILMS else (2, 4)
         pos = Grid(few, prefix=prefix_of(model)).positions(like.device)
-        x = like.new_zeros(1, pos.tokens, heads * width)
-        q = rearrange(x, "b n (h d) -> b h n d", h=heads)
+        x = like.new_zeros(1, pos.tokens, width_of(layers[0][2]))
+        q = like.new_zeros(1, heads, pos.tokens, width)
         devices = [like.device] if like.is_cuda else []
         with torch.no_grad(), torch.random.fork_rng(devices=devices):
             pos = prepare(parts, pos)

@@ -141,6 +141,13 @@ def heads_of(attention: Any) -> tuple[int, int]:
     )
 
 
+def width_of(attention: Any) -> int:
+    """Return the width of the tokens that an attention layer reads."""
+    heads, width = heads_of(attention)
+    read = (getattr(m, "in_features", None) for m in attention.modules())
+    return next((n for n in read if n is not None), heads * width)
+
+
 def reference_of(tower: Any) -> tuple[int, ...] | None:
     """Return the grid of the training resolution; None for towers that never had one."""
     side = getattr(tower, "num_grid_per_side", None)

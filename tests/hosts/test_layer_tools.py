@@ -1,0 +1,152 @@
+"""Tools that replace, wrap or re-initialise layers of a host: the encodings inside stay as they are."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.ao.quantization import quantize_dynamic
+from torch.nn.utils import parametrizations
+from torch.nn.utils import weight_norm as old_weight_norm
+
+import vispe
+from tests.hosts.common import cotangent, image, shake, tiny
+
+NAMES = [
+    "cable", "carope", "dape", "deberta", "distance_bank", "dynamic", "fire", "fourier_learned", "fox", "gpsa",
+    "legendre", "loope", "neuda", "pape", "peg", "positional_attention", "rpb_cpb", "selective_rope", "seqpe",
+    "seqpe_input", "shaw", "spder", "tpe2d", "tra",
+]  # fmt: skip
+every = pytest.mark.parametrize("spec", NAMES)
+
+
+def make(spec):
+    return shake(vispe.convert(tiny(depth=1, global_pool="avg"), spec), 3).eval()
+
+
+def of_encodings(model):
+    return {name: value.clone() for name, value in model.state_dict().items() if "pos_enc" in name}
+
+
+def same(found, wanted):
+    assert found.keys() == wanted.keys()
+    assert wanted
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@every
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@torch.no_grad()
+def test_dynamic_quantisation_leaves_the_encoding_alone(spec):
+    model = make(spec)
+    made = quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+    same(of_encodings(made), of_encodings(model))
+    assert "DynamicQuantizedLinear" in str(made)
+    assert "DynamicQuantizedLinear" not in str([m for n, m in made.named_modules() if n.endswith("pos_enc")])
+    found, wanted = made(image()), model(image())
+    assert (found - wanted).norm() < 0.1 * wanted.norm()
+
+
+@pytest.mark.parametrize("trained", [None, ["pos_enc"]])
+@every
+def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):
+    peft = pytest.importorskip("peft")
+    if spec in ("legendre", "neuda", "spder") and not trained:
+        pytest.skip("peft matches by name: the classifier `head` of the host is also the name of a map here")
+    config = peft.LoraConfig(
+        target_modules="all-linear", r=2, init_lora_weights=False, modules_to_save=trained
+    )
+    torch.manual_seed(0)
+    model = peft.get_peft_model(make(spec), config).train()
+    assert not [n for n, _ in model.named_parameters() if "pos_enc" in n and "lora_" in n]
+    out = model(image())
+    (out * cotangent(out)).sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if "lora_" in n)
+    with torch.no_grad():
+        wanted = model.eval()(image())
+        torch.testing.assert_close(model.merge_and_unload()(image()), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, old_weight_norm])
+@pytest.mark.parametrize("spec", ["learn+deberta", "seqpe", "rpb_cpb"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@torch.no_grad()
+def test_weight_norm_on_the_layers_of_the_host(spec, norm):
+    model = make(spec)
+    wanted, own = model(image()), of_encodings(model)
+    for module in [m for m in model.modules() if isinstance(m, nn.Linear)]:
+        norm(module)
+    torch.testing.assert_close(model(image()), wanted, rtol=1e-4, atol=1e-5)
+    same(of_encodings(model), own)
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+@torch.no_grad()
+def test_parametrizations_of_the_maps_of_an_encoding_count(norm):
+    model = make("fire")
+    wanted = model(image())
+    for module in list(model.modules()):
+        if type(module).__name__ == "PreciseLinear":
+            norm(module)
+    if norm is parametrizations.weight_norm:
+        torch.testing.assert_close(model(image()), wanted, rtol=1e-4, atol=1e-5)
+    else:
+        assert (model(image()) - wanted).abs().max() > 1e-5
+
+
+def initialised(model):
+    """Raise unless every encoding has the values of its own `reset_parameters`."""
+    for encoding in [
+        m for n, m in model.named_modules() if n.endswith("pos_enc") and isinstance(m, vispe.Encoding)
+    ]:
+        drawn = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            again = copy.deepcopy(encoding)
+            again.reset_parameters()
+            drawn.append(dict(again.named_parameters()))
+        for name, found in encoding.named_parameters():
+            first, second = (d[name] for d in drawn)
+            if torch.equal(first, second):
+                assert torch.equal(found, first), name
+            elif found.numel() > 60:
+                assert 0.5 < found.std() / first.std() < 2, name
+
+
+@every
+def test_initialisation_of_the_host_is_that_of_the_encoding_inside(spec):
+    model = make(spec)
+    model.init_weights()
+    initialised(model)
+
+
+@pytest.mark.parametrize("spec", ["seqpe", "deberta", "shaw", "fire"])
+def test_initialisation_of_transformers_is_that_of_the_encoding_inside(spec):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Dinov2Config(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=32,
+        patch_size=8,
+        intermediate_size=32,
+    )
+    model = shake(vispe.convert(transformers.Dinov2Model(config), spec))
+    model.apply(model._init_weights)
+    initialised(model)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_tied_projections_of_deberta_follow_an_adapter(fused):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    layer = vispe.Attention(12, 3, "deberta(share_att_key=true)", fused_qkv=fused)
+    layer.pos_enc.tie(layer)
+    x, grid = torch.randn(2, 12, 12), vispe.Grid((3, 4))
+    names = ["qkv"] if fused else ["q_proj", "k_proj"]
+    config = peft.LoraConfig(target_modules=names, r=2, init_lora_weights=False)
+    model = peft.get_peft_model(nn.ModuleDict({"attn": layer}), config).eval()
+    with torch.no_grad():
+        wanted = layer(x, grid)
+        model.merge_and_unload()
+        torch.testing.assert_close(layer(x, grid), wanted, rtol=1e-4, atol=1e-5)
