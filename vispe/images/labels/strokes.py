@@ -54,9 +54,9 @@ def read_strokes(path: Path, naming: Naming, default_page: int | None) -> list[S
 
 
 def draw_strokes(
-    path: Path, strokes: list[Stroke], shape: tuple[int, int, int]
+    path: Path, strokes: list[Stroke], shape: tuple[int, int, int], hint: str = ""
 ) -> tuple[np.ndarray, list[Level], list[str]]:
-    """Draw strokes in their order, later ones over earlier ones.
+    """Draw strokes in their order, later ones over earlier ones; `hint` is a clause about the image for messages.
 
     Returns:
         (z, h, w) indices into the sorted list of levels, from 1, 0 where nothing is drawn; that list; and
@@ -68,7 +68,7 @@ def draw_strokes(
     levels = sorted({s.level for s in strokes})
     index = np.zeros(shape, np.int64)
     covered = np.zeros(shape, bool)
-    for stroke, rows, columns in placed(path, strokes, shape):
+    for stroke, rows, columns in placed(path, strokes, shape, hint):
         page, value = index[stroke.page], levels.index(stroke.level) + 1
         before = page[rows, columns]
         covered[stroke.page][rows, columns] |= (before > 0) & (before != value)
@@ -77,7 +77,7 @@ def draw_strokes(
 
 
 def placed(
-    path: Path, strokes: list[Stroke], shape: tuple[int, int, int]
+    path: Path, strokes: list[Stroke], shape: tuple[int, int, int], hint: str = ""
 ) -> Iterator[tuple[Stroke, np.ndarray, np.ndarray]]:
     """Yield each stroke with the rows and columns of its pixels; raises as `draw_strokes`."""
     z, h, w = shape
@@ -90,7 +90,8 @@ def placed(
         if outside.any():
             x, y = stroke.points[outside][0]
             raise InputError(
-                f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} pixels (x, y)."
+                f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} pixels (x, y)"
+                f"{hint}."
             )
         yield stroke, *stroke_pixels(stroke, h, w)
 

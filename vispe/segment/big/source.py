@@ -12,7 +12,7 @@ import numpy as np
 
 from vispe.errors import InputError, require
 from vispe.images.formats.decoded import BROKEN, check_pixels, checked_axes, damaged, times, to_pages
-from vispe.images.formats.units import MICRONS
+from vispe.images.formats.units import micron_factor, seconds
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.segment.big import is_store
 from vispe.segment.features.tiles import Region
@@ -94,13 +94,15 @@ class BigImage:
     @property
     def pixel_size(self) -> tuple[float, float] | None:
         """Microns per pixel (y, x); None where the file does not say."""
-        factor = _factor(self.unit)
+        factor = micron_factor(self.unit)
         return None if factor is None else (self.scale[0] * factor, self.scale[1] * factor)
 
     @property
     def z_step(self) -> float | None:
         """Microns from one page to the next along Z; None where the file does not say."""
-        found = [(axis.scale, _factor(axis.unit)) for axis in self.page_axes if axis.name.lower() == "z"]
+        found = [
+            (axis.scale, micron_factor(axis.unit)) for axis in self.page_axes if axis.name.lower() == "z"
+        ]
         return found[0][0] * found[0][1] if found and found[0][1] is not None else None
 
     @cached_property
@@ -125,7 +127,7 @@ class BigImage:
             else:
                 index.append(slice(None) if letter in "CS" else int(next(places)))
         left = "".join(letter for letter in self.axes if letter in "YXCS")
-        found = to_pages(self.path, np.asarray(self.array[tuple(index)]), left, None, 1)[0]
+        found = to_pages(self.path, np.asarray(self.array[tuple(index)]), left, None)[0]
         if found.shape[2] != len(self.kept) or self.kept != tuple(range(len(self.kept))):
             found = np.ascontiguousarray(found[..., list(self.kept)])
         return found.astype(np.uint8) * np.uint8(255) if found.dtype == bool else found
@@ -138,18 +140,6 @@ class BigImage:
         for top in range(0, height, down):
             for left in range(0, width, across):
                 yield self.read(page, Region(top, min(top + down, height), left, min(left + across, width)))
-
-
-_MORE_UNITS = {
-    **{"nanometer": 1e-3, "picometer": 1e-6, "millimeter": 1e3, "centimeter": 1e4, "meter": 1e6},
-    **{"micrometre": 1.0, "nanometre": 1e-3, "millimetre": 1e3, "angstrom": 1e-4},
-}
-
-
-def _factor(unit: str | None) -> float | None:
-    """Microns in a unit of length; None where it is not known."""
-    name = str(unit).lower()
-    return MICRONS.get(name) or _MORE_UNITS.get(name)
 
 
 def valid_pixels(values: np.ndarray) -> np.ndarray:
