@@ -136,3 +136,7 @@ class Frame:
             f"{path.name} has the size of {where}: the labels are rotated with the orientation tag {self.tag} of the "
             "image."
         ]
+
+
+AS_STORED = Frame()
+"""The frame of an image without an orientation tag."""

@@ -16,7 +16,7 @@ from vispe.errors import InputError, did_you_mean
 from vispe.images.formats.decode import decode
 from vispe.images.formats.decoded import GIGAPIXEL, Decoded, PageAxes, Resolution
 from vispe.images.formats.guards import enough_memory
-from vispe.images.orientation import Frame, Orientation, check_orientation
+from vispe.images.orientation import AS_STORED, Frame, Orientation, check_orientation
 from vispe.images.sample import parse_crop, read_mask, transparent
 
 
@@ -49,7 +49,7 @@ class Micrograph:
     page_axes: PageAxes = ()
     z_step: float | None = None
     frame_interval: float | None = None
-    frame: Frame = Frame()
+    frame: Frame = AS_STORED
     sample: np.ndarray | None = None
     exclusions: tuple[str, ...] = ()
 
@@ -139,7 +139,8 @@ def _read(
     notes = list(found.notes)
     if note := frame.note(path.name):
         notes.append(note)
-    clear = transparent(found)
+    # the fourth of four planes may as well be a slice
+    clear = None if found.planes else transparent(found)
     clear = None if clear is None else pick_pages(path, clear, z)
     pages = pick_pages(path, found.pages, z)
     page_axes = _picked_axes(found.page_axes, pick_pages(path, np.arange(len(found.pages)), z))

@@ -26,7 +26,7 @@ def label_suffix(n_pages: int) -> str:
 def write_labels(
     path: str | Path, values: np.ndarray, micrograph: Micrograph | None = None, force: bool = False
 ) -> Path:
-    """Write a label map with the pixel size of its image; a stack also keeps its axes, Z and T, and the step along Z.
+    """Write a label map with the pixel size of its image, and a stack with its axes, Z step and frame interval.
 
     Args:
         path: '.png' (one page) or '.tif' (any number of pages).
@@ -152,7 +152,7 @@ def _write_tiff(
         path: the file.
         array: `axes` 'ZYX' or 'ZCYX', Z being all pages in the order of the image.
         axes: of `array`.
-        micrograph: the image, whose axes, pixel size and step along Z are kept.
+        micrograph: the image, whose axes, pixel size, step along Z and frame interval are written.
         compression: of tifffile.
         names: of the channels.
     """
@@ -160,6 +160,7 @@ def _write_tiff(
 
     x, y, unit, length = _calibration(micrograph)
     step = micrograph.z_step if micrograph is not None and length else None
+    interval = micrograph.frame_interval if micrograph is not None else None
     pages = _page_axes(micrograph, len(array))
     letters = "".join(letter for letter, _ in pages)
     shaped = array.reshape(*(n for _, n in pages), *array.shape[1:])
@@ -175,6 +176,8 @@ def _write_tiff(
             metadata["unit"] = length
         if step is not None:
             metadata["spacing"] = step / _LENGTHS[length]
+        if interval is not None:
+            metadata |= {"finterval": interval, "tunit": "s"}
         if names is not None:
             metadata["classes"] = json.dumps(list(names))
             pages = [f"page {i}: " for i in range(len(array))] if len(array) > 1 else [""]
@@ -187,6 +190,8 @@ def _write_tiff(
         metadata |= {f"PhysicalSize{axis}Unit": "µm" for axis in "XY"}
         if step is not None:
             metadata |= {"PhysicalSizeZ": step, "PhysicalSizeZUnit": "µm"}
+    if interval is not None:
+        metadata |= {"TimeIncrement": interval, "TimeIncrementUnit": "s"}
     if names is not None:
         metadata["Channel"] = {"Name": list(names)}
     tifffile.imwrite(path, shaped, ome=True, bigtiff=array.nbytes >= _IMAGEJ, metadata=metadata, **common)

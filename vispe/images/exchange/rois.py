@@ -35,8 +35,8 @@ def read_rois(path: Path) -> list[Shape]:
     """Read a `.roi` file, or all of them in a `.zip` file.
 
     The class is the group of a region (Edit > Properties), if it has one, else its name without a number at the end
-    (``pore-12`` and ``pore_12`` are of the class ``pore``).  Names that ImageJ gives by itself are none.  Regions without
-    points give shapes that are empty.
+    (``pore-12`` and ``pore_12`` are of the class ``pore``).  Names that ImageJ gives by itself are none.
+    Regions without points give shapes that are empty.
 
     Raises:
         InputError: damaged, not of ImageJ, too large, or a region that marks no pixels (angle, text, picture).

@@ -150,7 +150,8 @@ def painted(
         if right < 0 or bottom < 0 or left > w or top > h:
             raise InputError(
                 f"{each.where} lies outside the image of {w} x {h} pixels (x {left:g} to {right:g}, y {top:g} to "
-                f"{bottom:g}){hint}; coordinates are pixels of the whole image at full size: check that it is the right one."
+                f"{bottom:g}){hint}; coordinates are pixels of the whole image at full size: check that it is the "
+                "right one."
             )
         cut += left < 0 or top < 0 or right > w or bottom > h
         places = each.places(h, w)

@@ -42,6 +42,35 @@ def stored_shape(
         return None
 
 
+def stored_tag(path: Path) -> int:
+    """Return the orientation tag of a file, 1 where it has none or cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            magic = stream.read(4)
+        return (_tiff(path, None) if magic in TIFF_MAGIC else _plain(path, None))[1]
+    except (InputError, *BROKEN):
+        return 1
+
+
+def stored_planes(path: Path) -> int:
+    """Return the number of colours, 3 or 4, that a TIFF file stores plane by plane as in `Decoded.planes`; else 0."""
+    try:
+        with path.open("rb") as stream:
+            if stream.read(4) not in TIFF_MAGIC:
+                return 0
+        import tifffile
+
+        from vispe.images.formats.metadata import check_page_list
+        from vispe.images.formats.tiff import largest_series, quiet, separate_colours
+
+        check_page_list(path)
+        with quiet(), tifffile.TiffFile(path) as tif:
+            series = tif.series[largest_series(tif.series)]
+            return separate_colours(tif, series) if series.axes == "SYX" else 0
+    except (InputError, *BROKEN):
+        return 0
+
+
 def _plain(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
     with no_size_limit(), Image.open(path, formats=PICTURES) as image:
         largest_frame(image)

@@ -10,7 +10,7 @@ from vispe.errors import InputError, did_you_mean
 from vispe.images.exchange.read import holds_shapes, read_shapes
 from vispe.images.exchange.shapes import Color, Shape, overlapping, painted
 from vispe.images.find import natural
-from vispe.images.labels.levels import Level, Naming, checked_names
+from vispe.images.labels.levels import Level, Naming, checked_names, class_number
 from vispe.images.orientation import Frame
 
 
@@ -119,8 +119,8 @@ def class_of(shape: Shape, naming: Naming) -> int:
         InputError: a name or number that is not among the names.
     """
     names = naming.names
-    if label_of(shape) in names:
-        return names.index(label_of(shape)) + 1
+    if (number := class_number(label_of(shape), names)) is not None:
+        return number
     if shape.name is None and 1 <= shape.group <= len(names):
         return shape.group
     hint = did_you_mean(label_of(shape), names)

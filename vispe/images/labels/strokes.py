@@ -10,7 +10,7 @@ import numpy as np
 from skimage.draw import disk, line
 
 from vispe.errors import InputError, did_you_mean, is_whole
-from vispe.images.labels.levels import Level, Naming, load_json
+from vispe.images.labels.levels import Level, Naming, class_number, load_json
 
 KEYS = ("class", "width", "points", "page")
 WIDEST = 1024
@@ -167,15 +167,17 @@ def _stroke(where: str, entry: object, naming: Naming, default_page: int | None)
 
 def _class(where: str, value: object, naming: Naming) -> Level:
     if isinstance(value, str):
+        if not naming.names and value.isascii() and value.isdecimal():
+            return _class(where, int(value[:18]), naming)
         if not naming.names:
             raise InputError(
                 f"{where} names the class {value!r}, but no class names were given; give classes or legend."
             )
-        if value not in naming.names:
+        number = class_number(value, naming.names)
+        if number is None:
             hint = did_you_mean(value, naming.names)
             raise InputError(f"{where} names the class {value!r}; known are {', '.join(naming.names)}.{hint}")
-        position = naming.names.index(value)
-        return naming.levels[position] if naming.levels else (position + 1,)
+        return naming.levels[number - 1] if naming.levels else (number,)
     if not is_whole(value) or value < 1:
         raise InputError(f"{where} has class={value!r}; classes are whole numbers from 1, or names.")
     return (int(value),)

@@ -12,6 +12,7 @@ from vispe.images.labels.levels import Level, Naming
 _MARKERS = {255, 65_535, (1 << 31) - 1, (1 << 32) - 1}
 _WHITE = (255, 255, 255)
 _MOST = 0.5  # share of the pixels above which a level is not taken for a drawn class
+_FEW = 0.01  # share of unlabelled pixels up to which 0 or black is not what means "not labelled"
 
 
 def void_level(levels: Sequence[Level]) -> Level | None:
@@ -54,7 +55,8 @@ def find_void(
     if void is None or not others:
         return None, []
     shown = "white" if void == _WHITE else str(void[0])
-    share = pixels[void] / max(sum(pixels.values()) + unlabelled, 1)
+    total = max(sum(pixels.values()) + unlabelled, 1)
+    share = pixels[void] / total
     noted = [f"{where}: {shown} ({100 * share:.3g} % of the pixels) is taken for unlabelled."]
     if naming.levels is not None and (void in naming.levels or not counts_up(others)):
         return None, []
@@ -67,7 +69,7 @@ def find_void(
     covering = share > _MOST and not dense
     if numbered and not (covering and unlabelled):
         return void, noted
-    if covering and (numbered or not unlabelled):
+    if covering and (numbered or unlabelled <= _FEW * total):
         empty = "black or transparent" if len(void) == 3 else "0"
         end = "if 0 is a class" if numbered else "if it is a class"
         raise InputError(

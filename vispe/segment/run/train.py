@@ -55,16 +55,17 @@ def read_drawn(run: Batch) -> tuple[list[BatchImage], list[Labels], int]:
     """
     labelled = [image for image in run.images if image.labels is not None]
     run.watch.start("reading labels", len(labelled))
-    taught, shapes, channels = [], [], {}
+    taught, shapes, frames, channels = [], [], [], {}
     for image, micrograph in run.each(labelled):
         taught.append(image)
         shapes.append(micrograph.pages.shape[:3])
+        frames.append(micrograph.frame)
         channels[image.path] = micrograph.channels
     if not taught:
         raise InputError("no labelled image could be read; see the reasons above.")
     count = one_channel_count(channels, "labelled images")
     files, images = [i.labels for i in taught], [i.path for i in taught]
-    drawn = read_label_set(files, shapes, **asdict(run.asked.labelling), images=images)
+    drawn = read_label_set(files, shapes, **asdict(run.asked.labelling), images=images, frames=frames)
     for image, labels in zip(taught, drawn, strict=True):
         image.drawn = labels
         for text in labels.notes:

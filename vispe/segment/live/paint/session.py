@@ -178,12 +178,8 @@ class Paint:
             write_json(files["strokes"], self._listed(), force=True)
             if self.found is not None:
                 save_model(files["model"], self.live.model, True)
-                one = Micrograph(
-                    self.image.path,
-                    self.image.pages[self.page : self.page + 1],
-                    self.image.pixel_size,
-                    self.image.resolution,
-                )
+                page = self.image.pages[self.page : self.page + 1]
+                one = Micrograph(self.image.path, page, self.image.pixel_size, self.image.resolution)
                 write_labels(files["labels"], self.found.labels[None], one, True)
             self._written |= set(files.values())
             self.saved = True
