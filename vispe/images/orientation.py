@@ -30,7 +30,7 @@ _FLIPS = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}
 
 def known_tag(value: object) -> int:
     """Return a stored tag as 1 to 8; 1, which changes nothing, for values that have no meaning."""
-    return value if isinstance(value, int) and value in MEANING else 1
+    return int(value) if isinstance(value, int) and value in MEANING else 1
 
 
 def oriented(pages: np.ndarray, tag: int) -> np.ndarray:
