@@ -78,6 +78,18 @@ class Micrograph:
         """Boolean (z, h, w): the pixels that hold data, finite in every channel and not excluded."""
         return self.finite if self.sample is None else self.finite & self.sample
 
+    def opaque_only(self, opaque: np.ndarray) -> "Micrograph":
+        """Return the image without its transparent pixels; unchanged where all pixels are opaque, or none.
+
+        Args:
+            opaque: (z, h, w) bool.
+        """
+        if opaque.all() or not opaque.any():
+            return self
+        sample = opaque if self.sample is None else self.sample & opaque
+        note = _excluded_note(self, opaque, "are transparent (alpha 0)")
+        return replace(self, sample=sample, exclusions=(*self.exclusions, note))
+
     @cached_property
     def finite(self) -> np.ndarray:
         """Boolean (z, h, w): the pixels that are finite in every channel."""
@@ -172,6 +184,11 @@ def _read(
     return replace(image, notes=tuple(notes))
 
 
+def _excluded_note(image: Micrograph, inside: np.ndarray, why: str) -> str:
+    share = 100 * float(1 - inside.mean())
+    return f"{share:.3g} % of the pixels of {image.path.name} {why}: they count in no number."
+
+
 def _excluded(
     image: Micrograph, clear: np.ndarray | None, crop: str | None, mask: Path | None, notes: list[str]
 ) -> Micrograph:
@@ -182,14 +199,14 @@ def _excluded(
     def exclude(inside: np.ndarray, why: str) -> None:
         nonlocal sample
         if not inside.all():
-            share = 100 * float(1 - inside.mean())
-            reasons.append(f"{share:.3g} % of the pixels of {name} {why}: they count in no number.")
+            reasons.append(_excluded_note(image, inside, why))
             sample = sample & inside
 
-    if clear is not None and clear.all():
-        notes.append(f"every pixel of {name} is transparent (alpha 0): the alpha channel is ignored.")
-    elif clear is not None:
-        exclude(~clear, "are transparent (alpha 0)")
+    if clear is not None:
+        if clear.all():
+            notes.append(f"every pixel of {name} is transparent (alpha 0): the alpha channel is ignored.")
+        image = image.opaque_only(~clear)
+        sample, reasons = sample if image.sample is None else image.sample, list(image.exclusions)
     if crop is not None:
         inside = np.zeros(shape, bool)
         inside[(slice(None), *parse_crop(crop, image.shape))] = True

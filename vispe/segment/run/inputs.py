@@ -142,8 +142,11 @@ def match_masks(images: Sequence[BatchImage], files: Sequence[Path], note: Calla
     if len(files) == 1:
         for image in images:
             image.mask = files[0]
-    else:
+    elif files:
         match(images, "mask", files, note)
+        whole = [image.path for image in images if image.mask is None]
+        if whole:
+            note(f"{len(whole)} image(s) have no mask and are used as a whole: {_few(whole)}.")
 
 
 def match(
