@@ -11,6 +11,7 @@ from scipy import ndimage as ndi
 
 from tests.cli.test_segment import vispe
 from vispe.images.orientation import oriented
+from vispe.segment.live.paint.open import open_paint
 from vispe.segment.pipeline import Reading, apply, segment
 
 FAST = "--features filters"
@@ -231,3 +232,35 @@ def test_shapes_and_strokes_name_classes_by_number():
     for name in ("s.geojson", "s.json"):
         assert vispe(f"segment a.png --labels {name} {FAST} --classes matrix,pore -o {name}_out") == 0
         assert list(report(f"{name}_out")["images"][0]["fractions"]) == ["matrix", "pore"]
+
+
+def test_paint_and_suggest_exclude_the_same_pixels():
+    _with_bar()
+    window = open_paint("b.png", "painted", crop=":-16,:", features="filters")
+    rows = [np.argwhere(k == TRUTH)[:: len(TRUTH)].tolist() for k in (1, 2)]
+    strokes = [{"class": k, "width": 1, "points": [[x, y]]} for k in (1, 2) for y, x in rows[k - 1]]
+    assert window.update({"names": ["a", "b"], "strokes": strokes})["ready"]
+    assert not window.found.labels[H:].any()
+    assert agreement(window.found.labels[:H]) > 0.9
+    window.save()
+    Image.fromarray(np.ones((H + 16, W), np.uint8)).save("ones.png")
+    words = "--labels painted/b_strokes.json --mask ones.png --orientation stored"
+    assert vispe(f"segment b.png {words} {FAST} --crop :-16,: -o same") == 0
+    np.testing.assert_array_equal(result("b", "same"), window.found.labels)
+    assert vispe(f"suggest b.png --labels l.png {FAST} --crop 0:{H},: -o places") == 0
+    places = json.loads(Path("places/b_suggest.json").read_text())["places"]
+    assert places
+    assert all(place["y"] < H for place in places)
+
+
+def test_strokes_painted_on_an_image_with_a_tag_fit_it():
+    tagged("t.jpg", GREY, 6)
+    window = open_paint("t.jpg", "painted", features="filters")
+    assert window.image.shape == (H, W)
+    Path("s.json").write_text(
+        json.dumps(
+            [{"class": int(TRUTH[y, x]), "points": [[x, y]]} for y in range(4, H, 9) for x in range(4, W, 9)]
+        )
+    )
+    assert vispe(f"segment t.jpg --labels s.json {FAST} -o out") == 0
+    assert agreement(result("t")) > 0.9
