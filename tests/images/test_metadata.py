@@ -105,6 +105,28 @@ def test_units_of_time():
         assert seconds(3, unit) == (None if factor is None else pytest.approx(3 * factor)), unit
 
 
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ("unit=nm", (0.5, 0.25, 0.1)),
+        ("unit=nm\nyunit=um", (500.0, 0.25, 0.1)),
+        ("unit=nm\nzunit=um", (0.5, 0.25, 100.0)),
+        ("unit=nm\nyunit=pixel", None),
+        ("unit=\\u00B5m", (500.0, 250.0, 100.0)),
+    ],
+)
+def test_imagej_has_a_unit_for_each_axis(tmp_path, units, expected):
+    text = f"ImageJ=1.54f\nimages=2\nslices=2\nspacing=100\n{units}\n"
+    with tifffile.TiffWriter(tmp_path / "a.tif") as out:
+        for number in range(2):
+            out.write(GREY, description=text if not number else None, metadata=None, resolution=(4e-3, 2e-3))
+    found = read_image(tmp_path / "a.tif")
+    if expected is None:
+        assert found.pixel_size is None
+    else:
+        assert (*found.pixel_size, found.z_step) == pytest.approx(expected, rel=1e-3)
+
+
 # --- from the file into the result ---
 
 

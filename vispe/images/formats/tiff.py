@@ -256,10 +256,15 @@ def tiff_pixel_size(
         y, x = (_ome_size(found, axis) for axis in "YX")
         return (y or x, x or y) if y or x else None
     if tif.is_imagej:
-        unit = str((tif.imagej_metadata or {}).get("unit", ""))
-        if resolution is None or not unit:
+        found = tif.imagej_metadata or {}
+        if resolution is None:
             return None
-        sizes = [microns(1 / r if r else None, unit) for r in (resolution[1], resolution[0])]
+        # ImageJ writes units of y and z where they differ from that of x
+        units = (found.get("yunit", found.get("unit", "")), found.get("unit", ""))
+        sizes = [
+            microns(1 / r if r else None, unit)
+            for r, unit in zip((resolution[1], resolution[0]), units, strict=True)
+        ]
         return (sizes[0], sizes[1]) if all(sizes) else None
     if tif.is_fei:
         scan = (tif.fei_metadata or {}).get("Scan", {})
@@ -278,7 +283,7 @@ def tiff_z_step(tif: tifffile.TiffFile, number: int = 0) -> float | None:
         return _ome_size(_ome_pixels(tif, number), "Z")
     if tif.is_imagej:
         found = tif.imagej_metadata or {}
-        return microns(found.get("spacing"), str(found.get("unit", "")))
+        return microns(found.get("spacing"), found.get("zunit", found.get("unit", "")))
     return None
 
 

@@ -121,7 +121,8 @@ def _gather(
         mask = masks[image.path] & valid
         lost = int(masks[image.path].sum() - mask.sum())
         if lost:
-            run.note(f"{lost} labelled pixels of {image.path.name} hold no data and are not used.")
+            why = "".join(f" {text}" for text in shown.image.exclusions)
+            run.note(f"{lost} labelled pixels of {image.path.name} hold no data and are not used.{why}")
         kept[image.path] = mask
         for number in np.flatnonzero(mask.any((1, 2))):
             page, wanted = shown.pages[number], mask[number]
