@@ -9,7 +9,7 @@ from PIL import Image
 
 from vispe.images.formats.headers import stored_shape
 from vispe.images.formats.units import microns, seconds
-from vispe.images.read import read_image
+from vispe.images.read import Micrograph, read_image
 from vispe.images.write import write_instances, write_labels, write_probabilities
 
 H, W = 24, 36
@@ -185,6 +185,19 @@ def test_every_length_and_time_is_written(tmp_path, source, target):
     again = read_image(target(tmp_path / "b.tif", image))
     assert (*again.pixel_size, again.z_step, again.frame_interval) == pytest.approx(known, rel=1e-3)
     assert again.page_axes == image.page_axes
+
+
+@pytest.mark.parametrize("size", [2e-5, 1e-4, 0.5, 6.5, 120.0])
+def test_label_maps_of_one_page_have_any_pixel_size(tmp_path, size):
+    image = Micrograph(tmp_path / "a.tif", np.zeros((1, H, W, 1), np.uint8), (size, 2 * size))
+    assert read_image(_labels(tmp_path / "b.png", image)).pixel_size == pytest.approx((size, 2 * size))
+    tifffile.imwrite(
+        tmp_path / "a.tif", GREY, imagej=True, metadata={"unit": "nm"}, resolution=(5e-4 / size, 1e-3 / size)
+    )
+    image = read_image(tmp_path / "a.tif")
+    for name in ("b.png", "b.tif"):
+        again = read_image(write_labels(tmp_path / name, np.zeros((1, H, W), np.uint8), image, force=True))
+        assert again.pixel_size == pytest.approx((size, 2 * size), rel=1e-2)
 
 
 def test_a_frame_interval_without_a_pixel_size_is_written(tmp_path):

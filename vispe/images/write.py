@@ -1,5 +1,6 @@
 """Results to files: complete or not there at all, and never over an existing file unless asked."""
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,12 @@ from PIL import Image
 from vispe.errors import InputError, ShapeError
 from vispe.files import atomic_path
 from vispe.images.formats.decoded import PageAxes, physical
+from vispe.images.formats.metadata import scale_chunk
 from vispe.images.read import Micrograph
 
 _IMAGEJ = (1 << 32) - (1 << 26)  # bytes of pixels that an ImageJ TIFF has room for
 _LENGTHS = {"um": 1.0, "inch": 25_400.0, "cm": 1e4}  # microns
+_HEADER = 33  # bytes of a PNG file up to the end of its first chunk
 _LEVEL = 3  # of PNG compression: half the time of zlib's 6, for files a fifth larger
 
 
@@ -122,13 +125,17 @@ def write_png(
         raise ShapeError(
             f"a PNG needs (h, w) uint8 or uint16 or (h, w, 3) uint8, got {array.shape} {array.dtype}."
         )
-    dots = _per_inch(micrograph)
-    with atomic_path(path, force) as temporary:
-        image = Image.fromarray(np.ascontiguousarray(array))
-        if dots is None:
-            image.save(temporary, format="PNG", compress_level=_LEVEL)
-        else:
-            image.save(temporary, format="PNG", compress_level=_LEVEL, dpi=dots)
+    known: dict[str, Any] = {} if (dots := _per_inch(micrograph)) is None else {"dpi": dots}
+    out = io.BytesIO()
+    image = Image.fromarray(np.ascontiguousarray(array))
+    image.save(out, format="PNG", compress_level=_LEVEL, **known)
+    with atomic_path(path, force) as temporary, temporary.open("wb") as stream:
+        data = out.getbuffer()
+        stream.write(data[:_HEADER])
+        if micrograph is not None and micrograph.pixel_size is not None:
+            # resolutions have no room for pixels below 0.47 nm, and are taken for those of printers above 5 microns
+            stream.write(scale_chunk(micrograph.pixel_size))
+        stream.write(data[_HEADER:])
     return path
 
 

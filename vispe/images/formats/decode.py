@@ -28,6 +28,7 @@ from vispe.images.formats.decoded import (
 )
 from vispe.images.formats.foreign import foreign_format
 from vispe.images.formats.guards import LARGE, check_size
+from vispe.images.formats.metadata import png_scale
 from vispe.images.formats.vendors import decode_vendor, vendor_of
 from vispe.images.orientation import known_tag
 from vispe.images.paths import check_file
@@ -161,7 +162,7 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
         alpha=array.ndim == 3 and array.shape[2] in (2, 4) and axes is None,
         step=255 // ((1 << magic[24]) - 1) if shallow else 1,
         lossy=file_format == "JPEG" or (file_format == "WEBP" and not _lossless(path)),
-        pixel_size=physical(resolution),
+        pixel_size=(png_scale(path) if file_format == "PNG" else None) or physical(resolution),
         resolution=resolution,
         notes=tuple(notes),
         orientation=orientation,
