@@ -11,7 +11,7 @@ import numpy as np
 
 from vispe.errors import OptionError
 from vispe.images.formats.decoded import Decoded
-from vispe.images.labels.read import check_pages, decoded_labels, separated_pages
+from vispe.images.labels.read import check_pages, decoded_labels
 from vispe.images.orientation import Frame
 
 _RANGE = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
@@ -60,18 +60,14 @@ def read_mask(path: Path, shape: tuple[int, int, int], frame: Frame) -> tuple[np
     Raises:
         InputError: as for labels: unreadable, lossy, or of another size.
     """
-    found = decoded_labels(path, shape[1:])
-    pages = separated_pages(found, shape[0])
-    if pages is None:
-        pages, clear = found.pages, transparent(found)
-        if found.alpha:
-            pages = pages[..., :-1]
-        if found.palette is not None:
-            pages = found.palette[pages[..., 0]]
-        inside = (np.nan_to_num(pages) if pages.dtype.kind == "f" else pages).any(-1)
-        inside = inside if clear is None else inside & ~clear
-    else:
-        inside = pages[..., 0] != 0
+    found = decoded_labels(path, shape[1:]).as_pages(shape[0])
+    pages, clear = found.pages, transparent(found)
+    if found.alpha:
+        pages = pages[..., :-1]
+    if found.palette is not None:
+        pages = found.palette[pages[..., 0]]
+    inside = (np.nan_to_num(pages) if pages.dtype.kind == "f" else pages).any(-1)
+    inside = inside if clear is None else inside & ~clear
     inside, notes = frame.fitted(path, inside, found.orientation, shape[1:])
     check_pages(path, inside.shape, shape, 0 if len(inside) == 1 else None, "mask", frame.hint())
     return inside, notes

@@ -98,6 +98,14 @@ class Decoded:
             orientation=1,
         )
 
+    def as_pages(self, count: int, page: int | None = None) -> "Decoded":
+        """Return colour planes as pages, where an image has `count` of them and no page was named for the file."""
+        if page is not None or not self.planes or self.planes != count or len(self.pages) != 1:
+            return self
+        notes = tuple(note for note in self.notes if "colour image" not in note)
+        pages = self.pages[0].transpose(2, 0, 1)[..., None]
+        return replace(self, pages=pages, alpha=False, planes=0, notes=notes)
+
 
 def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None) -> np.ndarray:
     """Bring an array to (z, h, w, c) in native byte order.

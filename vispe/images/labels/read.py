@@ -5,7 +5,7 @@ at; when grey levels or colours have to be mapped to class numbers, a note gives
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from vispe.images.formats.decoded import Decoded
 from vispe.images.labels.levels import Level, Naming, describe, named_classes, read_names
 from vispe.images.labels.shapes import draw_shapes, draw_truth, holds_shapes, shape_set
 from vispe.images.labels.strokes import draw_strokes, read_strokes
-from vispe.images.labels.void import counts_up, find_void, void_level
+from vispe.images.labels.void import counts_up, void_level, void_of
 from vispe.images.orientation import Frame
 
 FEW = 10
@@ -189,7 +189,7 @@ def read_truth(
     path = Path(path)
     if holds_shapes(path):
         return draw_truth(path, None if image is None else Path(image), shape, names, page, note, frame)
-    found = as_pages(decoded_labels(path, shape[1:]), shape[0], page)
+    found = decoded_labels(path, shape[1:]).as_pages(shape[0], page)
     codes, is_colour, unlabelled = label_codes(path, found, by_index=True)
     if is_colour:
         raise InputError(f"{path} is a colour image; a truth mask holds one class number per pixel.")
@@ -248,7 +248,7 @@ def _read_levels(
             raise OptionError(f"{path} holds strokes, which cannot label every pixel; leave out dense.")
         strokes = read_strokes(path, naming, 0 if label_page is None and shape[0] == 1 else label_page)
         return (*draw_strokes(path, strokes, shape, frame.hint()), {}, 0)
-    found = as_pages(decoded_labels(path, shape[1:]), shape[0], label_page)
+    found = decoded_labels(path, shape[1:]).as_pages(shape[0], label_page)
     codes, is_colour, unlabelled = label_codes(path, found, by_index=False)
     codes[unlabelled if dense else unlabelled | (codes == 0)] = -1
     empty = int((codes < 0).sum())
@@ -275,34 +275,6 @@ def _read_levels(
     levels = unpacked(present, is_colour, found.pages.dtype == np.uint16)
     counted = np.bincount(index.ravel()[places], minlength=len(levels) + 1)[1:].tolist()
     return index, levels, [*found.notes, *notes], dict(zip(levels, counted, strict=True)), empty
-
-
-def void_of(
-    paths: Sequence[Path], parts: Sequence[tuple[dict[Level, int], int]], naming: Naming, dense: bool
-) -> tuple[Level | None, list[str]]:
-    """Return what `find_void` does, for the levels and the unlabelled pixels of several files together."""
-    pixels: dict[Level, int] = {}
-    for counted, _ in parts:
-        for level, count in counted.items():
-            pixels[level] = pixels.get(level, 0) + count
-    where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
-    return find_void(where, pixels, sum(empty for _, empty in parts), naming, dense)
-
-
-def separated_pages(found: Decoded, count: int) -> np.ndarray | None:
-    """Return colour planes that were stored one after the other as `count` pages (z, h, w, 1); None for other files."""
-    if not found.planes or found.planes != count or len(found.pages) != 1:
-        return None
-    return found.pages[0].transpose(2, 0, 1)[..., None]
-
-
-def as_pages(found: Decoded, count: int, page: int | None) -> Decoded:
-    """Take colour planes for pages where the image has as many, and no page was named for the labels."""
-    pages = separated_pages(found, count) if page is None else None
-    if pages is None:
-        return found
-    notes = [note for note in found.notes if "colour image" not in note]
-    return replace(found, pages=pages, alpha=False, planes=0, notes=tuple(notes))
 
 
 def unpacked(codes: np.ndarray, is_colour: bool, deep: bool) -> list[Level]:

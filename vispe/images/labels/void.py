@@ -5,6 +5,7 @@ drawings on paper are white where nothing was drawn.  In both cases the level wo
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from vispe.errors import InputError
 from vispe.images.labels.levels import Level, Naming
@@ -24,9 +25,9 @@ def void_level(levels: Sequence[Level]) -> Level | None:
 def counts_up(levels: Sequence[Level]) -> bool:
     """Tell whether grey levels are class numbers from 0 or 1 on without a gap, at least two."""
     numbers = sorted(level[0] for level in levels if len(level) == 1)
-    return len(numbers) == len(levels) >= 2 and numbers == list(
-        range(numbers[0], numbers[0] + len(numbers))
-    ) * (numbers[0] <= 1)
+    if len(numbers) < len(levels) or len(numbers) < 2:
+        return False
+    return numbers[0] in (0, 1) and numbers[-1] - numbers[0] == len(numbers) - 1
 
 
 def find_void(
@@ -77,3 +78,15 @@ def find_void(
             f"save it as {empty}; {end}, use --dense."
         )
     return None, []
+
+
+def void_of(
+    paths: Sequence[Path], parts: Sequence[tuple[dict[Level, int], int]], naming: Naming, dense: bool
+) -> tuple[Level | None, list[str]]:
+    """Return what `find_void` does, for the levels and the unlabelled pixels of several files together."""
+    pixels: dict[Level, int] = {}
+    for counted, _ in parts:
+        for level, count in counted.items():
+            pixels[level] = pixels.get(level, 0) + count
+    where = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} label files"
+    return find_void(where, pixels, sum(empty for _, empty in parts), naming, dense)

@@ -10,17 +10,10 @@ from vispe.errors import InputError, OptionError
 from vispe.images.companions import match_drawn
 from vispe.images.exchange.shapes import Shape
 from vispe.images.labels.levels import Level, Naming, named_classes, read_names
-from vispe.images.labels.read import (
-    as_pages,
-    check_pages,
-    decoded_labels,
-    label_codes,
-    thin_classes,
-    unpacked,
-    void_of,
-)
+from vispe.images.labels.read import check_pages, decoded_labels, label_codes, thin_classes, unpacked
 from vispe.images.labels.shapes import level_of, shape_places, shape_set
 from vispe.images.labels.strokes import overdrawn, placed, read_strokes
+from vispe.images.labels.void import void_of
 from vispe.segment.big import is_store
 from vispe.segment.big import stem as stem_of
 from vispe.segment.big.source import BigImage, open_image
@@ -187,7 +180,7 @@ def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequ
 
 def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
     """Read labels in an image file, which is held as a whole, strip by strip."""
-    decoded = as_pages(decoded_labels(path), image.n_pages, page)
+    decoded = decoded_labels(path).as_pages(image.n_pages, page)
     pages, notes = image.frame.fitted(path, decoded.pages, decoded.orientation, image.shape)
     count, decoded = len(pages), replace(decoded, pages=pages)
     shape = (image.n_pages, *image.shape)
