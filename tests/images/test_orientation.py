@@ -18,7 +18,7 @@ TAGS = range(2, 9)
 CONTAINERS = ("a.png", "a.jpg", "a.webp", "a.tif", "lzw.tif")
 
 
-def picture():
+def image():
     out = np.full((H, W), 40, np.uint8)
     out[:8, :18] = 200
     return out
@@ -46,9 +46,9 @@ def save(path, array, tag):
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_a_tag_means_what_pillow_makes_of_it(tag):
-    image = Image.fromarray(drawn())
-    image.getexif()[274] = tag
-    expected = np.asarray(ImageOps.exif_transpose(image))
+    shown = Image.fromarray(drawn())
+    shown.getexif()[274] = tag
+    expected = np.asarray(ImageOps.exif_transpose(shown))
     np.testing.assert_array_equal(oriented(drawn()[None], tag)[0], expected)
     np.testing.assert_array_equal(as_stored(expected[None], tag)[0], drawn())
     np.testing.assert_array_equal(oriented(expected[None], inverse_tag(tag))[0], drawn())
@@ -57,8 +57,8 @@ def test_a_tag_means_what_pillow_makes_of_it(tag):
 @pytest.mark.parametrize("name", CONTAINERS)
 @pytest.mark.parametrize("tag", TAGS)
 def test_images_are_read_in_both_frames_with_a_note(tmp_path, name, tag):
-    path = save(tmp_path / name, picture(), tag)
-    for how, expected in (("stored", picture()), ("tag", oriented(picture()[None], tag)[0])):
+    path = save(tmp_path / name, image(), tag)
+    for how, expected in (("stored", image()), ("tag", oriented(image()[None], tag)[0])):
         found = read_image(path, orientation=how)
         near = np.abs(found.pages[0, ..., 0].astype(int) - expected)
         assert near.max() <= 3, how
@@ -70,9 +70,9 @@ def test_images_are_read_in_both_frames_with_a_note(tmp_path, name, tag):
 
 def test_tags_without_a_meaning_change_nothing(tmp_path):
     for tag in (0, 1, 9, 77):
-        path = save(tmp_path / f"{tag}.tif", picture(), tag)
+        path = save(tmp_path / f"{tag}.tif", image(), tag)
         found = read_image(path)
-        np.testing.assert_array_equal(found.pages[0, ..., 0], picture())
+        np.testing.assert_array_equal(found.pages[0, ..., 0], image())
         assert found.frame == Frame(1, True)
         assert "orientation tag" not in " ".join(found.notes)
     with pytest.raises(OptionError, match=r"orientation='stord' is not one of stored, tag.*'stored'"):

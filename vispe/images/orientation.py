@@ -13,7 +13,7 @@ import numpy as np
 from vispe.errors import OptionError, did_you_mean
 
 Orientation = Literal["stored", "tag"]
-"""How a file with a tag is read: pixels as stored, or rotated and mirrored as the tag says."""
+"""How a file with a tag is read: pixels as stored, or rotated and mirrored as the tag states."""
 
 MEANING = {
     2: "mirrored left to right",
@@ -121,7 +121,7 @@ class Frame:
             fits = by_tag.shape[1:3] == size
             note = f"{path.name} has the orientation tag {own} ({MEANING[own]})"
             if own == self.tag and not self.applied:
-                return pages, []  # labels and image are stored alike
+                return pages, []  # labels and image are stored in the same frame
             if not fits and pages.shape[1:3] == size:
                 return pages, [
                     f"{note}, which is not applied: the labels have the size of the image as stored."

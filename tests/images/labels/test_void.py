@@ -1,4 +1,4 @@
-"""Levels that mean "not labelled": 255 and its like beside class numbers, and white."""
+"""Levels that mean "not labelled": 255 and its like with class numbers, and white."""
 
 import numpy as np
 import pytest
@@ -49,13 +49,13 @@ def test_the_largest_number_beside_class_numbers_is_unlabelled(tmp_path, kind, v
     found = read_labels(save(tmp_path, drawn(1, 2, rest=void), kind), SHAPE)
     np.testing.assert_array_equal(found.values[0], drawn(1, 2))
     assert found.names == ("class 1", "class 2")
-    assert f"{void} (95 % of the pixels) is taken for unlabelled." in found.notes[0]
+    assert f"{void} (95 % of the pixels) is treated as unlabelled." in found.notes[0]
 
 
 @pytest.mark.parametrize(
     ("array", "more", "expected"),
     [
-        (drawn(1, 2, 255), {}, drawn(1, 2)),  # beside 0
+        (drawn(1, 2, 255), {}, drawn(1, 2)),  # in addition to 0
         (drawn(0, 1, rest=255), {"dense": True}, drawn(1, 2)),  # as Cityscapes
         (drawn(0, 255, rest=255), {"dense": True}, drawn(1, 2, rest=2)),  # a mask of two values
         (drawn(255, rest=0), {"dense": True}, drawn(2, rest=1)),

@@ -71,7 +71,7 @@ def test_void_levels_are_those_of_labels_in_memory(tmp_path, kind):
     (found,), names, _, notes = read(drawn(1, 2, rest=255))
     assert len(names) == 2
     np.testing.assert_array_equal(np.flatnonzero(drawn(1, 2)), found.places)
-    assert any("is taken for unlabelled" in note for note in notes)
+    assert any("is treated as unlabelled" in note for note in notes)
     (found,), names, _, _ = read(drawn(85, 170, 255))
     assert len(names) == 3
     with pytest.raises(InputError, match="255 covers"):

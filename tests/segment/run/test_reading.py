@@ -1,4 +1,4 @@
-"""What a run reads and what it says of it, from the command line to the report."""
+"""Reading of images, labels and masks in a run, from the command line to the report."""
 
 import json
 from pathlib import Path
@@ -247,10 +247,10 @@ def test_paint_and_suggest_exclude_the_same_pixels():
     words = "--labels painted/b_strokes.json --mask ones.png --orientation stored"
     assert vispe(f"segment b.png {words} {FAST} --crop :-16,: -o same") == 0
     np.testing.assert_array_equal(result("b", "same"), window.found.labels)
-    assert vispe(f"suggest b.png --labels l.png {FAST} --crop 0:{H},: -o places") == 0
-    places = json.loads(Path("places/b_suggest.json").read_text())["places"]
-    assert places
-    assert all(place["y"] < H for place in places)
+    assert vispe(f"suggest b.png --labels l.png {FAST} --crop 0:{H},: -o suggested") == 0
+    found = json.loads(Path("suggested/b_suggest.json").read_text())["places"]
+    assert found
+    assert all(one["y"] < H for one in found)
 
 
 def test_strokes_painted_on_an_image_with_a_tag_fit_it():

@@ -91,7 +91,7 @@ def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, 
             frame = largest_frame(image)
             if getattr(image, "n_frames", 1) > 1 and image.format == "MPO":
                 which = "first" if frame == 0 else f"largest (number {frame + 1})"
-                notes.append(f"{path.name} holds {image.n_frames} pictures: only the {which} is used.")
+                notes.append(f"{path.name} holds {image.n_frames} images: only the {which} is used.")
             _check_claim(path, image, magic, size)
             if image.format == "PNG":
                 notes += png_damage(path)

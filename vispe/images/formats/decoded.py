@@ -161,12 +161,15 @@ def checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
 
 
 def largest_frame(image: Image.Image) -> int:
-    """Go to the frame with the most pixels of a file of several pictures (MPO), and return its number."""
+    """Go to the frame with the most pixels of a file of several images (MPO), and return its number."""
     count = getattr(image, "n_frames", 1) if image.format == "MPO" else 1
     sizes = []
     for number in range(count):
-        image.seek(number)
-        sizes.append(image.width * image.height)
+        try:
+            image.seek(number)
+            sizes.append(image.width * image.height)
+        except BROKEN:  # of the other images; the first is open already
+            sizes.append(0)
     number = sizes.index(max(sizes))
     if count > 1:
         image.seek(number)

@@ -60,9 +60,9 @@ def read_labels(
     A label image holds 0 = unlabelled and 1..K; other grey levels (85, 170, 255) are ranked.  In a colour
     image each colour is a class, in the order of red, then green, then blue value; black and transparent are
     unlabelled.  Palette images count by palette index when entry 0 is black or transparent, otherwise by
-    colour. Numbers are taken as they are stored, also in files that count from white to black.  255 beside class
-    numbers that count up from 0 or 1, as in masks of Cityscapes, is unlabelled (`vispe.images.labels.void`).  A file of
-    3 or 4 colour planes is a stack where the image has as many pages.  A JSON file
+    colour. Numbers are taken as they are stored, also in files that count from white to black.  255 together with
+    class numbers that count up from 0 or 1, as in masks of Cityscapes, is unlabelled (`vispe.images.labels.void`).  A
+    file of 3 or 4 colour planes is a stack where the image has as many pages.  A JSON file
     holds ``[{"class": 1, "width": 3, "points": [[x, y], ...], "page": 0}, ...]``; one point draws a dot.
     GeoJSON of QuPath, ``.roi`` and ``RoiSet.zip`` of ImageJ and COCO JSON name their classes; without `classes`
     these are numbered in natural order of the names.  Where shapes overlap, the smaller one counts.
@@ -163,7 +163,7 @@ def read_truth(
       and every pixel counts.
     - 'ignore': the label convention; values are 1..K as they are, and 0 is left out.
 
-    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked; 255 beside at least two class numbers
+    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked; 255 with at least two class numbers
     without a gap is left out of the score, as Cityscapes and PASCAL VOC mean it.  Shapes of GeoJSON, ImageJ and COCO
     are of the classes that they name; pixels under no shape are left out, whatever `zero_is` says.
 

@@ -35,8 +35,8 @@ def find_void(
 ) -> tuple[Level | None, list[str]]:
     """Decide whether one of the levels of label images means "not labelled".
 
-    It does where the names that the user gave leave it out, and beside class numbers that count up from 0 or 1
-    without a gap. A mask of 0 and 255 alone, and grey levels such as 85, 170 and 255, stay classes.
+    It does where the given names do not count it, and together with class numbers that count up from 0 or 1 without a
+    gap. A mask of 0 and 255 alone, and grey levels such as 85, 170 and 255, stay classes.
 
     Args:
         where: the files, for messages.
@@ -58,7 +58,7 @@ def find_void(
     shown = "white" if void == _WHITE else str(void[0])
     total = max(sum(pixels.values()) + unlabelled, 1)
     share = pixels[void] / total
-    noted = [f"{where}: {shown} ({100 * share:.3g} % of the pixels) is taken for unlabelled."]
+    noted = [f"{where}: {shown} ({100 * share:.3g} % of the pixels) is treated as unlabelled."]
     if naming.levels is not None and (void in naming.levels or not counts_up(others)):
         return None, []
     if naming.levels is None and naming.names:
