@@ -91,7 +91,10 @@ class Frame:
 
     def hint(self) -> str:
         """Return a clause about the tag for messages about sizes and positions; empty where there is none."""
-        return f" (it has the orientation tag {self.tag}, {MEANING[self.tag]})" if self.tag != 1 else ""
+        if self.tag == 1:
+            return ""
+        how = "applied" if self.applied else "not applied"
+        return f" (it has the orientation tag {self.tag}, {MEANING[self.tag]}, which is {how}; see --orientation)"
 
     def fitted(
         self, path: Path, pages: np.ndarray, own: int, size: tuple[int, int]

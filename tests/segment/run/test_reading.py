@@ -11,10 +11,12 @@ from scipy import ndimage as ndi
 
 from tests.cli.test_segment import vispe
 from vispe.images.orientation import oriented
+from vispe.segment.features.features import FeatureConfig
 from vispe.segment.live.paint.open import open_paint
 from vispe.segment.pipeline import Reading, apply, segment
 
 FAST = "--features filters"
+SLOW = pytest.mark.slow
 H, W = 64, 96
 SEED = np.random.default_rng(0)
 FIELD = ndi.gaussian_filter(SEED.random((H, W)), 4)
@@ -54,7 +56,12 @@ def tagged(name, array, tag):
 
 
 @pytest.mark.parametrize(
-    ("tag", "name"), [(2, "t.tif"), (3, "t.jpg"), (4, "t.png"), (6, "t.tif"), (8, "t.jpg")]
+    ("tag", "name"),
+    [
+        (3, "t.jpg"),
+        (6, "t.tif"),
+        *(pytest.param(*each, marks=SLOW) for each in ((2, "t.tif"), (4, "t.png"), (8, "t.jpg"))),
+    ],
 )
 def test_labels_of_stored_pixels_fit_and_a_note_says_so(tag, name, capsys):
     tagged(name, GREY, tag)
@@ -70,7 +77,7 @@ def test_labels_of_stored_pixels_fit_and_a_note_says_so(tag, name, capsys):
     assert note in Path("out/report.html").read_text()
 
 
-@pytest.mark.parametrize("tag", [3, 6])
+@pytest.mark.parametrize("tag", [6, pytest.param(3, marks=SLOW)])
 def test_labels_of_shown_pixels_fit_where_the_tag_is_applied(tag):
     tagged("t.jpg", GREY, tag)
     shown = [np.ascontiguousarray(oriented(a[None], tag)[0]) for a in (DRAWN, TRUTH)]
@@ -95,7 +102,10 @@ def _with_bar():
     Image.fromarray(np.concatenate([TRUTH - 1, np.zeros_like(bar)])).save("truth.png")
 
 
-@pytest.mark.parametrize("how", ["--crop 0:64,0:96", "--crop :-16,:", "--mask keep.png"])
+@pytest.mark.parametrize(
+    "how",
+    ["--crop :-16,:", *(pytest.param(each, marks=SLOW) for each in ("--crop 0:64,0:96", "--mask keep.png"))],
+)
 def test_what_is_not_the_sample_counts_nowhere(how, capsys):
     _with_bar()
     more = "--objects 2 --object-min-area 5 --materials --truth truth.png"
@@ -122,9 +132,10 @@ def test_what_is_not_the_sample_counts_nowhere(how, capsys):
 
 def test_a_crop_gives_the_fractions_of_the_cut_image():
     _with_bar()
-    segment("b.png", "cropped", labels="l.png", reading=Reading(crop=f"0:{H},:"))
+    filters = FeatureConfig("filters")
+    segment("b.png", "cropped", labels="l.png", features=filters, reading=Reading(crop=f"0:{H},:"))
     Image.fromarray(DRAWN).save("own.png")
-    segment("a.png", "cut", labels="own.png")
+    segment("a.png", "cut", labels="own.png", features=filters)
     first, second = (report(name)["images"][0]["fractions"]["class 2"] for name in ("cropped", "cut"))
     assert first == pytest.approx(second, abs=0.01)
 
@@ -183,7 +194,7 @@ def test_blocks_refuse_what_they_cannot_do(words, capsys):
     )
 
 
-@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("count", [4, pytest.param(3, marks=SLOW)])
 @pytest.mark.filterwarnings("ignore:.*stored as RGB")
 def test_labels_decide_whether_planes_are_slices(count, capsys):
     stack = np.stack([np.roll(GREY, n, 1) for n in range(count)])
