@@ -1,5 +1,7 @@
 """Levels that mean "not labelled": 255 and its like with class numbers, and white."""
 
+import json
+
 import numpy as np
 import pytest
 import tifffile
@@ -95,6 +97,21 @@ def test_white_paper(tmp_path, alpha):
     if alpha:
         lut[..., 3] = np.where(drawn(1, 2) > 0, 255, 0)
         np.testing.assert_array_equal(read_labels(save(tmp_path, lut, "rgba"), SHAPE).values[0], drawn(2, 1))
+
+
+def test_legends_that_leave_a_level_out(tmp_path):
+    def read(array, legend, kind):
+        (tmp_path / "legend.json").write_text(json.dumps(legend))
+        return read_labels(save(tmp_path, array, kind), SHAPE, legend=tmp_path / "legend.json").values[0]
+
+    lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[drawn(1, 2)]
+    np.testing.assert_array_equal(read(lut, {"#ff0000": "a", "#008000": "b"}, "rgb"), drawn(2, 1))
+    named = {"#ff0000": "a", "#008000": "b", "#ffffff": "c"}
+    np.testing.assert_array_equal(read(lut, named, "rgb"), drawn(2, 1, rest=3))
+    np.testing.assert_array_equal(read(drawn(1, 2, rest=255), {"1": "a", "2": "b"}, "uint8"), drawn(1, 2))
+    lut[5] = (0, 0, 255)
+    with pytest.raises(InputError, match=r"found #0000ff, #ffffff, but the legend names #008000, #ff0000"):
+        read(lut, {"#ff0000": "a", "#008000": "b"}, "rgb")
 
 
 def test_minus_one_is_refused_with_advice(tmp_path):

@@ -59,9 +59,11 @@ def find_void(
     total = max(sum(pixels.values()) + unlabelled, 1)
     share = pixels[void] / total
     noted = [f"{where}: {shown} ({100 * share:.3g} % of the pixels) is treated as unlabelled."]
-    if naming.levels is not None and (void in naming.levels or not counts_up(others)):
-        return None, []
-    if naming.levels is None and naming.names:
+    if naming.levels is not None:
+        named = set(naming.levels)
+        left_out = void not in named and (counts_up(others) or share > _MOST) and set(others) <= named
+        return (void, noted) if left_out else (None, [])
+    if naming.names:
         if len(pixels) == len(naming.names):
             return None, []  # the names count it
         if len(others) == len(naming.names):
