@@ -16,6 +16,8 @@ from vispe.errors import InputError, did_you_mean
 from vispe.images.formats.decode import decode
 from vispe.images.formats.decoded import GIGAPIXEL, Decoded, PageAxes, Resolution
 from vispe.images.formats.guards import enough_memory
+from vispe.images.orientation import AS_STORED, Frame, Orientation, check_orientation
+from vispe.images.sample import parse_crop, read_mask, transparent
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,10 @@ class Micrograph:
         page_axes: the axes that count pages, slowest first; () for one page. A range of pages across
             several axes counts as one that has all their letters, such as 'TZ'.
         z_step: microns from one page to the next along Z; None where the file does not say.
+        frame_interval: seconds from one page to the next along T; None where the file does not say.
+        frame: the orientation tag of the file, and whether it was applied.
+        sample: (z, h, w) bool, False for pixels that are excluded by a crop, a mask or transparency; None for none.
+        exclusions: one sentence for each reason why pixels are excluded.
     """
 
     path: Path
@@ -42,6 +48,10 @@ class Micrograph:
     notes: tuple[str, ...] = ()
     page_axes: PageAxes = ()
     z_step: float | None = None
+    frame_interval: float | None = None
+    frame: Frame = AS_STORED
+    sample: np.ndarray | None = None
+    exclusions: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -65,7 +75,24 @@ class Micrograph:
 
     @cached_property
     def valid(self) -> np.ndarray:
-        """Boolean (z, h, w): the pixels that hold data, finite in every channel."""
+        """Boolean (z, h, w): the pixels that hold data, finite in every channel and not excluded."""
+        return self.finite if self.sample is None else self.finite & self.sample
+
+    def opaque_only(self, opaque: np.ndarray) -> "Micrograph":
+        """Return the image without its transparent pixels; unchanged where all pixels are opaque, or none.
+
+        Args:
+            opaque: (z, h, w) bool.
+        """
+        if opaque.all() or not opaque.any():
+            return self
+        sample = opaque if self.sample is None else self.sample & opaque
+        note = _excluded_note(self, opaque, "are transparent (alpha 0)")
+        return replace(self, sample=sample, exclusions=(*self.exclusions, note))
+
+    @cached_property
+    def finite(self) -> np.ndarray:
+        """Boolean (z, h, w): the pixels that are finite in every channel."""
         if self.pages.dtype.kind != "f":
             return np.ones(self.pages.shape[:3], bool)
         return np.isfinite(self.pages).all(-1)
@@ -78,12 +105,15 @@ def read_image(
     z: int | str | None = None,
     axes: str | None = None,
     scene: str | None = None,
+    orientation: Orientation = "tag",
+    crop: str | None = None,
+    mask: str | Path | None = None,
 ) -> Micrograph:
     """Read a micrograph in its full depth: PNG, JPEG, TIFF, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3 or DM4.
 
-    Palettes become colours, an alpha channel is dropped with a note, values stored from white to black are
-    turned round, 1-bit files become 0 and 255, and the orientation tag is applied once.  Every axis but Y, X,
-    C and S counts pages.
+    Palettes become colours, an alpha channel is dropped with a note and its transparent pixels are excluded, values
+    stored from white to black are inverted, and 1-bit files become 0 and 255.  Every axis but Y, X, C and S counts
+    pages.
 
     Args:
         path: the file; its content decides how it is read, not its name.
@@ -92,6 +122,9 @@ def read_image(
         z: which pages to keep, from 0: a number or 'a:b' (b excluded); either side may be left out.
         axes: what each dimension of the stored array means, such as 'ZYX' or 'YXC'; None believes the file.
         scene: which of several scenes of a file of a microscope, by its name or number (from 0).
+        orientation: 'tag' rotates and mirrors the pixels as the orientation tag of the file says; 'stored' does not.
+        crop: rows and columns of the sample, such as '0:884,0:1024'; other pixels are excluded.
+        mask: file of the size of the image, 0 for pixels that are excluded.
 
     Raises:
         MissingExtra: the library for a file of a microscope is not installed.
@@ -100,18 +133,27 @@ def read_image(
     """
     path = Path(path)
     with enough_memory(path):
-        return _read(path, channel, z, axes, scene)
+        check_orientation(orientation)
+        found = decode(path, axes=axes, scene=scene)
+        frame = Frame(found.orientation, orientation == "tag")
+        return _read(path, found.oriented() if frame.applied else found, frame, channel, z, crop, mask)
 
 
 def _read(
     path: Path,
+    found: Decoded,
+    frame: Frame,
     channel: int | str | Sequence[int | str] | None,
     z: int | str | None,
-    axes: str | None,
-    scene: str | None,
+    crop: str | None,
+    mask: str | Path | None,
 ) -> Micrograph:
-    found = decode(path, axes=axes, scene=scene)
     notes = list(found.notes)
+    if note := frame.note(path.name):
+        notes.append(note)
+    # the fourth of four planes may as well be a slice
+    clear = None if found.planes else transparent(found)
+    clear = None if clear is None else pick_pages(path, clear, z)
     pages = pick_pages(path, found.pages, z)
     page_axes = _picked_axes(found.page_axes, pick_pages(path, np.arange(len(found.pages)), z))
     pages = _plain_colours(pages, found, notes)
@@ -120,12 +162,13 @@ def _read(
         chosen = channel_numbers(path, channel, pages.shape[-1], names)
         pages = np.ascontiguousarray(pages[..., chosen])
         names = tuple(names[i] for i in chosen) if names else ()
-    lengths = {"pixel_size": found.pixel_size, "resolution": found.resolution, "z_step": found.z_step}
-    image = Micrograph(path, pages, channel_names=names, page_axes=page_axes, **lengths)
+    known = {"pixel_size": found.pixel_size, "resolution": found.resolution, "z_step": found.z_step}
+    known |= {"frame_interval": found.frame_interval, "frame": frame}
+    image = Micrograph(path, pages, channel_names=names, page_axes=page_axes, **known)
     pixels = image.valid.size
     if pixels > GIGAPIXEL:
         notes.append(f"{path.name} has {pixels / 1e9:.1f} Gpixel; expect long run times and much memory.")
-    invalid = pixels - int(image.valid.sum())
+    invalid = pixels - int(image.finite.sum())
     if invalid == pixels:
         raise InputError(f"{path} holds no data: all {pixels} pixels are NaN or infinite.")
     if invalid:
@@ -136,7 +179,46 @@ def _read(
     if found.pixel_size and abs(found.pixel_size[0] / found.pixel_size[1] - 1) > 0.01:
         y, x = found.pixel_size
         notes.append(f"the pixels of {path.name} are not square: {y:.4g} x {x:.4g} microns (y, x).")
+    if crop is not None or mask is not None or clear is not None:
+        image = _excluded(image, clear, crop, None if mask is None else Path(mask), notes)
     return replace(image, notes=tuple(notes))
+
+
+def _excluded_note(image: Micrograph, inside: np.ndarray, why: str) -> str:
+    share = 100 * float(1 - inside.mean())
+    return f"{share:.3g} % of the pixels of {image.path.name} {why}: they count in no number."
+
+
+def _excluded(
+    image: Micrograph, clear: np.ndarray | None, crop: str | None, mask: Path | None, notes: list[str]
+) -> Micrograph:
+    """Exclude transparent pixels, and those outside of a crop or a mask."""
+    shape, name = image.pages.shape[:3], image.path.name
+    sample, reasons = np.ones(shape, bool), []
+
+    def exclude(inside: np.ndarray, why: str) -> None:
+        nonlocal sample
+        if not inside.all():
+            reasons.append(_excluded_note(image, inside, why))
+            sample = sample & inside
+
+    if clear is not None:
+        if clear.all():
+            notes.append(f"every pixel of {name} is transparent (alpha 0): the alpha channel is ignored.")
+        image = image.opaque_only(~clear)
+        sample, reasons = sample if image.sample is None else image.sample, list(image.exclusions)
+    if crop is not None:
+        inside = np.zeros(shape, bool)
+        inside[(slice(None), *parse_crop(crop, image.shape))] = True
+        exclude(inside, f"lie outside of the crop {crop}")
+    if mask is not None:
+        inside, more = read_mask(mask, shape, image.frame)
+        notes += more
+        exclude(inside, f"are excluded by the mask {mask.name}")
+    image = replace(image, sample=sample if reasons else None, exclusions=tuple(reasons))
+    if not image.valid.any():
+        raise InputError(f"no pixel of {image.path} is left: {' '.join(reasons)}")
+    return image
 
 
 def _plain_colours(pages: np.ndarray, found: Decoded, notes: list[str]) -> np.ndarray:

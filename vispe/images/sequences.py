@@ -10,6 +10,7 @@ from vispe.errors import InputError, OptionError
 from vispe.images.find import match_files
 from vispe.images.labels.read import read_truth
 from vispe.images.normalize import normalize
+from vispe.images.orientation import AS_STORED
 from vispe.images.read import read_image
 from vispe.images.textures import Texture, disc_packing, random_field, voronoi
 
@@ -43,6 +44,7 @@ class FileImages(Sequence[Tensor]):
     ) -> None:
         self._tensor, self._mode, self._clip = tensor, mode, clip
         self._last: tuple[Path, np.ndarray] | None = None
+        self.frame = AS_STORED  # of the last file
         self.notes: list[str] = []
         self.places = [(p, z) for p in paths for z in range(self._count(p))]
         several = {p for p, z in self.places if z}
@@ -67,10 +69,10 @@ class FileImages(Sequence[Tensor]):
 
     def _pages(self, path: Path) -> np.ndarray:
         if self._last is None or self._last[0] != path:
-            image = read_image(path)
+            image = read_image(path, orientation="stored")
             pages, notes = normalize(image, self._mode, self._clip)
             self.notes += [n for n in (*image.notes, *notes) if n not in self.notes]
-            self._last = path, pages
+            self._last, self.frame = (path, pages), image.frame
         return self._last[1]
 
 
@@ -115,9 +117,14 @@ class FileMasks(Sequence[np.ndarray]):
     def _read(self, image: Path) -> np.ndarray:
         if self._last is None or self._last[0] != image:
             shape = self._images.shape(image)
-            found = read_truth(self._files[image], shape, zero_is=self._zero, n_classes=self.n_classes)
+            known = {"zero_is": self._zero, "n_classes": self.n_classes}
+            found = read_truth(self._files[image], shape, **known, note=self._note, frame=self._images.frame)
             self._last = image, found
         return self._last[1]
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _counted(self) -> int:
         """Count the classes: values 0..K-1, or else the different grey levels."""

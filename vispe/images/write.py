@@ -1,5 +1,6 @@
 """Results to files: complete or not there at all, and never over an existing file unless asked."""
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,12 @@ from PIL import Image
 from vispe.errors import InputError, ShapeError
 from vispe.files import atomic_path
 from vispe.images.formats.decoded import PageAxes, physical
+from vispe.images.formats.metadata import scale_chunk
 from vispe.images.read import Micrograph
 
 _IMAGEJ = (1 << 32) - (1 << 26)  # bytes of pixels that an ImageJ TIFF has room for
 _LENGTHS = {"um": 1.0, "inch": 25_400.0, "cm": 1e4}  # microns
+_HEADER = 33  # bytes of a PNG file up to the end of its first chunk
 _LEVEL = 3  # of PNG compression: half the time of zlib's 6, for files a fifth larger
 
 
@@ -26,7 +29,7 @@ def label_suffix(n_pages: int) -> str:
 def write_labels(
     path: str | Path, values: np.ndarray, micrograph: Micrograph | None = None, force: bool = False
 ) -> Path:
-    """Write a label map with the pixel size of its image; a stack also keeps its axes, Z and T, and the step along Z.
+    """Write a label map with the pixel size of its image, and a stack with its axes, Z step and frame interval.
 
     Args:
         path: '.png' (one page) or '.tif' (any number of pages).
@@ -122,13 +125,17 @@ def write_png(
         raise ShapeError(
             f"a PNG needs (h, w) uint8 or uint16 or (h, w, 3) uint8, got {array.shape} {array.dtype}."
         )
-    dots = _per_inch(micrograph)
-    with atomic_path(path, force) as temporary:
-        image = Image.fromarray(np.ascontiguousarray(array))
-        if dots is None:
-            image.save(temporary, format="PNG", compress_level=_LEVEL)
-        else:
-            image.save(temporary, format="PNG", compress_level=_LEVEL, dpi=dots)
+    known: dict[str, Any] = {} if (dots := _per_inch(micrograph)) is None else {"dpi": dots}
+    out = io.BytesIO()
+    image = Image.fromarray(np.ascontiguousarray(array))
+    image.save(out, format="PNG", compress_level=_LEVEL, **known)
+    with atomic_path(path, force) as temporary, temporary.open("wb") as stream:
+        data = out.getbuffer()
+        stream.write(data[:_HEADER])
+        if micrograph is not None and micrograph.pixel_size is not None:
+            # resolutions have no room for pixels below 0.47 nm, and are taken for those of printers above 5 microns
+            stream.write(scale_chunk(micrograph.pixel_size))
+        stream.write(data[_HEADER:])
     return path
 
 
@@ -152,7 +159,7 @@ def _write_tiff(
         path: the file.
         array: `axes` 'ZYX' or 'ZCYX', Z being all pages in the order of the image.
         axes: of `array`.
-        micrograph: the image, whose axes, pixel size and step along Z are kept.
+        micrograph: the image, whose axes, pixel size, step along Z and frame interval are written.
         compression: of tifffile.
         names: of the channels.
     """
@@ -160,6 +167,7 @@ def _write_tiff(
 
     x, y, unit, length = _calibration(micrograph)
     step = micrograph.z_step if micrograph is not None and length else None
+    interval = micrograph.frame_interval if micrograph is not None else None
     pages = _page_axes(micrograph, len(array))
     letters = "".join(letter for letter, _ in pages)
     shaped = array.reshape(*(n for _, n in pages), *array.shape[1:])
@@ -175,6 +183,8 @@ def _write_tiff(
             metadata["unit"] = length
         if step is not None:
             metadata["spacing"] = step / _LENGTHS[length]
+        if interval is not None:
+            metadata |= {"finterval": interval, "tunit": "s"}
         if names is not None:
             metadata["classes"] = json.dumps(list(names))
             pages = [f"page {i}: " for i in range(len(array))] if len(array) > 1 else [""]
@@ -187,6 +197,8 @@ def _write_tiff(
         metadata |= {f"PhysicalSize{axis}Unit": "µm" for axis in "XY"}
         if step is not None:
             metadata |= {"PhysicalSizeZ": step, "PhysicalSizeZUnit": "µm"}
+    if interval is not None:
+        metadata |= {"TimeIncrement": interval, "TimeIncrementUnit": "s"}
     if names is not None:
         metadata["Channel"] = {"Name": list(names)}
     tifffile.imwrite(path, shaped, ome=True, bigtiff=array.nbytes >= _IMAGEJ, metadata=metadata, **common)

@@ -17,6 +17,9 @@ def apply(
     z: str | None = None,
     axes: str | None = None,
     scene: str | None = None,
+    orientation: Literal["stored", "tag"] = "stored",
+    crop: str | None = None,
+    mask: list[str] | None = None,
     prior: Literal["sqrt", "em", "uniform"] | None = None,
     clean: bool = False,
     smooth: int = 0,
@@ -53,6 +56,11 @@ def apply(
         z: page (from 0) or range a:b of a stack.
         axes: meaning of the stored axes, such as ZYX, where the file is wrong.
         scene: which of several scenes of CZI, LIF, ND2, DM3 and DM4 files, by name or number (from 0).
+        orientation: stored (default) reads the pixels as Fiji, napari and ilastik show them; tag applies the
+            orientation tag of the file, as web browsers and labelme do.
+        crop: rows and columns of the sample, such as 0:884,0:1024, or :-64,: without an information bar at the bottom;
+            other pixels count in no number and are 0 in label maps.
+        mask: image file with 0 for pixels that count in no number; one for all images, or several matched by name.
         prior: what classes are weighed by: how frequent they are is estimated on each page, without labels. sqrt takes
             the root of it (default, safe), em all of it, uniform nothing, so that rare classes come out too large.
             Fractions in the report are estimated with all of it, unless prior is uniform.
@@ -60,8 +68,9 @@ def apply(
             boundaries move to edges. Helps where classes differ in grey, and harms what is smaller than the radius.
         smooth: average probabilities over squares of this radius, in pixels.
         min_area: patches with fewer pixels take the class of their surroundings.
-        objects: classes whose connected patches are objects: adds a map and a table of them for each image, and
-            objects.csv for all; counts and sizes are in report.json. A Z stack has objects in three dimensions.
+        objects: classes, by name or number, whose connected patches are objects: adds a map and a table of them for
+            each image, and objects.csv for all; counts and sizes are in report.json. A Z stack has objects in three
+            dimensions.
         touching: split (default) cuts patches at their necks, for grains or nuclei that touch; keep takes what is
             connected for one object, for networks and branches.
         object_min_area: objects with fewer pixels are left out, and counted in the report; default 10.
@@ -102,7 +111,9 @@ def apply(
             model,
             images,
             out,
-            reading=pipeline.Reading(channel, z, axes, scene=scene),
+            reading=pipeline.Reading(
+                channel, z, axes, scene=scene, orientation=orientation, crop=crop, mask=mask or ()
+            ),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page),
             post=Post(smooth, min_area, prior, clean),
             objects=counted,

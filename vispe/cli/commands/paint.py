@@ -15,6 +15,8 @@ def paint(
     page: int | None = None,
     channel: str | None = None,
     axes: str | None = None,
+    crop: str | None = None,
+    mask: str | None = None,
     seed: int = 0,
     device: str = "auto",
     port: int = 0,
@@ -38,6 +40,8 @@ def paint(
         page: page (from 0) of a stack; default the middle one.
         channel: channels to use, by number (from 0) or name, separated by commas.
         axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        crop: rows and columns of the sample, such as 0:884,0:1024; other pixels are not segmented.
+        mask: image file with 0 for pixels that are not segmented.
         seed: of all random numbers.
         device: auto, cpu, cuda, ...
         port: of the server; 0 is any that is free.
@@ -58,8 +62,8 @@ def paint(
     from vispe.segment.live.paint.server import Server
 
     session = open_paint(
-        image, out, classes or (), page=page, channel=channel, axes=axes, features=features, classifier=classifier,
-        seed=seed, device=device, force=force,
+        image, out, classes or (), page=page, channel=channel, axes=axes, crop=crop, mask=mask, features=features,
+        classifier=classifier, seed=seed, device=device, force=force,
     )  # fmt: skip
     with Server(session, port) as server:
         facts = {"address": server.address, "out": str(session.out)}

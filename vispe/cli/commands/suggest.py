@@ -22,6 +22,9 @@ def suggest(
     channel: str | None = None,
     z: str | None = None,
     axes: str | None = None,
+    orientation: Literal["stored", "tag"] = "stored",
+    crop: str | None = None,
+    mask: str | None = None,
     seed: int | None = None,
     device: str = "auto",
     force: bool = False,
@@ -49,6 +52,9 @@ def suggest(
         channel: channels to use, by number (from 0) or name, separated by commas.
         z: page (from 0) or range a:b of a stack.
         axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        orientation: as for vispe segment.
+        crop: rows and columns of the sample, such as 0:884,0:1024; nothing is suggested elsewhere.
+        mask: image file with 0 for pixels where nothing is suggested.
         seed: with labels, of all random numbers; default 0.
         device: auto, cpu, cuda, ...
         force: overwrite existing results.
@@ -82,7 +88,9 @@ def suggest(
         page=page,
         features=config,
         classifier=classifier,
-        reading=Reading(channel, z, axes),
+        reading=Reading(
+            channel, z, axes, orientation=orientation, crop=crop, mask=() if mask is None else (mask,)
+        ),
         labelling=Labelling(**named) if named else None,
         seed=seed,
         device=device,

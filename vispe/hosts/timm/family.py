@@ -14,7 +14,7 @@ from timm.models.naflexvit import NaFlexEmbeds
 from timm.models.vision_transformer import DiffParallelScalingBlock
 from torch import nn
 
-from vispe.encodings.base import Biased, Encoding
+from vispe.encodings.base import Additive, Biased, Encoding
 from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid

@@ -10,6 +10,7 @@ from vispe.errors import InputError
 from vispe.images.exchange.outline import Polygon
 from vispe.images.exchange.shapes import Shape, checked_points
 from vispe.images.formats.guards import check_size
+from vispe.images.orientation import Frame, inverse_tag
 
 
 def is_coco(content: object) -> bool:
@@ -63,7 +64,11 @@ def coco_entry(path: Path, content: Mapping[str, object], image: Path | None) ->
 
 
 def read_coco(
-    path: Path, content: Mapping[str, object], image: Path | None, size: tuple[int, int]
+    path: Path,
+    content: Mapping[str, object],
+    image: Path | None,
+    size: tuple[int, int],
+    frame: Frame | None = None,
 ) -> list[Shape]:
     """Turn the annotations of one image into shapes; their class is the name of the category.
 
@@ -72,16 +77,21 @@ def read_coco(
         content: what it holds.
         image: whose annotations; the file may hold those of several images.
         size: height and width of the image.
+        frame: of the image; an entry with height and width exchanged is rotated as its orientation tag says.
 
     Raises:
         InputError: another size than the image has; an annotation without a category or segmentation.
     """
-    entry = coco_entry(path, content, image)
+    entry, frame = coco_entry(path, content, image), frame or Frame()
     stated = entry.get("height"), entry.get("width")
+    if frame.tag >= 5 and stated == size[::-1] != size:
+        tag = frame.tag if frame.applied else inverse_tag(frame.tag)
+        found = read_coco(path, content, image, size[::-1])
+        return [shape if shape.empty else shape.oriented(size[::-1], tag) for shape in found]
     if stated != (None, None) and stated != size:
         raise InputError(
             f"{path}: {entry['file_name']} has {stated[0]} x {stated[1]} pixels (height x width), but the image is "
-            f"{size[0]} x {size[1]}; they must have the same size and are never resized."
+            f"{size[0]} x {size[1]}{frame.hint()}; they must have the same size and are never resized."
         )
     names = {c.get("id"): c.get("name") for c in _entries(content, "categories")}
     shapes = []
@@ -102,10 +112,12 @@ def _shape(
     where: str, path: Path, name: str, annotation: Mapping[str, object], size: tuple[int, int]
 ) -> Shape:
     found = annotation.get("segmentation")
+    if isinstance(found, list) and not any(part != [] for part in found):
+        return Shape(where, name)
     if isinstance(found, dict):
         return Shape(where, name, mask=(0, 0, _mask(where, path, found, size)))
     if isinstance(found, list) and found and all(isinstance(p, list) and len(p) % 2 == 0 for p in found):
-        rings = [[flat[i : i + 2] for i in range(0, len(flat), 2)] for flat in found]
+        rings = [[flat[i : i + 2] for i in range(0, len(flat), 2)] for flat in found if flat]
         return Shape(where, name, areas=tuple((checked_points(where, ring, 3),) for ring in rings))
     box = annotation.get("bbox")
     hint = "; a box alone says not which pixels" if box else ""

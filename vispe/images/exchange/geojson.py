@@ -30,23 +30,27 @@ def read_features(path: Path, features: Sequence[object]) -> list[Shape]:
     The class is ``properties.classification.name`` (or the ``names`` of a derived class, joined as QuPath shows
     them), the colour ``color`` or ``colorRGB``.  ``geometry.plane`` gives the page.
 
+    A null geometry, which GeoJSON allows, and one without coordinates give a shape that is empty; empty parts of a
+    geometry are skipped.
+
     Raises:
-        InputError: a geometry that is none, or of a kind that marks no pixels; the feature (from 0) is named.
+        InputError: no geometry, or one of a kind that marks no pixels; the feature (from 0) is named.
     """
     shapes = []
     for number, feature in enumerate(features):
         where = f"{path}: feature {number}"
-        geometry = feature.get("geometry") if isinstance(feature, dict) else None
+        geometry = feature.get("geometry", 0) if isinstance(feature, dict) else 0
+        if geometry is None:
+            shapes.append(Shape(where))
+            continue
         if not isinstance(geometry, dict):
             raise InputError(f"{where} has no geometry; export the annotations again.")
         areas, lines = [], []
         for kind, value in _parts(where, geometry):
-            if kind == "Polygon":
-                areas.append(tuple(checked_points(where, ring, 3) for ring in _listed(where, value)))
-            else:
+            if kind == "LineString":
                 lines.append((checked_points(where, value, 1), 1.0))
-        if not areas and not lines:
-            raise InputError(f"{where} has an empty geometry; delete it in QuPath and export again.")
+            elif (rings := _listed(where, value)) and rings[0] != []:
+                areas.append(tuple(checked_points(where, ring, 3) for ring in rings if ring != []))
         properties = feature.get("properties")
         name, color = _class(where, properties if isinstance(properties, dict) else {})
         page = _page(where, geometry.get("plane"))
@@ -55,22 +59,19 @@ def read_features(path: Path, features: Sequence[object]) -> list[Shape]:
 
 
 def _parts(where: str, geometry: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield ('Polygon', rings) and ('LineString', points) of which a geometry is made."""
+    """Yield ('Polygon', rings) and ('LineString', points) of which a geometry is made, without empty ones."""
     kind, value = geometry.get("type"), geometry.get("coordinates")
     match kind:
-        case "Polygon" | "LineString":
-            yield kind, value
-        case "MultiPolygon" | "MultiLineString":
+        case "Polygon" | "LineString" | "Point":
+            if value is not None and value != []:
+                yield ("LineString", [value]) if kind == "Point" else (kind, value)
+        case "MultiPolygon" | "MultiLineString" | "MultiPoint":
             for part in _listed(where, value):
-                yield str(kind).removeprefix("Multi"), part
-        case "Point":
-            yield "LineString", [value]
-        case "MultiPoint":
-            for point in _listed(where, value):
-                yield "LineString", [point]
+                yield from _parts(where, {"type": kind.removeprefix("Multi"), "coordinates": part})
         case "GeometryCollection":
             for part in _listed(where, geometry.get("geometries")):
-                yield from _parts(where, part if isinstance(part, dict) else {})
+                if part is not None:
+                    yield from _parts(where, part if isinstance(part, dict) else {})
         case _:
             raise InputError(
                 f"{where} has a geometry of the type {kind!r}; polygons, lines and points can be read."
@@ -78,7 +79,9 @@ def _parts(where: str, geometry: Mapping[str, object]) -> Iterator[tuple[str, ob
 
 
 def _listed(where: str, value: object) -> list[object]:
-    if not isinstance(value, list) or not value:
+    if value is None:
+        return []
+    if not isinstance(value, list):
         raise InputError(f"{where} has the coordinates {str(value)[:60]}, which is no list of parts.")
     return value
 

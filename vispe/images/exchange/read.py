@@ -9,6 +9,7 @@ from vispe.images.exchange.geojson import features_of, read_features
 from vispe.images.exchange.rois import read_rois
 from vispe.images.exchange.shapes import Shape
 from vispe.images.labels.levels import load_json
+from vispe.images.orientation import Frame
 
 ENDINGS = (".geojson", ".roi", "roiset.zip")
 """Endings of names, in lower case, that are looked for in folders of labels; other files are named by themselves."""
@@ -33,13 +34,16 @@ def images_in(path: Path) -> tuple[str, ...]:
     return annotated(path, content) if is_coco(content) else ()
 
 
-def read_shapes(path: Path, size: tuple[int, int], image: Path | None = None) -> list[Shape]:
+def read_shapes(
+    path: Path, size: tuple[int, int], image: Path | None = None, frame: Frame | None = None
+) -> list[Shape]:
     """Read the shapes of one image.
 
     Args:
         path: GeoJSON, regions of ImageJ (`.roi`, `.zip`) or COCO JSON.
         size: height and width of the image.
         image: the image, for files that hold annotations of several.
+        frame: of the image, for files that give its size.
 
     Raises:
         InputError: not such a file, or damaged.
@@ -49,7 +53,7 @@ def read_shapes(path: Path, size: tuple[int, int], image: Path | None = None) ->
         return read_rois(path)
     content = _parsed(path)
     if is_coco(content):
-        return read_coco(path, content, image, size)
+        return read_coco(path, content, image, size, frame)
     features = features_of(content)
     if features is None:
         raise InputError(

@@ -36,6 +36,7 @@ def read_rois(path: Path) -> list[Shape]:
 
     The class is the group of a region (Edit > Properties), if it has one, else its name without a number at the end
     (``pore-12`` and ``pore_12`` are of the class ``pore``).  Names that ImageJ gives by itself are none.
+    Regions without points give shapes that are empty.
 
     Raises:
         InputError: damaged, not of ImageJ, too large, or a region that marks no pixels (angle, text, picture).
@@ -71,6 +72,8 @@ def _entries(path: Path) -> list[tuple[str, bytes]]:
 def _shape(where: str, data: bytes) -> Shape:
     from roifile import ROI_OPTIONS, ImagejRoi
 
+    if not data:
+        return Shape(where)
     if data[:4] != b"Iout":
         raise InputError(f"{where} is no region of ImageJ; save it again with the ROI Manager.")
     roi = ImagejRoi.frombytes(data)
@@ -102,7 +105,7 @@ def _shape(where: str, data: bytes) -> Shape:
         return Shape(where, **facts, areas=((checked_points(where, corners, 4),),))
     parts = [checked_points(where, part, 1) for part in roi.coordinates(multi=True) if len(part)]
     if not parts:
-        raise InputError(f"{where} has no points; delete it.")
+        return Shape(where, **facts)
     # ImageJ counts corners of areas from the corner of a pixel, points and lines from its centre
     if kind == "POINT":
         return Shape(where, **facts, lines=tuple((point[None] + 0.5, 1.0) for point in parts[0]))

@@ -5,7 +5,7 @@ and has its centre at 0.5.  The readers bring what a file holds into it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from vispe.errors import InputError
 from vispe.images.exchange.fill import fill
 from vispe.images.labels.strokes import WIDEST, Stroke, check_work, stroke_pixels
+from vispe.images.orientation import oriented
 
 Color = tuple[int, int, int]
 
@@ -46,6 +47,33 @@ class Shape:
     areas: tuple[tuple[np.ndarray, ...], ...] = ()
     lines: tuple[tuple[np.ndarray, float], ...] = ()
     mask: tuple[int, int, np.ndarray] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether the shape has no points and no mask, so that it marks nothing."""
+        return not self.areas and not self.lines and (self.mask is None or not self.mask[2].any())
+
+    def oriented(self, size: tuple[int, int], tag: int) -> "Shape":
+        """Return the shape in the frame that an orientation tag makes of an image of `size` (height, width)."""
+
+        def points(found: np.ndarray) -> np.ndarray:
+            x, y = found.T
+            h, w = size
+            if tag >= 5:
+                x, y, h, w = y, x, w, h
+            x = w - x if tag in (2, 3, 6, 7) else x
+            y = h - y if tag in (3, 4, 7, 8) else y
+            return np.stack([x, y], 1)
+
+        mask = None
+        if self.mask is not None:
+            top, left, part = self.mask
+            whole = np.zeros(size, bool)
+            whole[top : top + part.shape[0], left : left + part.shape[1]] = part
+            mask = (0, 0, oriented(whole[None], tag)[0])
+        areas = tuple(tuple(points(ring) for ring in rings) for rings in self.areas)
+        lines = tuple((points(line), width) for line, width in self.lines)
+        return replace(self, areas=areas, lines=lines, mask=mask)
 
     def box(self) -> tuple[float, float, float, float]:
         """Return left, top, right and bottom of the points of the shape."""
@@ -105,7 +133,7 @@ def checked_points(where: str, points: object, fewest: int) -> np.ndarray:
 
 
 def painted(
-    path: Path, shapes: Sequence[Shape], shape: tuple[int, int, int], default_page: int | None
+    path: Path, shapes: Sequence[Shape], shape: tuple[int, int, int], default_page: int | None, hint: str = ""
 ) -> tuple[list[tuple[Shape, np.ndarray]], list[str]]:
     """Find the pixels of every shape, the largest first: where shapes overlap, the smaller one counts.
 
@@ -114,6 +142,7 @@ def painted(
         shapes: in any order; of two that are equally large the later one counts.
         shape: (pages, h, w) of the image.
         default_page: the page of shapes that name none.
+        hint: a clause about the image, for messages.
 
     Returns:
         Each shape with the places that it covers, (page * h + y) * w + x, ascending; and notes.
@@ -135,7 +164,8 @@ def painted(
         if right < 0 or bottom < 0 or left > w or top > h:
             raise InputError(
                 f"{each.where} lies outside the image of {w} x {h} pixels (x {left:g} to {right:g}, y {top:g} to "
-                f"{bottom:g}); coordinates are pixels of the whole image at full size: check that it is the right one."
+                f"{bottom:g}){hint}; coordinates are pixels of the whole image at full size: check that it is the "
+                "right one."
             )
         cut += left < 0 or top < 0 or right > w or bottom > h
         places = each.places(h, w)

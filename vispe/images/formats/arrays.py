@@ -32,7 +32,7 @@ def decode_npy(path: Path, axes: str | None, size: tuple[int, int] | None = None
             "say it with axes, such as ZYX (pages) or YXC (channels), or save it as TIFF."
         )
     return Decoded(
-        pages=to_pages(path, array, letters, axes, 1),
+        pages=to_pages(path, array, letters, axes),
         format="NPY",
         page_axes=count_axes(letters, axes, array.shape),
     )

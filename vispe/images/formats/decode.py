@@ -21,14 +21,16 @@ from vispe.images.formats.decoded import (
     Decoded,
     count_axes,
     damaged,
+    largest_frame,
     no_size_limit,
     physical,
-    swap_orientation,
     to_pages,
 )
 from vispe.images.formats.foreign import foreign_format
 from vispe.images.formats.guards import LARGE, check_size
+from vispe.images.formats.metadata import png_scale
 from vispe.images.formats.vendors import decode_vendor, vendor_of
+from vispe.images.orientation import known_tag
 from vispe.images.paths import check_file
 
 
@@ -86,6 +88,10 @@ def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, 
             _warned(path) as notes,
             Image.open(path, formats=PICTURES) as image,
         ):
+            frame = largest_frame(image)
+            if getattr(image, "n_frames", 1) > 1 and image.format == "MPO":
+                which = "first" if frame == 0 else f"largest (number {frame + 1})"
+                notes.append(f"{path.name} holds {image.n_frames} images: only the {which} is used.")
             _check_claim(path, image, magic, size)
             if image.format == "PNG":
                 notes += png_damage(path)
@@ -145,21 +151,21 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
     if file_format == "PNG" and image.mode == "I":
         array = array.astype(np.uint16)
     shallow = file_format == "PNG" and magic[25] == 0 and magic[24] in (2, 4)
-    orientation = image.getexif().get(274, 1)
+    orientation = known_tag(image.getexif().get(274, 1))
     dpi = image.info.get("dpi")
     resolution = (float(dpi[0]), float(dpi[1]), "inch") if dpi and min(dpi) > 0 else None
-    resolution = swap_orientation(orientation, resolution)
     return Decoded(
-        pages=to_pages(path, array, "YXS"[: array.ndim], axes, orientation),
+        pages=to_pages(path, array, "YXS"[: array.ndim], axes),
         format=file_format,
         palette=palette,
         transparent=transparent,
         alpha=array.ndim == 3 and array.shape[2] in (2, 4) and axes is None,
         step=255 // ((1 << magic[24]) - 1) if shallow else 1,
         lossy=file_format == "JPEG" or (file_format == "WEBP" and not _lossless(path)),
-        pixel_size=physical(resolution),
+        pixel_size=(png_scale(path) if file_format == "PNG" else None) or physical(resolution),
         resolution=resolution,
         notes=tuple(notes),
+        orientation=orientation,
         page_axes=count_axes("YXS"[: array.ndim], axes, array.shape),
     )
 

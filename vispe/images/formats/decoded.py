@@ -9,13 +9,14 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError
+from vispe.images.orientation import oriented, oriented_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 """File name endings that are looked for in folders; a file named outright is judged by its content."""
@@ -45,7 +46,7 @@ PageAxes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """A file as stored, in the layout (z, h, w, c), turned as its orientation tag says.
+    """A file as stored, in the layout (z, h, w, c).
 
     Attributes:
         pages: (z, h, w, c) array of the file's own type in native byte order; bool for 1-bit files.
@@ -63,6 +64,9 @@ class Decoded:
         notes: what was noticed, one sentence each.
         page_axes: the axes that count pages.
         z_step: microns from one page to the next along Z, or None.
+        orientation: the orientation tag, 1 to 8, which is not applied to `pages`.
+        frame_interval: seconds from one page to the next along T, or None.
+        planes: number of colours, 3 or 4, that are stored plane by plane and may be slices of a stack; 0 for none.
     """
 
     pages: np.ndarray
@@ -79,10 +83,32 @@ class Decoded:
     notes: tuple[str, ...] = ()
     page_axes: PageAxes = ()
     z_step: float | None = None
+    orientation: int = 1
+    frame_interval: float | None = None
+    planes: int = 0
+
+    def oriented(self) -> "Decoded":
+        """Return the file with its orientation tag applied."""
+        tag = self.orientation
+        return replace(
+            self,
+            pages=np.ascontiguousarray(oriented(self.pages, tag)),
+            pixel_size=oriented_size(self.pixel_size, tag),
+            resolution=oriented_size(self.resolution, tag),
+            orientation=1,
+        )
+
+    def as_pages(self, count: int, page: int | None = None) -> "Decoded":
+        """Return colour planes as pages, where an image has `count` of them and no page was named for the file."""
+        if page is not None or not self.planes or self.planes != count or len(self.pages) != 1:
+            return self
+        notes = tuple(note for note in self.notes if "colour image" not in note)
+        pages = self.pages[0].transpose(2, 0, 1)[..., None]
+        return replace(self, pages=pages, alpha=False, planes=0, notes=notes)
 
 
-def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None, orientation: int) -> np.ndarray:
-    """Bring an array to (z, h, w, c) in native byte order and apply the orientation tag (EXIF values 1 to 8).
+def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None) -> np.ndarray:
+    """Bring an array to (z, h, w, c) in native byte order.
 
     C and S become channels, Y and X the picture, and every other letter (Z, T, I, Q, ...) pages, in stored
     order.
@@ -98,7 +124,7 @@ def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None, orient
     array = array.reshape(n, h, w, -1)
     if array.dtype.kind not in "buif":
         raise InputError(f"{path} holds {array.dtype} values; export real numbers, such as the magnitude.")
-    return np.ascontiguousarray(_orient(array, orientation).astype(array.dtype.newbyteorder("="), copy=False))
+    return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
 def count_axes(axes: str, asked: str | None, shape: tuple[int, ...]) -> PageAxes:
@@ -119,18 +145,6 @@ def physical(resolution: Resolution | None) -> tuple[float, float] | None:
     return size if max(size) < PRINT_PIXEL else None
 
 
-def swap_orientation(orientation: int, size: tuple | None) -> tuple | None:
-    """Exchange the first two entries of a pixel size or resolution when the orientation exchanges x and y."""
-    return (size[1], size[0], *size[2:]) if size is not None and orientation >= 5 else size
-
-
-def _orient(pages: np.ndarray, orientation: int) -> np.ndarray:
-    if orientation in (5, 6, 7, 8):
-        pages = pages.swapaxes(1, 2)
-    flips = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(orientation, [])
-    return np.flip(pages, flips) if flips else pages
-
-
 def checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
     """Return axes in capitals, or say why they do not fit an array of this shape."""
     axes = axes.upper()
@@ -144,6 +158,22 @@ def checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
             f"axes={axes!r} names {len(axes)} dimensions, but {path} holds {len(shape)}: {times(shape)}."
         )
     return axes
+
+
+def largest_frame(image: Image.Image) -> int:
+    """Go to the frame with the most pixels of a file of several images (MPO), and return its number."""
+    count = getattr(image, "n_frames", 1) if image.format == "MPO" else 1
+    sizes = []
+    for number in range(count):
+        try:
+            image.seek(number)
+            sizes.append(image.width * image.height)
+        except BROKEN:  # of the other images; the first is open already
+            sizes.append(0)
+    number = sizes.index(max(sizes))
+    if count > 1:
+        image.seek(number)
+    return number
 
 
 @contextmanager

@@ -6,12 +6,20 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError
-from vispe.images.formats.decoded import BROKEN, PICTURES, TIFF_MAGIC, checked_axes, no_size_limit
+from vispe.images.formats.decoded import (
+    BROKEN,
+    PICTURES,
+    TIFF_MAGIC,
+    checked_axes,
+    largest_frame,
+    no_size_limit,
+)
+from vispe.images.orientation import Orientation, known_tag, oriented_size
 from vispe.images.read import pick_pages
 
 
 def stored_shape(
-    path: Path, z: int | str | None = None, axes: str | None = None
+    path: Path, z: int | str | None = None, axes: str | None = None, orientation: Orientation = "tag"
 ) -> tuple[int, int, int] | None:
     """Return (pages, height, width) of what `read_image` will give; no pixel is decoded.
 
@@ -19,6 +27,7 @@ def stored_shape(
         path: an image file.
         z: the pages that are kept, as in `read_image`.
         axes: of the stored array, as in `read_image`.
+        orientation: as in `read_image`.
 
     Returns:
         None where the header cannot be read; reading the file will say why.
@@ -26,39 +35,67 @@ def stored_shape(
     try:
         with path.open("rb") as stream:
             magic = stream.read(4)
-        pages, height, width = _tiff(path, axes) if magic in TIFF_MAGIC else _plain(path, axes)
+        (pages, *size), tag = _tiff(path, axes) if magic in TIFF_MAGIC else _plain(path, axes)
+        height, width = oriented_size(tuple(size), tag) if orientation == "tag" else size
         return len(pick_pages(path, np.arange(pages), z)), height, width
     except (InputError, *BROKEN):
         return None
 
 
-def _plain(path: Path, axes: str | None) -> tuple[int, int, int]:
+def stored_tag(path: Path) -> int:
+    """Return the orientation tag of a file, 1 where it has none or cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            magic = stream.read(4)
+        return (_tiff(path, None) if magic in TIFF_MAGIC else _plain(path, None))[1]
+    except (InputError, *BROKEN):
+        return 1
+
+
+def stored_planes(path: Path) -> int:
+    """Return the number of colours, 3 or 4, that a TIFF file stores plane by plane as in `Decoded.planes`; else 0."""
+    try:
+        with path.open("rb") as stream:
+            if stream.read(4) not in TIFF_MAGIC:
+                return 0
+        import tifffile
+
+        from vispe.images.formats.metadata import check_page_list
+        from vispe.images.formats.tiff import largest_series, quiet, separate_colours
+
+        check_page_list(path)
+        with quiet(), tifffile.TiffFile(path) as tif:
+            series = tif.series[largest_series(tif.series)]
+            return separate_colours(tif, series) if series.axes == "SYX" else 0
+    except (InputError, *BROKEN):
+        return 0
+
+
+def _plain(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
     with no_size_limit(), Image.open(path, formats=PICTURES) as image:
+        largest_frame(image)
         width, height = image.size
-        turned = image.getexif().get(274, 1) >= 5
+        tag = known_tag(image.getexif().get(274, 1))
         bands = () if image.mode in ("1", "L", "P", "I", "I;16") else (len(image.getbands()),)
-    return _sizes(path, (height, width, *bands), "YXS"[: 2 + len(bands)], axes, turned)
+    return _sizes(path, (height, width, *bands), "YXS"[: 2 + len(bands)], axes), tag
 
 
-def _tiff(path: Path, axes: str | None) -> tuple[int, int, int]:
+def _tiff(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
     import tifffile
 
     from vispe.images.formats.metadata import check_page_list
-    from vispe.images.formats.tiff import quiet, tag_value
+    from vispe.images.formats.tiff import largest_series, quiet, tag_value
 
     check_page_list(path)
     with quiet(), tifffile.TiffFile(path) as tif:
-        series = tif.series[0]
-        turned = tag_value(series.keyframe, "Orientation", 1) >= 5
-        return _sizes(path, series.shape, series.axes, axes, turned)
+        series = tif.series[largest_series(tif.series)]
+        tag = known_tag(tag_value(series.keyframe, "Orientation", 1))
+        return _sizes(path, series.shape, series.axes, axes), tag
 
 
-def _sizes(
-    path: Path, shape: tuple[int, ...], letters: str, asked: str | None, turned: bool
-) -> tuple[int, int, int]:
+def _sizes(path: Path, shape: tuple[int, ...], letters: str, asked: str | None) -> tuple[int, int, int]:
     """Return (pages, height, width) of an array with these axes, or with those that the user `asked` for."""
     letters = letters if asked is None else checked_axes(path, asked, shape)
     sizes = dict(zip(letters, shape, strict=True))
     pages = int(np.prod([n for letter, n in sizes.items() if letter not in "YXCS"], dtype=np.int64))
-    height, width = sizes["Y"], sizes["X"]
-    return (pages, width, height) if turned else (pages, height, width)
+    return pages, sizes["Y"], sizes["X"]

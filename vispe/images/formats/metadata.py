@@ -1,14 +1,16 @@
-"""What the metadata of a file claims, checked before memory is asked for."""
+"""What the metadata of a file claims, checked before memory is asked for; and the scale of PNG files."""
 
 from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
 from vispe.errors import InputError
+from vispe.images.formats.units import microns
 
 PLANES = 1_000_000
 """Planes that OME metadata may speak of."""
@@ -55,6 +57,33 @@ _VALUE_BYTES |= dict.fromkeys((5, 10, 12, 16, 17, 18), 8)
 
 def _number(data: bytes, kind: str) -> int:
     return struct.unpack(kind, data)[0] if len(data) == struct.calcsize(kind) else 0
+
+
+def scale_chunk(size: tuple[float, float]) -> bytes:
+    """Return a chunk sCAL of PNG, the size of a pixel in metres, for microns (y, x)."""
+    y, x = (f"{1e-6 * length:.9g}".encode() for length in size)
+    content = b"\1" + x + b"\0" + y
+    return (
+        struct.pack(">I", len(content)) + b"sCAL" + content + struct.pack(">I", zlib.crc32(b"sCAL" + content))
+    )
+
+
+def png_scale(path: Path) -> tuple[float, float] | None:
+    """Return microns per pixel (y, x) by the chunk sCAL of a PNG file; None where it has none in metres."""
+    with path.open("rb") as stream:
+        stream.seek(8)
+        while len(head := stream.read(8)) == 8:
+            length, kind = struct.unpack(">I4s", head)
+            if kind == b"IDAT":
+                return None
+            if kind != b"sCAL":
+                stream.seek(length + 4, 1)
+                continue
+            content = stream.read(min(length, 256))
+            x, _, y = content[1:].decode("latin-1").partition("\0")
+            sizes = (microns(y, "m"), microns(x, "m")) if content[:1] == b"\1" else (None, None)
+            return (sizes[0], sizes[1]) if all(sizes) else None
+    return None
 
 
 def check_metadata(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """TIFF files to arrays with tifffile: OME and ImageJ stacks, planar colour, any depth and byte order."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,20 +21,20 @@ from vispe.images.formats.decoded import (
     damaged,
     no_size_limit,
     physical,
-    swap_orientation,
     times,
     to_pages,
 )
 from vispe.images.formats.guards import check_size
 from vispe.images.formats.metadata import check_metadata, check_page_list
-from vispe.images.formats.units import microns
+from vispe.images.formats.units import microns, seconds
+from vispe.images.orientation import as_stored, known_tag
 
 LOSSY = {"OJPEG", "JPEG", "JPEG_LOSSY", "JPEGXR", "JPEG_2000_LOSSY", "JPEG2000", "WEBP", "APERIO_JP2000_YCBC"}
 UNITS = {1: "none", 2: "inch", 3: "cm"}
 
 
 def decode_tiff(path: Path, axes: str | None, size: tuple[int, int] | None = None) -> Decoded:
-    """Read the first image series of a TIFF file, which `decode` has recognised.
+    """Read the largest image series of a TIFF file, which `decode` has recognised.
 
     Raises:
         InputError: damaged, truncated, planes missing, no pixels, or a compression that cannot be read here.
@@ -57,18 +57,22 @@ def _read(
     series = tif.series
     if not series:
         raise InputError(f"{path} is truncated or has no pixels: it lists no image; copy or export it again.")
-    first = series[0]
+    number = largest_series(series)
+    first = series[number]
     notes = []
     if len(series) > 1:
         shapes = ", ".join(times(s.shape) for s in series)
-        notes.append(f"{path.name} holds {len(series)} separate images ({shapes}); only the first is used.")
+        chosen = "first" if number == 0 else f"largest ({times(first.shape)})"
+        notes.append(
+            f"{path.name} holds {len(series)} separate images ({shapes}); only the {chosen} is used."
+        )
     check_pixels(path, first.shape)
     if len(first.levels) > 1:
         notes.append(f"{path.name} holds {len(first.levels)} sizes of the image; only the largest is used.")
     _check_complete(path, tif, first, messages)
     page = first.keyframe
     _check_claim(path, first, size)
-    orientation = tag_value(page, "Orientation", 1)
+    orientation = known_tag(tag_value(page, "Orientation", 1))
     min_is_white = page.bitspersample if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE else 0
     try:
         if page.photometric == tifffile.PHOTOMETRIC.SEPARATED:
@@ -77,22 +81,28 @@ def _read(
     except (ValueError, ImportError, _NeedsPillow) as error:
         if isinstance(error, ValueError) and "imagecodecs" not in str(error):
             raise
-        array, letters = _through_pillow(path, first, error)
-        orientation = 1  # Pillow has applied it
+        array, letters = _through_pillow(path, first, error, orientation)
         if isinstance(error, _NeedsPillow):
             notes.append("CMYK colours were converted to RGB.")
     messages = [text for text in messages if "invalid value offset" not in text]  # said by check_page_list
     if messages:
         said = "; ".join(dict.fromkeys(text.rstrip("')") for text in messages[:5]))
         notes.append(f"{path.name} is damaged or unusual: {said}.")
-    pages = to_pages(path, array, letters, axes, orientation)
+    pages = to_pages(path, array, letters, axes)
+    planes = separate_colours(tif, first)
+    if planes and axes is None:
+        alpha = " with alpha" if has_alpha(page) else ""
+        stack = letters.replace("S", "Z").replace("Q", "T")
+        notes.append(
+            f"{path.name}: its {planes} planes are read as one colour image{alpha}; if they are slices of a stack, use "
+            f"--axes {stack}."
+        )
     page_axes = count_axes(letters, axes, array.shape)
     if len(page_axes) > 1 and axes is None:
         sizes = " x ".join(f"{a}={n}" for a, n in page_axes)
         notes.append(f"{path.name}: the axes {sizes} are read as {np.prod([n for _, n in page_axes])} pages.")
     resolution = tiff_resolution(page)
-    pixel_size = tiff_pixel_size(tif, resolution)
-    turned = tag_value(page, "Orientation", 1)
+    pixel_size = tiff_pixel_size(tif, resolution, number)
     return Decoded(
         pages=pages,
         format="TIFF",
@@ -100,12 +110,15 @@ def _read(
         alpha=has_alpha(page) and axes is None and "C" not in letters,
         min_is_white=min_is_white,
         lossy=getattr(page.compression, "name", "") in LOSSY,
-        pixel_size=swap_orientation(turned, pixel_size),
-        resolution=swap_orientation(turned, resolution),
-        channel_names=tiff_channel_names(tif),
+        pixel_size=pixel_size,
+        resolution=resolution,
+        channel_names=tiff_channel_names(tif, number),
         notes=tuple(notes),
         page_axes=page_axes,
-        z_step=_z_step(tif),
+        z_step=tiff_z_step(tif, number),
+        orientation=orientation,
+        planes=planes if axes is None else 0,
+        frame_interval=tiff_frame_interval(tif, number),
     )
 
 
@@ -150,7 +163,9 @@ def _check_claim(path: Path, series: tifffile.TiffPageSeries, size: tuple[int, i
     check_size(path, shape, bits, stored=sum(files.values()), trusted=size == plane and shape == series.shape)
 
 
-def _through_pillow(path: Path, series: tifffile.TiffPageSeries, reason: Exception) -> tuple[np.ndarray, str]:
+def _through_pillow(
+    path: Path, series: tifffile.TiffPageSeries, reason: Exception, orientation: int
+) -> tuple[np.ndarray, str]:
     """Decode by libtiff what tifffile leaves to imagecodecs; refuses where Pillow would cut the depth."""
     page = series.keyframe
     # Elsewhere Pillow cuts the depth, or forgets the byte order, the sign or the inversion (measured, Pillow 13).
@@ -168,14 +183,16 @@ def _through_pillow(path: Path, series: tifffile.TiffPageSeries, reason: Excepti
             image.seek(index)
             loaded = image.convert("RGB") if image.mode in ("CMYK", "YCbCr", "LAB") else image
             planes.append(np.array(loaded))
-    planes = [_as_stored(plane, page) for plane in planes]
+    # Pillow applies the orientation tag
+    planes = [as_stored(plane[None], orientation)[0] for plane in planes]
+    planes = [_original_greys(plane, page) for plane in planes]
     lead = [(a, n) for a, n in zip(series.axes, series.shape, strict=True) if a not in "YXS"]
     plane = planes[0].shape
     array = np.stack(planes).reshape(*(n for _, n in lead), *plane)
     return array, "".join(a for a, _ in lead) + "YXS"[: len(plane)]
 
 
-def _as_stored(plane: np.ndarray, page: tifffile.TiffPage) -> np.ndarray:
+def _original_greys(plane: np.ndarray, page: tifffile.TiffPage) -> np.ndarray:
     """Undo what Pillow does to greys: it spreads 2 and 4 bits over 0..255 and turns MinIsWhite round."""
     grey = page.photometric in (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
     if grey and page.bitspersample in (2, 4):
@@ -211,17 +228,43 @@ def tiff_resolution(page: tifffile.TiffPage) -> Resolution | None:
     return x[0] / x[1], y[0] / y[1], unit
 
 
-def tiff_pixel_size(tif: tifffile.TiffFile, resolution: Resolution | None) -> tuple[float, float] | None:
-    """Microns per pixel (y, x), from the most specific source that the file has."""
+def largest_series(series: Sequence[tifffile.TiffPageSeries]) -> int:
+    """Return the number of the series with the most pixels, the first of equals; others are thumbnails and previews."""
+    pixels = [
+        np.prod([n for a, n in zip(s.axes, s.shape, strict=True) if a not in "CS"], dtype=object)
+        for s in series
+    ]
+    return pixels.index(max(pixels))
+
+
+def separate_colours(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> int:
+    """Return the number of colour planes, 3 or 4, of a series that may as well be a stack; 0 for any other.
+
+    tifffile writes arrays of 3 or 4 slices without metadata as one image of so many colours, plane after plane.
+    """
+    axes, shape = series.axes, series.shape
+    own = tif.is_ome or tif.is_imagej or "S" not in axes or not axes.endswith("SYX")
+    return 0 if own or shape[axes.index("S")] not in (3, 4) else shape[axes.index("S")]
+
+
+def tiff_pixel_size(
+    tif: tifffile.TiffFile, resolution: Resolution | None, number: int = 0
+) -> tuple[float, float] | None:
+    """Microns per pixel (y, x) of a series, from the most specific source that the file has."""
     if tif.is_ome:
-        found = _ome_pixels(tif)
+        found = _ome_pixels(tif, number)
         y, x = (_ome_size(found, axis) for axis in "YX")
         return (y or x, x or y) if y or x else None
     if tif.is_imagej:
-        unit = str((tif.imagej_metadata or {}).get("unit", ""))
-        if resolution is None or not unit:
+        found = tif.imagej_metadata or {}
+        if resolution is None:
             return None
-        sizes = [microns(1 / r if r else None, unit) for r in (resolution[1], resolution[0])]
+        # ImageJ writes units of y and z where they differ from that of x
+        units = (found.get("yunit", found.get("unit", "")), found.get("unit", ""))
+        sizes = [
+            microns(1 / r if r else None, unit)
+            for r, unit in zip((resolution[1], resolution[0]), units, strict=True)
+        ]
         return (sizes[0], sizes[1]) if all(sizes) else None
     if tif.is_fei:
         scan = (tif.fei_metadata or {}).get("Scan", {})
@@ -234,19 +277,32 @@ def tiff_pixel_size(tif: tifffile.TiffFile, resolution: Resolution | None) -> tu
     return physical(resolution)
 
 
-def _z_step(tif: tifffile.TiffFile) -> float | None:
+def tiff_z_step(tif: tifffile.TiffFile, number: int = 0) -> float | None:
     """Microns between pages along Z, where OME or ImageJ metadata say so."""
     if tif.is_ome:
-        return _ome_size(_ome_pixels(tif), "Z")
+        return _ome_size(_ome_pixels(tif, number), "Z")
     if tif.is_imagej:
         found = tif.imagej_metadata or {}
-        return microns(found.get("spacing"), str(found.get("unit", "")))
+        return microns(found.get("spacing"), found.get("zunit", found.get("unit", "")))
     return None
 
 
-def _ome_pixels(tif: tifffile.TiffFile) -> ElementTree.Element:
+def tiff_frame_interval(tif: tifffile.TiffFile, number: int = 0) -> float | None:
+    """Seconds between pages along T, where OME or ImageJ metadata say so."""
+    if tif.is_ome:
+        pixels = _ome_pixels(tif, number)
+        return seconds(pixels.get("TimeIncrement"), pixels.get("TimeIncrementUnit", "s"))
+    if tif.is_imagej:
+        found = tif.imagej_metadata or {}
+        return seconds(found.get("finterval"), found.get("tunit", "s"))
+    return None
+
+
+def _ome_pixels(tif: tifffile.TiffFile, number: int) -> ElementTree.Element:
+    """Return the element of a series; the first where there are fewer, as in files of several series without OME."""
     root = ElementTree.fromstring(tif.ome_metadata or "<OME/>")
-    return next((e for e in root.iter() if _tag(e) == "Pixels"), ElementTree.Element("Pixels"))
+    found = [e for e in root.iter() if _tag(e) == "Pixels"]
+    return found[number] if number < len(found) else (found or [ElementTree.Element("Pixels")])[0]
 
 
 def _ome_size(pixels: ElementTree.Element, axis: str) -> float | None:
@@ -258,11 +314,11 @@ def _tag(element: ElementTree.Element) -> str:
     return element.tag.rpartition("}")[2]
 
 
-def tiff_channel_names(tif: tifffile.TiffFile) -> tuple[str, ...]:
+def tiff_channel_names(tif: tifffile.TiffFile, number: int = 0) -> tuple[str, ...]:
     """Return the channel names of OME metadata; () unless each has one."""
     if not tif.is_ome:
         return ()
-    names = tuple(e.get("Name", "") for e in _ome_pixels(tif) if _tag(e) == "Channel")
+    names = tuple(e.get("Name", "") for e in _ome_pixels(tif, number) if _tag(e) == "Channel")
     return names if names and all(names) else ()
 
 

@@ -1,25 +1,97 @@
-"""Lengths as files write them, in microns."""
+"""Lengths and times as files write them, in microns and in seconds."""
+
+import unicodedata
+from collections.abc import Mapping
 
 import numpy as np
 
-MICRONS = {
-    **dict.fromkeys(("µm", "μm", "um", "\\u00b5m", "micron", "microns", "micrometer", "micrometre"), 1.0),
-    **{"nm": 1e-3, "pm": 1e-6, "å": 1e-4, "angstrom": 1e-4},
-    **{"mm": 1e3, "cm": 1e4, "m": 1e6, "inch": 25_400.0, "in": 25_400.0},
+_METRES = {
+    "pico": 1e-6,
+    "nano": 1e-3,
+    "micro": 1.0,
+    "milli": 1e3,
+    "centi": 1e4,
+    "deci": 1e5,
+    "": 1e6,
+    "kilo": 1e9,
 }
-"""Microns in one unit of length, by the lower-case names that microscopes and ImageJ write."""
+_LETTERS = {
+    "p": "pico",
+    "n": "nano",
+    "u": "micro",
+    "μ": "micro",
+    "m": "milli",
+    "c": "centi",
+    "d": "deci",
+    "": "",
+}
+MICRONS = {
+    **{f"{prefix}m": _METRES[name] for prefix, name in _LETTERS.items()},
+    **{f"{name}met{end}": factor for name, factor in _METRES.items() for end in ("er", "re")},
+    **{"micron": 1.0, "mikron": 1.0, "km": 1e9, "a": 1e-4, "å": 1e-4, "angstrom": 1e-4, "angström": 1e-4},
+    **{
+        "ångström": 1e-4,
+        "ångstrom": 1e-4,
+        "inch": 25_400.0,
+        "inche": 25_400.0,
+        "in": 25_400.0,
+        '"': 25_400.0,
+    },
+}
+"""Microns in one unit of length, by its name in lower case and the singular, with the Greek letter mu (U+03BC)."""
+
+SECONDS = {
+    **dict.fromkeys(("s", "sec", "second"), 1.0),
+    **dict.fromkeys(("ms", "msec", "millisec", "millisecond"), 1e-3),
+    **dict.fromkeys(("us", "μs", "usec", "microsec", "microsecond"), 1e-6),
+    **dict.fromkeys(("ns", "nsec", "nanosecond"), 1e-9),
+    **dict.fromkeys(("m", "min", "minute"), 60.0),
+    **dict.fromkeys(("h", "hr", "hour"), 3600.0),
+    **dict.fromkeys(("d", "day"), 86_400.0),
+}
+"""Seconds in one unit of time, by its name in lower case and the singular."""
+
+# the micro sign as ImageJ escapes it, and as UTF-8 that was read as Latin-1
+_SPELLINGS = {"\\u00b5": "μ", "\\u03bc": "μ", "âμ": "μ", "î¼": "μ"}
 
 
-def microns(value: object, unit: str) -> float | None:
-    """Return a length in microns; None for what is no positive number or no unit of length.
+def microns(value: object, unit: object) -> float | None:
+    """Return a length in microns; None for what is not a positive number or not a unit of length.
 
     Example:
         >>> microns("5", "nm"), microns(2, "1/nm"), microns(0, "m")
         (0.005, None, None)
     """
+    return _scaled(value, unit, MICRONS)
+
+
+def seconds(value: object, unit: object) -> float | None:
+    """Return a time in seconds; None for what is not a positive number or not a unit of time.
+
+    Example:
+        >>> seconds("250", "ms"), seconds(2, "um")
+        (0.25, None)
+    """
+    return _scaled(value, unit, SECONDS)
+
+
+def micron_factor(unit: object) -> float | None:
+    """Return the microns in a unit of length; None where it is not known."""
+    return _factor(unit, MICRONS)
+
+
+def _scaled(value: object, unit: object, table: Mapping[str, float]) -> float | None:
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
-    factor = MICRONS.get(str(unit).strip().lower())
+    factor = _factor(unit, table)
     return number * factor if factor and np.isfinite(number) and number > 0 else None
+
+
+def _factor(unit: object, table: Mapping[str, float]) -> float | None:
+    # composed, and the micro sign as mu, the angstrom sign as a letter
+    text = unicodedata.normalize("NFKC", str(unit).strip()).lower().rstrip(". ")
+    for spelling, plain in _SPELLINGS.items():
+        text = text.replace(spelling, plain)
+    return table.get(text) or (table.get(text.removesuffix("s")) if len(text) > 2 else None)

@@ -81,7 +81,7 @@ def decode_vendor(path: Path, vendor: Vendor, axes: str | None, scene: str | Non
         sizes = " x ".join(f"{a}={n}" for a, n in counted)
         said.append(f"{path.name}: the axes {sizes} are read as {np.prod([n for _, n in counted])} pages.")
     return Decoded(
-        pages=to_pages(path, found.array, letters, axes, 1),
+        pages=to_pages(path, found.array, letters, axes),
         format=vendor.name,
         pixel_size=found.pixel_size,
         channel_names=found.channel_names,

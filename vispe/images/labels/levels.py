@@ -181,6 +181,20 @@ def assign(
     return known, names, colors, notes
 
 
+def class_number(name: str, names: Sequence[str]) -> int | None:
+    """Return the number (1..K) of a class by its name, or by the number itself where no class has it as a name.
+
+    Example:
+        >>> names = ["matrix", "pore"]
+        >>> class_number("pore", names), class_number("1", names), class_number("3", names)
+        (2, 1, None)
+    """
+    if name in names:
+        return list(names).index(name) + 1
+    number = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 else 0
+    return number if 1 <= number <= len(names) else None
+
+
 def describe(levels: Iterable[Level], limit: int = 8) -> str:
     """Write levels for a message: '85, 170, 255' or '#ff0000, #00ff00'; shortened after `limit`."""
     shown = [_key(level) for level in levels]

@@ -17,6 +17,8 @@ from vispe.images.formats.decoded import Decoded
 from vispe.images.labels.levels import Level, Naming, describe, named_classes, read_names
 from vispe.images.labels.shapes import draw_shapes, draw_truth, holds_shapes, shape_set
 from vispe.images.labels.strokes import draw_strokes, read_strokes
+from vispe.images.labels.void import counts_up, void_level, void_of
+from vispe.images.orientation import Frame
 
 FEW = 10
 """A class with fewer labelled pixels than this gets a note."""
@@ -51,13 +53,16 @@ def read_labels(
     max_classes: int = 20,
     label_page: int | None = None,
     image: str | Path | None = None,
+    frame: Frame | None = None,
 ) -> Labels:
     """Read scribbles, a mask, a JSON file of strokes, or shapes of another program for one image.
 
     A label image holds 0 = unlabelled and 1..K; other grey levels (85, 170, 255) are ranked.  In a colour
     image each colour is a class, in the order of red, then green, then blue value; black and transparent are
     unlabelled.  Palette images count by palette index when entry 0 is black or transparent, otherwise by
-    colour. Numbers are taken as they are stored, also in files that count from white to black.  A JSON file
+    colour. Numbers are taken as they are stored, also in files that count from white to black.  255 together with
+    class numbers that count up from 0 or 1, as in masks of Cityscapes, is unlabelled (`vispe.images.labels.void`).  A
+    file of 3 or 4 colour planes is a stack where the image has as many pages.  A JSON file
     holds ``[{"class": 1, "width": 3, "points": [[x, y], ...], "page": 0}, ...]``; one point draws a dot.
     GeoJSON of QuPath, ``.roi`` and ``RoiSet.zip`` of ImageJ and COCO JSON name their classes; without `classes`
     these are numbered in natural order of the names.  Where shapes overlap, the smaller one counts.
@@ -73,6 +78,7 @@ def read_labels(
         label_page: the page (from 0) that labels of one page belong to, when the image has several; for
             strokes, the page of strokes that name none.
         image: the file of the image, by whose name its annotations are found in a COCO file of several images.
+        frame: `Micrograph.frame` of the image, by which labels of an image with an orientation tag are rotated.
 
     Raises:
         InputError: unreadable, lossy (JPEG), another size or page count, too many classes, fewer than 2, or
@@ -88,6 +94,7 @@ def read_labels(
         max_classes=max_classes,
         label_page=label_page,
         images=[image],
+        frames=[frame],
     )[0]
 
 
@@ -101,6 +108,7 @@ def read_label_set(
     max_classes: int = 20,
     label_page: int | None = None,
     images: Sequence[str | Path | None] | None = None,
+    frames: Sequence[Frame | None] | None = None,
 ) -> list[Labels]:
     """Read the labels of several images with ONE numbering, for one classifier.
 
@@ -109,18 +117,21 @@ def read_label_set(
     """
     files = [Path(p) for p in paths]
     of = [None if i is None else Path(i) for i in images or [None] * len(files)]
-    drawings = shape_set(files, [s[1:] for s in shapes], of, read_names(classes, legend))
+    placed = [frame or Frame() for frame in frames or [None] * len(files)]
+    drawings = shape_set(files, [s[1:] for s in shapes], of, read_names(classes, legend), placed)
     naming = drawings.naming
     parts = [
-        _read_levels(path, shape, naming, dense, max_classes, label_page, drawings.of.get(number))
-        for number, (path, shape) in enumerate(zip(files, shapes, strict=True))
+        _read_levels(path, shape, naming, dense, max_classes, label_page, drawings.of.get(number), frame)
+        for number, (path, shape, frame) in enumerate(zip(files, shapes, placed, strict=True))
     ]
-    drawn = [levels for _, levels, _ in parts]
-    classes_of, names, colors, mapping = named_classes(paths, drawn, naming, dense, max_classes)
+    void, mapping = void_of(files, [(pixels, empty) for _, _, _, pixels, empty in parts], naming, dense)
+    drawn = [[level for level in levels if level != void] for _, levels, _, _, _ in parts]
+    classes_of, names, colors, more = named_classes(paths, drawn, naming, dense, max_classes)
+    mapping += more
     colors = colors or drawings.colors
     out = []
-    for number, (path, (index, levels, notes)) in enumerate(zip(paths, parts, strict=True)):
-        table = np.array([0, *(classes_of[level] for level in levels)], np.int32)
+    for number, (path, (index, levels, notes, _, _)) in enumerate(zip(paths, parts, strict=True)):
+        table = np.array([0, *(classes_of.get(level, 0) for level in levels)], np.int32)
         values = table[index]
         notes = [
             *mapping,
@@ -142,6 +153,7 @@ def read_truth(
     names: Sequence[str] | None = None,
     image: str | Path | None = None,
     note: Callable[[str], None] | None = None,
+    frame: Frame | None = None,
 ) -> np.ndarray:
     """Read a ground-truth mask, or shapes, as (z, h, w) int32 with 1..K and 0 = left out of the score.
 
@@ -151,7 +163,8 @@ def read_truth(
       and every pixel counts.
     - 'ignore': the label convention; values are 1..K as they are, and 0 is left out.
 
-    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked.  Shapes of GeoJSON, ImageJ and COCO
+    A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked; 255 with at least two class numbers
+    without a gap is left out of the score, as Cityscapes and PASCAL VOC mean it.  Shapes of GeoJSON, ImageJ and COCO
     are of the classes that they name; pixels under no shape are left out, whatever `zero_is` says.
 
     Args:
@@ -164,7 +177,8 @@ def read_truth(
             pages are 0.
         names: of the classes 1..K, among which those of shapes must be; None numbers these in natural order.
         image: the file of the image, as in `read_labels`.
-        note: called with what the user should know of shapes.
+        note: called with what the user should know.
+        frame: as in `read_labels`.
 
     Raises:
         InputError: unreadable, lossy, another size or page count, colours, names or values that are no classes.
@@ -174,16 +188,29 @@ def read_truth(
         raise OptionError(f"zero_is={zero_is!r} must be 'class' or 'ignore'.")
     path = Path(path)
     if holds_shapes(path):
-        return draw_truth(path, None if image is None else Path(image), shape, names, page, note)
-    found = decoded_labels(path, shape[1:])
+        return draw_truth(path, None if image is None else Path(image), shape, names, page, note, frame)
+    found = decoded_labels(path, shape[1:]).as_pages(shape[0], page)
     codes, is_colour, unlabelled = label_codes(path, found, by_index=True)
     if is_colour:
         raise InputError(f"{path} is a colour image; a truth mask holds one class number per pixel.")
-    codes = _placed(path, np.where(unlabelled, -1, codes), shape, page, "truth")
+    frame = frame or Frame()
+    codes, notes = frame.fitted(path, np.where(unlabelled, -1, codes), found.orientation, shape[1:])
+    codes = _placed(path, codes, shape, page, "truth", frame.hint())
     first = 0 if zero_is == "class" else 1
     levels = _distinct(codes)
     levels = levels[levels >= first]
     limit = (n_classes or 255) - 1 + first
+    others = [(int(v),) for v in levels[:-1]]
+    if counts_up(others) and others[-1][0] <= limit and void_level([(int(levels[-1]),)]):
+        share = 100 * float((codes == levels[-1]).mean())
+        notes.append(
+            f"{path}: {levels[-1]} ({share:.3g} % of the pixels) marks no class and is left out of the score."
+        )
+        codes = np.where(codes == levels[-1], -1, codes)
+        levels = levels[:-1]
+    for text in notes:
+        if note is not None:
+            note(text)
     if levels.size and levels[-1] > limit:
         if n_classes is None or levels.size != n_classes:
             count = f"n_classes={n_classes}" if n_classes else "at most 255 classes"
@@ -204,23 +231,29 @@ def _read_levels(
     max_classes: int,
     label_page: int | None,
     shapes: Sequence[Shape] | None,
-) -> tuple[np.ndarray, list[Level], list[str]]:
-    """One file as (z, h, w) indices into a list of levels, 0 = unlabelled; and notes."""
+    frame: Frame,
+) -> tuple[np.ndarray, list[Level], list[str], dict[Level, int], int]:
+    """One file as (z, h, w) indices into a list of levels, 0 = unlabelled; that list; and notes.
+
+    Label images also give the pixels that each level covers, and those that are not labelled.
+    """
     if shapes is not None:
         if dense:
             raise OptionError(
                 f"{path} holds shapes, and dense says that every pixel is labelled; leave out dense."
             )
-        return draw_shapes(path, shapes, naming, shape, label_page)
+        return (*draw_shapes(path, shapes, naming, shape, label_page, frame.hint()), {}, 0)
     if path.suffix.lower() == ".json":
         if dense:
             raise OptionError(f"{path} holds strokes, which cannot label every pixel; leave out dense.")
         strokes = read_strokes(path, naming, 0 if label_page is None and shape[0] == 1 else label_page)
-        return draw_strokes(path, strokes, shape)
-    found = decoded_labels(path, shape[1:])
+        return (*draw_strokes(path, strokes, shape, frame.hint()), {}, 0)
+    found = decoded_labels(path, shape[1:]).as_pages(shape[0], label_page)
     codes, is_colour, unlabelled = label_codes(path, found, by_index=False)
     codes[unlabelled if dense else unlabelled | (codes == 0)] = -1
-    codes = _placed(path, codes, shape, label_page, "labels")
+    empty = int((codes < 0).sum())
+    codes, notes = frame.fitted(path, codes, found.orientation, shape[1:])
+    codes = _placed(path, codes, shape, label_page, "labels", frame.hint())
     places = np.flatnonzero(codes >= 0)  # few where labels are scribbles
     drawn = codes.ravel()[places]
     present = _distinct(drawn)
@@ -239,7 +272,9 @@ def _read_levels(
         )
     index = np.zeros(codes.shape, np.int32)
     index.ravel()[places] = np.searchsorted(present, drawn) + 1
-    return index, unpacked(present, is_colour, found.pages.dtype == np.uint16), list(found.notes)
+    levels = unpacked(present, is_colour, found.pages.dtype == np.uint16)
+    counted = np.bincount(index.ravel()[places], minlength=len(levels) + 1)[1:].tolist()
+    return index, levels, [*found.notes, *notes], dict(zip(levels, counted, strict=True)), empty
 
 
 def unpacked(codes: np.ndarray, is_colour: bool, deep: bool) -> list[Level]:
@@ -289,7 +324,10 @@ def label_codes(path: Path, found: Decoded, *, by_index: bool) -> tuple[np.ndarr
     elif pages.dtype.kind == "b":
         pages = pages.astype(np.uint8)
     if pages.size and pages.min() < 0:
-        raise InputError(f"{path} holds the value {pages.min():g}; label values must be 0 or more.")
+        raise InputError(
+            f"{path} holds the value {pages.min():g}; label values must be 0 or more. If it marks unlabelled pixels, "
+            "save it as 0 and number the classes from 1."
+        )
     if pages.size and float(pages.max()) > 1 << 53:
         raise InputError(f"{path} holds the value {pages.max():g}; label values must be at most 2^53.")
     if pages.shape[-1] == 1 or (pages == pages[..., :1]).all():
@@ -301,10 +339,10 @@ def label_codes(path: Path, found: Decoded, *, by_index: bool) -> tuple[np.ndarr
 
 
 def _placed(
-    path: Path, codes: np.ndarray, shape: tuple[int, int, int], page: int | None, what: str
+    path: Path, codes: np.ndarray, shape: tuple[int, int, int], page: int | None, what: str, hint: str
 ) -> np.ndarray:
     """Check size and page count, and put a single page where it belongs."""
-    first = check_pages(path, codes.shape, shape, page, what)
+    first = check_pages(path, codes.shape, shape, page, what, hint)
     if len(codes) == shape[0]:
         return codes
     out = np.full(shape, -1, codes.dtype)
@@ -313,7 +351,12 @@ def _placed(
 
 
 def check_pages(
-    path: Path, found: tuple[int, ...], shape: tuple[int, ...], page: int | None, what: str = "labels"
+    path: Path,
+    found: tuple[int, ...],
+    shape: tuple[int, ...],
+    page: int | None,
+    what: str = "labels",
+    hint: str = "",
 ) -> int:
     """Check the size and the number of pages of labels or truth, and return the first page that they belong to.
 
@@ -322,20 +365,21 @@ def check_pages(
         found: (pages, h, w) of what it holds.
         shape: (z, h, w) of the image.
         page: which page one page belongs to; None says none.
-        what: 'labels' or 'truth', for messages.
+        what: 'labels', 'truth' or 'mask', for messages.
+        hint: a clause about the image, for messages.
 
     Raises:
         InputError: another size or number of pages, or a page that the image does not have.
         OptionError: `page` for labels of several pages.
     """
     z, h, w = shape
-    verb, plural = ("is", "has") if what == "truth" else ("are", "have")
+    verb, plural = ("are", "have") if what == "labels" else ("is", "has")
     option = "page" if what == "truth" else "label_page"
     if found[1:] != (h, w):
         turned = " (height and width are exchanged)" if found[1:] == (w, h) else ""
         raise InputError(
             f"{path}: the {what} {verb} {found[1]} x {found[2]} pixels (height x width), but the image is {h} x {w}"
-            f"{turned}; they must have the same size and are never resized."
+            f"{hint or turned}; they must have the same size and are never resized."
         )
     if found[0] not in (1, z):
         raise InputError(

@@ -10,7 +10,8 @@ from vispe.errors import InputError, did_you_mean
 from vispe.images.exchange.read import holds_shapes, read_shapes
 from vispe.images.exchange.shapes import Color, Shape, overlapping, painted
 from vispe.images.find import natural
-from vispe.images.labels.levels import Level, Naming, checked_names
+from vispe.images.labels.levels import Level, Naming, checked_names, class_number
+from vispe.images.orientation import Frame
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,11 @@ class ShapeSet:
 
 
 def shape_set(
-    paths: Sequence[Path], sizes: Sequence[tuple[int, int]], images: Sequence[Path | None], naming: Naming
+    paths: Sequence[Path],
+    sizes: Sequence[tuple[int, int]],
+    images: Sequence[Path | None],
+    naming: Naming,
+    frames: Sequence[Frame] | None = None,
 ) -> ShapeSet:
     """Read all files of shapes among label files.
 
@@ -40,15 +45,17 @@ def shape_set(
         sizes: height and width of the image of each.
         images: the image of each, where it is known.
         naming: what the user said about the classes.
+        frames: the frame of each image, for files that give its size; None for images without orientation tags.
 
     Raises:
         InputError: a file that cannot be read, or in which no shape has a class; files of shapes beside those of
             numbers, where nobody says which number is which name.
     """
     found, notes = {}, {}
-    for number, (path, size, image) in enumerate(zip(paths, sizes, images, strict=True)):
+    placed = frames or [Frame()] * len(paths)
+    for number, (path, size, image, frame) in enumerate(zip(paths, sizes, images, placed, strict=True)):
         if holds_shapes(path):
-            found[number], notes[number] = _classed(path, read_shapes(path, size, image))
+            found[number], notes[number] = _classed(path, read_shapes(path, size, image, frame))
     if not found:
         return ShapeSet({}, naming, None, {})
     if not naming.names:
@@ -73,10 +80,18 @@ def shape_set(
 
 
 def _classed(path: Path, shapes: Sequence[Shape]) -> tuple[list[Shape], list[str]]:
-    """Leave out shapes without a class, with a note."""
+    """Skip empty shapes, and those without a class, with a note."""
+    count, notes = len(shapes), []
+    shapes = [shape for shape in shapes if not shape.empty]
+    if empty := count - len(shapes):
+        notes.append(f"{empty} shape(s) of {path.name} have an empty geometry and are not used.")
+    if count and not shapes:
+        raise InputError(
+            f"{path} holds {count} shape(s), but all of them are empty: their coordinates are no list of parts and no "
+            "pairs of numbers (x, y); export them again."
+        )
     region = [s for s in shapes if s.name is not None and s.name.endswith("*")]
     named = [s for s in shapes if (s.name or s.group) and s not in region]
-    notes = []
     if region:
         kinds = ", ".join(sorted({str(s.name) for s in region}))
         notes.append(
@@ -104,8 +119,8 @@ def class_of(shape: Shape, naming: Naming) -> int:
         InputError: a name or number that is not among the names.
     """
     names = naming.names
-    if label_of(shape) in names:
-        return names.index(label_of(shape)) + 1
+    if (number := class_number(label_of(shape), names)) is not None:
+        return number
     if shape.name is None and 1 <= shape.group <= len(names):
         return shape.group
     hint = did_you_mean(label_of(shape), names)
@@ -115,7 +130,12 @@ def class_of(shape: Shape, naming: Naming) -> int:
 
 
 def shape_places(
-    path: Path, shapes: Sequence[Shape], naming: Naming, shape: tuple[int, int, int], page: int | None
+    path: Path,
+    shapes: Sequence[Shape],
+    naming: Naming,
+    shape: tuple[int, int, int],
+    page: int | None,
+    hint: str = "",
 ) -> tuple[list[tuple[int, np.ndarray]], list[str]]:
     """Return the class and the places of each shape, the largest first so that a later one counts, and notes.
 
@@ -123,16 +143,21 @@ def shape_places(
         InputError: as `vispe.images.exchange.shapes.painted`.
     """
     default = 0 if page is None and shape[0] == 1 else page
-    found, notes = painted(path, shapes, shape, default)
+    found, notes = painted(path, shapes, shape, default, hint)
     drawn = [(class_of(each, naming), places) for each, places in found]
     return drawn, notes + list(overlapping(path, drawn))
 
 
 def draw_shapes(
-    path: Path, shapes: Sequence[Shape], naming: Naming, shape: tuple[int, int, int], page: int | None
+    path: Path,
+    shapes: Sequence[Shape],
+    naming: Naming,
+    shape: tuple[int, int, int],
+    page: int | None,
+    hint: str = "",
 ) -> tuple[np.ndarray, list[Level], list[str]]:
     """Draw shapes as `vispe.images.labels.strokes.draw_strokes` draws strokes, the smaller over the larger."""
-    drawn, notes = shape_places(path, shapes, naming, shape, page)
+    drawn, notes = shape_places(path, shapes, naming, shape, page, hint)
     classes = sorted({k for k, _ in drawn})
     index = np.zeros(shape, np.int64)
     for k, places in drawn:
@@ -152,6 +177,7 @@ def draw_truth(
     names: Sequence[str] | None,
     page: int | None,
     note: Callable[[str], None] | None,
+    frame: Frame | None = None,
 ) -> np.ndarray:
     """Return the true classes (pages, h, w) int32 that shapes give, 0 where there is none.
 
@@ -162,12 +188,14 @@ def draw_truth(
         names: of the classes 1..K; None numbers those of the file in natural order.
         page: of shapes that name none.
         note: called with what the user should know.
+        frame: of the image.
 
     Raises:
         InputError: a shape of another class, or what cannot be read.
     """
-    found = shape_set([path], [shape[1:]], [image], Naming(tuple(names or ())))
-    drawn, notes = shape_places(path, found.of[0], found.naming, shape, page)
+    frame = frame or Frame()
+    found = shape_set([path], [shape[1:]], [image], Naming(tuple(names or ())), [frame])
+    drawn, notes = shape_places(path, found.of[0], found.naming, shape, page, frame.hint())
     out = np.zeros(shape, np.int32)
     for k, places in drawn:
         out.ravel()[places] = k

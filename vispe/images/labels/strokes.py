@@ -10,7 +10,7 @@ import numpy as np
 from skimage.draw import disk
 
 from vispe.errors import InputError, did_you_mean, is_whole
-from vispe.images.labels.levels import Level, Naming, load_json
+from vispe.images.labels.levels import Level, Naming, class_number, load_json
 
 KEYS = ("class", "width", "points", "page")
 WIDEST = 1024
@@ -58,9 +58,9 @@ def read_strokes(path: Path, naming: Naming, default_page: int | None) -> list[S
 
 
 def draw_strokes(
-    path: Path, strokes: list[Stroke], shape: tuple[int, int, int]
+    path: Path, strokes: list[Stroke], shape: tuple[int, int, int], hint: str = ""
 ) -> tuple[np.ndarray, list[Level], list[str]]:
-    """Draw strokes in their order, later ones over earlier ones.
+    """Draw strokes in their order, later ones over earlier ones; `hint` is a clause about the image for messages.
 
     Returns:
         (z, h, w) indices into the sorted list of levels, from 1, 0 where nothing is drawn; that list; and
@@ -72,7 +72,7 @@ def draw_strokes(
     levels = sorted({s.level for s in strokes})
     index = np.zeros(shape, np.int64)
     covered = np.zeros(shape, bool)
-    for stroke, rows, columns in placed(path, strokes, shape):
+    for stroke, rows, columns in placed(path, strokes, shape, hint):
         page, value = index[stroke.page], levels.index(stroke.level) + 1
         before = page[rows, columns]
         covered[stroke.page][rows, columns] |= (before > 0) & (before != value)
@@ -81,7 +81,7 @@ def draw_strokes(
 
 
 def placed(
-    path: Path, strokes: list[Stroke], shape: tuple[int, int, int]
+    path: Path, strokes: list[Stroke], shape: tuple[int, int, int], hint: str = ""
 ) -> Iterator[tuple[Stroke, np.ndarray, np.ndarray]]:
     """Yield each stroke with the rows and columns of its pixels; raises as `draw_strokes`."""
     z, h, w = shape
@@ -95,7 +95,8 @@ def placed(
         if outside.any():
             x, y = stroke.points[outside][0]
             raise InputError(
-                f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} pixels (x, y)."
+                f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} pixels (x, y)"
+                f"{hint}."
             )
         yield stroke, *stroke_pixels(stroke, h, w)
 
@@ -230,15 +231,17 @@ def _stroke(where: str, entry: object, naming: Naming, default_page: int | None)
 
 def _class(where: str, value: object, naming: Naming) -> Level:
     if isinstance(value, str):
+        if not naming.names and value.isascii() and value.isdecimal():
+            return _class(where, int(value[:18]), naming)
         if not naming.names:
             raise InputError(
                 f"{where} names the class {value!r}, but no class names were given; give classes or legend."
             )
-        if value not in naming.names:
+        number = class_number(value, naming.names)
+        if number is None:
             hint = did_you_mean(value, naming.names)
             raise InputError(f"{where} names the class {value!r}; known are {', '.join(naming.names)}.{hint}")
-        position = naming.names.index(value)
-        return naming.levels[position] if naming.levels else (position + 1,)
+        return naming.levels[number - 1] if naming.levels else (number,)
     if not is_whole(value) or value < 1:
         raise InputError(f"{where} has class={value!r}; classes are whole numbers from 1, or names.")
     return (int(value),)

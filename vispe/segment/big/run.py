@@ -71,6 +71,9 @@ def _refuse(asked: Request) -> None:
         "trust": asked.trust,
         "objects_as": asked.objects is not None and bool(asked.objects.kinds),
         "scene": asked.reading.scene is not None,
+        "crop": asked.reading.crop is not None,
+        "mask": bool(asked.reading.mask),
+        "orientation": asked.reading.orientation != "stored",
         "text": asked.text is not None,
         "cluster": asked.cluster is not None,
     }

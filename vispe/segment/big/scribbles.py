@@ -13,6 +13,7 @@ from vispe.images.labels.levels import Level, Naming, named_classes, read_names
 from vispe.images.labels.read import check_pages, decoded_labels, label_codes, thin_classes, unpacked
 from vispe.images.labels.shapes import level_of, shape_places, shape_set
 from vispe.images.labels.strokes import overdrawn, placed, read_strokes
+from vispe.images.labels.void import void_of
 from vispe.segment.big import is_store
 from vispe.segment.big import stem as stem_of
 from vispe.segment.big.source import BigImage, open_image
@@ -70,21 +71,34 @@ def read_scribbles(
     if how.dense:
         raise OptionError("dense=True labels every pixel of an image larger than memory; draw scribbles.")
     sizes = [image.shape for image in images]
-    drawings = shape_set(paths, sizes, [image.path for image in images], read_names(how.classes, how.legend))
+    frames = [image.frame for image in images]
+    named = read_names(how.classes, how.legend)
+    drawings = shape_set(paths, sizes, [image.path for image in images], named, frames)
     naming = drawings.naming
     parts = [
         _read(path, image, naming, how)
         if number not in drawings.of
-        else _drawn(path, drawings.of[number], image, naming, how.label_page)
+        else (*_drawn(path, drawings.of[number], image, naming, how.label_page), 0)
         for number, (path, image) in enumerate(zip(paths, images, strict=True))
     ]
-    drawn = [levels for _, _, levels, _ in parts]
+    counted = [
+        (
+            dict(zip(levels, np.bincount(index, minlength=len(levels)).tolist(), strict=True)),
+            seen - len(index),
+        )
+        for _, index, levels, _, seen in parts
+        if seen
+    ]
+    void, voided = void_of(paths, counted, naming, False)
+    drawn = [[level for level in levels if level != void] for _, _, levels, _, _ in parts]
     classes_of, names, colors, notes = named_classes(paths, drawn, naming, False, how.max_classes)
+    notes = voided + notes
     colors = colors or drawings.colors
     notes += [text for own in drawings.notes.values() for text in own]
     found = []
-    for path, (places, index, levels, own) in zip(paths, parts, strict=True):
-        classes = np.array([classes_of[level] for level in levels], np.int64)[index]
+    for path, (places, index, levels, own, _) in zip(paths, parts, strict=True):
+        classes = np.array([classes_of.get(level, 0) for level in levels], np.int64)[index]
+        places, classes = places[classes > 0], classes[classes > 0]
         notes += own + thin_classes(path, classes, names)
         found.append(Scribbles(places, classes))
     return found, names, colors, notes
@@ -92,8 +106,8 @@ def read_scribbles(
 
 def _read(
     path: Path, image: BigImage, naming: Naming, how: Labelling
-) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
-    """Return places (n,), an index (n,) into a sorted list of levels, that list, and notes."""
+) -> tuple[np.ndarray, np.ndarray, list[Level], list[str], int]:
+    """Return places, an index (n,) into a sorted list of levels, that list, notes, and the pixels of a label image."""
     height, width = image.shape
     page = how.label_page
     if path.suffix.lower() == ".json" and not is_store(path):
@@ -102,30 +116,32 @@ def _read(
         levels = sorted({s.level for s in strokes})
         drawn = [
             ((s.page * height + rows) * width + columns, np.full(len(rows), levels.index(s.level)))
-            for s, rows, columns in placed(path, strokes, shape)
+            for s, rows, columns in placed(path, strokes, shape, image.frame.hint())
         ]
         places, values = (np.concatenate([d[i] for d in drawn] or [np.zeros(0, np.int64)]) for i in (0, 1))
         kept, last = np.unique(places[::-1], return_index=True)
         pairs = np.unique(np.stack([places, values]), axis=1)[0]
         several = len(np.unique(pairs[1:][pairs[1:] == pairs[:-1]]))
-        return kept, values[::-1][last], levels, overdrawn(path, several)
+        return kept, values[::-1][last], levels, overdrawn(path, several), 0
     pieces, notes, deep = (_stored if is_store(path) else _pictured)(path, image, page)
-    found = []
+    found, seen = [], 0
     for number, region, codes, colour in pieces:
+        seen += codes.size
         y, x = np.nonzero(codes > 0)
         found.append(((np.int64(number) * height + y + region.top) * width + x, codes[y, x], colour))
     coloured = any(colour for _, _, colour in found)
     codes = [c if colour or not coloured else c << 32 | c << 16 | c for _, c, colour in found]
     present, index = np.unique(np.concatenate(codes), return_inverse=True)
     levels = unpacked(present, coloured, deep)
-    return np.concatenate([places for places, _, _ in found]), index, levels, list(notes)
+    return np.concatenate([places for places, _, _ in found]), index, levels, list(notes), seen
 
 
 def _drawn(
     path: Path, shapes: Sequence[Shape], image: BigImage, naming: Naming, page: int | None
 ) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
-    """Return what `_read` does, for shapes."""
-    drawn, notes = shape_places(path, shapes, naming, (image.n_pages, *image.shape), page)
+    """Return what `_read` does, for shapes, but the last."""
+    shape = (image.n_pages, *image.shape)
+    drawn, notes = shape_places(path, shapes, naming, shape, page, image.frame.hint())
     classes = sorted({k for k, _ in drawn})
     places = np.concatenate([p for _, p in drawn])
     values = np.concatenate([np.full(len(p), classes.index(k)) for k, p in drawn])
@@ -164,9 +180,11 @@ def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequ
 
 def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
     """Read labels in an image file, which is held as a whole, strip by strip."""
-    decoded = decoded_labels(path)
-    count = len(decoded.pages)
-    first = check_pages(path, decoded.pages.shape[:3], (image.n_pages, *image.shape), page)
+    decoded = decoded_labels(path).as_pages(image.n_pages, page)
+    pages, notes = image.frame.fitted(path, decoded.pages, decoded.orientation, image.shape)
+    count, decoded = len(pages), replace(decoded, pages=pages)
+    shape = (image.n_pages, *image.shape)
+    first = check_pages(path, pages.shape[:3], shape, page, hint=image.frame.hint())
 
     def pieces() -> Pieces:
         for number in range(count):
@@ -176,4 +194,4 @@ def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Se
                 codes, colour, unlabelled = label_codes(path, replace(decoded, pages=strip), by_index=False)
                 yield first + number, region, np.where(unlabelled, -1, codes)[0], colour
 
-    return pieces(), decoded.notes, decoded.pages.dtype == np.uint16
+    return pieces(), [*decoded.notes, *notes], decoded.pages.dtype == np.uint16

@@ -13,7 +13,8 @@ import numpy as np
 from vispe.errors import InputError, require
 from vispe.images.formats.decoded import BROKEN, check_pixels, checked_axes, damaged, times, to_pages
 from vispe.images.formats.guards import amount, check_size
-from vispe.images.formats.units import MICRONS
+from vispe.images.formats.units import micron_factor, seconds
+from vispe.images.orientation import AS_STORED, Frame, known_tag
 from vispe.images.read import channel_numbers, pick_pages
 from vispe.segment.big import is_store
 from vispe.segment.features.tiles import Region
@@ -54,6 +55,7 @@ class BigImage:
         unit: of length; None where the file does not say.
         channel_names: one for each channel that is used, or ().
         notes: what the user should know.
+        frame: the orientation tag of the file, which is never applied.
     """
 
     path: Path
@@ -67,6 +69,9 @@ class BigImage:
     unit: str | None = None
     channel_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    frame: Frame = AS_STORED
+
+    sample = None  # no pixel is excluded
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,14 +102,22 @@ class BigImage:
     @property
     def pixel_size(self) -> tuple[float, float] | None:
         """Microns per pixel (y, x); None where the file does not say."""
-        factor = _factor(self.unit)
+        factor = micron_factor(self.unit)
         return None if factor is None else (self.scale[0] * factor, self.scale[1] * factor)
 
     @property
     def z_step(self) -> float | None:
         """Microns from one page to the next along Z; None where the file does not say."""
-        found = [(axis.scale, _factor(axis.unit)) for axis in self.page_axes if axis.name.lower() == "z"]
+        found = [
+            (axis.scale, micron_factor(axis.unit)) for axis in self.page_axes if axis.name.lower() == "z"
+        ]
         return found[0][0] * found[0][1] if found and found[0][1] is not None else None
+
+    @property
+    def frame_interval(self) -> float | None:
+        """Seconds from one page to the next along T; None where the file does not say."""
+        found = [seconds(a.scale, a.unit) for a in self.page_axes if a.name.lower() == "t" and a.unit]
+        return found[0] if found else None
 
     @cached_property
     def chunk(self) -> tuple[int, int]:
@@ -128,7 +141,7 @@ class BigImage:
             else:
                 index.append(slice(None) if letter in "CS" else int(next(places)))
         left = "".join(letter for letter in self.axes if letter in "YXCS")
-        found = to_pages(self.path, np.asarray(self.array[tuple(index)]), left, None, 1)[0]
+        found = to_pages(self.path, np.asarray(self.array[tuple(index)]), left, None)[0]
         if found.shape[2] != len(self.kept) or self.kept != tuple(range(len(self.kept))):
             found = np.ascontiguousarray(found[..., list(self.kept)])
         return found.astype(np.uint8) * np.uint8(255) if found.dtype == bool else found
@@ -141,18 +154,6 @@ class BigImage:
         for top in range(0, height, down):
             for left in range(0, width, across):
                 yield self.read(page, Region(top, min(top + down, height), left, min(left + across, width)))
-
-
-_MORE_UNITS = {
-    **{"nanometer": 1e-3, "picometer": 1e-6, "millimeter": 1e3, "centimeter": 1e4, "meter": 1e6},
-    **{"micrometre": 1.0, "nanometre": 1e-3, "millimetre": 1e3, "angstrom": 1e-4},
-}
-
-
-def _factor(unit: str | None) -> float | None:
-    """Microns in a unit of length; None where it is not known."""
-    name = str(unit).lower()
-    return MICRONS.get(name) or _MORE_UNITS.get(name)
 
 
 def valid_pixels(values: np.ndarray) -> np.ndarray:
@@ -212,8 +213,10 @@ def open_image(
     y, x = (known.get(asked.index(a), (None, None, None, 1.0)) for a in "YX")
     pixel = ((y[3], x[3]), y[2] if y[2] == x[2] else None)
     shown = tuple(names[i] for i in kept) if names else ()
+    frame = Frame(facts.get("tag", 1))
+    notes += [note] if (note := frame.note(path.name)) else []
     return BigImage(
-        path, array, asked, page_axes, chosen, kept, facts["version"], *pixel, shown, tuple(notes)
+        path, array, asked, page_axes, chosen, kept, facts["version"], *pixel, shown, tuple(notes), frame
     )
 
 
@@ -327,22 +330,26 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     from vispe.images.formats.metadata import check_metadata, check_page_list
     from vispe.images.formats.tiff import (
         has_alpha,
+        largest_series,
+        separate_colours,
         tag_value,
         tiff_channel_names,
+        tiff_frame_interval,
         tiff_pixel_size,
         tiff_resolution,
+        tiff_z_step,
     )
 
     check_page_list(path)
     try:
         with TiffFile(path) as tif:
             check_metadata(path, tif.pages.first.description)
-            page, series = tif.series[0].keyframe, tif.series[0]
+            number = largest_series(tif.series)
+            page, series = tif.series[number].keyframe, tif.series[number]
             strange = {
                 "a palette": tag_value(page, "ColorMap", None) is not None,
                 "white as 0": page.photometric == 0,
                 "an alpha channel": has_alpha(page),
-                "an orientation": int(tag_value(page, "Orientation", 1)) != 1,
                 "JPEG colours": page.photometric == 6,
             }
             if any(strange.values()):
@@ -351,9 +358,12 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
                     f"{path} has {first}, which is not read region by region; leave --memory and --scheduler out, "
                     "or convert it to OME-Zarr."
                 )
-            size = tiff_pixel_size(tif, tiff_resolution(page))
-            names, axes = tiff_channel_names(tif), series.axes
-        opened = imread(path, aszarr=True, series=0, level=0)
+            size = tiff_pixel_size(tif, tiff_resolution(page), number)
+            names, axes = tiff_channel_names(tif, number), series.axes
+            tag = known_tag(tag_value(page, "Orientation", 1))
+            steps = {"Z": tiff_z_step(tif, number), "T": tiff_frame_interval(tif, number)}
+            planes = separate_colours(tif, series)
+        opened = imread(path, aszarr=True, series=number, level=0)
         array = zarr.open(opened, mode="r")
         weakref.finalize(array, opened.close)
     except InputError:
@@ -362,4 +372,15 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
         raise damaged(path, error) from error
     sizes = zip("YX", size or (), strict=False)
     details = {axes.index(a): (a.lower(), "space", "micrometer", one) for a, one in sizes}
-    return array, {"version": "0.5", "axes": axes, "details": details, "names": names}, []
+    if steps["Z"] and "Z" in axes:
+        details[axes.index("Z")] = ("z", "space", "micrometer", steps["Z"])
+    if steps["T"] and "T" in axes:
+        details[axes.index("T")] = ("t", "time", "second", steps["T"])
+    notes = []
+    if planes:
+        stack = axes.replace("S", "Z").replace("Q", "T")
+        notes.append(
+            f"{path.name}: its {planes} planes are read as one colour image; if they are slices of a stack, use --axes "
+            f"{stack}."
+        )
+    return array, {"version": "0.5", "axes": axes, "details": details, "names": names, "tag": tag}, notes

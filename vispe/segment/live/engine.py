@@ -113,7 +113,7 @@ class Live:
         self._features.memory = memory
         pages, notes = normalize(image, self._reading.normalize, self._reading.clip)
         self._pages = list(pages)  # one array object for each page, by which it is known
-        for note in (*image.notes, *notes):
+        for note in (*image.notes, *image.exclusions, *notes):
             self._note(note)
         self._model = self._loaded
         self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}

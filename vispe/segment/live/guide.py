@@ -18,7 +18,7 @@ from vispe.segment.draw import SMALLEST, enlarged, lettering
 from vispe.segment.features.features import FeatureConfig
 from vispe.segment.live.engine import Live
 from vispe.segment.live.suggest import COUNT, Place, suggest
-from vispe.segment.run.inputs import Reading
+from vispe.segment.run.inputs import BatchImage, Reading, one_mask, settle_axes
 from vispe.segment.run.request import Labelling
 
 _RING, _EDGE = (255, 230, 0), (0, 0, 0)
@@ -81,8 +81,6 @@ def suggest_file(
     files = {kind: out / f"{path.stem}_suggest.{kind}" for kind in ("png", "json")}
     inputs = [path, *(Path(each) for each in (model, labels) if each is not None)]
     check_writable(list(files.values()), force, protect=inputs)
-    image = read_image(path, channel=reading.channel, z=reading.z, axes=reading.axes)
-    page = image.n_pages // 2 if page is None else page
     notes: list[str] = []
 
     def note(text: str) -> None:
@@ -91,6 +89,18 @@ def suggest_file(
             if watch is not None:
                 watch(text)
 
+    own = BatchImage(path, labels=None if labels is None else Path(labels))
+    settle_axes([own], reading, note)
+    image = read_image(
+        path,
+        channel=reading.channel,
+        z=reading.z,
+        axes=own.axes or reading.axes,
+        orientation=reading.orientation,
+        crop=reading.crop,
+        mask=one_mask(reading),
+    )
+    page = image.n_pages // 2 if page is None else page
     shared = {"page": page, "device": device, "watch": note}
     if model is not None:
         _refuse(model, {"features": features, "classifier": classifier, "labelling": labelling, "seed": seed})
@@ -169,7 +179,9 @@ def _learnt(
     """Learn from strokes on the image."""
     if not path.is_file():
         raise InputError(f"{path} does not exist; check the name.")
-    (found,) = read_label_set([path], [image.pages.shape[:3]], **asdict(labelling))
+    (found,) = read_label_set(
+        [path], [image.pages.shape[:3]], **asdict(labelling), images=[image.path], frames=[image.frame]
+    )
     for text in found.notes:
         note(text)
     live = Live(image, names=found.names, colors=found.colors, **options)

@@ -26,18 +26,21 @@ _PLACED = ("scale", "translate", "rotate", "shear", "affine", "units", "axis_lab
 def image_of(layer: Image) -> Micrograph:
     """Read an image layer: all its dimensions but the last two, and colour, count pages.
 
-    Of a multiscale layer the finest scale is read, of colours with transparency the colours.
+    Of a multiscale layer the finest scale is read, of colours with transparency the colours; fully transparent pixels
+    are excluded.
 
     Raises:
         InputError: a layer that holds no numbers, or no data.
     """
     data = np.asarray(layer.data[0] if layer.multiscale else layer.data)
+    opaque = data[..., 3] > 0 if layer.rgb and data.shape[-1] == 4 else None
     if layer.rgb:
         data = data[..., :3]
     leading = data.ndim - 2 - bool(layer.rgb)
     axes = "".join(chr(ord("a") + k) for k in range(leading)).upper()
     axes = axes.translate(str.maketrans("XYC", "UVW"))  # letters of their own
-    return micrograph(data, f"{axes}YX{'C' if layer.rgb else ''}", layer.name)
+    image = micrograph(data, f"{axes}YX{'C' if layer.rgb else ''}", layer.name)
+    return image if opaque is None else image.opaque_only(opaque.reshape(image.pages.shape[:3]))
 
 
 def pages_shape(layer: Image) -> tuple[int, ...]:

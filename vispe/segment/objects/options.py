@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from vispe.errors import OptionError, check_choice, check_flag, did_you_mean, is_whole
 from vispe.images.exchange.objects import ObjectKind, checked_kinds
+from vispe.images.labels.levels import class_number
 
 TOUCHING = ("split", "keep")
 
@@ -14,7 +15,7 @@ class ObjectOptions:
     """Which connected patches of a label map are objects.
 
     Attributes:
-        classes: names of the classes whose patches are objects.
+        classes: names of the classes whose patches are objects, or their numbers from 1 on.
         touching: `'split'`: cut at necks, by a watershed; `'keep'`: what is connected is one object. Split by default:
             on micrographs with known objects it finds more of them (`eval/results/objects.json`).
         min_area: objects with fewer pixels (voxels) are left out of map and table, and counted in the report.
@@ -35,7 +36,7 @@ class ObjectOptions:
     kinds: Sequence[ObjectKind] = ()
 
     def __post_init__(self) -> None:
-        names = (self.classes,) if isinstance(self.classes, str) else tuple(self.classes)
+        names = (self.classes,) if isinstance(self.classes, str) else tuple(map(str, self.classes))
         object.__setattr__(self, "classes", tuple(dict.fromkeys(names)))
         if not names:
             raise OptionError("objects names no class; give one or more, such as --objects pore.")
@@ -50,15 +51,18 @@ class ObjectOptions:
         """Return the values of the classes in label maps, from 1 on, in their order there.
 
         Raises:
-            OptionError: a class that is not among `names`.
+            OptionError: neither one of `names` nor the number of one.
         """
+        found = set()
         for name in self.classes:
-            if name not in names:
+            number = class_number(name, names)
+            if number is None:
                 hint = did_you_mean(name, names)
                 raise OptionError(
                     f"objects={name!r} is not a class; the classes are {', '.join(names)}.{hint}"
                 )
-        return tuple(i for i, name in enumerate(names, start=1) if name in self.classes)
+            found.add(number)
+        return tuple(sorted(found))
 
 
 def options_or_none(classes: Sequence[str] | None, **more: object) -> ObjectOptions | None:

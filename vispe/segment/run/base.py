@@ -7,6 +7,7 @@ from typing import Any
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.model.file import Model
+from vispe.segment.run.inputs import listed
 from vispe.segment.run.report import Report, described
 from vispe.segment.run.request import Request
 from vispe.segment.text.config import TextConfig
@@ -49,7 +50,13 @@ class Run:
                 f"{self.asked.model} holds no summary of its training images (an earlier vispe made it, or they were "
                 "too small), so images that differ from them are not found; train it again to have them found."
             )
-        self.report.run = {"command": self.asked.command, **file, **described_run, **more}
+        how = self.asked.reading
+        read = {
+            "orientation": how.orientation,
+            "crop": how.crop,
+            "mask": [str(path) for path in listed(how.mask)],
+        }
+        self.report.run = {"command": self.asked.command, **file, **described_run, "reading": read, **more}
 
 
 def refitted(model: Model, asked: Request) -> FeatureConfig | TextConfig:

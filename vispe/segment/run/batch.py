@@ -10,7 +10,8 @@ import numpy as np
 from vispe.errors import InputError, VispeError
 from vispe.files import check_writable
 from vispe.images.companions import labels_among
-from vispe.images.formats.headers import stored_shape
+from vispe.images.formats.headers import stored_shape, stored_tag
+from vispe.images.orientation import Frame
 from vispe.images.read import Micrograph
 from vispe.images.write import write_png
 from vispe.segment.classify import chart
@@ -24,7 +25,7 @@ from vispe.segment.run.claim import claimed
 from vispe.segment.run.disk import DiskFull, room
 from vispe.segment.run.domain import MAP, judged, warned, write_map
 from vispe.segment.run.image import Grey, Reader, predict, write
-from vispe.segment.run.inputs import BatchImage, chosen, find_each, listed, match
+from vispe.segment.run.inputs import BatchImage, chosen, find_each, listed, match, match_masks, settle_axes
 from vispe.segment.run.predict import Prediction, Segmenter, total_areas
 from vispe.segment.run.report import Clock, Report, faded, fractions, record_of, timed
 from vispe.segment.run.request import Request
@@ -58,14 +59,18 @@ class Batch(Run):
 
     def __init__(self, asked: Request) -> None:
         super().__init__(asked)
-        self.reader, self._chart = Reader(asked.reading), None
+        self._chart = None
         found = find_each(listed(asked.images), self.left_out)
         label_files = labels_among(listed(asked.labels), list(found))
         truth_files = labels_among(listed(asked.scoring.truth), list(found))
-        self.images = chosen(found, [*label_files, *truth_files], self.out, self.note)
+        masks = labels_among(listed(asked.reading.mask), list(found))
+        self._files = [*label_files, *truth_files, *masks]
+        self.images = chosen(found, self._files, self.out, self.note)
         match(self.images, "labels", label_files, self.note)
         match(self.images, "truth", truth_files, self.note)
-        self._files = [*label_files, *truth_files]
+        match_masks(self.images, masks, self.note)
+        settle_axes(self.images, self.reading, self.note)
+        self.reader = Reader(asked.reading, self.images)
         self._inputs = [*(i.path for i in self.images), *self._files]
         self._inputs += [Path(asked.model)] if asked.model is not None else []
 
@@ -294,11 +299,13 @@ class Batch(Run):
         for image in list(self.images):
             if image.truth is None:
                 continue
-            shape = stored_shape(image.path, self.reading.z, self.reading.axes)
+            how = self.reading
+            shape = stored_shape(image.path, how.z, image.axes or how.axes, how.orientation)
             if shape is None:
                 continue
             try:
-                self.asked.scoring.read(image.truth, shape, names, image.path, self.note)
+                frame = Frame(stored_tag(image.path), how.orientation == "tag")
+                self.asked.scoring.read(image.truth, shape, names, image.path, self.note, frame)
             except (VispeError, OSError) as error:
                 self.fail(image, error)
         if not self.images:
@@ -308,7 +315,10 @@ class Batch(Run):
         if image.truth is None:
             return None
         names = None if isinstance(model.classifier, PixelClusters) else model.names
-        return self.asked.scoring.read(image.truth, micrograph.pages.shape[:3], names, image.path)
+        found = self.asked.scoring.read(
+            image.truth, micrograph.pages.shape[:3], names, image.path, frame=micrograph.frame
+        )
+        return np.where(micrograph.valid, found, 0)
 
     def _targets(self) -> list[Path]:
         """List every file that this run may write."""

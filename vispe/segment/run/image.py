@@ -14,7 +14,7 @@ from vispe.images.write import label_suffix, write_labels, write_png, write_prob
 from vispe.segment.draw import overlay, uncertainty_image
 from vispe.segment.features.filters3d import Stack
 from vispe.segment.model.file import Model
-from vispe.segment.run.inputs import Reading
+from vispe.segment.run.inputs import BatchImage, Reading
 from vispe.segment.run.predict import Prediction, Segmenter, within_memory
 
 
@@ -40,10 +40,11 @@ class Reader:
 
     Args:
         reading: how.
+        images: with the mask and the axes of each, where these differ from `reading`.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        self.reading = reading
+    def __init__(self, reading: Reading, images: Sequence[BatchImage] = ()) -> None:
+        self.reading, self._own = reading, {image.path: image for image in images}
         self._image: tuple[Path, Micrograph] | None = None
         self._pages: tuple[Micrograph, np.ndarray, list[str]] | None = None
 
@@ -51,10 +52,18 @@ class Reader:
         """Read an image."""
         if self._image is None or self._image[0] != path:
             asked, self._pages = self.reading, None
-            self._image = (
+            own = self._own.get(path, BatchImage(path))
+            found = read_image(
                 path,
-                read_image(path, channel=asked.channel, z=asked.z, axes=asked.axes, scene=asked.scene),
+                channel=asked.channel,
+                z=asked.z,
+                axes=own.axes or asked.axes,
+                scene=asked.scene,
+                orientation=asked.orientation,
+                crop=asked.crop,
+                mask=own.mask,
             )
+            self._image = path, found
         return self._image[1]
 
     def grey(self, path: Path, config: object, trust: bool) -> Grey:
@@ -80,7 +89,8 @@ class Reader:
                     "without --filters-3d."
                 )
             stack = Stack(image, pages)
-        return Grey(image, pages, stack, (*image.notes, *notes, *(stack.notes if stack is not None else ())))
+        more = () if stack is None else stack.notes
+        return Grey(image, pages, stack, (*image.notes, *image.exclusions, *notes, *more))
 
 
 def predict(

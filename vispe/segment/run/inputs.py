@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vispe.errors import InputError
+from vispe.errors import InputError, OptionError
 from vispe.images.companions import images_among, is_named, match_drawn
 from vispe.images.exchange.read import ENDINGS
 from vispe.images.find import find_images
+from vispe.images.formats.decode import decode
+from vispe.images.formats.headers import stored_planes, stored_shape
 from vispe.images.labels.read import Labels
+from vispe.images.orientation import Orientation, check_orientation
+from vispe.images.sample import parse_crop
 
 Paths = Sequence[str | Path]
+_NUMBERS = 20  # largest value of labels that are numbers of classes and not colours
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,10 @@ class Reading:
         normalize: 'stack', 'image' or 'none': what shares one pair of grey limits.
         clip: percentiles that become black and white.
         scene: which of several scenes of files of microscopes, by name or number (from 0).
+        orientation: 'stored' reads pixels as they are stored, as Fiji, napari and ilastik do; 'tag' applies the
+            orientation tag of the file.
+        crop: rows and columns of the sample, such as '0:884,0:1024'; other pixels count in no number.
+        mask: files with 0 for pixels that count in no number: one for all images, or several matched by name.
     """
 
     channel: str | None = None
@@ -34,6 +43,14 @@ class Reading:
     normalize: str = "stack"
     clip: tuple[float, float] = (0.5, 99.5)
     scene: str | None = None
+    orientation: Orientation = "stored"
+    crop: str | None = None
+    mask: Paths = ()
+
+    def __post_init__(self) -> None:
+        check_orientation(self.orientation)
+        if self.crop is not None:
+            parse_crop(self.crop)
 
 
 @dataclass(eq=False)
@@ -44,6 +61,8 @@ class BatchImage:
     labels: Path | None = None
     truth: Path | None = None
     drawn: Labels | None = None
+    mask: Path | None = None
+    axes: str | None = None
 
 
 def listed(patterns: Paths) -> list[str | Path]:
@@ -106,9 +125,33 @@ def chosen(
     return [BatchImage(path) for path in images]
 
 
+def one_mask(reading: Reading) -> Path | None:
+    """Return the mask for a single image; None for none.
+
+    Raises:
+        OptionError: several.
+    """
+    files = find_files(reading.mask)
+    if len(files) > 1:
+        raise OptionError(f"mask names {len(files)} files, but there is one image; give one mask.")
+    return files[0] if files else None
+
+
+def match_masks(images: Sequence[BatchImage], files: Sequence[Path], note: Callable[[str], None]) -> None:
+    """Give each mask of the sample to its image by name; a single one belongs to every image."""
+    if len(files) == 1:
+        for image in images:
+            image.mask = files[0]
+    elif files:
+        match(images, "mask", files, note)
+        whole = [image.path for image in images if image.mask is None]
+        if whole:
+            note(f"{len(whole)} image(s) have no mask and are used as a whole: {_few(whole)}.")
+
+
 def match(
     images: Sequence[BatchImage],
-    what: Literal["labels", "truth"],
+    what: Literal["labels", "truth", "mask"],
     files: Sequence[Path],
     note: Callable[[str], None],
 ) -> None:
@@ -138,3 +181,31 @@ def match(
 
 def _few(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths[:5]) + (" ..." if len(paths) > 5 else "")
+
+
+def settle_axes(images: Sequence[BatchImage], reading: Reading, note: Callable[[str], None]) -> None:
+    """Read an image of 3 or 4 colour planes as a stack where its labels or truth have as many pages, and say so.
+
+    tifffile stores arrays of 3 or 4 slices like that. Labels that it has stored the same way are pages where their
+    numbers are too small for colours.
+    """
+    for image in images:
+        planes = 0 if reading.axes is not None else stored_planes(image.path)
+        for partner in (image.labels, image.truth, image.mask) if planes else ():
+            if partner is None or partner.suffix.lower() not in (".tif", ".tiff"):
+                continue
+            shape = stored_shape(partner)
+            if shape is None:
+                continue
+            if shape[0] == planes or (stored_planes(partner) == planes and _numbers(partner)):
+                image.axes = "ZYX"
+                note(
+                    f"{image.path.name} is read as a stack of {planes} slices, since {partner.name} has as many pages; "
+                    "if its planes are colours, use --axes CYX."
+                )
+                break
+
+
+def _numbers(path: Path) -> bool:
+    """Tell whether the values of a label file are class numbers and not colours."""
+    return decode(path).pages.max(initial=0) <= _NUMBERS

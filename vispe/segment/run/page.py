@@ -50,6 +50,13 @@ def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
         "first class of a pixel is than the second, averaged over the image."
     )
     page.table(_fractions(report))
+    for record in images:
+        if share := record.get("excluded_share"):
+            page.text(
+                f"{100 * share:.3g} % of the pixels of {Path(record['image']).name} are excluded (crop, mask or "
+                "transparency) and count in no number.",
+                soft=True,
+            )
     _pictures(page, folder, images)
     _objects(page, report)
     _materials(page, images)
@@ -238,6 +245,9 @@ def _used(report: Mapping[str, Any]) -> list[list[str]]:
     if training.get("labelled_pixels"):
         drawn = ", ".join(f"{name} {count}" for name, count in training["labelled_pixels"].items())
         rows.append(["labelled pixels", drawn])
+    read = report.get("reading", {})
+    rows += [["crop (rows, columns)", read["crop"]]] if read.get("crop") else []
+    rows += [["mask", ", ".join(Path(path).name for path in read["mask"])]] if read.get("mask") else []
     rows += [["seed", str(report["seed"])], ["device", str(report["device"])]]
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items() if number)
     return [*rows, ["versions", versions]]

@@ -226,7 +226,7 @@ def record_of(
         image: the image.
         labels: its label file.
         shares: the areas of its classes, from `fractions`.
-        no_data: share of the pixels without data.
+        no_data: share of the pixels without data, excluded ones among them.
         uncertainty: mean over the pixels with data.
         overlap: pixels in several tiles.
         disagreeing: of these, those to which two tiles give different classes.
@@ -238,10 +238,14 @@ def record_of(
         "height": image.shape[0],
         "width": image.shape[1],
         "channels": image.channels,
+        "channel_names": list(image.channel_names),
         "pixel_size_um": image.pixel_size,
         "page_axes": image.axis_lengths,
         "z_step_um": image.z_step,
+        "frame_interval_s": image.frame_interval,
+        "orientation": {"tag": image.frame.tag, "applied": image.frame.applied},
         "no_data_share": no_data,
+        "excluded_share": 0.0 if image.sample is None else float(1 - image.sample.mean()),
         **shares,
         "mean_uncertainty": uncertainty,
         "overlap_pixels": overlap,

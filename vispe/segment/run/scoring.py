@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vispe.images.labels.read import read_truth
+from vispe.images.orientation import Frame
 from vispe.segment.metrics import adjusted_rand, apply_mapping, match_clusters, scores
 from vispe.segment.run.inputs import Paths
 
@@ -36,6 +37,7 @@ class Scoring:
         names: Sequence[str] | None,
         image: Path,
         note: Callable[[str], None] | None = None,
+        frame: Frame | None = None,
     ) -> np.ndarray:
         """Return the true classes (pages, h, w) of an image of this shape, 0 where unknown.
 
@@ -45,9 +47,10 @@ class Scoring:
             names: of the classes; None for clusters, which are matched to whatever classes there are.
             image: the file of the image.
             note: called with what the user should know.
+            frame: `Micrograph.frame` of the image.
         """
         count = None if names is None else len(names)
-        known = {"names": names, "image": image, "note": note}
+        known = {"names": names, "image": image, "note": note, "frame": frame}
         return read_truth(path, shape, zero_is=self.zero_is, n_classes=count, page=self.page, **known)
 
 

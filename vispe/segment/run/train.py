@@ -55,16 +55,17 @@ def read_drawn(run: Batch) -> tuple[list[BatchImage], list[Labels], int]:
     """
     labelled = [image for image in run.images if image.labels is not None]
     run.watch.start("reading labels", len(labelled))
-    taught, shapes, channels = [], [], {}
+    taught, shapes, frames, channels = [], [], [], {}
     for image, micrograph in run.each(labelled):
         taught.append(image)
         shapes.append(micrograph.pages.shape[:3])
+        frames.append(micrograph.frame)
         channels[image.path] = micrograph.channels
     if not taught:
         raise InputError("no labelled image could be read; see the reasons above.")
     count = one_channel_count(channels, "labelled images")
     files, images = [i.labels for i in taught], [i.path for i in taught]
-    drawn = read_label_set(files, shapes, **asdict(run.asked.labelling), images=images)
+    drawn = read_label_set(files, shapes, **asdict(run.asked.labelling), images=images, frames=frames)
     for image, labels in zip(taught, drawn, strict=True):
         image.drawn = labels
         for text in labels.notes:
@@ -120,7 +121,8 @@ def _gather(
         mask = masks[image.path] & valid
         lost = int(masks[image.path].sum() - mask.sum())
         if lost:
-            run.note(f"{lost} labelled pixels of {image.path.name} hold no data and are not used.")
+            why = "".join(f" {text}" for text in shown.image.exclusions)
+            run.note(f"{lost} labelled pixels of {image.path.name} hold no data and are not used.{why}")
         kept[image.path] = mask
         for number in np.flatnonzero(mask.any((1, 2))):
             page, wanted = shown.pages[number], mask[number]

@@ -11,6 +11,7 @@ from vispe.images.read import read_image
 from vispe.segment.features.dense import NAME
 from vispe.segment.features.features import FeatureConfig
 from vispe.segment.live.paint.session import Paint
+from vispe.segment.run.inputs import Reading, one_mask
 
 
 def open_paint(
@@ -21,6 +22,8 @@ def open_paint(
     page: int | None = None,
     channel: str | None = None,
     axes: str | None = None,
+    crop: str | None = None,
+    mask: str | None = None,
     features: str | None = None,
     classifier: str = "logistic",
     seed: int = 0,
@@ -36,6 +39,8 @@ def open_paint(
         page: of a stack, from 0; None for the middle one.
         channel: as in `vispe segment`.
         axes: likewise.
+        crop: likewise.
+        mask: a file, likewise.
         features: `'filters'`, `'tokens'` or `'both'`; None for both.
         classifier: likewise.
         seed: likewise.
@@ -50,7 +55,11 @@ def open_paint(
         raise InputError(
             f"{image} is a folder; vispe paint opens one image file. Of an OME-Zarr store, cut out a part as TIFF."
         )
-    found = read_image(path, channel=channel, axes=axes)
+    # strokes are saved in the frame in which vispe segment reads the image
+    how = Reading(channel=channel, axes=axes, crop=crop, mask=() if mask is None else (mask,))
+    found = read_image(
+        path, channel=channel, axes=axes, orientation=how.orientation, crop=crop, mask=one_mask(how)
+    )
     number = found.n_pages // 2 if page is None else page
     config = None
     if features is not None:

@@ -203,12 +203,8 @@ class Paint:
             if self.found is not None:
                 save_model(files["model"], self.live.model, True)
                 self._written.add(files["model"])
-                one = Micrograph(
-                    self.image.path,
-                    self.image.pages[self.page : self.page + 1],
-                    self.image.pixel_size,
-                    self.image.resolution,
-                )
+                page = self.image.pages[self.page : self.page + 1]
+                one = Micrograph(self.image.path, page, self.image.pixel_size, self.image.resolution)
                 write_labels(files["labels"], self.found.labels[None], one, True)
                 self._written.add(files["labels"])
             self.saved = True

@@ -1,0 +1,237 @@
+"""Which of several images of a file is read, and lengths and times that go from files into results."""
+
+import io
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from vispe.images.formats.headers import stored_shape
+from vispe.images.formats.units import microns, seconds
+from vispe.images.read import Micrograph, read_image
+from vispe.images.write import write_instances, write_labels, write_probabilities
+
+H, W = 24, 36
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 255, (H, W), dtype=np.uint8)
+
+
+# --- the largest image of a file ---
+
+
+def _thumbnail_first(path):
+    with tifffile.TiffWriter(path) as out:
+        out.write(GREY[::4, ::4], subfiletype=1)
+        out.write(GREY)
+
+
+def _preview_of_a_stack(path):
+    with tifffile.TiffWriter(path) as out:
+        out.write(GREY[::2, ::2], metadata=None)
+        out.write(np.stack([GREY] * 5), photometric="minisblack")
+
+
+def _ome_series(path):
+    with tifffile.TiffWriter(path, ome=True) as out:
+        small = {"axes": "YX", "PhysicalSizeX": 9.0, "PhysicalSizeY": 9.0}
+        out.write(GREY[::2, ::2], metadata=small)
+        out.write(GREY, metadata={"axes": "YX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5})
+
+
+def _pyramid(path):
+    with tifffile.TiffWriter(path) as out:
+        out.write(GREY, subifds=1)
+        out.write(GREY[::2, ::2], subfiletype=1)
+
+
+def _mpo(path):
+    small, large = Image.fromarray(GREY[::2, ::2]), Image.fromarray(np.full((H, W), 99, np.uint8))
+    small.save(path, "MPO", save_all=True, append_images=[large])
+
+
+@pytest.mark.parametrize("write", [_thumbnail_first, _preview_of_a_stack, _ome_series, _pyramid, _mpo])
+def test_the_largest_image_is_read(tmp_path, write):
+    path = tmp_path / ("a.ome.tif" if write is _ome_series else "a.jpg" if write is _mpo else "a.tif")
+    write(path)
+    found = read_image(path)
+    assert found.shape == (H, W)
+    assert stored_shape(path) == found.pages.shape[:3]
+    if write is not _mpo:
+        np.testing.assert_array_equal(found.pages[0, ..., 0], GREY)
+    assert any("only the largest" in note for note in found.notes)
+    if write is _ome_series:
+        assert found.pixel_size == (0.5, 0.5)
+
+
+# --- units ---
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor"),
+    [
+        *(
+            (name, 1.0)
+            for name in ("um", "µm", "μm", "micron", "Microns", "micrometer", "micrometre", "micrometers")
+        ),
+        *((name, 1.0) for name in ("\\u00B5m", "\\u00b5m", "\u00c2\u00b5m", " µm ", "micrometres")),
+        *((name, 1e-3) for name in ("nm", "nanometer", "nanometres")),
+        *((name, 1e-4) for name in ("Å", "\u212b", "angstrom", "Angstroms", "A", "Ångström")),
+        *((name, 1e-6) for name in ("pm", "picometer")),
+        *((name, 1e3) for name in ("mm", "millimeter", "millimetres")),
+        *((name, 1e4) for name in ("cm", "centimetre")),
+        *((name, 1e6) for name in ("m", "meter", "metre")),
+        *((name, 25_400.0) for name in ("inch", "in", "inches")),
+        *((name, None) for name in ("pixel", "px", "1/nm", "", "reference frame", "s", "None")),
+    ],
+)
+def test_units_of_length(unit, factor):
+    assert microns(2, unit) == (None if factor is None else pytest.approx(2 * factor))
+
+
+def test_units_of_time():
+    expected = {
+        "s": 1,
+        "sec": 1,
+        "seconds": 1,
+        "ms": 1e-3,
+        "msec": 1e-3,
+        "µs": 1e-6,
+        "min": 60,
+        "h": 3600,
+        "um": None,
+    }
+    for unit, factor in expected.items():
+        assert seconds(3, unit) == (None if factor is None else pytest.approx(3 * factor)), unit
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ("unit=nm", (0.5, 0.25, 0.1)),
+        ("unit=nm\nyunit=um", (500.0, 0.25, 0.1)),
+        ("unit=nm\nzunit=um", (0.5, 0.25, 100.0)),
+        ("unit=nm\nyunit=pixel", None),
+        ("unit=\\u00B5m", (500.0, 250.0, 100.0)),
+    ],
+)
+def test_imagej_has_a_unit_for_each_axis(tmp_path, units, expected):
+    text = f"ImageJ=1.54f\nimages=2\nslices=2\nspacing=100\n{units}\n"
+    with tifffile.TiffWriter(tmp_path / "a.tif") as out:
+        for number in range(2):
+            out.write(GREY, description=text if not number else None, metadata=None, resolution=(4e-3, 2e-3))
+    found = read_image(tmp_path / "a.tif")
+    if expected is None:
+        assert found.pixel_size is None
+    else:
+        assert (*found.pixel_size, found.z_step) == pytest.approx(expected, rel=1e-3)
+
+
+# --- from the file into the result ---
+
+
+def _imagej(path):
+    tifffile.imwrite(
+        path, np.zeros((3, 2, H, W), np.uint8), imagej=True, resolution=(4, 2),
+        metadata={"axes": "TZYX", "unit": "um", "spacing": 1.5, "finterval": 2.5},
+    )  # fmt: skip
+
+
+def _imagej_minutes(path):
+    tifffile.imwrite(
+        path, np.zeros((3, 2, H, W), np.uint8), imagej=True, resolution=(4e-3, 2e-3),
+        metadata={"axes": "TZYX", "unit": "nm", "spacing": 1500, "finterval": 2.5 / 60, "tunit": "min"},
+    )  # fmt: skip
+
+
+def _ome(path):
+    facts = {"PhysicalSizeX": 250, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.5}
+    facts |= {"TimeIncrement": 2500, "TimeIncrementUnit": "ms", "axes": "TZYX"}
+    tifffile.imwrite(
+        path, np.zeros((3, 2, H, W), np.uint8), metadata=facts, ome=True, photometric="minisblack"
+    )
+
+
+def _ome_z_before_t(path):
+    facts = {"PhysicalSizeX": 0.25, "PhysicalSizeY": 0.5, "PhysicalSizeZ": 1.5, "TimeIncrement": 2.5}
+    array = np.zeros((2, 3, H, W), np.uint8)
+    tifffile.imwrite(path, array, metadata=facts | {"axes": "ZTYX"}, ome=True, photometric="minisblack")
+
+
+def _labels(path, image):
+    return write_labels(path, np.zeros(image.pages.shape[:3], np.uint8), image)
+
+
+def _instances(path, image):
+    return write_instances(path, np.zeros(image.pages.shape[:3], np.uint16), image)
+
+
+def _many(path, image):
+    return write_instances(path, np.zeros(image.pages.shape[:3], np.uint32), image)
+
+
+def _probabilities(path, image):
+    z, h, w = image.pages.shape[:3]
+    return write_probabilities(path, np.zeros((z, 2, h, w), np.float32), image, ["a", "b"])
+
+
+@pytest.mark.parametrize("source", [_imagej, _imagej_minutes, _ome, _ome_z_before_t])
+@pytest.mark.parametrize("target", [_labels, _instances, _many, _probabilities])
+def test_every_length_and_time_is_written(tmp_path, source, target):
+    source(tmp_path / "a.tif")
+    image = read_image(tmp_path / "a.tif")
+    known = (*image.pixel_size, image.z_step, image.frame_interval)
+    assert known == pytest.approx((0.5, 0.25, 1.5, 2.5), rel=1e-3)
+    again = read_image(target(tmp_path / "b.tif", image))
+    assert (*again.pixel_size, again.z_step, again.frame_interval) == pytest.approx(known, rel=1e-3)
+    assert again.page_axes == image.page_axes
+
+
+@pytest.mark.parametrize("size", [2e-5, 1e-4, 0.5, 6.5, 120.0])
+def test_label_maps_of_one_page_have_any_pixel_size(tmp_path, size):
+    image = Micrograph(tmp_path / "a.tif", np.zeros((1, H, W, 1), np.uint8), (size, 2 * size))
+    assert read_image(_labels(tmp_path / "b.png", image)).pixel_size == pytest.approx((size, 2 * size))
+    tifffile.imwrite(
+        tmp_path / "a.tif", GREY, imagej=True, metadata={"unit": "nm"}, resolution=(5e-4 / size, 1e-3 / size)
+    )
+    image = read_image(tmp_path / "a.tif")
+    for name in ("b.png", "b.tif"):
+        again = read_image(write_labels(tmp_path / name, np.zeros((1, H, W), np.uint8), image, force=True))
+        assert again.pixel_size == pytest.approx((size, 2 * size), rel=1e-2)
+
+
+def test_a_frame_interval_without_a_pixel_size_is_written(tmp_path):
+    array = np.zeros((3, H, W), np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", array, imagej=True, metadata={"axes": "TYX", "finterval": 0.1})
+    image = read_image(tmp_path / "a.tif")
+    assert image.pixel_size is None
+    assert read_image(_labels(tmp_path / "b.tif", image)).frame_interval == pytest.approx(0.1)
+
+
+# --- 3 or 4 slices that are stored as colours ---
+
+
+@pytest.mark.filterwarnings("ignore:.*stored as RGB")
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+def test_slices_stored_as_colours_get_a_note(tmp_path, count, kind):
+    array = RNG.integers(0, 200, (count, H, W)).astype(kind)
+    tifffile.imwrite(tmp_path / "a.tif", array)
+    found = read_image(tmp_path / "a.tif")
+    assert found.pages.shape == (1, H, W, 3)
+    note = f"a.tif: its {count} planes are read as one colour image"
+    assert found.notes[0].startswith(note)
+    assert "--axes ZYX" in found.notes[0]
+    assert found.valid.all()  # the fourth may be a slice
+    np.testing.assert_array_equal(read_image(tmp_path / "a.tif", axes="ZYX").pages[..., 0], array)
+    tifffile.imwrite(tmp_path / "b.tif", np.moveaxis(array, 0, -1))
+    assert not any("planes" in note for note in read_image(tmp_path / "b.tif").notes)
+
+
+def test_jpeg_with_a_thumbnail_gives_the_picture(tmp_path):
+    exif = Image.Exif()
+    thumbnail = io.BytesIO()
+    Image.fromarray(GREY[::4, ::4]).save(thumbnail, "JPEG")
+    exif[0x010E] = "a"
+    Image.fromarray(GREY).save(tmp_path / "a.jpg", exif=exif.tobytes() + thumbnail.getvalue())
+    assert read_image(tmp_path / "a.jpg").shape == (H, W)

@@ -1,0 +1,154 @@
+"""Orientation tags: how images are read, and which labels fit them."""
+
+import json
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image, ImageOps
+
+from vispe.errors import InputError, OptionError
+from vispe.images.formats.headers import stored_shape, stored_tag
+from vispe.images.labels.read import read_labels, read_truth
+from vispe.images.orientation import Frame, as_stored, inverse_tag, oriented
+from vispe.images.read import read_image
+
+H, W = 24, 36
+TAGS = range(2, 9)
+CONTAINERS = ("a.png", "a.jpg", "a.webp", "a.tif", "lzw.tif")
+
+
+def image():
+    out = np.full((H, W), 40, np.uint8)
+    out[:8, :18] = 200
+    return out
+
+
+def drawn():
+    """Labels in the frame in which the file is stored; no symmetry leaves them as they are."""
+    out = np.zeros((H, W), np.uint8)
+    out[2:7, 3:17] = 2
+    out[12:20, 20:33] = 1
+    return out
+
+
+def save(path, array, tag):
+    exif = Image.Exif()
+    exif[274] = tag
+    if path.suffix == ".tif":
+        more = {"compression": "lzw"} if path.stem == "lzw" else {}
+        tifffile.imwrite(path, array, extratags=[(274, "H", 1, tag, True)], **more)
+    else:
+        how = {".jpg": {"quality": 100}, ".webp": {"lossless": True}}.get(path.suffix, {})
+        Image.fromarray(array).save(path, exif=exif, **how)
+    return path
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_tag_means_what_pillow_makes_of_it(tag):
+    shown = Image.fromarray(drawn())
+    shown.getexif()[274] = tag
+    expected = np.asarray(ImageOps.exif_transpose(shown))
+    np.testing.assert_array_equal(oriented(drawn()[None], tag)[0], expected)
+    np.testing.assert_array_equal(as_stored(expected[None], tag)[0], drawn())
+    np.testing.assert_array_equal(oriented(expected[None], inverse_tag(tag))[0], drawn())
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("tag", TAGS)
+def test_images_are_read_in_both_frames_with_a_note(tmp_path, name, tag):
+    path = save(tmp_path / name, image(), tag)
+    for how, expected in (("stored", image()), ("tag", oriented(image()[None], tag)[0])):
+        found = read_image(path, orientation=how)
+        near = np.abs(found.pages[0, ..., 0].astype(int) - expected)
+        assert near.max() <= 3, how
+        assert found.frame == Frame(tag, how == "tag")
+        assert f"has the orientation tag {tag} " in " ".join(found.notes)
+        assert stored_shape(path, orientation=how) == found.pages.shape[:3]
+    assert stored_tag(path) == tag
+
+
+def test_tags_without_a_meaning_change_nothing(tmp_path):
+    for tag in (0, 1, 9, 77):
+        path = save(tmp_path / f"{tag}.tif", image(), tag)
+        found = read_image(path)
+        np.testing.assert_array_equal(found.pages[0, ..., 0], image())
+        assert found.frame == Frame(1, True)
+        assert "orientation tag" not in " ".join(found.notes)
+    with pytest.raises(OptionError, match=r"orientation='stord' is not one of stored, tag.*'stored'"):
+        read_image(path, orientation="stord")
+
+
+def shape_in(frame):
+    return (1, *(oriented(drawn()[None], frame.tag).shape[1:3] if frame.applied else (H, W)))
+
+
+def expected_in(frame):
+    return oriented(drawn()[None], frame.tag) if frame.applied else drawn()[None]
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("read", ["labels", "truth"])
+def test_labels_lie_where_they_were_drawn(tmp_path, read, tag, applied):
+    """Labels as stored, with the tag of the image, and as the tag shows the image."""
+    frame = Frame(tag, applied)
+
+    def values(array, own=1):
+        path = save(tmp_path / "l.png", np.ascontiguousarray(array), own)
+        if read == "labels":
+            return read_labels(path, shape_in(frame), frame=frame).values
+        return read_truth(path, shape_in(frame), frame=frame, zero_is="ignore")
+
+    shown = oriented(drawn()[None], tag)[0]
+    expected = expected_in(frame)
+    np.testing.assert_array_equal(values(drawn(), tag), expected)
+    assert shown.shape != drawn().shape or tag < 5
+    if applied:  # of labels without a tag, those in the frame of the image, and where sizes decide the others
+        np.testing.assert_array_equal(values(shown), expected)
+        if tag >= 5:
+            np.testing.assert_array_equal(values(drawn()), expected)
+    else:
+        np.testing.assert_array_equal(values(drawn()), expected)
+        if tag >= 5:
+            np.testing.assert_array_equal(values(shown), expected)
+
+
+def test_labels_that_fit_no_frame_name_the_tag(tmp_path):
+    path = save(tmp_path / "l.png", drawn()[:-1], 1)
+    with pytest.raises(
+        InputError, match=r"23 x 36 pixels .* 24 x 36 \(it has the orientation tag 6, rotated by 90"
+    ):
+        read_labels(path, (1, H, W), frame=Frame(6))
+    content = [{"class": k, "points": [[3, 30 * k]]} for k in (1, 2)]
+    (tmp_path / "s.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"outside the image of 36 x 24 pixels .*orientation tag 6"):
+        read_labels(tmp_path / "s.json", (1, H, W), frame=Frame(6))
+
+
+@pytest.mark.parametrize("tag", range(5, 9))
+@pytest.mark.parametrize("runs", [False, True])
+def test_coco_of_the_other_size_is_rotated(tmp_path, tag, runs):
+    shown = np.ascontiguousarray(oriented(drawn()[None], tag)[0])
+    h, w = shown.shape
+
+    def segmentation(k):
+        y, x = np.nonzero(shown == k)
+        left, top, right, bottom = x.min(), y.min(), x.max() + 1, y.max() + 1
+        if not runs:
+            return [[int(v) for v in (left, top, right, top, right, bottom, left, bottom)]]
+        flat = np.concatenate([[0], (shown == k).T.ravel().astype(int), [0]])
+        ends = np.flatnonzero(np.diff(flat))
+        return {"size": [h, w], "counts": [int(n) for n in np.diff([0, *ends, h * w])]}
+
+    content = {
+        "images": [{"id": 1, "file_name": "a.jpg", "height": h, "width": w}],
+        "categories": [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}],
+        "annotations": [
+            {"id": k, "image_id": 1, "category_id": k, "segmentation": segmentation(k)} for k in (1, 2)
+        ],
+    }
+    (tmp_path / "c.json").write_text(json.dumps(content))
+    for frame in (Frame(tag, False), Frame(tag, True)):
+        found = read_labels(tmp_path / "c.json", shape_in(frame), frame=frame)
+        np.testing.assert_array_equal(found.values, expected_in(frame))

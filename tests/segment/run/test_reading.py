@@ -1,0 +1,277 @@
+"""Reading of images, labels and masks in a run, from the command line to the report."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+from scipy import ndimage as ndi
+
+from tests.cli.test_segment import vispe
+from vispe.images.orientation import oriented
+from vispe.segment.features.features import FeatureConfig
+from vispe.segment.live.paint.open import open_paint
+from vispe.segment.pipeline import Reading, apply, segment
+
+FAST = "--features filters"
+SLOW = pytest.mark.slow
+H, W = 64, 96
+SEED = np.random.default_rng(0)
+FIELD = ndi.gaussian_filter(SEED.random((H, W)), 4)
+TRUTH = (np.quantile(FIELD, 0.7) < FIELD).astype(np.uint8) + 1  # 30 % are of class 2
+GREY = (TRUTH * 100 + SEED.normal(0, 8, TRUTH.shape)).clip(0, 255).astype(np.uint8)
+DRAWN = np.where(SEED.random(TRUTH.shape) < 0.05, TRUTH, 0).astype(np.uint8)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(GREY).save("a.png")
+    Image.fromarray(DRAWN).save("l.png")
+
+
+def report(folder="out"):
+    return json.loads(Path(folder, "report.json").read_text())
+
+
+def result(name, folder="out"):
+    path = next(Path(folder).glob(f"{name}_seg.*"))
+    return tifffile.imread(path) if path.suffix == ".tif" else np.asarray(Image.open(path))
+
+
+def agreement(labels, truth=TRUTH):
+    counts = truth > 0
+    return float((labels == truth)[counts].mean())
+
+
+def tagged(name, array, tag):
+    exif = Image.Exif()
+    exif[274] = tag
+    if name.endswith(".tif"):
+        tifffile.imwrite(name, array, extratags=[(274, "H", 1, tag, True)])
+    else:
+        Image.fromarray(array).save(name, exif=exif, **({"quality": 95} if name.endswith("jpg") else {}))
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [
+        (3, "t.jpg"),
+        (6, "t.tif"),
+        *(pytest.param(*each, marks=SLOW) for each in ((2, "t.tif"), (4, "t.png"), (8, "t.jpg"))),
+    ],
+)
+def test_labels_of_stored_pixels_fit_and_a_note_says_so(tag, name, capsys):
+    tagged(name, GREY, tag)
+    Image.fromarray(TRUTH - 1).save("truth.png")
+    assert vispe(f"segment {name} --labels l.png {FAST} --truth truth.png -o out") == 0
+    assert agreement(result("t")) > 0.95
+    found = report()["images"][0]
+    assert found["scores"]["miou"] > 0.9
+    assert found["orientation"] == {"tag": tag, "applied": False}
+    note = f"{name} has the orientation tag {tag} "
+    assert note in capsys.readouterr().err
+    assert any(text.startswith(note) for text in found["notes"])
+    assert note in Path("out/report.html").read_text()
+
+
+@pytest.mark.parametrize("tag", [6, pytest.param(3, marks=SLOW)])
+def test_labels_of_shown_pixels_fit_where_the_tag_is_applied(tag):
+    tagged("t.jpg", GREY, tag)
+    shown = [np.ascontiguousarray(oriented(a[None], tag)[0]) for a in (DRAWN, TRUTH)]
+    Image.fromarray(shown[0]).save("l.png")
+    assert vispe(f"segment t.jpg --labels l.png {FAST} --orientation tag -o out") == 0
+    assert agreement(result("t"), shown[1]) > 0.95
+    assert vispe("apply out/model.vispe t.jpg --orientation tag -o more") == 0
+    np.testing.assert_array_equal(result("t", "more"), result("t"))
+    if tag == 6:  # sizes decide
+        assert vispe(f"segment t.jpg --labels l.png {FAST} -o stored") == 0
+        assert agreement(result("t", "stored")) > 0.95
+
+
+def _with_bar():
+    bar = np.zeros((16, W), np.uint8)
+    bar[4:12, 10:60] = 255
+    Image.fromarray(np.concatenate([GREY, bar])).save("b.png")
+    Image.fromarray(np.concatenate([DRAWN, np.zeros_like(bar)])).save("l.png")
+    mask = np.zeros((H + 16, W), np.uint8)
+    mask[:H] = 1
+    Image.fromarray(mask).save("keep.png")
+    Image.fromarray(np.concatenate([TRUTH - 1, np.zeros_like(bar)])).save("truth.png")
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["--crop :-16,:", *(pytest.param(each, marks=SLOW) for each in ("--crop 0:64,0:96", "--mask keep.png"))],
+)
+def test_what_is_not_the_sample_counts_nowhere(how, capsys):
+    _with_bar()
+    more = "--objects 2 --object-min-area 5 --materials --truth truth.png"
+    assert vispe(f"segment b.png --labels l.png {FAST} {how} {more} -o out") == 0
+    found, said = report()["images"][0], capsys.readouterr().err
+    labels = result("b")
+    assert labels.shape == (H + 16, W)
+    assert not labels[H:].any()
+    assert agreement(labels[:H]) > 0.95
+    assert found["fractions"]["class 2"] == pytest.approx(0.3, abs=0.03)
+    assert found["excluded_share"] == found["no_data_share"] == pytest.approx(0.2)
+    assert found["scores"]["n_pixels"] < H * W
+    assert found["scores"]["fraction_mean_abs_error_pp"] < 1
+    assert not tifffile.imread("out/b_objects.tif")[H:].any()
+    assert not tifffile.imread("out/b_prob.tif")[:, H:].any()
+    assert "20 % of the pixels of b.png" in said
+    assert "20 % of the pixels of b.png are excluded" in Path("out/report.html").read_text()
+    assert vispe(f"apply out/model.vispe b.png {how} -o more") == 0
+    np.testing.assert_array_equal(result("b", "more"), labels)
+    assert vispe(f"segment b.png --cluster 2 {FAST} {how} -o clusters") == 0
+    assert not result("b", "clusters")[H:].any()
+    assert sum(report("clusters")["images"][0]["fractions"].values()) == pytest.approx(1)
+
+
+def test_a_crop_gives_the_fractions_of_the_cut_image():
+    _with_bar()
+    filters = FeatureConfig("filters")
+    segment("b.png", "cropped", labels="l.png", features=filters, reading=Reading(crop=f"0:{H},:"))
+    Image.fromarray(DRAWN).save("own.png")
+    segment("a.png", "cut", labels="own.png", features=filters)
+    first, second = (report(name)["images"][0]["fractions"]["class 2"] for name in ("cropped", "cut"))
+    assert first == pytest.approx(second, abs=0.01)
+
+
+def test_transparent_pixels_of_a_mosaic_count_nowhere():
+    alpha = np.full((H, W), 255, np.uint8)
+    alpha[:, 60:] = 0
+    Image.fromarray(np.dstack([np.where(alpha, GREY, 0), alpha])).save("m.png")
+    Image.fromarray(np.where(alpha, DRAWN, 0)).save("l.png")
+    assert vispe(f"segment m.png --labels l.png {FAST} -o out") == 0
+    assert not result("m")[:, 60:].any()
+    share = (TRUTH[:, :60] == 2).mean()
+    assert report()["images"][0]["fractions"]["class 2"] == pytest.approx(share, abs=0.03)
+
+
+def test_masks_are_matched_by_name_and_one_is_for_all():
+    for name in ("a", "b"):
+        Image.fromarray(GREY).save(f"{name}.png")
+        mask = np.zeros((H, W), np.uint8)
+        mask[:, : 48 if name == "a" else 24] = 255
+        Image.fromarray(mask).save(f"{name}_mask.png")
+    assert vispe(f"segment a.png --labels l.png {FAST} -o out") == 0
+    apply("out/model.vispe", ["a.png", "b.png"], "each", reading=Reading(mask=["a_mask.png", "b_mask.png"]))
+    assert [one["excluded_share"] for one in report("each")["images"]] == [0.5, 0.75]
+    apply("out/model.vispe", ["a.png", "b.png"], "same", reading=Reading(mask="a_mask.png"))
+    assert [one["excluded_share"] for one in report("same")["images"]] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--crop 0:64", "crop='0:64' must be two ranges of pixels, rows and columns"),
+        ("--crop 0:640,:", "asks for rows 0:640 of an image that has 64"),
+        ("--mask l.jpg", "JPEG"),
+        ("--mask small.png", "the mask is 9 x 9 pixels"),
+        ("--mask none.png", "none.png"),
+    ],
+)
+def test_bad_samples_are_refused_in_one_sentence(words, message, capsys):
+    Image.fromarray(DRAWN).save("l.jpg")
+    Image.fromarray(DRAWN[:9, :9]).save("small.png")
+    assert vispe(f"segment a.png --labels l.png {FAST} {words} -o out") == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("words", ["--crop :,:", "--mask l.png", "--orientation tag"])
+def test_blocks_refuse_what_they_cannot_do(words, capsys):
+    pytest.importorskip("zarr")
+    tifffile.imwrite("a.tif", GREY)
+    assert vispe(f"segment a.tif --labels l.png {FAST} {words} --memory 1GiB -o out") == 2
+    assert (
+        f"{words.split()[0][2:]} does not work on images that are read block by block"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(3, marks=SLOW)])
+@pytest.mark.filterwarnings("ignore:.*stored as RGB")
+def test_labels_decide_whether_planes_are_slices(count, capsys):
+    stack = np.stack([np.roll(GREY, n, 1) for n in range(count)])
+    drawn = np.stack([np.roll(DRAWN, n, 1) for n in range(count)])
+    truth = np.stack([np.roll(TRUTH, n, 1) for n in range(count)])
+    tifffile.imwrite("known.tif", stack, imagej=True, metadata={"axes": "ZYX"})
+    tifffile.imwrite("plain.tif", stack)
+    tifffile.imwrite("known_l.tif", drawn, imagej=True, metadata={"axes": "ZYX"})
+    tifffile.imwrite("plain_l.tif", drawn)
+    for number, (image, labels) in enumerate(
+        [("known", "plain"), ("plain", "known"), ("plain", "plain"), ("known", "known")]
+    ):
+        assert vispe(f"segment {image}.tif --labels {labels}_l.tif {FAST} -o out{number}") == 0
+        found = result(image, f"out{number}")
+        assert found.shape == stack.shape
+        assert agreement(found, truth) > 0.95
+        said = capsys.readouterr().err
+        assert ("is read as a stack of" in said) == (image == "plain")
+    assert vispe(f"segment plain.tif --cluster 2 {FAST} -o clusters") == 0
+    assert "planes are read as one colour image" in capsys.readouterr().err
+
+
+def test_classes_by_number():
+    assert vispe(f"segment a.png --labels l.png {FAST} --objects 2 -o out") == 0
+    assert list(report()["images"][0]["objects"]["classes"]) == ["class 2"]
+    assert vispe("apply out/model.vispe a.png --objects 1 -o more") == 0
+    assert list(report("more")["images"][0]["objects"]["classes"]) == ["class 1"]
+    assert vispe(f"segment a.png --labels l.png {FAST} --classes 2,pore --objects 2 -o named") == 0
+    assert list(report("named")["images"][0]["objects"]["classes"]) == ["2"]
+    assert vispe(f"segment a.png --labels l.png {FAST} --objects 3 -o bad") == 2
+
+
+def test_shapes_and_strokes_name_classes_by_number():
+    corner = [[0, 0], [9, 0], [9, 9], [0, 9], [0, 0]]
+    features = [
+        {
+            "type": "Feature",
+            "geometry": {"type": "Polygon", "coordinates": [[[x + dx, y] for x, y in corner]]},
+            "properties": {"classification": {"name": name}},
+        }
+        for name, dx in (("1", 0), ("2", 40))
+    ]
+    Path("s.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    strokes = [{"class": k, "points": [[5, 20 * int(k)], [60, 20 * int(k)]]} for k in ("1", "2")]
+    Path("s.json").write_text(json.dumps(strokes))
+    for name in ("s.geojson", "s.json"):
+        assert vispe(f"segment a.png --labels {name} {FAST} --classes matrix,pore -o {name}_out") == 0
+        assert list(report(f"{name}_out")["images"][0]["fractions"]) == ["matrix", "pore"]
+
+
+def test_paint_and_suggest_exclude_the_same_pixels():
+    _with_bar()
+    window = open_paint("b.png", "painted", crop=":-16,:", features="filters")
+    rows = [np.argwhere(k == TRUTH)[:: len(TRUTH)].tolist() for k in (1, 2)]
+    strokes = [{"class": k, "width": 1, "points": [[x, y]]} for k in (1, 2) for y, x in rows[k - 1]]
+    assert window.update({"names": ["a", "b"], "strokes": strokes})["ready"]
+    assert not window.found.labels[H:].any()
+    assert agreement(window.found.labels[:H]) > 0.9
+    window.save()
+    Image.fromarray(np.ones((H + 16, W), np.uint8)).save("ones.png")
+    words = "--labels painted/b_strokes.json --mask ones.png --orientation stored"
+    assert vispe(f"segment b.png {words} {FAST} --crop :-16,: -o same") == 0
+    np.testing.assert_array_equal(result("b", "same"), window.found.labels)
+    assert vispe(f"suggest b.png --labels l.png {FAST} --crop 0:{H},: -o suggested") == 0
+    found = json.loads(Path("suggested/b_suggest.json").read_text())["places"]
+    assert found
+    assert all(one["y"] < H for one in found)
+
+
+def test_strokes_painted_on_an_image_with_a_tag_fit_it():
+    tagged("t.jpg", GREY, 6)
+    window = open_paint("t.jpg", "painted", features="filters")
+    assert window.image.shape == (H, W)
+    Path("s.json").write_text(
+        json.dumps(
+            [{"class": int(TRUTH[y, x]), "points": [[x, y]]} for y in range(4, H, 9) for x in range(4, W, 9)]
+        )
+    )
+    assert vispe(f"segment t.jpg --labels s.json {FAST} -o out") == 0
+    assert agreement(result("t")) > 0.9

@@ -1,0 +1,145 @@
+"""Orientation tag of image files (TIFF and EXIF 274): what it means, and which frame labels of an image are in.
+
+Web browsers and labelme apply the tag when they show a file; Fiji, napari, ilastik and tifffile show the pixels as
+they are stored.  Labels drawn in one kind of program do not fit the pixels that the other kind shows.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from vispe.errors import OptionError, did_you_mean
+
+Orientation = Literal["stored", "tag"]
+"""How a file with a tag is read: pixels as stored, or rotated and mirrored as the tag states."""
+
+MEANING = {
+    2: "mirrored left to right",
+    3: "rotated by 180 degrees",
+    4: "mirrored top to bottom",
+    5: "transposed",
+    6: "rotated by 90 degrees clockwise",
+    7: "transposed along the other diagonal",
+    8: "rotated by 90 degrees counter-clockwise",
+}
+_INVERSE = {6: 8, 8: 6}
+_FLIPS = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}
+
+
+def known_tag(value: object) -> int:
+    """Return a stored tag as 1 to 8; 1, which changes nothing, for values that have no meaning."""
+    return int(value) if isinstance(value, int) and value in MEANING else 1
+
+
+def oriented(pages: np.ndarray, tag: int) -> np.ndarray:
+    """Rotate and mirror pages (z, h, w, ...) as a tag says; a view."""
+    if tag >= 5:
+        pages = pages.swapaxes(1, 2)
+    return np.flip(pages, _FLIPS[tag]) if tag in _FLIPS else pages
+
+
+def inverse_tag(tag: int) -> int:
+    """Return the tag that undoes another one."""
+    return _INVERSE.get(tag, tag)
+
+
+def as_stored(pages: np.ndarray, tag: int) -> np.ndarray:
+    """Undo `oriented`; a view."""
+    return oriented(pages, inverse_tag(tag))
+
+
+def oriented_size(size: tuple | None, tag: int) -> tuple | None:
+    """Exchange the first two entries of a size or resolution where the tag exchanges rows and columns."""
+    return (size[1], size[0], *size[2:]) if size is not None and tag >= 5 else size
+
+
+def check_orientation(value: str) -> None:
+    """Raise OptionError for anything but 'stored' and 'tag'."""
+    if value not in get_args(Orientation):
+        hint = did_you_mean(str(value), get_args(Orientation))
+        raise OptionError(f"orientation={value!r} is not one of stored, tag.{hint}")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The frame in which the pixels of an image were read.
+
+    Attributes:
+        tag: the orientation tag of the file, 1 where it has none.
+        applied: whether the pixels were rotated and mirrored by it.
+    """
+
+    tag: int = 1
+    applied: bool = False
+
+    def note(self, name: str) -> str | None:
+        """Return a note about an image of this frame; None where there is no tag."""
+        if self.tag == 1:
+            return None
+        what = f"the orientation tag {self.tag} ({MEANING[self.tag]})"
+        if self.applied:
+            return (
+                f"{name} has {what}, which is applied: results fit the file in programs that apply it (web browsers, "
+                "labelme), not in Fiji, napari or ilastik."
+            )
+        return (
+            f"{name} has {what}, which is not applied: pixels, labels and results are as stored, as in Fiji, napari "
+            "and ilastik; for labels drawn where the tag is applied (web browsers, labelme), use --orientation tag."
+        )
+
+    def hint(self) -> str:
+        """Return a clause about the tag for messages about sizes and positions; empty where there is none."""
+        if self.tag == 1:
+            return ""
+        how = "applied" if self.applied else "not applied"
+        return f" (it has the orientation tag {self.tag}, {MEANING[self.tag]}, which is {how}; see --orientation)"
+
+    def fitted(
+        self, path: Path, pages: np.ndarray, own: int, size: tuple[int, int]
+    ) -> tuple[np.ndarray, list[str]]:
+        """Bring pages of labels, as stored, into this frame.
+
+        A tag of the label file itself decides.  Without one, the size decides where the tag of the image exchanges
+        rows and columns; where both frames have the same size, labels are taken to be in the frame in which the image
+        was read.
+
+        Args:
+            path: the label file.
+            pages: (z, h, w, ...).
+            own: orientation tag of the label file.
+            size: height and width of the image in this frame.
+
+        Returns:
+            The pages, in the size of the image where any of the frames has that, and notes.
+        """
+        if own == self.tag == 1:
+            return pages, []
+        shown = pages if self.applied else as_stored(pages, self.tag)
+        stored = oriented(pages, self.tag) if self.applied else pages
+        if own != 1:
+            by_tag = oriented(pages, own)
+            by_tag = by_tag if self.applied else as_stored(by_tag, self.tag)
+            fits = by_tag.shape[1:3] == size
+            note = f"{path.name} has the orientation tag {own} ({MEANING[own]})"
+            if own == self.tag and not self.applied:
+                return pages, []  # labels and image are stored in the same frame
+            if not fits and pages.shape[1:3] == size:
+                return pages, [
+                    f"{note}, which is not applied: the labels have the size of the image as stored."
+                ]
+            return by_tag, [f"{note}, which is applied to the labels."]
+        first, second = (shown, stored) if self.applied else (stored, shown)
+        chosen = second if first.shape[1:3] != size and second.shape[1:3] == size else first
+        if chosen is pages:
+            return pages, []
+        where = "the pixels as stored" if chosen is stored else "the image as its tag shows it"
+        return chosen, [
+            f"{path.name} has the size of {where}: the labels are rotated with the orientation tag {self.tag} of the "
+            "image."
+        ]
+
+
+AS_STORED = Frame()
+"""The frame of an image without an orientation tag."""
