@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vispe.errors import InputError, OptionError
-from vispe.images.exchange.rois import roi_class
+from vispe.images.exchange.rois import read_rois, roi_class
 from vispe.images.labels.read import read_label_set, read_labels, read_truth
 
 roifile = pytest.importorskip("roifile", reason="roifile reads regions of ImageJ: pip install 'vispe[cli]'")
@@ -440,3 +440,16 @@ def test_truth_is_matched_by_the_names_of_classes(tmp_path):
     assert read_truth(path, (1, H, W))[0, 0, 0] == 2  # clusters: in natural order of the names
     with pytest.raises(InputError, match="feature 1 is of the class 'grain'; known are pore, matrix"):
         read_truth(path, (1, H, W), names=["pore", "matrix"])
+
+
+def test_what_roifile_only_logs_is_refused_in_one_sentence(tmp_path, caplog, capfd):
+    import roifile
+
+    roi = roifile.ImagejRoi.frompoints([[1, 1], [9, 1], [9, 9]], name="pore")
+    roi.props = "a: b\n"
+    (tmp_path / "a.roi").write_bytes(roi.tobytes())
+    assert len(read_rois(tmp_path / "a.roi")) == 1
+    (tmp_path / "b.roi").write_bytes(roi.tobytes()[:-4])
+    with pytest.raises(InputError, match=r"b\.roi is damaged: .*\. Save it again with the ROI Manager"):
+        read_rois(tmp_path / "b.roi")
+    assert "exceeds" not in caplog.text + "".join(capfd.readouterr())
