@@ -219,11 +219,13 @@ def mean_iou(rows: list[dict], name: str, kind: str, place: str) -> str:
 
 
 def speed() -> str:
-    rows = json.loads((RESULTS / "segment_speed.json").read_text())["rows"]
+    found = json.loads((RESULTS / "segment_speed.json").read_text())
+    rows, commit = found["rows"], found["environment"]["commit"][:7]
     lines = [
         "`vispe segment` with its default features on two CPU cores, the start of Python and training included; the "
         f"median of {len(rows[0]['walls_s'])} runs on a shared machine, and the fastest (all runs, and the speed of "
-        "the machine before each, are in `eval/results/segment_speed.json`):",
+        f"the machine before each, are in `eval/results/segment_speed.json`; measured at commit {commit}, and not "
+        "again since: a shared machine gives no times on the clock):",
         "",
     ]
     lines += [
@@ -260,12 +262,31 @@ def peers() -> str:
 
 
 def interactive() -> str:
-    rows = json.loads((RESULTS / "interactive.json").read_text())["rows"]
-    said = " and ".join(f"{r['update_ms']['median']:.0f} ms with {r['classes']} classes" for r in rows)
+    found = json.loads((RESULTS / "interactive.json").read_text())
+    rows = found["rows"]
+    spent = " and ".join(f"{r['update_ms']['cpu']:.0f} ms with {r['classes']} classes" for r in rows)
+    anew = " and ".join(f"{r['anew_ms']['cpu'] / 1000:.1f} s" for r in rows)
     return (
-        f"With features kept (napari, `vispe.segment.live`), a changed scribble on 1 Mpixel takes {said} "
-        "(measured before class priors and calibration, which add to it)."
+        "With features kept (paint, napari, `vispe.segment.live`), a changed scribble on 1 Mpixel costs "
+        f"{spent} of CPU time (user and system, {found['environment']['threads']} thread(s)), class priors and "
+        f"calibration included; everything computed anew costs {anew}. The machine was shared (load average "
+        f"{found['load_average']:.0f}), so times on the clock say little.\n\n{threads()}"
     )
+
+
+def threads() -> str:
+    found = json.loads((RESULTS / "segment_threads.json").read_text())
+    load = max(r["load_average"] for r in found["rows"])
+    cells = [
+        f"| {r['mode']} | {r['cpu_s']['1']:.1f} | {r['cpu_s']['2']:.1f} | {r['ratio']:.2f} |"
+        for r in found["rows"]
+    ]
+    head = (
+        "CPU time (user and system) of `vispe segment` on 1 Mpixel on a busy machine (two cores, load average "
+        f"{load:.0f}), start of Python included, in seconds; threads that wait do not spin:"
+    )
+    table = ["| features, classifier | one thread | two threads | ratio |", "|---|---|---|---|", *cells]
+    return "\n".join([head, "", *table])
 
 
 def updated(text: str) -> str:

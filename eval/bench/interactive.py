@@ -8,7 +8,7 @@ that the round before it did not have. `update_ms` is `Live.update`: features of
 classifier fitted, page predicted and decided; `parts_ms` times these apart. `anew_ms` is the same from pixels: what
 `vispe segment` does between reading and writing files, in the same process. `layers_ms`, where napari is installed, is
 what napari's layers need to accept the result, without the canvas, which needs a screen. `cpu` is what all cores
-spent, which grows less than the clock when others use the machine; see `load_average`.
+spent, the only number that counts when others use the machine; see `load_average`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import numpy as np
 import torch
 from timing import environment
 
-from vispe.segment.classify.pixels import PixelClassifier
+from vispe.segment.classify.calibrate import strokes as of_strokes
+from vispe.segment.classify.learn import learn
 from vispe.segment.features.features import Features
 from vispe.segment.live import Live, micrograph
 from vispe.segment.pipeline import DEFAULT
@@ -120,8 +121,9 @@ def from_pixels(live: Live, labels: np.ndarray, count: int) -> Prediction:
     page, valid = live.normalized()
     features = Features(DEFAULT)
     mask = labels > 0
-    classifier = PixelClassifier("logistic", count)
-    classifier.fit(features.prepare(page, valid).gather(mask), labels[mask].astype(np.int64))
+    places, classes = np.flatnonzero(mask), labels[mask].astype(np.int64)
+    names, of = [f"class {k + 1}" for k in range(count)], of_strokes(places, classes, labels.shape)
+    classifier, _ = learn("logistic", names, features.prepare(page, valid).gather(mask), classes, of, 0)
     return predict_page(page, valid, features, classifier, Post(), lambda share: None)
 
 

@@ -18,6 +18,8 @@ Convention for a command (each lives in its own module and has no logic beyond c
   image.
 - Module constant `SEVERAL = ("text",)` names list options that take all words up to the next option:
   `--text matrix precipitate`.
+- Module constant `ELSEWHERE = {"features": ": the model decides."}` explains options that users may expect, but that
+  the command does not have: what follows "NAME has no option '--features'".
 - The Google docstring is the help: the first line, the text, `Args:`, and at the end `Examples:`.
 - Results go to stdout, progress and warnings to stderr. Return `None` or 0 for success, else the exit code.
 - `--config FILE`, `--print_config`, `--debug`, `--allow-code` and `--allow-download` belong to this module; commands

@@ -72,7 +72,8 @@ def read_options(
     try:
         values = vars(instantiate(parser.parse_args(spelled(words, lists, several, bare))))
     except ArgumentError as error:
-        raise OptionError(_explain(name, str(error.message), options)) from error
+        elsewhere = {_flag(key): why for key, why in getattr(module, "ELSEWHERE", {}).items()}
+        raise OptionError(_explain(name, str(error.message), options, elsewhere)) from error
     return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}
 
 
@@ -184,8 +185,15 @@ def _list_of_texts(option: str, texts: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{text}"' for text in quoted) + "]"
 
 
-def _explain(name: str, message: str, options: Sequence[str]) -> str:
-    """Turn a message of the parser into one line that says what to do."""
+def _explain(name: str, message: str, options: Sequence[str], elsewhere: Mapping[str, str]) -> str:
+    """Turn a message of the parser into one line that says what to do.
+
+    Args:
+        name: of the command.
+        message: of the parser.
+        options: of the command.
+        elsewhere: sentence for each option that the command does not have for a reason.
+    """
     see = f" See vispe {name} --help."
     keys = {option.lstrip("-").replace("-", "_"): option for option in options}
 
@@ -197,7 +205,7 @@ def _explain(name: str, message: str, options: Sequence[str]) -> str:
 
     sentences: dict[str, Callable[..., str]] = {
         r"^unrecognized arguments: (-[^\s=]*)": lambda word: (
-            f"{name} has no option {word!r}.{did_you_mean(word, options)}"
+            f"{name} has no option {word!r}{elsewhere.get(word) or '.' + did_you_mean(word, options)}"
         ),
         r"^unrecognized arguments: ([^\s=]+)": lambda word: (
             f"{name} got {word!r} where no further value is expected; keep the values without `--` together."

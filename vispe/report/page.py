@@ -18,6 +18,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from vispe.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -125,6 +127,59 @@ class Page:
         words, text = escape(caption, quote=True), base64.b64encode(data).decode()
         image = f'<img alt="{words}" src="data:image/{kind};base64,{text}">'
         self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
+
+    def panels(self, pictures: Sequence[tuple[str, bytes, tuple[int, int]]], caption: str) -> None:
+        """Add pictures of one scene alongside each other, at one height.
+
+        Args:
+            pictures: title, PNG or JPEG, and size (width, height) of each.
+            caption: below all.
+        """
+        high, gap, head = 300, 12, 24
+        left, parts = 0.0, []
+        for title, data, (width, height) in pictures:
+            kind, wide = "png" if data.startswith(b"\x89PNG") else "jpeg", high * width / height
+            text = base64.b64encode(data).decode()
+            parts.append(
+                f'<text x="{left:.0f}" y="16" font-size="14" fill="currentColor">{escape(title)}</text>'
+            )
+            parts.append(
+                f'<image x="{left:.0f}" y="{head}" width="{wide:.0f}" height="{high}" '
+                f'href="data:image/{kind};base64,{text}"/>'
+            )
+            left += max(wide, 8.0 * len(title)) + gap
+        self._drawing(f"0 0 {left - gap:.0f} {high + head}", parts, caption)
+
+    def histogram(self, values: Sequence[float] | np.ndarray, bins: int, caption: str) -> None:
+        """Add a histogram of finite numbers, drawn as bars.
+
+        Args:
+            values: at least one.
+            bins: number of bars.
+            caption: what the numbers are, with their unit.
+        """
+        counts, edges = np.histogram(np.asarray(values, float), bins)
+        wide, high, foot = 480, 120, 18
+        step, most = wide / bins, max(int(counts.max()), 1)
+        parts = []
+        for i, n in enumerate(counts.tolist()):
+            tall, words = high * n / most, f"{edges[i]:.3g} to {edges[i + 1]:.3g}: {n}"
+            parts.append(
+                f'<rect x="{i * step:.1f}" y="{high - tall:.1f}" width="{step - 1:.1f}" height="{tall:.1f}" '
+                f'fill="#0072b2"><title>{words}</title></rect>'
+            )
+        for x, anchor, edge in ((0, "start", edges[0]), (wide, "end", edges[-1])):
+            parts.append(
+                f'<text x="{x}" y="{high + foot - 4}" font-size="12" text-anchor="{anchor}" fill="currentColor">'
+                f"{edge:.3g}</text>"
+            )
+        self._drawing(f"0 0 {wide} {high + foot}", parts, f"{caption}; highest bar: {most}")
+
+    def _drawing(self, box: str, parts: Sequence[str], caption: str) -> None:
+        """Add a drawing in SVG with a caption that also describes it."""
+        words, width = escape(caption, quote=True), box.split()[2]
+        head = f'<svg role="img" aria-label="{words}" viewBox="{box}" style="width:100%;max-width:{width}px">'
+        self._parts.append(f"<figure>{head}{''.join(parts)}</svg><figcaption>{words}</figcaption></figure>")
 
     def html(self) -> str:
         """Return the page."""

@@ -66,7 +66,7 @@ def overlay(
     """Draw a label map over its image, with class boundaries, a legend with area fractions and a scale bar.
 
     Pixels keep their size; only images with a longer side below `SMALLEST` are enlarged, by a whole factor.
-    Legend and scale bar lie outside the image.  Area fractions are shares of the pixels that hold data.
+    Legend and scale bar lie outside the image.  Area fractions are those of the map: shares of its pixels with data.
 
     Args:
         image: (h, w) or (h, w, c) float in [0, 1]; 1 or 2 channels are shown as the grey of the first, more

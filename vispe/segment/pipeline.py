@@ -95,7 +95,7 @@ def segment(
         scoring: ground truth.
         post: weighing and smoothing of the result.
         objects: patches of which classes are objects to be cut, measured and counted: also `<stem>_objects.tif`,
-            `<stem>_objects.csv` and `objects.csv`.
+            `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
         seed: of all random numbers.
@@ -220,7 +220,7 @@ def apply(
         scoring: ground truth.
         post: weighing and smoothing of the result.
         objects: patches of which classes are objects to be cut, measured and counted: also `<stem>_objects.tif`,
-            `<stem>_objects.csv` and `objects.csv`.
+            `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
         trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
         weights: where the checkpoint of the token model is now, if it has moved; it must be the same.

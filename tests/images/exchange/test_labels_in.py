@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vispe.errors import InputError, OptionError
-from vispe.images.exchange.rois import roi_class
+from vispe.images.exchange.rois import read_rois, roi_class
 from vispe.images.labels.read import read_label_set, read_labels, read_truth
 
 roifile = pytest.importorskip("roifile", reason="roifile reads regions of ImageJ: pip install 'vispe[cli]'")
@@ -459,3 +459,16 @@ def test_overlaps_of_few_pixels_in_a_large_image_are_counted(tmp_path):
     shapes = [feature("Polygon", [box(k, 900, k + 2, 902)], "ab"[k % 2]) for k in range(2)]
     found = read_labels(geojson(tmp_path / "a.geojson", *shapes), (1, 1000, 1000))
     assert any("2 pixels of a.geojson lie under shapes of two classes" in n for n in found.notes)
+
+
+def test_what_roifile_only_logs_is_refused_in_one_sentence(tmp_path, caplog, capfd):
+    import roifile
+
+    roi = roifile.ImagejRoi.frompoints([[1, 1], [9, 1], [9, 9]], name="pore")
+    roi.props = "a: b\n"
+    (tmp_path / "a.roi").write_bytes(roi.tobytes())
+    assert len(read_rois(tmp_path / "a.roi")) == 1
+    (tmp_path / "b.roi").write_bytes(roi.tobytes()[:-4])
+    with pytest.raises(InputError, match=r"b\.roi is damaged: .*\. Save it again with the ROI Manager"):
+        read_rois(tmp_path / "b.roi")
+    assert "exceeds" not in caplog.text + "".join(capfd.readouterr())

@@ -1,6 +1,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,3 +57,44 @@ def test_an_error_ends_the_work_and_comes_out():
 def test_pieces_really_run_side_by_side():
     barrier = threading.Barrier(2, timeout=20)  # breaks unless two pieces are at work together
     assert sorted(in_order(lambda _: barrier.wait(), 2, 2)) == [0, 1]
+
+
+def test_training_starts_no_threads_that_wait_for_each_other(monkeypatch):
+    """Outside of pools, every part of training that computes keeps torch to one thread for each operation."""
+    from vispe.segment.classify import learn as learning
+    from vispe.segment.features import dense, lattice
+    from vispe.segment.features.features import FeatureConfig, Features
+
+    seen = []
+
+    def recorded(module, name):
+        plain = getattr(module, name)
+
+        def work(*given, **named):
+            seen.append((name, torch.get_num_threads()))
+            return plain(*given, **named)
+
+        monkeypatch.setattr(module, name, work)
+
+    recorded(dense, "load_micro")
+    recorded(learning, "calibrate")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        features = Features(FeatureConfig("both", model="vispe_micro", sigmas=(1.0,)), device="cpu")
+        page = np.random.default_rng(0).random((96, 96, 1), np.float32)
+        prepared = features.prepare(page, np.ones((96, 96), bool))
+        plain = prepared.sampled
+        monkeypatch.setattr(
+            prepared,
+            "sampled",
+            lambda number: seen.append(("sampled", torch.get_num_threads())) or plain(number),
+        )
+        assert lattice.sample(prepared, np.ones((96, 96), bool)) is not None
+        classes, of = np.repeat([1, 2], 20), np.arange(40) // 5
+        learning.learn("logistic", ["a", "b"], page[0, :40].repeat(3, 1), classes, of, 0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert {name for name, _ in seen} == {"load_micro", "sampled", "calibrate"}
+    assert {threads for _, threads in seen} == {1}

@@ -6,12 +6,14 @@ import pytest
 import roifile
 import tifffile
 from PIL import Image
+from scipy.ndimage import grey_dilation, grey_erosion
 from skimage.measure import label, regionprops
 
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
 from vispe.images.write import write_instances
+from vispe.segment.draw import PALETTE
 from vispe.segment.features.features import FeatureConfig
 from vispe.segment.pipeline import ObjectOptions, apply, segment
 from vispe.segment.run.report import Watcher
@@ -240,3 +242,19 @@ def _is_number(text):
     except ValueError:
         return False
     return True
+
+
+def test_the_figure_outlines_every_object_in_the_colour_of_its_class(folder):
+    images, labels = [str(folder / "i0.png")], ["--labels", str(folder / "i0_labels.png")]
+    assert main(["segment", *images, *labels, *FAST, "--objects", "disc", "-o", str(folder / "out")]) == 0
+    shown = np.asarray(Image.open(folder / "out" / "i0_objects.png"))
+    found = tifffile.imread(folder / "out" / "i0_objects.tif")
+    factor = shown.shape[0] // found.shape[0]
+    assert shown.shape == (factor * found.shape[0], factor * found.shape[1], 3)
+    colored = (shown == PALETTE[1]).all(-1)
+    large = found.repeat(factor, 0).repeat(factor, 1)
+    assert set(np.unique(large[colored])) == set(range(1, found.max() + 1))
+    inside = (grey_dilation(large, 3) == large) & (grey_erosion(large, 3) == large)
+    assert not colored[inside].any()
+    page = (folder / "out" / "report.html").read_text()
+    assert ">objects</text>" in page

@@ -53,7 +53,7 @@ def test_the_table_is_that_of_regionprops():
         assert np.isclose(row["equivalent_diameter_px"], p.equivalent_diameter_area)
         for name in ("perimeter", "eccentricity", "solidity"):
             assert np.isclose(row[name + "_px" if name == "perimeter" else name], getattr(p, name))
-        assert np.isclose(row["orientation_rad"], p.orientation)
+        assert np.isclose(row["orientation_deg"], (np.degrees(p.orientation) + 90) % 180)
         assert np.isclose(row["mean_grey"], np.mean(p.intensity_mean))
         assert np.isclose(row["area_um2"], p.area / 4)
         assert np.isclose(row["perimeter_um"], p.perimeter / 2)

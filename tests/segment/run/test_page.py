@@ -1,9 +1,12 @@
 """The page of a run: it says what the report says, and needs no other file."""
 
 import base64
+import csv
+import html
 import io
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from PIL import Image
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.segment.run.page import SHOWN, report_page
+from vispe.segment.trust.words import points
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +31,75 @@ def run(tmp_path_factory):
     words = ["segment", *names, "--labels", labels, "--classes", "<ground>,disc", "--features", "filters"]
     main([*words, "--objects", "disc", "--materials", "-o", str(folder / "out")])
     return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def trusted(run):
+    """A run with a trust report on the first image."""
+    words = [
+        "apply",
+        str(run / "model.vispe"),
+        str(run.parent / "i0.png"),
+        "--objects",
+        "disc",
+        "--materials",
+    ]
+    assert main([*words, "--trust", "-o", str(run.parent / "trusted")]) == 0
+    return run.parent / "trusted"
+
+
+SECTIONS = {
+    "fractions.md": "<h2>Fractions of the area</h2>",
+    "objects.md": "<h2>Objects</h2>",
+    "materials.md": "<h2>Materials numbers</h2>",
+    "trust.md": "<h2>Trust: does rotating the sample change the answer?</h2>",
+    "domain.md": "unlike training (limit 1)</th>",
+}
+"""What stands on the page for each item of README's sentence about report.html, by the page that it links to."""
+
+
+def test_the_page_has_what_readme_promises(trusted):
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (sentence,) = re.findall(r"`report\.html` shows .*?\.(?=\s[A-Z])", readme, re.S)
+    items = [Path(link).name for link in re.findall(r"\]\(([^)]+)\)", sentence)]
+    assert len(items) >= 5
+    page = (trusted / "report.html").read_text()
+    for item in items:
+        assert SECTIONS[item] in page, item
+
+
+def test_trust_has_its_numbers_and_its_figure(run, trusted):
+    page = html.unescape((trusted / "report.html").read_text())
+    (record,) = json.loads((trusted / "report.json").read_text())["images"]
+    found = record["trust"]
+    assert f"<p>i0.png: {found['verdict']}</p>" in page
+    for name, facts in found["classes"].items():
+        cells = ["i0.png", name, f"{100 * facts['fraction']:.1f} %", facts["dependence"]]
+        cells += [points(found["spread_pp"][name]), points(found["floor_pp"][name])]
+        row = "".join(rf"<td[^>]*>{re.escape(cell)}</td>" for cell in cells)
+        assert re.search(row, page)
+    figure = base64.b64encode((trusted / "i0_trust.png").read_bytes()).decode()
+    assert f"data:image/png;base64,{figure}" in page
+    assert "does not narrow the interval" in page
+    assert "<h2>Trust" not in (run / "report.html").read_text()
+
+
+def test_maps_and_histograms_are_drawn(run, trusted):
+    page = (run / "report.html").read_text()
+    assert page.count(">uncertainty</text>") == 2
+    assert "disagreement of poses</text>" in (trusted / "report.html").read_text()
+    (bars,) = re.findall(r'aria-label="disc: objects by diameter \(px\)[^>]*>(.*?)</svg>', page)
+    rows = [r for n in range(2) for r in csv.DictReader((run / f"i{n}_objects.csv").read_text().splitlines())]
+    assert sum(int(n) for n in re.findall(r": (\d+)</title>", bars)) == len(rows)
+    for data in re.findall(r'href="data:image/jpeg;base64,([^"]+)"', page):
+        Image.open(io.BytesIO(base64.b64decode(data))).load()
+
+
+def test_materials_have_intervals(run):
+    page, report = (run / "report.html").read_text(), json.loads((run / "report.json").read_text())
+    found = report["images"][0]["materials"]["pages"][0]["patches"]
+    low, high = found["mean_intercept_ci95"]
+    assert f"{found['mean_intercept']:.3g} ({low:.3g} to {high:.3g}) px" in page
 
 
 def test_it_says_what_the_report_says(run):

@@ -4,6 +4,14 @@ from typing import Literal
 
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
+_DECIDED = (
+    *("labels", "cluster", "cluster_method", "text", "readout", "templates", "background", "classifier"),
+    *("features", "filters_3d", "model", "pos_embed", "token_stride", "token_shifts", "layers", "classes"),
+    *("legend", "dense", "max_classes", "label_page", "normalize", "clip", "seed"),
+)
+ELSEWHERE = dict.fromkeys(
+    _DECIDED, ": the model decides it. Leave it out, or train another model with `vispe segment`."
+)
 
 
 def apply(

@@ -1,6 +1,6 @@
 """The command `vispe segment`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from vispe.cli.streams import one_line
@@ -319,9 +319,13 @@ class Console:
 
 def describe(record: Mapping[str, Any]) -> str:
     """Say in one line what was found in an image."""
-    ends = record["fractions_ci95"] or {}
-    shares = ", ".join(_share(name, v, ends.get(name)) for name, v in record["fractions"].items())
-    line = f"{record['image']}: {shares}"
+    from vispe.segment.classify.fractions import estimate_words, map_words
+
+    line = f"{record['image']}: {map_words(record['map_fractions'])}"
+    if record["fraction_kind"] == "estimate" and None not in record["map_fractions"].values():
+        ends = record["fractions_ci95"] or {}
+        shares = (f"{name} {estimate_words(v, ends.get(name))}" for name, v in record["fractions"].items())
+        line += f"; estimated true fractions (95 %): {', '.join(shares)}"
     if "objects" in record:
         counts = ", ".join(f"{found['count']} {name}" for name, found in record["objects"]["classes"].items())
         line += f"; objects: {counts}"
@@ -330,9 +334,3 @@ def describe(record: Mapping[str, Any]) -> str:
     if "trust" in record:
         line += f"; trust: {record['trust']['brief']}"
     return f"{line} -> {record['files']['labels']}"
-
-
-def _share(name: str, share: float | None, ends: Sequence[float] | None) -> str:
-    """Say a fraction, with its interval of 95 % where there is one."""
-    between = "" if ends is None else f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
-    return f"{name} {100 * (share or 0):.1f} %{between}"

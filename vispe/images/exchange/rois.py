@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +71,31 @@ def _entries(path: Path) -> list[tuple[str, bytes]]:
         return [(e.filename, archive.read(e)) for e in entries]
 
 
+@contextmanager
+def _refusing_warnings(where: str) -> Iterator[None]:
+    """Raise what roifile only logs, such as properties that end beyond the file: the file is damaged.
+
+    Raises:
+        InputError: something was logged.
+    """
+    logged: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(" ".join(record.getMessage().split()))
+
+    logger, handler = logging.getLogger("roifile"), Collect(logging.WARNING)
+    passed_on, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = passed_on
+    if logged:
+        raise InputError(f"{where} is damaged: {logged[0]}. Save it again with the ROI Manager.")
+
+
 def _shape(where: str, data: bytes) -> Shape:
     from roifile import ROI_OPTIONS, ImagejRoi
 
@@ -76,7 +103,8 @@ def _shape(where: str, data: bytes) -> Shape:
         return Shape(where)
     if data[:4] != b"Iout":
         raise InputError(f"{where} is no region of ImageJ; save it again with the ROI Manager.")
-    roi = ImagejRoi.frombytes(data)
+    with _refusing_warnings(where):
+        roi = ImagejRoi.frombytes(data)
     kind, subtype = roi.roitype.name, roi.subtype.name
     # the file's name is what ImageJ shows where the region has none inside
     name = roi.name or Path(where.rpartition(": ")[2]).stem

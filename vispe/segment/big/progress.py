@@ -193,23 +193,27 @@ def is_done(work: Path, page: int, region: Region, chunk: int, what: str = DONE)
 
 
 def sums(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, Any]:
-    """Add up the records of all chunks, in their order; 'seen' page by page, None where nothing was compared."""
+    """Add up the records of all chunks, in their order.
+
+    'pages' has the pixels of each label (K + 1,) page by page, 'seen' likewise, None where nothing was compared.
+    """
     seen: list[np.ndarray | None] = []
-    counts, unsure, overlap, disagreeing = np.zeros(n_classes + 1, np.int64), 0.0, 0, 0
+    pages = np.zeros((image.n_pages, n_classes + 1), np.int64)
+    unsure, overlap, disagreeing = 0.0, 0, 0
     for page in range(image.n_pages):
         own: list[list[int] | None] = []
         for region in chunk_regions(image, chunk):
             record: dict[str, Any] = {}
             for what in (DONE, SETTLED):
                 record |= json.loads(_record(work, what, page, region, _ORIGIN, chunk).read_text())
-            counts += np.array(record["counts"])
+            pages[page] += np.array(record["counts"])
             unsure += record["unsure"]
             overlap += record["overlap"]
             disagreeing += record["disagreeing"]
             own.append(record["seen"])
         seen.append(None if None in own else np.sum(own, 0))
-    found = {"counts": counts, "unsure": unsure, "overlap": overlap, "disagreeing": disagreeing}
-    return {**found, "seen": seen}
+    found = {"counts": pages.sum(0), "unsure": unsure, "overlap": overlap, "disagreeing": disagreeing}
+    return {**found, "pages": pages, "seen": seen}
 
 
 def put_in_place(path: Path, target: Path) -> None:

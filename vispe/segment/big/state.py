@@ -247,7 +247,7 @@ class BigRun(Run):
             )
         domain = judged(model, added["seen"])
         notes += warned(path.name, domain, None)
-        draw(files["overlay"], image, model, job, added["counts"], areas)
+        draw(files["overlay"], image, model, job, added["pages"][job.picture])
         for text in notes:
             self.watch.note(text)
         record = {

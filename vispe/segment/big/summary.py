@@ -60,7 +60,6 @@ def draw(
     model: Model,
     job: Job,
     counts: np.ndarray,
-    areas: Sequence[Areas] | None = None,
 ) -> None:
     """Draw the overlay of one page from reduced grey levels and every n-th label.
 
@@ -69,8 +68,7 @@ def draw(
         image: the image.
         model: with names and colours of the classes.
         job: what was computed.
-        counts: (K + 1,) pixels of each label in the whole image.
-        areas: of each page; None where nothing was weighed.
+        counts: (K + 1,) pixels of each label on the page that is drawn.
     """
     import zarr
 
@@ -85,10 +83,6 @@ def draw(
     labels = np.asarray(found[store.place(image, job.picture, whole, False)])
     stride = step >> level
     name = stem(image.path)
-    shown = counts if image.n_pages == 1 else None
-    if areas is not None:
-        page = areas[job.picture].pixels
-        shown = np.append(image.shape[0] * image.shape[1] - round(page.sum()), page)
     drawn = overlay(
         picture,
         labels[::stride, ::stride],
@@ -97,7 +91,7 @@ def draw(
         pixel_size=image.pixel_size,
         title=name if image.n_pages == 1 else f"{name}, page {job.picture}",
         step=step,
-        counts=shown,
+        counts=counts,
     )
     write_png(target, drawn, True)
 

@@ -23,7 +23,12 @@ def draw_choice(choice: Choice) -> np.ndarray:
     for level in choice.peaks:
         right.axvline(level, color="#D55E00", linewidth=1)
     count = len(choice.peaks)
-    right.set(xlabel="grey level", title=f"grey levels: {count} peak{'' if count == 1 else 's'}", yticks=[])
+    right.set(
+        xlabel="grey level",
+        title=f"grey levels: {count} peak{'' if count == 1 else 's'}",
+        yticks=[],
+        xlim=(0, 1),
+    )
     figure.suptitle(f"K = {choice.n_classes} by {choice.by}")
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()

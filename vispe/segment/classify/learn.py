@@ -7,6 +7,7 @@ import numpy as np
 
 from vispe.segment.classify.calibrate import calibrate
 from vispe.segment.classify.pixels import PixelClassifier
+from vispe.segment.features.workers import one_thread_each
 
 
 def learn(
@@ -25,8 +26,9 @@ def learn(
     Returns:
         The classifier, and facts for the model: 'labelled_pixels' by class, and the 'calibration'.
     """
-    classifier = PixelClassifier(kind, len(names), seed=seed).fit(features, classes, names)
-    calibration = calibrate(classifier, features, classes, of, seed, names)
+    with one_thread_each():
+        classifier = PixelClassifier(kind, len(names), seed=seed).fit(features, classes, names)
+        calibration = calibrate(classifier, features, classes, of, seed, names)
     counts = np.bincount(classes, minlength=len(names) + 1)[1:]
     labelled = {name: int(n) for name, n in zip(names, counts, strict=True)}
     return classifier, {"labelled_pixels": labelled, "calibration": calibration}

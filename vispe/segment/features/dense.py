@@ -16,6 +16,7 @@ from vispe.errors import OptionError
 from vispe.segment.features.maps import CoarseMaps
 from vispe.segment.features.shelf import Shelf
 from vispe.segment.features.tiles import even_tiles, fingerprint, padding
+from vispe.segment.features.workers import one_thread_each
 
 NAME = "vispe_micro"
 TILE = 576
@@ -40,7 +41,8 @@ class DenseModel:
     flexible = True
 
     def __init__(self, weights: str | Path | None = None, device: str = "cpu", half: bool = False) -> None:
-        self._model = load_micro(weights).to(device, memory_format=torch.channels_last)
+        with one_thread_each():  # many small operations
+            self._model = load_micro(weights).to(device, memory_format=torch.channels_last)
         self.device, self.half, self.dim = torch.device(device), half, self._model.dim
         self._shelf = Shelf()
 

@@ -247,6 +247,11 @@ class PreparedPage:
         """What the user should know about this page."""
         return self._maps.notes if self._maps is not None else ()
 
+    @property
+    def threads(self) -> int:
+        """Pieces that are worked on at once: one where the device uses all cores by itself."""
+        return torch.get_num_threads() if self._device == "cpu" else 1
+
     def weight(self, number: int) -> np.ndarray | None:
         """Return the blending weight (rows, columns) of a piece; None where pieces do not overlap."""
         if self._maps is None or not self.overlapping:
@@ -338,8 +343,7 @@ class PreparedPage:
             return np.concatenate(found, 1)
 
         out: np.ndarray | None = None
-        threads = torch.get_num_threads() if self._device == "cpu" else 1
-        for (_, own), found in zip(wanted, in_order(work, len(wanted), threads), strict=True):
+        for (_, own), found in zip(wanted, in_order(work, len(wanted), self.threads), strict=True):
             out = np.empty((len(places), found.shape[1]), np.float32) if out is None else out
             out[own] = found
         return out

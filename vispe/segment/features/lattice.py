@@ -11,6 +11,7 @@ import numpy as np
 from vispe.segment.classify.domain import Domain, tally
 from vispe.segment.features.features import PreparedPage
 from vispe.segment.features.tiles import STEP, Region, common, lattice
+from vispe.segment.features.workers import in_order
 
 PATCH = 64
 """Side of a patch in pixels."""
@@ -57,9 +58,10 @@ def sample(prepared: PreparedPage, valid: np.ndarray, most: int = PIECES) -> Sam
     height, width = valid.shape
     chosen = np.unique(np.linspace(0, len(prepared.pieces) - 1, most).round().astype(int))
     features, patches = [], []
-    for number in chosen.tolist():
+    sampled = in_order(lambda index: prepared.sampled(int(chosen[index])), len(chosen), prepared.threads)
+    for number, found in zip(chosen.tolist(), sampled, strict=True):
         piece = prepared.pieces[number]
-        found, points = prepared.sampled(number), lattice(piece)
+        points = lattice(piece)
         if not found.size:
             continue
         rows, columns = (np.arange(a, b) // SIDE for a, b in (points[:2], points[2:]))

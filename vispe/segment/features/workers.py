@@ -23,7 +23,7 @@ def in_order(work: Callable[[int], _T], count: int, threads: int) -> Iterator[_T
         threads: at most so many run at once; 1 runs them in the calling thread.
     """
     threads = min(threads, count)
-    with _one_thread_each():
+    with one_thread_each():
         if threads <= 1:
             yield from map(work, range(count))
             return
@@ -42,8 +42,12 @@ def in_order(work: Callable[[int], _T], count: int, threads: int) -> Iterator[_T
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Let torch use one thread for each operation, in this thread and in those that are started now."""
+def one_thread_each() -> Iterator[None]:
+    """Let torch use one thread for each operation, in this thread and in those that are started now.
+
+    Many small operations on several threads cost CPU time on a busy machine: OpenMP threads spin while they wait for
+    one that has no core.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

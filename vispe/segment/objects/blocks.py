@@ -189,9 +189,15 @@ def _patch(
     """Read what is in the box around a patch."""
     pages, region = range(box[0], box[1]), Region(*box[2:])
     mask = np.stack([np.isin(np.asarray(source.marks[(page, *region.slices)]), own) for page in pages])
-    free = np.stack([~np.isin(source.labels(page, region), numbers) for page in pages])
+    classes = np.zeros((len(pages) + 1, region.shape[0] + 1, region.shape[1] + 1), np.uint8)
+    height, width = source.shape[1:]
+    around = Region(region.top, min(region.bottom + 1, height), region.left, min(region.right + 1, width))
+    last = first + volumes if volumes is not None else box[1]
+    for index, page in enumerate(range(box[0], min(box[1] + 1, last))):
+        classes[index, : around.shape[0], : around.shape[1]] = source.labels(page, around)
+    free, valid = ~np.isin(classes[:-1, :-1, :-1], numbers), classes > 0
     prob = np.stack([source.prob(page, region, number) for page in pages])
     grey = np.stack([source.grey(page, region) for page in pages])
     if volumes is None:
-        return Patch((region.top, region.left), mask[0], number, free[0], prob[0], grey[0])
-    return Patch((depth, region.top, region.left), mask, number, free, prob, grey)
+        return Patch((region.top, region.left), mask[0], number, free[0], valid[0], prob[0], grey[0])
+    return Patch((depth, region.top, region.left), mask, number, free, valid, prob, grey)

@@ -12,32 +12,35 @@ from vispe.images.exchange.objects import ENDINGS as EXCHANGED
 from vispe.images.exchange.objects import write_objects
 from vispe.images.exchange.shapes import Color
 from vispe.images.read import Micrograph
-from vispe.images.write import write_instances
+from vispe.images.write import write_instances, write_png
 from vispe.segment.draw import PALETTE
+from vispe.segment.objects.figure import outlined
 from vispe.segment.objects.find import Found, find
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.sizes import of_image
 from vispe.segment.objects.table import COLUMNS, Row
 from vispe.segment.run.predict import Prediction
 
-ENDINGS = ("_objects.tif", "_objects.csv")
+ENDINGS = ("_objects.tif", "_objects.csv", "_objects.png")
 TOGETHER = "objects.csv"
 
 
 def objects_of(
     folder: Path,
     image: Micrograph,
+    pages: np.ndarray,
     results: Sequence[Prediction],
     names: Sequence[str],
     colors: Sequence[Color] | None,
     options: ObjectOptions,
     force: bool,
 ) -> tuple[dict[str, Path], dict, list[str]]:
-    """Find the objects of an image, and write their map and table.
+    """Find the objects of an image, and write their map, their table and, of the middle page, a figure.
 
     Args:
         folder: where the files go.
         image: as stored.
+        pages: (z, h, w, c) float in [0, 1], what the figure shows.
         results: of its pages.
         names: of the classes.
         colors: (r, g, b) of the classes; None for the palette.
@@ -55,6 +58,10 @@ def objects_of(
     large = len(found.rows) > np.iinfo(np.uint16).max
     write_instances(files["objects"], found_map.astype(np.uint32 if large else np.uint16), image, force)
     write_table(files["objects_table"], str(image.path), found.rows, force)
+    files["outlines"] = folder / f"{stem}{ENDINGS[2]}"
+    shown = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else colors
+    middle = len(results) // 2
+    write_png(files["outlines"], outlined(pages[middle], found_map[middle], found.rows, names, shown), force)
     files |= _exchanged(folder, image, found_map, found.rows, names, colors, options, force)
     area = None if spacing is None else float((labels > 0).sum() * np.prod(spacing))
     record = of_image(found, options, names, area, volumes is not None)

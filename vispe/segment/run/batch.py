@@ -233,7 +233,7 @@ class Batch(Run):
         objects = None
         if self.asked.objects is not None:
             asked, shown = self.asked.objects, (model.names, model.colors)
-            found = objects_of(folder, micrograph, results, *shown, asked, self.force)
+            found = objects_of(folder, micrograph, grey.pages, results, *shown, asked, self.force)
             objects = found[1]
             files, notes = files | found[0], notes + found[2]
         domain = judged(model, [None if r.seen is None else r.seen.sums() for r in results])

@@ -22,10 +22,15 @@ def learn_pages(pages: Sequence[Any], samples: Callable[[Any, int], Sample | Non
         pages: whatever `samples` takes.
         samples: samples a page on so many of its pieces.
     """
+    from threadpoolctl import threadpool_limits
+
     chosen = np.unique(np.linspace(0, len(pages) - 1, min(len(pages), PAGES)).round().astype(int)).tolist()
     most = max(PIECES // max(len(chosen), 1), 1)
     found = [samples(pages[number], most) for number in chosen]
-    return learn_domain([one for one in found if one is not None])
+    with threadpool_limits(
+        1
+    ):  # matrices of a few dozen columns: threads wait for each other longer than they work
+        return learn_domain([one for one in found if one is not None])
 
 
 def judged(model: Model, sums: Sequence[np.ndarray | None]) -> dict[str, Any] | None:

@@ -137,7 +137,6 @@ def write(
     shown = results[middle]
 
     def draw() -> None:
-        areas = shown.areas
         picture = overlay(
             grey.pages[middle],
             shown.labels,
@@ -145,7 +144,6 @@ def write(
             model.colors,
             pixel_size=grey.image.pixel_size,
             title=stem if count == 1 else f"{stem}, page {middle}",
-            counts=None if areas is None else np.append((shown.labels == 0).sum(), areas.pixels),
         )
         write_png(files["overlay"], picture, force)
 

@@ -11,6 +11,10 @@ from PIL import Image
 
 from vispe.files import atomic_path
 from vispe.report.page import Page, Tone
+from vispe.segment.classify.fractions import estimate_words, map_words
+from vispe.segment.materials.section import materials_section
+from vispe.segment.objects.section import objects_section
+from vispe.segment.trust.section import trust_section
 
 NAME = "report.html"
 SHOWN = 12
@@ -45,10 +49,7 @@ def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
     if not images:
         return page
     page.section("Fractions of the area")
-    page.text(
-        "In per cent, with the interval of 95 % where there is one. Uncertainty is 1 minus how much more probable the "
-        "first class of a pixel is than the second, averaged over the image."
-    )
+    page.text(_explained(images))
     page.table(_fractions(report))
     for record in images:
         if share := record.get("excluded_share"):
@@ -58,8 +59,9 @@ def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
                 soft=True,
             )
     _pictures(page, folder, images)
-    _objects(page, report)
-    _materials(page, images)
+    trust_section(page, folder, images, SHOWN)
+    objects_section(page, folder, images)
+    materials_section(page, images)
     _confidence(page, report)
     page.section("What was used")
     page.table([["", ""], *_used(report)], left=(0, 1))
@@ -75,14 +77,15 @@ def _verdict(report: Mapping[str, Any]) -> tuple[str, Tone]:
     images = report["images"]
     if not images:
         return "No image could be used.", "bad"
-    words = []
-    for name in report["classes"]:
-        known = [r["fractions"][name] for r in images if r["fractions"].get(name) is not None]
-        if known:
-            words.append(f"{name} {100 * sum(known) / len(known):.1f} %")
-    text = ", ".join(words)
+    shares = {name: _mean(images, "map_fractions", name) for name in report["classes"]}
+    text = map_words({name: share for name, share in shares.items() if share is not None} or {"": None})
+    if _estimated(images) and None not in shares.values():
+        text += "; estimated true fractions: "
+        text += ", ".join(
+            f"{name} {100 * _mean(images, 'fractions', name):.1f} %" for name in report["classes"]
+        )
     if len(images) > 1:
-        text += " on average"
+        text += " (averages over images)"
     counts: dict[str, int] = {}
     for record in images:
         for name, found in record.get("objects", {}).get("classes", {}).items():
@@ -103,10 +106,17 @@ def _fractions(report: Mapping[str, Any]) -> list[list[str]]:
     images, names = report["images"], report["classes"]
     scored = any("scores" in r for r in images)
     judged = any(r.get("domain") for r in images)
-    rows = [["image", *names, "uncertainty", *["mIoU"] * scored, *["unlike training (limit 1)"] * judged]]
+    estimated = _estimated(images)
+    heads = [f"{name}, {kind}" for name in names for kind in ("map", *["estimated"] * estimated)]
+    rows = [["image", *heads, "uncertainty", *["mIoU"] * scored, *["unlike training (limit 1)"] * judged]]
     for record in images:
-        ends = record.get("fractions_ci95") or {}
-        cells = [_share(record["fractions"].get(name), ends.get(name)) for name in names]
+        ends, cells = record.get("fractions_ci95") or {}, []
+        for name in names:
+            share = record["map_fractions"].get(name)
+            cells.append("no data" if share is None else f"{100 * share:.1f}")
+            if estimated:
+                own = record["fraction_kind"] == "estimate"
+                cells.append(estimate_words(record["fractions"].get(name), ends.get(name), "") if own else "")
         row = [Path(record["image"]).name, *cells, f"{record['mean_uncertainty']:.3f}"]
         row += [_number(record.get("scores", {}).get("miou"), ".3f")] * scored
         row += [_number((record.get("domain") or {}).get("score"), ".2f")] * judged
@@ -114,11 +124,33 @@ def _fractions(report: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _share(value: float | None, ends: Sequence[float] | None) -> str:
-    if value is None:
-        return "no data"
-    between = "" if ends is None else f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
-    return f"{100 * value:.1f}{between}"
+def _explained(images: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the columns of the table of fractions mean."""
+    words = ["In per cent. Map: share of the pixels of the label map, which all figures and legends show."]
+    if _estimated(images):
+        words.append(
+            "Estimated: the true fraction of this image, from the class probabilities and the estimated frequencies of "
+            "the classes, with its 95 % interval; it differs from the map where pixels are uncertain. 'At most' and "
+            "'at least' stand for an interval that reaches 0 or 100 %."
+        )
+        if any(None in (r["fractions_ci95"] or {"": None}).values() for r in images):
+            words.append(
+                "No interval: the map has no pixel of the class, or the classifier gives no intervals."
+            )
+    words.append(
+        "Uncertainty is 1 minus how much more probable the first class of a pixel is than the second, averaged over "
+        "the image."
+    )
+    return " ".join(words)
+
+
+def _estimated(images: Sequence[Mapping[str, Any]]) -> bool:
+    return any(record["fraction_kind"] == "estimate" for record in images)
+
+
+def _mean(images: Sequence[Mapping[str, Any]], kind: str, name: str) -> float | None:
+    known = [r[kind][name] for r in images if r[kind].get(name) is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _pictures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> None:
@@ -135,69 +167,38 @@ def _pictures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> 
             path = folder / Path(files[kind]).name if kind in files else None
             if path is not None and path.is_file():
                 page.picture(_small(path), f"{name}: {words}")
+        maps = [
+            (title, *_panel(folder / Path(files[kind]).name))
+            for kind, title in (
+                ("uncertainty", "uncertainty"),
+                ("outlines", "objects"),
+                ("disagreement", "disagreement of poses"),
+            )
+            if kind in files and files[kind].endswith(".png") and (folder / Path(files[kind]).name).is_file()
+        ]
+        if maps:
+            page.panels(
+                maps, f"{name}: maps in the folder; uncertainty and disagreement are bright where high"
+            )
         for note in record.get("notes", ()):
             page.text(note, soft=True)
 
 
-def _small(path: Path) -> bytes:
+def _panel(path: Path) -> tuple[bytes, tuple[int, int]]:
+    """Return a picture as a small JPEG, with its size (width, height)."""
+    with Image.open(path) as image:
+        size = image.size
+    return _small(path, _SIDE // 2), size
+
+
+def _small(path: Path, side: int = _SIDE) -> bytes:
     """Return a picture as a JPEG of a size for a page."""
     with Image.open(path) as image:
         shown = image.convert("RGB")
-    shown.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    shown.thumbnail((side, side), Image.Resampling.LANCZOS)
     out = io.BytesIO()
     shown.save(out, "JPEG", quality=88)
     return out.getvalue()
-
-
-def _objects(page: Page, report: Mapping[str, Any]) -> None:
-    """Show counts and sizes of objects, by image."""
-    images = [r for r in report["images"] if "objects" in r]
-    if not images:
-        return
-    page.section("Objects")
-    rows = [["image", "class", "objects", "mean diameter", "median", "10 % to 90 %"]]
-    for record in images:
-        for name, found in record["objects"]["classes"].items():
-            unit = "um" if "equivalent_diameter_um" in found else "px"
-            sizes = found[f"equivalent_diameter_{unit}"]
-            mean = _number(sizes["mean"], ".3g")
-            if sizes.get("ci95"):
-                mean += f" ({sizes['ci95'][0]:.3g} to {sizes['ci95'][1]:.3g})"
-            spread = f"{_number(sizes['p10'], '.3g')} to {_number(sizes['p90'], '.3g')}" if sizes["n"] else ""
-            shown = unit.replace("um", "µm") if sizes["n"] else ""
-            row = [Path(record["image"]).name, name, str(found["count"])]
-            rows.append([*row, f"{mean} {shown}".strip(), _number(sizes["p50"], ".3g"), spread])
-    page.table(rows, left=(0, 1))
-    page.text(
-        "Diameters are those of discs of the same area. Each object has a row in the tables of the folder.",
-        soft=True,
-    )
-
-
-def _materials(page: Page, images: Sequence[Mapping[str, Any]]) -> None:
-    """Show the materials numbers of each image, of stacks the means over pages."""
-    own = [r for r in images if r.get("materials")]
-    if not own:
-        return
-    from vispe.segment.materials.run import table_row
-
-    page.section("Materials numbers")
-    rows = [["image", "of", "mean intercept", "ASTM grain size", "boundary per area", "elongation"]]
-    for record in own:
-        found = table_row(record["materials"])
-        unit = found.pop("unit").replace("um", "µm")
-        for name, numbers in found.items():
-            row = [Path(record["image"]).name, name.removeprefix("class.")]
-            row += [
-                f"{_number(numbers['mean_intercept'], '.3g')} {unit}",
-                _number(numbers["grain_size_number"], ".1f"),
-            ]
-            row += [
-                f"{_number(numbers['boundary_per_area'], '.3g')} /{unit}",
-                _number(numbers["elongation"], ".2f"),
-            ]
-            rows.append(row)
-    page.table(rows, left=(0, 1))
 
 
 def _confidence(page: Page, report: Mapping[str, Any]) -> None:

@@ -166,8 +166,9 @@ def faded(areas: Areas | None, names: Sequence[str]) -> list[str]:
         return []
     before, after = areas.unweighed / total, areas.pixels / total
     return [
-        f"{100 * b:.1f} % of the pixels look most like {name!r}, but {100 * a:.1f} % are left to it once classes are "
-        "weighed by their estimated frequency; where that is too little, draw more strokes or take --prior uniform."
+        f"{100 * b:.1f} % of the pixels look most like {name!r}, but {100 * a:.1f} % are left to it, its estimated "
+        "true fraction, once classes are weighed by their estimated frequency; where that is too little, draw more "
+        "strokes or take --prior uniform."
         for name, b, a in zip(names, before, after, strict=True)
         if b >= _SEEN and a < _LEFT * b
     ]
@@ -187,10 +188,13 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
         By class name, None where no pixel has data:
 
         - 'fractions': share of the area, from 0 to 1.
-        - 'fractions_ci95': its 95 % interval [low, high]; None where nothing was estimated, and for boosting.
-        - 'map_fractions': share of the pixels of the label map.
+        - 'fractions_ci95': its 95 % interval [low, high]; None where nothing was estimated, and for boosting. A class
+          without evidence, which has no pixel of the map, has None in place of an interval.
+        - 'map_fractions': share of the pixels of the label map, which every figure shows.
 
-        And 'priors': the frequency of each class on each page, with which the labels of that page were weighed.
+        'fraction_kind': what 'fractions' are, 'estimate' (of the true fractions of the image) or 'map' (equal to
+        'map_fractions'). And 'priors': the frequency of each class on each page, with which the labels of that page
+        were weighed.
     """
     total = int(counts[1:].sum())
 
@@ -199,11 +203,14 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
 
     if areas is None:
         found = shares(counts[1:])
-        return {"fractions": found, "fractions_ci95": None, "map_fractions": found, "priors": None}
+        whole = {"fractions": found, "fraction_kind": "map", "fractions_ci95": None}
+        return {**whole, "map_fractions": found, "priors": None}
     found, doubt = shares(areas.pixels), shares(areas.doubt)
-    ends = {n: list(interval(found[n], doubt[n])) if total else None for n in names}
+    evidence = dict(zip(names, counts[1:] > 0, strict=True))
+    ends = {n: list(interval(found[n], doubt[n])) if evidence[n] else None for n in names}
     return {
         "fractions": found,
+        "fraction_kind": "estimate",
         "fractions_ci95": None if kind == "boosting" else ends,
         "map_fractions": shares(counts[1:]),
         "priors": [{n: float(v) for n, v in zip(names, prior, strict=True)} for prior in areas.priors],
@@ -262,12 +269,12 @@ def timed(seconds: float, pixels: int) -> dict[str, float]:
 def _row(record: Mapping[str, Any], calibration_error: float | None) -> dict[str, Any]:
     """Flatten a record to one line of the table."""
     scores = record.get("scores", {})
-    row = {key: record[key] for key in _COLUMNS} | {"fraction": record["fractions"]}
+    row = {key: record[key] for key in _COLUMNS} | {"map_fraction": record["map_fractions"]}
+    row |= {"fraction_kind": record["fraction_kind"], "fraction": record["fractions"]}
     if record["priors"] is not None:
         for place, end in enumerate(("low", "high")):
             ends = {name: e and e[place] for name, e in (record["fractions_ci95"] or {}).items()}
             row[f"fraction_{end}"] = ends
-        row["map_fraction"] = record["map_fractions"]
         row["expected_calibration_error"] = calibration_error
     row["domain"] = None if record["domain"] is None else record["domain"]["score"]
     for key in (*_SCORES, *_ERRORS, "adjusted_rand", "iou", "dice", "boundary_f1", "phase_fraction_error_pp"):

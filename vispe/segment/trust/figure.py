@@ -137,7 +137,7 @@ def _changes(ax: Axes, trust: Trust, colors: Sequence[Color]) -> None:
     ax.set_xticks(ticks, labels)
     ax.set_ylabel("change, percentage points", color=INK, size=10)
     under = "from the picture as it stands; shifts in pixels (down, right); grey: what the measurement itself changes"
-    report_style.heading(ax, "Change of the area fractions by pose", under)
+    report_style.heading(ax, "Change of the area fractions of the map by pose", under)
     report_style.clean(ax, "y")
     _key(ax, trust, colors)
 
@@ -155,12 +155,17 @@ def _key(ax: Axes, trust: Trust, colors: Sequence[Color]) -> None:
                       ncols=_columns(trust), frameon=False, fontsize=10, labelcolor=INK)  # fmt: skip
     for text, name, own in zip(found.get_texts(), trust.names, trust.fractions, strict=True):
         text.set_parse_math(False)
-        text.set_text(f"{_shortened(name)} {own:.1f} %" if np.isfinite(own) else _shortened(name))
+        text.set_text(key_words(name, own))
+
+
+def key_words(name: str, fraction: float) -> str:
+    """Return the entry of a class in the key: its name and its fraction of the map in per cent, NaN without data."""
+    return f"{_shortened(name)} {fraction:.1f} % of the map" if np.isfinite(fraction) else _shortened(name)
 
 
 def _columns(trust: Trust) -> int:
     """Classes side by side in the key."""
-    longest = max(len(_shortened(name)) for name in trust.names) + 12
+    longest = max(len(_shortened(name)) for name in trust.names) + 23
     return max(1, min(len(trust.names), 110 // longest))
 
 

@@ -117,8 +117,8 @@ class Paint:
                 'window', its own random name, and 'revision', the last one that it has seen.
 
         Returns:
-            'ready', whether there is a result: 'labels' and 'uncertainty' as PNGs in base64, 'fractions' of the area,
-            and 'notes'; else 'why' in a sentence. For a browser window also 'revision'.
+            'ready', whether there is a result: 'labels' and 'uncertainty' as PNGs in base64, 'fractions' of the label
+            map, and 'notes'; else 'why' in a sentence. For a browser window also 'revision'.
 
         Raises:
             InputError, OptionError: what is no list of strokes or names.
@@ -229,15 +229,14 @@ class Paint:
 
     def _shown(self, found: Prediction) -> dict[str, Any]:
         counts = np.bincount(found.labels.ravel(), minlength=len(self.names) + 1)[1:]
-        areas = counts if found.areas is None else found.areas.pixels
-        total = max(float(areas.sum()), 1.0)
+        total = max(int(counts.sum()), 1)
         palette = Image.fromarray(found.labels)
         palette.putpalette([0, 0, 0, *(int(v) for color in self.colors for v in color)])
         unsure = np.nan_to_num(found.uncertainty * 255).round().astype(np.uint8)
         return {
             "labels": _text(palette, Image.Resampling.NEAREST, transparency=0),
             "uncertainty": _text(Image.fromarray(unsure), Image.Resampling.BOX),
-            "fractions": [float(n) / total for n in areas],
+            "fractions": [int(n) / total for n in counts],
             "notes": list(dict.fromkeys([*self.live.notes, *found.notes])),
         }
 

@@ -1,0 +1,233 @@
+"""Every percentage of a class in the files of a run is that of the map, or is labelled as an estimate."""
+
+import contextlib
+import csv
+import html
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from tests.segment.test_pipeline import scene
+from vispe.cli.main import main
+from vispe.segment import draw
+from vispe.segment.classify.fractions import estimate_words, map_words
+from vispe.segment.features.features import FeatureConfig
+from vispe.segment.live.paint.session import Paint
+from vispe.segment.pipeline import Post, segment
+from vispe.segment.run import image as stage
+from vispe.segment.run.predict import Areas
+from vispe.segment.run.report import fractions
+from vispe.segment.trust import figure
+
+NAMES = ["ground", "disc"]
+"""Classes of the scene, whose estimated fractions differ from those of the map."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with everything; what its figures say, and what it prints."""
+    folder = tmp_path_factory.mktemp("fractions")
+    grey, _, drawn = scene(seed=1)
+    noise = np.random.default_rng(0).normal(0, 60, grey.shape)
+    Image.fromarray(np.clip(grey + noise, 0, 255).astype(np.uint8)).save(folder / "a.png")
+    Image.fromarray(drawn).save(folder / "drawn.png")
+    said = {"legend": [], "key": []}
+    patch = pytest.MonkeyPatch()
+    rows, key = draw._legend_rows, figure.key_words
+    patch.setattr(draw, "_legend_rows", lambda *given: said["legend"].append(found := rows(*given)) or found)
+    patch.setattr(figure, "key_words", lambda *given: said["key"].append(found := key(*given)) or found)
+    words = [
+        "segment",
+        str(folder / "a.png"),
+        "--labels",
+        str(folder / "drawn.png"),
+        "--classes",
+        ",".join(NAMES),
+    ]
+    words += [
+        "--features",
+        "filters",
+        "--trust",
+        "--objects",
+        "disc",
+        "--materials",
+        "-o",
+        str(folder / "out"),
+    ]
+    with patch.context(), contextlib.redirect_stdout(io.StringIO()) as stream:
+        assert main(words) == 0
+    patch.undo()
+    return folder / "out", said, stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def shares(run):
+    """The fractions in per cent: of the label map, and estimated."""
+    labels = np.asarray(Image.open(run[0] / "a_seg.png"))
+    record = json.loads((run[0] / "report.json").read_text())["images"][0]
+    of_map = {name: 100 * float((labels == k).mean()) for k, name in enumerate(NAMES, 1)}
+    estimated = {name: 100 * record["fractions"][name] for name in NAMES}
+    # else the tests below show nothing
+    assert abs(of_map["disc"] - estimated["disc"]) > 0.3
+    return of_map, estimated
+
+
+def percentages(text, name):
+    """Return the percentages that follow the name of a class, and where they stand."""
+    pattern = rf"\b{name}\b[ :(]{{1,2}}(\d+(?:\.\d+)?) %"
+    return [(float(found[1]), found.start()) for found in re.finditer(pattern, text)]
+
+
+def check(text, of_map, estimated):
+    """Tell for each percentage of a class whether it is the map's, or comes after the word 'estimated'."""
+    count = 0
+    for name in NAMES:
+        for value, start in percentages(text, name):
+            count += 1
+            if "estimated" in re.split(r"[.]\s|\n|of the map", text[:start])[-1]:
+                assert value == pytest.approx(estimated[name], abs=0.06), text
+            else:
+                # words of the verdict of trust have two digits
+                assert value == pytest.approx(of_map[name], abs=0.06 if value != round(value) else 0.51), text
+    return count
+
+
+def test_console(run, shares):
+    assert check(run[2], *shares) == 2 * len(NAMES)
+    assert "% of the map; estimated true fractions (95 %): " in run[2]
+
+
+def test_legend_and_key_of_the_figures(run, shares):
+    (rows,) = run[1]["legend"]
+    assert [(name, share) for _, name, share in rows] == [
+        (name, draw._percent(share)) for name, share in shares[0].items()
+    ]
+    assert run[1]["key"] == [figure.key_words(name, share) for name, share in shares[0].items()]
+
+
+def test_html(run, shares):
+    text = html.unescape((run[0] / "report.html").read_text())
+    text = re.sub(r'"data:[^"]*"|<style>.*?</style>', "", text, flags=re.S)
+    assert check(re.sub(r"<[^>]+>", " ", text).replace("\u00a0", " "), *shares) >= 2 * len(NAMES)
+    tables = [
+        [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr[^>]*>(.*?)</tr>", table)]
+        for table in re.findall(r"<table>(.*?)</table>", text)
+    ]
+    heads, cells = next(t for t in tables if "disc, map" in t[0])
+    for name in NAMES:
+        assert float(cells[heads.index(f"{name}, map")]) == pytest.approx(shares[0][name], abs=0.06)
+        assert float(cells[heads.index(f"{name}, estimated")].split()[0]) == pytest.approx(
+            shares[1][name], abs=0.06
+        )
+    trust = next(t for t in tables if "in the map" in t[0])
+    for row in trust[1:]:
+        own = dict(zip(trust[0], row, strict=True))
+        assert float(own["in the map"].split()[0]) == pytest.approx(shares[0][own["class"]], abs=0.06)
+    # no other table has a column of a class, and no other cell a percentage of one
+    others = [t for t in tables if "disc, map" not in t[0] and "in the map" not in t[0]]
+    assert not [head for t in others for head in t[0] if "fraction" in head or head == "area"]
+
+
+def test_csv(run, shares):
+    (row,) = csv.DictReader((run[0] / "report.csv").read_text().splitlines())
+    assert row["fraction_kind"] == "estimate"
+    for name in NAMES:
+        assert 100 * float(row[f"map_fraction.{name}"]) == pytest.approx(shares[0][name])
+        assert 100 * float(row[f"fraction.{name}"]) == pytest.approx(shares[1][name])
+    known = ("map_fraction.", "fraction.", "fraction_low.", "fraction_high.", "fraction_kind")
+    assert not [key for key in row if "fraction" in key and not key.startswith(known)]
+
+
+def test_json(run, shares):
+    record = json.loads((run[0] / "report.json").read_text())["images"][0]
+    assert record["fraction_kind"] == "estimate"
+    for name in NAMES:
+        assert 100 * record["map_fractions"][name] == pytest.approx(shares[0][name])
+        assert 100 * record["trust"]["classes"][name]["fraction"] == pytest.approx(shares[0][name])
+
+
+@pytest.mark.parametrize("how", ["cluster", "uniform"])
+def test_where_nothing_is_estimated_all_are_of_the_map(run, tmp_path, how, capsys):
+    source = run[0].parent
+    words = (
+        ["--cluster", "2"]
+        if how == "cluster"
+        else ["--labels", str(source / "drawn.png"), "--prior", "uniform"]
+    )
+    assert main(["segment", str(source / "a.png"), *words, "--features", "filters", "-o", str(tmp_path)]) == 0
+    assert "estimated" not in capsys.readouterr().out
+    record = json.loads((tmp_path / "report.json").read_text())["images"][0]
+    assert record["fraction_kind"] == "map"
+    assert record["fractions"] == record["map_fractions"]
+    assert ", estimated" not in (tmp_path / "report.html").read_text()
+    (row,) = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
+    assert [v for k, v in row.items() if k.startswith("map_fraction")] == [
+        v for k, v in row.items() if k.startswith("fraction.")
+    ]
+
+
+def test_a_stack_has_the_fractions_of_the_page_in_its_overlay(run, tmp_path, monkeypatch):
+    pages = np.stack([np.asarray(Image.open(run[0].parent / "a.png"))] * 3)
+    pages[1, :20] = 255
+    tifffile.imwrite(tmp_path / "z.tif", pages, imagej=True, metadata={"axes": "TYX"})
+    found = []
+    plain = stage.overlay
+    monkeypatch.setattr(stage, "overlay", lambda *a, **k: found.append((a[1], k)) or plain(*a, **k))
+    drawn = np.zeros(pages.shape, np.uint8)
+    drawn[0] = np.asarray(Image.open(run[0].parent / "drawn.png"))
+    tifffile.imwrite(tmp_path / "l.tif", drawn, photometric="minisblack")
+    segment(
+        [tmp_path / "z.tif"], tmp_path / "out", labels=[tmp_path / "l.tif"], features=FeatureConfig(sigmas=(1.0,)),
+        post=Post(smooth=1),
+    )  # fmt: skip
+    ((labels, options),) = found
+    assert "counts" not in options
+    assert np.array_equal(labels, tifffile.imread(tmp_path / "out" / "z_seg.tif")[1])
+
+
+def test_the_list_of_paint_has_the_fractions_of_the_map():
+    class Shown:
+        names = NAMES
+        colors = ((1, 2, 3), (4, 5, 6))
+        live = type("Live", (), {"notes": ()})
+
+    labels = np.array([[1, 2, 2, 0]], np.uint8)
+    areas = Areas(np.array([2.0, 1.0]), np.zeros(2), (), np.zeros(2))
+    found = type(
+        "Found",
+        (),
+        {"labels": labels, "areas": areas, "uncertainty": np.zeros((1, 4), np.float32), "notes": ()},
+    )
+    assert Paint._shown(Shown, found)["fractions"] == [1 / 3, 2 / 3]
+
+
+def test_a_class_without_evidence_has_no_interval():
+    names = ["a", "b", "never drawn"]
+    areas = Areas(np.array([60.0, 40.0, 0.0]), np.array([3.0, 3.0, 0.0]), (np.ones(3) / 3,), np.zeros(3))
+    found = fractions(np.array([0, 70, 30, 0]), areas, names, "logistic")
+    assert found["fractions_ci95"]["never drawn"] is None
+    assert found["fractions_ci95"]["a"][0] < 0.6 < found["fractions_ci95"]["a"][1]
+    assert fractions(np.array([9, 0, 0, 0]), areas, names, "logistic")["fractions"]["a"] is None
+    assert estimate_words(0.0, None) == "0.0 % (no interval)"
+    assert estimate_words(None, None) == "no data"
+    assert estimate_words(0.99, [0.9, 1.0]) == "99.0 % (at least 90.0)"
+    assert map_words({"a": None, "b": None}) == "no pixel holds data"
+
+
+def test_a_run_with_a_class_that_is_not_drawn(run, tmp_path, capsys):
+    source = run[0].parent
+    words = ["--labels", str(source / "drawn.png"), "--classes", "ground,disc,pore", "--materials", "--trust"]
+    words += ["--objects", "pore", "--features", "filters"]
+    assert main(["segment", str(source / "a.png"), *words, "-o", str(tmp_path)]) == 0
+    assert "pore 0.0 % (no interval)" in capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text()
+    assert "0.0 (no interval)" in page
+    assert "the map has no pixel of the class" in page
+    assert not re.search(r"\bnan\b|\bNone\b", re.sub(r'"data:[^"]*"', "", page))
+    (row,) = csv.DictReader((tmp_path / "report.csv").read_text().splitlines())
+    assert row["fraction_low.pore"] == row["fraction_high.pore"] == ""
