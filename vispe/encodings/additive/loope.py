@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32
+from vispe.attention.precision import at_least_float32, fixed_size, same_grid
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_order, curve_places
+from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_order, curve_places, traced_places
 from vispe.encodings.parts.fourier import Revealed, with_first
 from vispe.encodings.parts.regrid import training_grid
 from vispe.encodings.registry import register
@@ -182,9 +182,11 @@ class Loope(Revealed, Additive):
         return pos.remember((self.name, self.order, self.start), make)
 
     def _along_curve(self, h: int, w: int, device: torch.device) -> Tensor:
-        fixed = torch.onnx.is_in_onnx_export() and isinstance(h, int) and isinstance(w, int)
-        if fixed or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            # neither can hold the operation of vispe
+        # neither format has the operation of vispe
+        onnx = torch.onnx.is_in_onnx_export()
+        if onnx and not (fixed_size(h) and fixed_size(w)):
+            return traced_places(h, w, self.start, device)
+        if onnx or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
         return curve_places(h, w, self.start, device)
 
@@ -193,7 +195,7 @@ class Loope(Revealed, Additive):
         shape = self._shape(pos)
         if self.offset is not None:
             offset = at_least_float32(self.offset)
-            if shape != self.grid:
+            if self.grid is None or not same_grid(self.grid, shape):
                 offset = F.interpolate(offset[None, None], size=shape, mode="bilinear", align_corners=False)
             return offset.reshape(1, -1).tanh()
         if self.network is None:
