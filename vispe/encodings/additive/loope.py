@@ -211,11 +211,16 @@ class Loope(Revealed, Additive):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the code of every token, (1 or b, n, d) in float32 or better."""
         shape = self._shape(pos)
-        trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid or shape
-        scale = trained[0] * trained[1] / (shape[0] * shape[1]) if self.rescale else 1.0
+        trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid
+        trained = trained if self.rescale else None
+        scale = 1.0 if trained is None else trained[0] * trained[1] / (shape[0] * shape[1])
 
         shift = self.shift(pos, image)
-        angle = self._angles(pos, shift, scale) if self.exact else self._rounded_angles(pos, shift, scale)
+        angle = (
+            self._angles(pos, shift, scale, trained)
+            if self.exact
+            else self._rounded_angles(pos, shift, scale)
+        )
         table = self._opened(self._tokens(angle, pos))
         if self.vector is not None:
             return with_first(table, self.vector, pos)
@@ -226,13 +231,17 @@ class Loope(Revealed, Additive):
     def _opened(self, waves: Tensor) -> Tensor:
         return self.opened(waves, self.dim // 2, interleaved=True)
 
-    def _angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
+    def _angles(
+        self, pos: Positions, shift: Tensor | None, scale: float, trained: tuple[int, ...] | None
+    ) -> Tensor:
         def make() -> Tensor:
             static = self.static(pos)[None, :, None] * scale
             # reduced in float64: at thousands of cells float32 would lose the phase
             return (static * self._rates(static)).remainder(2 * torch.pi).to(pos.coords)
 
-        angle = pos.remember((self.name, self.dim, self.order, self.start, self.temperature, scale), make)
+        # `trained` in place of the scale, which may be a symbol without a hash
+        key = (self.name, self.dim, self.order, self.start, self.temperature, trained)
+        angle = pos.remember(key, make)
         if shift is None:
             return angle
         return angle.to(shift.dtype) + (shift * scale)[..., None] * self._rates(shift)
