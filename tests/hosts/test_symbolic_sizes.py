@@ -20,6 +20,7 @@ import vispe
 from tests.hosts.common import RELEASE, close, grads, image, shake, tiny
 from vispe import Grid
 from vispe.encodings.base import Additive
+from vispe.encodings.parts import curves
 from vispe.encodings.parts.curves import curve_order, traced_places
 from vispe.encodings.registry import encoding_class
 
@@ -232,12 +233,12 @@ def test_encodings_of_one_and_three_axes(axes, spec, tmp_path):
 
 @pytest.mark.parametrize("start", ["width", "longer", "even"])
 def test_the_curve_in_operations_of_onnx_is_that_of_the_recursion(start):
-    for shape in [(h, w) for h in range(1, 13) for w in range(1, 13)] + [(37, 14), (14, 37), (64, 64)]:
+    for shape in [(h, w) for h in range(1, 8) for w in range(1, 8)] + [(37, 14), (14, 37)]:
         found = traced_places(*shape, start, torch.device("cpu"))
         assert np.array_equal(found.numpy(), curve_order(shape, start).ravel()), shape
 
 
-def test_the_curve_of_a_grid_beyond_its_limit_is_not_a_number():
-    assert traced_places(1, 3, "width", torch.device("cpu")).tolist() == [1.0, 2.0, 3.0]
-    assert traced_places(2, 5000, "width", torch.device("cpu")).isfinite().all()
-    assert traced_places(2200, 2200, "width", torch.device("cpu")).isnan().all()
+def test_the_curve_of_a_grid_beyond_its_limit_is_not_a_number(monkeypatch):
+    monkeypatch.setattr(curves, "ROUNDS", 3)
+    assert traced_places(3, 3, "width", torch.device("cpu")).isfinite().all()
+    assert traced_places(20, 20, "width", torch.device("cpu")).isnan().all()
