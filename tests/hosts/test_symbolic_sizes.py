@@ -157,21 +157,25 @@ def test_compiled(spec):
     check_compiled(spec, "eager")
 
 
-# a resampled table, one that the content reads, a function of the distance, buckets, a curve, a sum of two tables
-@pytest.mark.parametrize("spec", ["rpb", "t5+bam"])
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["irpe", "shaw", "alibi2d(slopes=learned)+rpb"])
+def test_compiled_backward(spec):
+    check_compiled(spec, "aot_eager")
+
+
+# a table that the content reads, sums of functions and of tables, a resampled table with prefix values
+@pytest.mark.parametrize("spec", ["shaw", "t5+bam"])
 def test_exported_sample(spec):
     check_export(spec)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("spec", ["shaw", "rpb.beit"])
-def test_onnx_sample(spec, tmp_path):
-    check_onnx(spec, tmp_path)
+def test_onnx_sample(tmp_path):
+    check_onnx("rpb.beit", tmp_path)
 
 
-@pytest.mark.parametrize("spec", ["alibi2d+rpb", "irpe"])
-def test_compiled_sample(spec):
-    check_compiled(spec, "aot_eager")
+def test_compiled_sample():
+    check_compiled("alibi2d+rpb", "eager")
 
 
 @pytest.mark.parametrize(("mode", "spec"), EXCEPTIONS)
