@@ -1,4 +1,4 @@
-"""Compiling, exporting and ONNX give the numbers of eager mode, with free batch, height and width."""
+"""Compiling, exporting and ONNX give the numbers of eager mode; symbolic height and width: test_symbolic_sizes."""
 
 import copy
 
@@ -8,12 +8,10 @@ import torch
 from torch.export import Dim
 
 import vispe
-from tests.hosts.common import RELEASE, close, grads, image, tiny
+from tests.hosts.common import close, grads, image, tiny
 from vispe.encodings.parts.skew import exp_by_products, skew_matrix
 
 pytestmark = pytest.mark.slow
-
-SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+alibi2d"]
 
 
 def graphs(model, sizes) -> int:
@@ -58,17 +56,6 @@ def test_compiled_with_jitter_and_dropped_patches():
     close(compiled(image()), wanted)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_exported_with_free_batch_height_and_width(spec):
-    if "learn+" in spec and RELEASE < (1, 0, 31):
-        pytest.skip("this timm fixes the size of its own absolute table in an export")
-    model = vispe.convert(tiny(dynamic_img_size=True), spec)
-    free = {0: Dim("b", min=1, max=8), 2: 8 * Dim("h", min=2, max=12), 3: 8 * Dim("w", min=2, max=12)}
-    program = torch.export.export(model, (image(),), dynamic_shapes=(free,)).module()
-    for size in ((2, 3, 24, 40), (1, 3, 40, 24), (3, 3, 16, 64)):
-        close(program(image(*size)), model(image(*size)))
-
-
 @pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "sincos2d+alibi2d"])
 def test_exported_static_and_with_free_batch(spec):
     model = vispe.convert(tiny(), spec)
@@ -95,43 +82,12 @@ def exported_to_onnx(model, x, path, **options):
     return lambda image: session.run(None, {"x": image.numpy()})[0]
 
 
-# what they are made of for free sizes has no operator there: a curve through the grid, keys sorted by distance
-WITHOUT_ONNX = {"loope": "curve_order", "cope": "searchsorted", "tra": "searchsorted"}
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("spec", ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "loope", "comrope_ap"])
 def test_onnx(spec, tmp_path):
     model = vispe.convert(tiny(depth=1), spec)
     run = exported_to_onnx(model, image(), tmp_path / "model.onnx")
     np.testing.assert_allclose(run(image()), model(image()).detach().numpy(), rtol=1e-3, atol=1e-4)
-
-
-SAMPLERS = vispe.list_encodings(kind="positions")
-ONNX = [n for n in vispe.list_encodings(ndim=2, exclude=SAMPLERS) if n not in WITHOUT_ONNX]
-ONNX += ["rfs(reach=28)+rope_axial", "randomized(reach=28)+sincos2d", "stretch+alibi2d"]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("spec", ONNX)
-def test_onnx_with_free_height_and_width(spec, tmp_path):
-    if spec == "learned" and RELEASE < (1, 0, 31):
-        pytest.skip("this timm fixes the size of its own absolute table in an export")
-    model = vispe.convert(tiny(dynamic_img_size=True, depth=1), spec)
-    free = {"dynamic_shapes": {"x": {2: Dim.AUTO, 3: Dim.AUTO}}}
-    run = exported_to_onnx(model, image(1, 3, 24, 40), tmp_path / "model.onnx", **free)
-    for size in ((1, 3, 24, 40), (1, 3, 40, 24), (1, 3, 16, 64)):
-        wanted = model(image(*size)).detach().numpy()
-        np.testing.assert_allclose(run(image(*size)), wanted, rtol=1e-4, atol=1e-4 * abs(wanted).max())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("spec", WITHOUT_ONNX)
-def test_onnx_with_free_sizes_has_no_operator_for_a_curve_or_an_order(spec, tmp_path):
-    model = vispe.convert(tiny(dynamic_img_size=True, depth=1), spec)
-    free = {"dynamic_shapes": {"x": {2: Dim.AUTO, 3: Dim.AUTO}}}
-    with pytest.raises(torch.onnx.OnnxExporterError, match=WITHOUT_ONNX[spec]):
-        exported_to_onnx(model, image(1, 3, 24, 40), tmp_path / "model.onnx", **free)
 
 
 @pytest.mark.parametrize("angle", [1e-3, 1.0, 50.0, 3000.0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import ALL, Bias
+from vispe.attention.bias.base import Bias
 from vispe.attention.bias.kept import mask
 from vispe.attention.bias.values import ValueTerm
 from vispe.attention.precision import autocast_on, compute_dtype, no_autocast, readable
@@ -163,11 +163,10 @@ class Call:
 
     def dense_bias(self, heads: slice | None = None, kept: torch.dtype | None = None) -> Tensor | None:
         """Return the bias made dense, float32 or better; what can be kept in dtype `kept`, if that is given."""
-        heads = ALL if heads is None else heads
         if self.bias is None:
             return None
         dense = None
-        if kept is not None and heads == ALL and self.bias.pos is not None:
+        if kept is not None and heads is None and self.bias.pos is not None:
             learned = self.bias.key is None
             dense = mask(self.bias, kept, self.q.shape[1]) if learned else self.bias.mask(kept)
         if dense is None:
@@ -176,7 +175,8 @@ class Call:
             k = k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else k
             with no_autocast(self.q.device):
                 dense = self.bias.dense(q=self.q, k=k, scale=self.factor, heads=heads)
-        self._check_shape("The bias", dense.shape, len(range(self.q.shape[1])[heads]))
+        count = self.q.shape[1]
+        self._check_shape("The bias", dense.shape, count if heads is None else len(range(count)[heads]))
         return dense
 
     def allowed(self) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -29,6 +30,27 @@ def exporting() -> bool:
     """Whether a program is being exported; `torch.compiler.is_exporting` of torch 2.11 says so of any compiled one."""
     flag = getattr(torch.compiler, "_is_exporting_flag", None)
     return torch.compiler.is_exporting() if flag is None else flag
+
+
+def fixed_size(n: int) -> bool:
+    """Return whether a size is a number, rather than the symbol of a compiled or exported program."""
+    if not torch.compiler.is_compiling():
+        return not isinstance(n, torch.SymInt)
+    # here: its import takes a second; what is compiled has it already
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(n)
+
+
+def same_grid(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Return whether two grids are known to be equal; False for symbolic sizes, which are compared without a guard."""
+    return all(map(fixed_size, new)) and tuple(old) == tuple(new)
+
+
+def all_equal(old: Sequence[int], new: Sequence[int], device: torch.device) -> Tensor:
+    """Return whether sizes that may be symbols equal given ones, a bool tensor (), without a guard on them."""
+    pairs = zip(old, new, strict=True)
+    return torch.stack([torch.full((), n, device=device) == o for o, n in pairs]).all()
 
 
 def readable(x: Tensor) -> bool:

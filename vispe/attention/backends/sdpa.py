@@ -58,7 +58,7 @@ def run(call: Call) -> Tensor:
         return call.finish(_sdpa(call, q, k, v, None, call.is_causal))
     step = _heads_per_group(call)
     if step >= q.shape[1]:
-        return call.finish(_masked(call, q, k, v, slice(None)))
+        return call.finish(_masked(call, q, k, v, None))
     outs: list[Tensor] = []
     for start in range(0, q.shape[1], step):
         heads = slice(start, start + step)
@@ -118,10 +118,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1)
 
 
-def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> Tensor:
+def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) -> Tensor:
     dense = call.dense_bias(heads, kept=call.dtype)
     added, keep = (
-        t[:, heads] if t is not None and t.shape[1] > 1 else t for t in (call.added(), call.allowed())
+        t[:, heads] if t is not None and heads is not None and t.shape[1] > 1 else t
+        for t in (call.added(), call.allowed())
     )
     mask, dead = combine(dense, added, keep, call.finite)
     if mask is not None:

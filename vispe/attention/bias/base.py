@@ -19,25 +19,27 @@ from vispe.attention.precision import rounded
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
 
-ALL = slice(None)
-
 
 class Request(NamedTuple):
-    """What `Bias.dense` was asked for; `keep`: what only depends on positions may be kept with them."""
+    """The arguments of `Bias.dense`.
+
+    `heads` is None for all heads, since compilers of torch 2.11 cannot build a slice that no tensor is indexed with.
+    `keep`: what only depends on positions may be cached with them.
+    """
 
     pos_q: Positions | None
     pos_k: Positions | None
     q: Tensor | None
     k: Tensor | None
     scale: float | None
-    heads: slice
+    heads: slice | None
     keep: bool = True
 
     def pick(self, per_head: Tensor, axis: int = 0) -> Tensor:
         """Return the asked heads of a tensor with h or 1 heads on `axis`."""
-        if per_head.shape[axis] == 1 or self.heads == ALL:
+        if per_head.shape[axis] == 1 or self.heads is None:
             return per_head
-        return per_head[(ALL,) * axis + (self.heads,)]
+        return per_head[self.heads] if axis == 0 else per_head[:, self.heads]
 
     def where(self, own: Positions | None) -> tuple[Positions, Positions]:
         """Return the positions of queries and keys for a bias that is bound to `own`, or raise `ShapeError`."""
@@ -107,8 +109,7 @@ class Bias:
             scale: the factor of the logits, for biases that are scaled with them.
             heads: which heads to return, so that a large bias can be made group by group; all by default.
         """
-        # a slice as the default value stops compilers of torch 2.11
-        return self._dense(Request(pos_q, pos_k, q, k, scale, slice(None) if heads is None else heads))
+        return self._dense(Request(pos_q, pos_k, q, k, scale, heads))
 
     def _dense(self, ask: Request) -> Tensor:
         raise NotImplementedError
@@ -161,12 +162,11 @@ class Bias:
 
     def mask(self, dtype: torch.dtype, heads: slice | None = None) -> Tensor:
         """Return the dense bias of fixed biases in `dtype`, kept with their positions; of all heads by default."""
-        heads = slice(None) if heads is None else heads
         key = self.key
         if key is None or self.pos is None:
             raise ShapeError(
                 f"{type(self).__name__} is not fixed, so no mask of it can be kept; use dense()."
             )
         ask = Request(None, None, None, None, None, heads, keep=False)
-        span = (heads.start, heads.stop)
+        span = (None, None) if heads is None else (heads.start, heads.stop)
         return self.pos.remember(("mask", key, dtype, span), lambda: rounded(self._dense(ask), dtype))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from vispe.attention.bias.base import ALL, Bias, Request
+from vispe.attention.bias.base import Bias, Request
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -114,16 +114,17 @@ class ContextBias(Bias):
         """Whether it is known to hold no infinity."""
         return no_infinity(self.weights)
 
-    def asked(self, ask: Request, samples: slice = ALL) -> Tensor:
+    def asked(self, ask: Request, samples: slice | None = None) -> Tensor:
         """Return what reads the table, (b, h, n or m, d_h); `samples` are those of `content` that belong to q and k."""
-        x = self.content[samples] if self.content is not None else ask.q if self.dot == "query" else ask.k
+        content = self.content if self.content is None or samples is None else self.content[samples]
+        x = content if content is not None else ask.q if self.dot == "query" else ask.k
         if x is None or (self.scaled and ask.scale is None):
             raise ShapeError(
                 f"ContextBias reads the {self.dot} with scaled={self.scaled}; pass q, k and scale."
             )
         return ask.pick(x, 1)
 
-    def read(self, ask: Request, samples: slice = ALL) -> Tensor:
+    def read(self, ask: Request, samples: slice | None = None) -> Tensor:
         """Return what each query, or each key, reads in each bucket, (b, h, n or m, buckets)."""
         read = exact_product(self.asked(ask, samples), ask.pick(self.weights).transpose(-1, -2))
         return read * ask.scale if self.scaled and ask.scale is not None else read

@@ -85,14 +85,14 @@ class DistanceBias(Bias):
     @property
     def per_head(self) -> bool:
         """Whether heads differ."""
-        return isinstance(self.slopes, Tensor) or len(set(self.slopes)) > 1
+        return isinstance(self.slopes, Tensor) or any(s != self.slopes[0] for s in self.slopes)
 
     @property
     def finite(self) -> bool:
         """Whether it is known to hold no infinity."""
         if isinstance(self.slopes, Tensor):
             return no_infinity(self.slopes)
-        return all(map(math.isfinite, self.slopes))
+        return all(-math.inf < s < math.inf for s in self.slopes)  # floats may be symbols
 
     def slope(self, like: Tensor) -> Tensor:
         """Return the slopes (h,), in the dtype of `like` or better, or (1,) when all heads share one."""

@@ -16,8 +16,10 @@ def not_a_table(bias: Bias) -> str | None:
     """Return why `bias` is not one table on one grid, or None."""
     if isinstance(bias, SumBias):
         reason = next((why for why in map(not_a_table, bias.terms) if why), None)
-        fields = {(t.pos.grid.shape, t.pos.grid.prefix) for t in bias.terms if t.pos and t.pos.grid}
-        return reason or ("the terms of the bias are on different grids" if len(fields) > 1 else None)
+        # compared in pairs: sizes may be symbols, which have no hash
+        grids = [t.pos.grid for t in bias.terms if t.pos and t.pos.grid]
+        differ = any((g.shape, g.prefix) != (grids[0].shape, grids[0].prefix) for g in grids)
+        return reason or ("the terms of the bias are on different grids" if differ else None)
     if not bias.invariant and not isinstance(bias, TableBias):
         return f"{type(bias).__name__} depends on more than the offset between two tokens"
     pos = bias.pos

@@ -81,12 +81,12 @@ class OffsetBias(Bias):
             offset = (offset + extent / 2).remainder(extent) - extent / 2
         steps = offset.flatten(0, -2)
         values = self.function(steps)
-        if values.ndim != 2 or values.shape[1] != len(steps):
+        if values.ndim != 2 or values.shape[1] != steps.shape[0]:  # len() would fix a symbolic size
             raise ShapeError(
-                f"OffsetBias needs a function that returns (heads or 1, {len(steps)}) for as many offsets, got "
+                f"OffsetBias needs a function that returns (heads or 1, {steps.shape[0]}) for as many offsets, got "
                 f"{tuple(values.shape)}; give it an axis for heads in front."
             )
-        return values.reshape(len(values), *offset.shape[:-1])
+        return values.reshape(values.shape[0], *offset.shape[:-1])
 
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)

@@ -92,7 +92,7 @@ class RadialBias(Bias):
                 f"RadialBias needs a function that returns (heads or 1, {distance.numel()}) for as many distances, got "
                 f"{tuple(values.shape)}; give it an axis for heads in front."
             )
-        return values.reshape(len(values), *distance.shape)
+        return values.reshape(values.shape[0], *distance.shape)
 
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32
+from vispe.attention.precision import at_least_float32, fixed_size, same_grid
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_order, curve_places
+from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_order, curve_places, traced_places
 from vispe.encodings.parts.fourier import Revealed, with_first
 from vispe.encodings.parts.regrid import training_grid
 from vispe.encodings.registry import register
@@ -183,9 +183,11 @@ class Loope(Revealed, Additive):
         return pos.remember((self.name, self.order, self.start), make)
 
     def _along_curve(self, h: int, w: int, device: torch.device) -> Tensor:
-        fixed = torch.onnx.is_in_onnx_export() and isinstance(h, int) and isinstance(w, int)
-        if fixed or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            # neither can hold the operation of vispe
+        # neither format has the operation of vispe
+        onnx = torch.onnx.is_in_onnx_export()
+        if onnx and not (fixed_size(h) and fixed_size(w)):
+            return traced_places(h, w, self.start, device)
+        if onnx or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
         return curve_places(h, w, self.start, device)
 
@@ -194,7 +196,7 @@ class Loope(Revealed, Additive):
         shape = self._shape(pos)
         if self.offset is not None:
             offset = at_least_float32(self.offset)
-            if shape != self.grid:
+            if self.grid is None or not same_grid(self.grid, shape):
                 offset = F.interpolate(offset[None, None], size=shape, mode="bilinear", align_corners=False)
             return offset.reshape(1, -1).tanh()
         if self.network is None:
@@ -210,11 +212,16 @@ class Loope(Revealed, Additive):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the code of every token, (1 or b, n, d) in float32 or better."""
         shape = self._shape(pos)
-        trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid or shape
-        scale = trained[0] * trained[1] / (shape[0] * shape[1]) if self.rescale else 1.0
+        trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid
+        trained = trained if self.rescale else None
+        scale = 1.0 if trained is None else trained[0] * trained[1] / (shape[0] * shape[1])
 
         shift = self.shift(pos, image)
-        angle = self._angles(pos, shift, scale) if self.exact else self._rounded_angles(pos, shift, scale)
+        angle = (
+            self._angles(pos, shift, scale, trained)
+            if self.exact
+            else self._rounded_angles(pos, shift, scale)
+        )
         table = self._opened(self._tokens(angle, pos))
         if self.vector is not None:
             return with_first(table, self.vector, pos)
@@ -225,13 +232,17 @@ class Loope(Revealed, Additive):
     def _opened(self, waves: Tensor) -> Tensor:
         return self.opened(waves, self.dim // 2, interleaved=True)
 
-    def _angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
+    def _angles(
+        self, pos: Positions, shift: Tensor | None, scale: float, trained: tuple[int, ...] | None
+    ) -> Tensor:
         def make() -> Tensor:
             static = self.static(pos)[None, :, None] * scale
             # reduced in float64: at thousands of cells float32 would lose the phase
             return (static * self._rates(static)).remainder(2 * torch.pi).to(pos.coords)
 
-        angle = pos.remember((self.name, self.dim, self.order, self.start, self.temperature, scale), make)
+        # `trained` in place of the scale, which may be a symbol without a hash
+        key = (self.name, self.dim, self.order, self.start, self.temperature, trained)
+        angle = pos.remember(key, make)
         if shift is None:
             return angle
         return angle.to(shift.dtype) + (shift * scale)[..., None] * self._rates(shift)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import ALL, Bias, Request
+from vispe.attention.bias.base import Bias, Request
 from vispe.attention.bias.values import ValueTerm
 from vispe.attention.precision import exact_product
 from vispe.encodings.base import HOST_FACTS, Additive, Biased, Encoding, Mixing, Rotary
@@ -45,7 +45,7 @@ class AdaptedBias(Bias):
         if ask.q is None or ask.k is None or ask.scale is None:
             raise ShapeError("dape adapts a bias to the logits; pass q, k and scale to dense().")
         x = exact_product(ask.q, ask.k.transpose(-1, -2)) * ask.scale
-        a = self.inner._dense(ask._replace(heads=ALL)).expand_as(x)
+        a = self.inner._dense(ask._replace(heads=None)).expand_as(x)
         # what is closed stays closed, and is no number for a network
         adapted = self.network(torch.cat([x, a.masked_fill(a == float("-inf"), 0.0)], 1))
         pos_q, pos_k = ask.where(self.pos)

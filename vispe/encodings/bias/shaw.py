@@ -13,6 +13,7 @@ from vispe.attention.bias.base import Bias
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.values import ValueTerm
+from vispe.attention.precision import same_grid
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.layers import Table
@@ -190,7 +191,7 @@ class Shaw(Biased):
     ) -> tuple[Tensor, Tensor, Hashable]:
         """Return which row each pair reads (b or 1, n, n), the table (h or 1, rows, channels), a name of the first."""
         grid, weight = self._need_grid(pos), embedding.weight
-        if self.clip is None and self.grid is not None and (folded or grid.shape != self.grid):
+        if self.clip is None and self.grid is not None and (folded or not same_grid(self.grid, grid.shape)):
             weight = self._resampled(weight, self.grid, grid.shape, folded).flatten(1).t()
         key = ("shaw", self.clip, self.index, folded)
         pairs = pair_rows(pos, key, lambda: self._rows(grid.shape, folded, pos.coords.device))

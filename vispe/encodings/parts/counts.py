@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vispe.attention.bias.distances import distances
 from vispe.grid import Positions
@@ -39,5 +40,8 @@ def _order(pos: Positions, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
         seen = seen & (pos.coords[:, :, None, 0] >= pos.coords[:, None, :, 0])
     steps = steps.masked_fill(~seen, float("inf"))
     ranked, order = steps.sort(dim=-1)
-    last = torch.searchsorted(ranked.contiguous(), steps.contiguous(), right=True) - 1
+    # the number of the distance of each sorted key, then where keys of that distance end: ONNX has no searchsorted
+    number = F.pad((ranked[..., 1:] != ranked[..., :-1]).long().cumsum(-1), (1, 0))
+    ends = torch.zeros_like(number).scatter_add(-1, number, torch.ones_like(number)).cumsum(-1) - 1
+    last = torch.zeros_like(order).scatter(-1, order, ends.gather(-1, number))
     return order, last, seen

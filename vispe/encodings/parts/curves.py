@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32
+from vispe.attention.precision import at_least_float32, exact_product, fixed_size, same_grid
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 
 Cells = NDArray[np.int64]
+ROUNDS = 20  # halvings that grids of up to 1024 x 1024 cells need
 
 
 def curve_order(shape: tuple[int, int], start: str = "width") -> Cells:
@@ -79,6 +80,51 @@ def _block(a: Cells, b: Cells) -> Cells:
     return _curve((int(a[0]), int(a[1])), (int(b[0]), int(b[1])))
 
 
+def traced_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
+    """Return `curve_places` in operations that ONNX has; NaN for grids whose blocks `ROUNDS` halvings do not resolve.
+
+    Each cell follows the blocks of `_curve` that it lies in: (u, v) is its offset along the major and minor side of
+    its block of (a, b) cells, and back_u, back_v say whether these sides run backwards, as halves are rounded down.
+    """
+    rows, columns = (torch.full((), n, dtype=torch.int64, device=device) for n in (h, w))
+    down = torch.zeros((), dtype=torch.bool, device=device)
+    if start != "width":
+        down = rows > columns if start == "longer" else (rows % 2 == 0) & (columns % 2 == 1)
+    cell = torch.arange(h * w, device=device)
+    y = cell.div(w, rounding_mode="floor")
+    x = cell - y * w
+    # of each cell (1 where a side runs backwards)
+    state = torch.stack([*torch.where(down, torch.stack([y, x]), torch.stack([x, y])), *([cell * 0] * 4)])
+    sides = torch.stack([torch.where(down, rows, columns), torch.where(down, columns, rows)])
+    state = state + F.pad(sides, (2, 2))[:, None]
+    number = torch.ones_like(cell)
+    for _ in range(ROUNDS):
+        u, v, a, b, back_u, back_v = state
+        half_a, half_b = (a + back_u) // 2, (b + back_v) // 2
+        long = 2 * a > 3 * b
+        half_a = half_a + half_a % 2 * (long & (a > 2))
+        half_b = half_b + half_b % 2 * (b > 2)
+        # a long block has two parts, another one three: up, across and down again
+        parts = torch.stack(
+            [
+                torch.stack([u, v, half_a, b, back_u, back_v]),
+                torch.stack([u - half_a, v, a - half_a, b, back_u, back_v]),
+                torch.stack([v, u, half_b, half_a, back_v, back_u]),
+                torch.stack([u, v - half_b, a, b - half_b, back_u, back_v]),
+                torch.stack([half_b - 1 - v, a - 1 - u, half_b, a - half_a, 1 - back_v, 1 - back_u]),
+            ]
+        )
+        before = torch.stack([a * 0, half_a * b, a * 0, half_a * half_b, half_a * half_b + a * (b - half_b)])
+        right, above = u >= half_a, v >= half_b
+        part = torch.where(long, right.long(), torch.where(above, 3, 2 + 2 * right))
+        done = (a == 1) | (b == 1)
+        number = number + torch.where(done, 0, before.gather(0, part[None])[0])
+        state = torch.where(done, state, parts.gather(0, part.expand(1, 6, -1))[0])
+    u, v, a, b, *_ = state
+    number = (number + torch.where(b == 1, u, v)).double()
+    return number.masked_fill(~((a == 1) | (b == 1)).all(), torch.nan)
+
+
 class ImageShift(nn.Module):
     """Convolutions that read a shift in (-1, 1) for every cell of any grid from an image.
 
@@ -110,7 +156,7 @@ class ImageShift(nn.Module):
         """Return the shift of every cell, (b, h, w), for an image (b, c, height, width)."""
         image = at_least_float32(image)
         side = self.SIDE
-        x = with_coordinates(F.adaptive_avg_pool2d(image, (shape[0] * side, shape[1] * side)))
+        x = with_coordinates(pooled(image, (shape[0] * side, shape[1] * side)))
         convs = _convs(self.convs)
         for conv in convs[:-1]:
             x = F.gelu(conv(x))
@@ -158,7 +204,7 @@ class ReleasedShift(nn.Module):
         """Return the shift of every cell, (b, h, w), for an image (b, c, height, width); other sizes are resampled."""
         size = tuple(n * self.PATCH for n in self.grid)
         x = at_least_float32(image)
-        if tuple(x.shape[-2:]) != size:
+        if not same_grid(size, x.shape[-2:]):
             x = F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=False)
         x = with_coordinates(x)
         for conv in _convs(self.convs):
@@ -166,7 +212,7 @@ class ReleasedShift(nn.Module):
         x = self._normed(x)
         x = self.linear(x.flatten(1))
         shift = (2 * x.sigmoid() - 1).reshape(-1, *self.grid)
-        if shape != self.grid:
+        if not same_grid(self.grid, shape):
             shift = F.interpolate(shift[:, None], size=shape, mode="bilinear", align_corners=False)[:, 0]
         return shift
 
@@ -184,11 +230,32 @@ class ReleasedShift(nn.Module):
         return (x - mean) * (var + self.EPS).rsqrt() * norm["weight"] + norm["bias"]
 
 
+def pooled(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return `F.adaptive_avg_pool2d`, for symbolic sizes as a product per axis: its operation fixes them in exports."""
+    if all(map(fixed_size, (*size, *image.shape[-2:]))):
+        return F.adaptive_avg_pool2d(image, size)
+    for axis, new in ((-2, size[0]), (-1, size[1])):
+        old = image.shape[axis]
+        cell, pixel = torch.arange(new, device=image.device)[:, None], torch.arange(old, device=image.device)
+        first, behind = cell * old // new, ((cell + 1) * old + new - 1) // new
+        weights = ((pixel >= first) & (pixel < behind)).to(image.dtype)
+        weights = weights / weights.sum(1, keepdim=True)
+        image = exact_product(image.movedim(axis, -1), weights.t()).movedim(-1, axis)
+    return image
+
+
 def with_coordinates(image: Tensor) -> Tensor:
     """Return an image with two more channels: row and column from -1 to 1, first to last pixel."""
-    lines = [torch.linspace(-1, 1, n, dtype=image.dtype, device=image.device) for n in image.shape[-2:]]
+    lines = [_line(n, image) for n in image.shape[-2:]]
     places = torch.stack(torch.meshgrid(*lines, indexing="ij"))
     return torch.cat([image, places.expand(image.shape[0], -1, -1, -1)], 1)
+
+
+def _line(n: int, like: Tensor) -> Tensor:
+    if fixed_size(n):
+        return torch.linspace(-1, 1, n, dtype=like.dtype, device=like.device)
+    number = torch.arange(n, dtype=like.dtype, device=like.device)  # linspace would fix a symbolic size
+    return number / number[-1:].clamp(min=1) * 2 - 1
 
 
 def _convs(modules: nn.ModuleList) -> list[PreciseConv]:

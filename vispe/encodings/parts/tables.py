@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.precision import exact_product
+from vispe.attention.precision import all_equal, exact_product, fixed_size, same_grid
 from vispe.encodings.parts.coords import exact_device
 
 Resample = Literal["geometric", "bicubic"]
@@ -42,10 +42,16 @@ def resample_table(values: Tensor, old: tuple[int, ...], new: tuple[int, ...], m
     'geometric' keeps near offsets where they are and spreads the far ones, by linear interpolation between points
     whose distances grow by a constant factor (BEiT); 'bicubic' stretches all offsets alike.
     """
-    if tuple(old) == tuple(new):
+    if same_grid(old, new):
         return values
+    # whether a grid of symbolic size is that of the table is decided when the program runs
+    same = None if all(map(fixed_size, new)) else all_equal(old, new, values.device)
     for axis, (o, n) in enumerate(zip(old, new, strict=True), 1):
         weights = (_geometric if method == "geometric" else _bicubic)(o, n, values)
+        if same is not None:
+            rows = torch.arange(2 * n - 1, device=values.device)[:, None]
+            unit = rows == torch.arange(2 * o - 1, device=values.device)
+            weights = torch.where(same, unit.to(weights.dtype), weights)
         values = exact_product(values.movedim(axis, -1), weights.t()).movedim(-1, axis)
     return values
 
@@ -63,7 +69,8 @@ def _geometric(old: int, new: int, like: Tensor) -> Tensor:
     if old == 1:
         return torch.ones(2 * new - 1, 1, dtype=dtype, device=like.device)
     # places of the old offsets: steps grow by a constant factor from 1 on, so near offsets stay where they are
-    steps = growth(old, new) ** torch.arange(old - 1, dtype=torch.float64, device=exact_device(like))
+    ratio = growth(old, new) if fixed_size(new) else traced_growth(old, new, exact_device(like))
+    steps = ratio ** torch.arange(old - 1, dtype=torch.float64, device=exact_device(like))
     side = steps.cumsum(0)
     points = torch.cat([-side.flip(0), side.new_zeros(1), side])
     offsets = torch.arange(1 - new, new, dtype=torch.float64, device=points.device)
@@ -88,3 +95,18 @@ def growth(old: int, new: int) -> float:
         else:
             low = middle
     return (low + high) / 2.0
+
+
+def traced_growth(old: int, new: int, device: torch.device) -> Tensor:
+    """Return `growth` as a tensor () float64, computed without a branch that depends on `new`.
+
+    The 19 bisections are three rounds that each compare a row of candidates at once.
+    """
+    low = torch.full((1,), 1.01, dtype=torch.float64, device=device)
+    step, last = 0.49, torch.full((1,), new - 1, dtype=torch.float64, device=device)
+    for parts in (128, 64, 64):
+        step = step / parts
+        tried = low + step * torch.arange(1, parts, dtype=torch.float64, device=device)
+        short = (1.0 - tried ** (old - 1)) / (1.0 - tried) <= last
+        low = low + step * short.sum()
+    return (low + step / 2)[0]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vispe.attention.backends.rows.lookup import Lookup, Way
 from vispe.attention.backends.rows.runs import Runs, runs_of
 from vispe.attention.backends.rows.windows import Windows, windows_of
-from vispe.attention.bias.base import ALL, Bias, Request
+from vispe.attention.bias.base import Bias, Request
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.call import Call
@@ -48,7 +48,7 @@ def attend(call: Call) -> Tensor | None:
     keys = call.k.repeat_interleave(heads // call.k.shape[1], 1) if heads > call.k.shape[1] else call.k
     out = q.new_empty(*q.shape[:3], v.shape[3])
     for i in range(len(q)):
-        ask = Request(None, None, call.q[i : i + 1], keys[i : i + 1], call.factor, ALL)
+        ask = Request(None, None, call.q[i : i + 1], keys[i : i + 1], call.factor, None)
         reads = [way.read(ask, i) for way in ways]
         for first in range(0, heads, some):
             own = slice(first, first + some)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.content.slots import Slots, lay_out
-from vispe.attention.bias.base import ALL, Bias, Request
+from vispe.attention.bias.base import Bias, Request
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.bias.dense import SumBias
@@ -52,7 +52,7 @@ def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = call.q.shape[1] // call.k.shape[1]
     content = call.real(call.k)
     content = content.repeat_interleave(groups, 1) if groups > 1 else content
-    ask = Request(None, None, call.q, content, call.factor, ALL)
+    ask = Request(None, None, call.q, content, call.factor, None)
     if isinstance(bias, GatedBias):
         return call.finish(_gated(call, bias, ask, q, k, v))
     terms = bias.terms if isinstance(bias, SumBias) else (bias,)
