@@ -60,6 +60,14 @@ class _Timm(plan.Family):
         grid = model.patch_embed.grid_size
         return None if grid is None else tuple(grid)
 
+    def reference(self, model: Any) -> tuple[int, ...] | None:
+        """Return the grid of pretraining, None where the model does not name one other than its own.
+
+        A model that is built for another size of images rescales the coordinates of its rotary embedding to it.
+        """
+        shape = getattr(getattr(model, "rope", None), "ref_feat_shape", None)
+        return None if shape is None else tuple(shape)
+
     def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:
         return {
             "dim": model.embed_dim,

@@ -83,6 +83,11 @@ class Family:
         """Yield (path, module, class when converted) of every part that an encoding inside attention swaps."""
         raise NotImplementedError
 
+    def reference(self, model: Any) -> tuple[int, ...] | None:
+        """Return the grid of pretraining where the model names one, else None: then it is the grid of the model."""
+        del model
+        return None
+
     def facts(self, model: Any, layers: Layers) -> dict[str, Any]:
         """Return what encodings need: dim, num_heads, head_dim, depth and the grid of the training resolution."""
         raise NotImplementedError
@@ -160,7 +165,8 @@ class _Plan(NamedTuple):
         shared: those of them that all blocks share.
         own: for each attention layer those with parameters of their own.
         inside: whether attention layers are swapped.
-        grid: the grid of the training resolution.
+        grid: the grid that the model is built for.
+        reference: the grid of pretraining, to which encodings rescale coordinates.
     """
 
     cls: type[Any]
@@ -169,6 +175,7 @@ class _Plan(NamedTuple):
     own: list[Encoding | None]
     inside: bool
     grid: tuple[int, ...] | None
+    reference: tuple[int, ...] | None
 
 
 def state_of(model: nn.Module) -> HostState | None:
@@ -219,7 +226,7 @@ def put_in(model: Any, family: Family, wanted: Wanted, built: bool = False) -> N
     # nothing fails from here on
     if old:
         _strip(model, family)
-    reference = old.reference if old else plan.grid
+    reference = old.reference if old else plan.reference
     for one in too_small(plan.parts, plan.grid, reference):
         if one.far:
             text = f"{one}; say temperature={math.ceil(one.needed)} or more."
@@ -359,7 +366,8 @@ def _planned(
         built = build(family.facts_at(model, module, facts), layer) if layered else ()
         own.append(joined([e for e in built if (family.apart or e.per_layer) and e.active(layer)]))
     shared = joined([e for e in parts if not (family.apart or e.per_layer)])
-    return _Plan(cls, parts, shared, own, inside, facts["grid"])
+    reference = family.reference(model) or facts["grid"]
+    return _Plan(cls, parts, shared, own, inside, facts["grid"], reference)
 
 
 def _swappable(model: Any, family: Family) -> bool:
