@@ -91,7 +91,7 @@ def test_a_model_with_images_and_masks(folder, tmp_path, capsys):
     page = (out / "report.html").read_text()
     assert page.startswith("<!doctype html>")
     assert "data:image/png;base64," in page
-    assert "http" not in page.replace("https://", "http://").split("<body>")[0]
+    assert "http:" not in page.replace("https:", "http:").split("<body>")[0]
     assert main(words) == 2
     assert "exist; add --force" in capsys.readouterr().err
 

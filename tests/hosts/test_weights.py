@@ -251,4 +251,6 @@ def test_the_training_grid_goes_along_when_it_counts(name, spec, tmp_path):
     assert torch.equal(again(x), model(x))
     fresh = vispe.convert(timm.create_model(name, **{**sizes, "img_size": (32, 48)}).eval(), spec)
     fresh.load_state_dict(model.state_dict())
-    assert (fresh(x) - model(x)).abs().max() > 1e-4
+    difference = (fresh(x) - model(x)).abs().max()
+    # EVA-02 names its pretraining grid, which a model of another size shares; of a ViT the first grid counts
+    assert difference == 0 if name.startswith("eva") else difference > 1e-4

@@ -196,6 +196,11 @@ class _Watch(Context):
         super().__init__(*own)
         self.seen: list[tuple[Call, Tensor]] = []
 
+    def idle(self, module: nn.Module) -> bool:
+        """Return False: layers without an encoding are described too."""
+        del module
+        return False
+
     def plain_mask(self, module: nn.Module, x: Tensor) -> None:
         """Return None: every layer goes through `attend`."""
         del module, x

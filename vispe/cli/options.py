@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from vispe.errors import OptionError, did_you_mean, require
+from vispe.train.retrofit.recipes import with_recipes
 
 _RESERVED = frozenset({"config", "print_config", "debug", "help", "allow_code", "allow_download"})
 
@@ -70,7 +71,7 @@ def read_options(
     bare = {_flag(key): value for key, value in getattr(module, "BARE", {}).items()}
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the older name
     try:
-        values = vars(instantiate(parser.parse_args(spelled(words, lists, several, bare))))
+        values = vars(instantiate(parser.parse_args(spelled(with_recipes(words), lists, several, bare))))
     except ArgumentError as error:
         elsewhere = {_flag(key): why for key, why in getattr(module, "ELSEWHERE", {}).items()}
         raise OptionError(_explain(name, str(error.message), options, elsewhere)) from error

@@ -192,7 +192,7 @@ def test_attention_of_another_kind_is_refused_but_not_for_additive_encodings():
     vispe.convert(tower, "learned")(image())
     tower = tiny_tower()
     tower.transformer.resblocks[0] = OwnBlock()
-    refused(tower, "alibi2d", vispe.VispeError, "num_heads")
+    refused(tower, "alibi2d", UnsupportedHost, r"resblocks\.0 is a OwnBlock; vispe knows MultiheadAttention")
     tower = tiny_tower()
     tower.transformer.resblocks[1] = OwnBlock()
     refused(tower, "alibi2d", UnsupportedHost, r"resblocks.1 is a OwnBlock; vispe knows")

@@ -203,7 +203,7 @@ def test_load_student_says_what_is_missing(tmp_path):
         load_student(tmp_path)
     (tmp_path / "student.safetensors").write_bytes(b"")
     (tmp_path / "card.json").write_text("{}")
-    with pytest.raises(InputError, match="is no card of vispe retrofit"):
+    with pytest.raises(InputError, match="is not a card of vispe retrofit"):
         load_student(tmp_path)
 
 

@@ -47,8 +47,9 @@ class VispeMultiheadAttention(nn.MultiheadAttention):
                 )
             attn_mask = mask_of_torch(attn_mask, self.num_heads)
         context = context_for(self, query, attn_mask, CALLS, is_causal and attn_mask is None)
-        # torch.fx cannot follow torch's own forward pass
-        if context.idle(self) and not isinstance(query, torch.fx.Proxy):
+        # torch.fx cannot follow torch's own forward pass, and torch's masks mean the opposite
+        masked = context.mask is not None or context.is_causal
+        if context.idle(self) and not masked and not isinstance(query, torch.fx.Proxy):
             return super().forward(query, key, value, None, need_weights, None, average_attn_weights)
         q, k, v = _projected(self, query)
         weights = None

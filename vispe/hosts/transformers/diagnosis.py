@@ -96,7 +96,9 @@ def _reason(model: Any, inner: Any) -> tuple[str, str]:
     if _has_cross_attention(tower):
         return "its images are not tokens of the sequence: layers of their own attend to them", families
     sections = getattr(getattr(tower, "rotary_emb", None), "mrope_section", ())
-    if sections is None or len(sections) > 3:  # Hunyuan's XD-RoPE, whose configuration may leave the sections open
+    if (
+        sections is None or len(sections) > 3
+    ):  # Hunyuan's XD-RoPE, whose configuration may leave the sections open
         count = "four" if sections is None else str(len(sections)).replace("4", "four")
         return f"its rotary embedding has {count} axes, and position schemes have up to three", families
     try:

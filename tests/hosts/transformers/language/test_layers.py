@@ -213,5 +213,5 @@ def test_refusals(tmp_path):
     model.config.save_pretrained(tmp_path / "model")
     with pytest.raises(UnsupportedCombination, match="engines go on by one delta"):
         serve_positions(tmp_path / "model", positions=64)
-    with pytest.raises(VispeError, match=r"An encoding is a name, .* got LayerSchemes"):
+    with pytest.raises(VispeError, match="VisionTransformer cannot take the position scheme circlerope"):
         vispe.convert(timm.create_model("test_vit"), layers)

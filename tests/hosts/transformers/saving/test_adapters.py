@@ -10,6 +10,7 @@ from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.more import OMNI
 from tests.hosts.transformers.samples import EVERY, RECURRENT, inputs_of, model_of
 from vispe.hosts.transformers.language.families import family_of
+from vispe.hosts.transformers.language.placing import Step
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 pytestmark = [pytest.mark.filterwarnings(line) for line in IGNORED_WARNINGS]
@@ -92,6 +93,15 @@ def test_the_own_scheme_is_the_stock_model_with_images_too(family, kind):
     assert torch.equal(spoken(model, **inputs), spoken(stock, **inputs))
 
 
+def rows(positions):
+    """Keys and coordinates (1 + axes, b, s) that a language model gets, for a prompt or for one decoded token."""
+    if isinstance(positions, Step):
+        coordinates = positions.scheme.going_on(positions.keys, positions.offset)
+    else:
+        coordinates = positions.coordinates
+    return torch.cat([positions.keys[None].to(coordinates), coordinates])
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("spec", ["own", "vrope", "v2pe(stride=4)"])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
@@ -114,11 +124,13 @@ def test_images_follow_the_slots_as_they_follow_text(family, spec, late):
     with torch.no_grad():
         model(**inputs)
         model.get_base_model()(**longer)
-        assert torch.equal(placed[0], placed[1][..., SLOTS:])
+        assert torch.equal(rows(placed[0]), rows(placed[1])[..., SLOTS:])
         placed.clear()
         spoken(model, **inputs)
         spoken(model.get_base_model(), **longer)
-    given, wanted = placed[: len(placed) // 2], placed[len(placed) // 2 :]
+    given, wanted = (
+        [rows(p) for p in half] for half in (placed[: len(placed) // 2], placed[len(placed) // 2 :])
+    )
     assert torch.equal(given[0], wanted[0][..., SLOTS:])
     assert all(torch.equal(a, b) for a, b in zip(given[1:], wanted[1:], strict=True))
 
