@@ -248,6 +248,11 @@ class Encoding(nn.Module):
         return {"name": self.name, **{p: getattr(self, p) for p in inspect.signature(type(self)).parameters}}
 
     @property
+    def config_key(self) -> Hashable:
+        """The config as a key of caches; not a text, as Dynamo cannot trace the text of a symbolic number."""
+        return tuple((name, _frozen(value)) for name, value in self.config.items())
+
+    @property
     def spec(self) -> Any:
         """The config without what the host supplies: what to keep on a model."""
         defaults = {p.name: p.default for p in inspect.signature(type(self)).parameters.values()}
@@ -329,3 +334,12 @@ class Mixing(Encoding):
 @cache
 def _arguments(kind: type[Encoding]) -> tuple[str, ...]:
     return tuple(inspect.signature(kind).parameters)
+
+
+def _frozen(value: Any) -> Hashable:
+    """Return an option with tuples in place of lists and dicts."""
+    if isinstance(value, dict):
+        return tuple((name, _frozen(one)) for name, one in cast("dict[str, Any]", value).items())
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(one) for one in cast("list[Any]", value))
+    return value

@@ -44,7 +44,7 @@ class CoordinateEncoder(Additive):
         """Return the encoding of every token, (1 or b, n, d) in float32 or better, 0 for prefix tokens."""
         self._need_axes(pos)
         if self.constant():
-            return pos.remember((self.name, repr(self.config)), lambda: self._table(pos))
+            return pos.remember((self.name, self.config_key), lambda: self._table(pos))
         return self._table(pos)
 
     def constant(self) -> bool:

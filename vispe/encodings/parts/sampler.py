@@ -92,9 +92,7 @@ def _resampled(
         maps = draw(sampler, rows, counts, generator, _exact(pos.coords.device))
     else:
         # what is the same in every forward pass is kept with the positions, and so is all that is made from it
-        return pos.remember(
-            (sampler.name, repr(sampler.config)), lambda: _settled(sampler, pos, names, counts)
-        )
+        return pos.remember((sampler.name, sampler.config_key), lambda: _settled(sampler, pos, names, counts))
     return _moved(sampler, pos, names, counts, maps)
 
 

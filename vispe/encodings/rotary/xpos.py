@@ -75,7 +75,7 @@ class Xpos(AxialRotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
         """Return the rotation and scale; the identity for prefix tokens."""
         self._need_axes(pos)
-        return pos.remember(repr(self.config), lambda: self._rotation(pos))
+        return pos.remember((self.name, self.config_key), lambda: self._rotation(pos))
 
     def _rotation(self, pos: Positions) -> PairRotation:
         placed = pos if self.spacing is None else pos.spaced(self.spacing)
