@@ -3,9 +3,8 @@
 Every parameter is moved from its start, as training does: a table of zeros hides how it is resampled. Numbers are
 compared at sizes that were not traced, since programs of ONNX have no guards.
 
-The whole table, every spec in each of the three ways, takes more than an hour on one core: ``VISPE_EVERY=1 pytest -m slow
-tests/hosts/test_symbolic_sizes.py``. Without the variable the long tests take every encoding in one of the ways, and a
-part of the presets and sums.
+The whole table, every spec in each of the three ways, takes more than an hour on one core; VISPE_EVERY=1 in the
+environment selects it. Otherwise the long tests take every encoding in one of the ways, and a part of presets and sums.
 """
 
 from __future__ import annotations
