@@ -97,8 +97,8 @@ def float32_buffers(module: nn.Module, suffix: str = "") -> dict[str, Tensor]:
     """Return the buffers of a module itself that are float32 or float64, by name, for `restore_buffers`."""
     return {
         name: buffer
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name.endswith(suffix) and buffer.dtype in (torch.float32, torch.float64)
+        for name, buffer in module.named_buffers(recurse=False)
+        if name.endswith(suffix) and buffer.dtype in (torch.float32, torch.float64)
     }
 
 
@@ -109,10 +109,10 @@ def restore_buffers(module: nn.Module, before: dict[str, Tensor]) -> None:
     in.
     """
     for name, old in before.items():
-        new = module._buffers[name]
-        if new is None or not new.is_floating_point() or new.dtype.itemsize >= 4:
+        new: Tensor = getattr(module, name)
+        if not new.is_floating_point() or new.dtype.itemsize >= 4:
             continue
         if old.is_meta:
-            module._buffers[name] = torch.empty_like(old, dtype=torch.float32, device=new.device)
+            setattr(module, name, torch.empty_like(old, dtype=torch.float32, device=new.device))
         else:
-            module._buffers[name] = old.to(device=new.device, dtype=torch.float32)
+            setattr(module, name, old.to(device=new.device, dtype=torch.float32))

@@ -98,7 +98,8 @@ class Encoding(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast the module; its buffers, such as fixed frequencies, are not cast to half precision."""
         before = float32_buffers(self)
-        moved = super()._apply(fn, recurse)
+        parent: Any = super()
+        moved = parent._apply(fn, recurse)
         restore_buffers(self, before)
         return moved
 
