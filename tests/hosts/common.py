@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import timm
 import torch
@@ -15,6 +16,10 @@ import vispe
 
 RELEASE = tuple(int(part) for part in timm.__version__.split(".")[:3])
 SHAPE = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
+
+
+# the long tests take a sample of products of encodings and hosts, and all of them with VISPE_EVERY=1
+EVERY = os.environ.get("VISPE_EVERY") == "1"
 
 
 def shake(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:

@@ -9,7 +9,6 @@ environment selects it. Otherwise the long tests take every encoding in one of t
 
 from __future__ import annotations
 
-import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch import nn
 from torch.export import Dim
 
 import vispe
-from tests.hosts.common import RELEASE, close, grads, image, shake, tiny
+from tests.hosts.common import EVERY, RELEASE, close, grads, image, shake, tiny
 from vispe import Grid
 from vispe.encodings.base import Additive
 from vispe.encodings.parts import curves
@@ -71,7 +70,7 @@ OTHER_AXES = {
 
 def chosen(way: int) -> list[str]:
     """Return the specs of one way of the long tests: all of the table, or a sample that has every encoding once."""
-    if os.environ.get("VISPE_EVERY") == "1":
+    if EVERY:
         return SPECS
     return [*SINGLE[way::3], *SPECS[len(SINGLE) :][3 * way :: 18]]
 
