@@ -79,7 +79,10 @@ def model_of(spec: str) -> nn.Module:
     """Return a converted ViT whose parameters are all moved from their start, or skip what vispe refuses to add."""
     stock = tiny(img_size=(32, 32), dynamic_img_size=True, depth=1)
     try:
-        return shake(vispe.convert(stock, spec), 1).eval()
+        model = shake(vispe.convert(stock, spec), 1).eval()
+        with torch.no_grad():
+            model(image(1, 3, 32, 32))  # some sums are refused by attention, which sees their forms
+        return model
     except vispe.VispeError as error:
         if "+" not in spec:
             raise
