@@ -103,7 +103,7 @@ def test_spder_formula_and_zero():
     for layer in made.sines:
         u = 5 * (y @ layer.weight.double().t() + layer.bias.double())
         y = torch.tensor([[math.sin(v) * math.sqrt(abs(v)) for v in row] for row in u.tolist()]).double()
-    close(made.encode(x), y @ made.head.weight.double().t() + made.head.bias.double(), 1e-4)
+    close(made.encode(x), y @ made.to_dim.weight.double().t() + made.to_dim.bias.double(), 1e-4)
     layer = create_encoding("spder", dim=7, axes=2, project=False)
     with torch.no_grad():
         layer.sines[0].bias.zero_()
@@ -120,7 +120,7 @@ def test_spder_initialisation():
     assert 0.9 / 3 < first <= 1 / 3
     bound = math.sqrt(6 / 300) / 30
     assert 0.9 * bound < second <= bound
-    assert made.head.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert made.to_dim.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize("divisor", ["constant", "batch", "none"])

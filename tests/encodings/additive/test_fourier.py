@@ -81,12 +81,12 @@ def test_axes_are_told_apart():
 def test_a_projection_starts_small():
     torch.manual_seed(0)
     made = create_encoding("fourier(project=true,features=64)", dim=500)
-    assert made.head.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert (made.head.bias == 0).all()
+    assert made.to_dim.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert (made.to_dim.bias == 0).all()
     x = torch.rand(3, 2)
     angle = 2 * math.pi * x @ made.frequency.t()
     waves = torch.cat([angle.sin(), angle.cos()], -1)
-    torch.testing.assert_close(made.encode(x), made.head(waves))
+    torch.testing.assert_close(made.encode(x), made.to_dim(waves))
 
 
 @pytest.mark.parametrize(

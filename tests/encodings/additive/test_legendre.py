@@ -135,7 +135,7 @@ def test_the_table_is_a_linear_map_of_gained_functions():
         encoding.gain.copy_(torch.tensor([2.0, 3.0, 5.0]))
     features = encoding.features(encoding.place(pos))
     gained = features * torch.tensor([2.0, 3, 3, 5, 5, 5]).double()
-    wanted = torch.nn.functional.linear(gained, encoding.head.weight, encoding.head.bias)
+    wanted = torch.nn.functional.linear(gained, encoding.to_dim.weight, encoding.to_dim.bias)
     found = encoding.table(pos)
     torch.testing.assert_close(found[:, 1:], wanted[:, 1:], rtol=1e-6, atol=1e-7)
     assert not found[:, 0].any()

@@ -105,7 +105,7 @@ class Fourier(FourierEncoding):
             self.frequency: Tensor | None = None if frequency is None else nn.Parameter(frequency)
         else:
             self.register_buffer("frequency", frequency)
-        self.head = PreciseLinear(self.count, self.dim) if self.project else None
+        self.to_dim = PreciseLinear(self.count, self.dim) if self.project else None
         self.reset_parameters()
 
     def _count(self) -> int:
@@ -132,8 +132,8 @@ class Fourier(FourierEncoding):
             else:
                 with torch.no_grad():
                     self.frequency.copy_(self._fixed(self.frequency))
-        if self.head is not None:
-            small_init(self.head)
+        if self.to_dim is not None:
+            small_init(self.to_dim)
 
     def _fixed(self, like: Tensor) -> Tensor:
         """Return the frequencies of a basis that is not drawn, (features / 2, axes)."""
@@ -161,4 +161,4 @@ class Fourier(FourierEncoding):
         return torch.arange(rows, device=frequency.device) % octaves, octaves
 
     def _joined(self, features: Tensor) -> Tensor:
-        return padded(features, self.dim) if self.head is None else self.head(features)
+        return padded(features, self.dim) if self.to_dim is None else self.to_dim(features)

@@ -108,13 +108,13 @@ class Legendre(FieldEncoder):
         # the total degree of each feature
         self._totals = [sum(d) for d, size in zip(self._terms_of, sizes, strict=True) for _ in range(size)]
         self.gain = nn.Parameter(torch.empty(self.most + 1))
-        self.head = PreciseLinear(len(self._totals), self.dim)
+        self.to_dim = PreciseLinear(len(self._totals), self.dim)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the gains to one over the root of the number of features; the linear map starts small (0.02)."""
         nn.init.constant_(self.gain, len(self._totals) ** -0.5)
-        small_init(self.head)
+        small_init(self.to_dim)
 
     def place(self, pos: Positions) -> Tensor:
         """Return the places that `table` encodes, (1 or b, n, axes) float64: on [-1, 1], or on the disc of radius 1."""
@@ -159,4 +159,4 @@ class Legendre(FieldEncoder):
         self._check_inside(coords, pos)
         features = self.features(coords).to(coords if pos is None else pos.coords)
         gains = self.gain.to(features.dtype)[torch.tensor(self._totals, device=features.device)]
-        return self.head(features * gains)
+        return self.to_dim(features * gains)

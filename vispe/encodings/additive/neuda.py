@@ -94,7 +94,7 @@ class NeuDA(Revealed, FieldEncoder):
             )
         vertices = sum((n + 1) ** self.coordinates for n in self.scales)
         self.anchors = nn.Parameter(torch.empty(vertices, self.coordinates))
-        self.head = PreciseLinear(self.count, self.dim) if self.project else None
+        self.to_dim = PreciseLinear(self.count, self.dim) if self.project else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -112,8 +112,8 @@ class NeuDA(Revealed, FieldEncoder):
                 )
                 self.anchors[start : start + len(vertices)] = vertices
                 start += len(vertices)
-        if self.head is not None:
-            small_init(self.head)
+        if self.to_dim is not None:
+            small_init(self.to_dim)
 
     def features(self, coords: Tensor) -> Tensor:
         """Return the coordinates with the waves of every level behind them, (..., axes * (1 + 2 L))."""
@@ -151,4 +151,4 @@ class NeuDA(Revealed, FieldEncoder):
             low, high = self.box
             coords = low + (high - low) * coords
         features = self.features(coords)
-        return padded(features, self.dim) if self.head is None else self.head(features)
+        return padded(features, self.dim) if self.to_dim is None else self.to_dim(features)

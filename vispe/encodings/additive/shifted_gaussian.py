@@ -78,13 +78,13 @@ class ShiftedGaussian(FieldEncoder):
                 f"shifted_gaussian has {len(self._points)} centres on each of {self.coordinates} axes, which do not "
                 f"fit into dim={self.dim}; take fewer, or project=true."
             )
-        self.head = PreciseLinear(features, self.dim) if self.project else None
+        self.to_dim = PreciseLinear(features, self.dim) if self.project else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the linear map, if there is one, from a truncated normal of 0.02; its bias is 0."""
-        if self.head is not None:
-            small_init(self.head)
+        if self.to_dim is not None:
+            small_init(self.to_dim)
 
     def centre_points(self) -> tuple[float, ...]:
         """Return the centres of one axis."""
@@ -96,7 +96,7 @@ class ShiftedGaussian(FieldEncoder):
             features = features / self._norm
         elif self.divisor == "batch":
             features = features / self._largest(features, pos)
-        return padded(features, self.dim) if self.head is None else self.head(features)
+        return padded(features, self.dim) if self.to_dim is None else self.to_dim(features)
 
     def _bumps(self, coords: Tensor) -> Tensor:
         gap = (coords[..., None] - coords.new_tensor(self._points)) / self.sigma

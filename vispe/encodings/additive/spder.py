@@ -75,7 +75,7 @@ class Spder(FieldEncoder):
         inner = self.hidden or self.dim
         widths = [self.coordinates, *[inner] * (self.layers - 1), inner if self.project else self.dim]
         self.sines = nn.ModuleList(PreciseLinear(i, o) for i, o in pairwise(widths))
-        self.head = PreciseLinear(inner, self.dim) if self.project else None
+        self.to_dim = PreciseLinear(inner, self.dim) if self.project else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -85,8 +85,8 @@ class Spder(FieldEncoder):
             n = layer.in_features
             bound = math.sqrt(6 / n) / self.omega if i else 1 / n
             nn.init.uniform_(layer.weight, -bound, bound)
-        if self.head is not None:
-            small_init(self.head)
+        if self.to_dim is not None:
+            small_init(self.to_dim)
 
     def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
         x = coords
@@ -94,7 +94,7 @@ class Spder(FieldEncoder):
             x = 2 * x - 1
         for layer in _linears(self.sines):
             x = damped_sine(self.omega * layer(x))
-        return x if self.head is None else self.head(x)
+        return x if self.to_dim is None else self.to_dim(x)
 
 
 def damped_sine(u: Tensor) -> Tensor:
