@@ -34,7 +34,6 @@ from tests.hosts.common import (
     without_table,
 )  # fmt: skip
 from vispe.encodings.registry import encoding_class
-from vispe.errors import UnsupportedCombination
 
 pytestmark = pytest.mark.slow
 
@@ -238,17 +237,9 @@ READERS = [n for n in vispe.list_encodings(ndim=2) if encoding_class(n).reads_to
 @pytest.mark.parametrize("name", READERS)
 def test_encodings_that_read_tokens_in_differential_attention(name):
     """Heads there have half the width of the tokens."""
-
-    def make():
-        return timm.create_model(
-            "vit_dwee_patch16_reg1_gap_256", pos_embed=name, depth=2, embed_dim=48, num_heads=3, img_size=64
-        )
-
-    if issubclass(encoding_class(name), vispe.Rotary):
-        with pytest.raises(UnsupportedCombination, match=f"{name} reads tokens and turns heads of one width"):
-            make()
-        return
-    model = make()
+    model = timm.create_model(
+        "vit_dwee_patch16_reg1_gap_256", pos_embed=name, depth=2, embed_dim=48, num_heads=3, img_size=64
+    )
     model(torch.randn(1, 3, 64, 64)).sum().backward()
     missing = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     assert not missing

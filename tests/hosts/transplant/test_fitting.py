@@ -42,6 +42,8 @@ def reason(name, host):
         return "outside of attention"
     if axes not in cls.ndim:
         return f"form a {axes}-axis grid"
+    if (name, host) == ("gta", "videomae"):  # its default groups are those of two axes
+        return "form a 3-axis grid"
     return "mixes tokens" if host == "naflex" and issubclass(cls, Mixing) else None
 
 
