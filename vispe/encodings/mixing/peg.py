@@ -167,7 +167,7 @@ class Peg(Mixing):
             )
         small = self._conv(x[:, prefix:], shape, layer, stride)
         coarse = Grid(
-            (-(-shape[0] // stride), -(-shape[1] // stride)),
+            ((shape[0] + stride - 1) // stride, (shape[1] + stride - 1) // stride),
             prefix,
             tuple(s * stride for s in pos.grid.spacing or (1.0, 1.0)),
         )

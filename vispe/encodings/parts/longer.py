@@ -33,7 +33,8 @@ def places(tokens: int, entries: int, rule: Longer, device: torch.device | None 
     if rule == "tile":
         return number.remainder(entries)
     if rule == "nearest":
-        return (number / -(-tokens // entries)).floor()
+        # not -(-tokens // entries): ONNX rounds the quotient of a negative symbolic size towards zero
+        return (number / ((tokens + entries - 1) // entries)).floor()
     return number * ((entries - 1) / max(tokens - 1, 1))
 
 

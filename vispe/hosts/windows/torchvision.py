@@ -16,7 +16,7 @@ Pair = tuple[int, int]
 
 def laid(x: Tensor, window: Pair, shift: Pair) -> tuple[Pair, Pair]:
     """Return how many windows a map (b, h, w, d) has, and how far it is rolled: not where one window holds it all."""
-    counts = (-(-x.shape[1] // window[0]), -(-x.shape[2] // window[1]))
+    counts = ((x.shape[1] + window[0] - 1) // window[0], (x.shape[2] + window[1] - 1) // window[1])
     rolled = (shift[0] if counts[0] > 1 else 0, shift[1] if counts[1] > 1 else 0)
     return counts, rolled
 
