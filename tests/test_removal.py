@@ -94,3 +94,17 @@ def test_force_deletes_nothing_through_a_link(tmp_path, name):
         with pytest.raises(InputError, match="is a link"):
             Folder(out).save(1, {}, {})
     assert (foreign / "000000001" / "thesis.txt").read_text() == "mine"
+
+
+def test_code_of_repositories_is_never_trusted():
+    """On a terminal transformers asks whether to run such code, unless `trust_remote_code` says no."""
+    calls = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr == "from_pretrained" and "Auto" in ast.unparse(node.func.value):
+                said = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                calls.append((file.name, said.get("trust_remote_code")))
+    assert len(calls) >= 6
+    assert {said for _, said in calls} == {"False"}, calls

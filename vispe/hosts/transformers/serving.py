@@ -217,7 +217,7 @@ def _config(folder: Path) -> Any:
 
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} has no config.json; give the folder of a saved model of transformers.")
-    return AutoConfig.from_pretrained(folder)
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def _built(folder: Path) -> nn.Module:
