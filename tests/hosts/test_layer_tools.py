@@ -50,7 +50,7 @@ def test_dynamic_quantisation_leaves_the_encoding_alone(spec):
 @pytest.mark.parametrize("trained", [None, ["pos_enc"]])
 @every
 def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason="vispe[train] is not installed")
     config = peft.LoraConfig(
         target_modules="all-linear", r=2, init_lora_weights=False, modules_to_save=trained
     )
@@ -120,7 +120,7 @@ def test_initialisation_of_the_host_is_that_of_the_encoding_inside(spec):
 
 @pytest.mark.parametrize("spec", ["seqpe", "deberta", "shaw", "fire"])
 def test_initialisation_of_transformers_is_that_of_the_encoding_inside(spec):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
     config = transformers.Dinov2Config(
         hidden_size=32,
         num_hidden_layers=1,
@@ -136,7 +136,7 @@ def test_initialisation_of_transformers_is_that_of_the_encoding_inside(spec):
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_tied_projections_of_deberta_follow_an_adapter(fused):
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason="vispe[train] is not installed")
     torch.manual_seed(0)
     layer = vispe.Attention(12, 3, "deberta(share_att_key=true)", fused_qkv=fused)
     layer.pos_enc.tie(layer)
