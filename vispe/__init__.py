@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from vispe import encodings as encodings
 from vispe import symmetry as symmetry
 from vispe._lazy import face
-from vispe._moved import await_old_names
 from vispe.attention import attention, explain, use_backend
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
@@ -67,4 +66,3 @@ __getattr__, __dir__ = face(  # names whose modules import timm, which is slow, 
     },
 )
 await_hosts()
-await_old_names()
